@@ -32,6 +32,7 @@ from async_rl.config.run import RunConfig
 from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.learner import loading, models, optimizer, sharding
+from async_rl.learner.attention_varlen import VarlenPlan
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.models import LearnerModels
 from async_rl.learner.optimizer import Trained, model_optimizers
@@ -148,10 +149,11 @@ def _update(
 
 
 def _full_batch(config: RunConfig) -> Batch:
-    """Sequences of the greatest length that fill learner.budget_tokens."""
+    """Responses of the greatest length to one prompt, which fill learner.budget_tokens."""
     data = config.data
     longest = data.max_prompt_tokens + data.max_response_tokens
-    rows = [np.full(longest, 5, np.int32)] * (config.learner.budget_tokens // longest)
+    num_rows = (config.learner.budget_tokens - data.max_prompt_tokens) // data.max_response_tokens
+    rows = [np.full(longest, 5, np.int32)] * num_rows
     return collate([rows_as_group(rows, prompt_length=data.max_prompt_tokens)], device=CPU)
 
 
@@ -180,6 +182,8 @@ def _without_values(hf: Mapping[str, Any], num_ranks: int) -> Iterator[None]:
             (loading, "_plain_logprobs", lambda *_: None),
             (loading, "_check", lambda *_: None),
             (models, "copy", types.SimpleNamespace(deepcopy=copied)),
+            # The attention of GPUs: its kernel has a form for tensors without storage.
+            (models, "plan", VarlenPlan),
             (sharding, "init_device_mesh", lambda *_: mesh),
             (sharding, "ensure_group_of_one", lambda *_: None),
             (optimizer, "gradient_norm", lambda *_: 0.0),

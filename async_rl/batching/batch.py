@@ -21,10 +21,6 @@ from async_rl.algorithms.across import ALONE, Across
 from async_rl.core.heads import GroupHead, SampleHead, SampleId, head_of, sample_ids
 from async_rl.core.types import Group, IntArray, Trajectory
 
-# The longest response that shares its prompt with others. Sharing needs an attention mask of
-# response x (prompt + response); longer responses are faster and smaller without it.
-_SHARED_TOKENS = 1024
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPart:
@@ -172,13 +168,11 @@ class Batch(Sizes):
 def sizes_of(heads: Sequence[GroupHead]) -> Sizes:
     """Return the sizes of the sequences of these groups."""
     samples = [sample for group in heads for sample in group.samples]
-    numbers: dict[tuple[int, int, bool], int] = {}
+    numbers: dict[tuple[int, int], int] = {}
     keys = []
     for index, group in enumerate(heads):
-        for number, sample in enumerate(group.samples):
-            is_shared = sample.response_length <= _SHARED_TOKENS
-            prompt = (index, sample.prompt if is_shared else number, is_shared)
-            keys.append(numbers.setdefault(prompt, len(numbers)))
+        for sample in group.samples:
+            keys.append(numbers.setdefault((index, sample.prompt), len(numbers)))
     return Sizes(
         prompt_key=keys,
         prompt_lengths=[sample.prompt_length for sample in samples],

@@ -22,65 +22,7 @@ from torch import Tensor
 from async_rl.batching.batch import Batch
 from async_rl.core.types import IntArray
 
-_Indices = npt.NDArray[np.int64]
-
-# A segment shorter than this share of its block's longest begins a new block. Below it, padding
-# costs more than another kernel call.
-_MIN_FILL = 0.6
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """Attention of N segments, padded to Q queries and K keys.
-
-    Tokens of the packed row are gathered, attend, and are scattered back.  The K keys are those of
-    the longest prompt followed by the segment's own, so a segment without a prompt has K = Q and is
-    plainly causal.
-    query_index: int64 [N * Q] and key_index: int64 [N * K], into the packed row; prefix_lengths:
-    int64 [N], tokens of each prompt; bias: float32 [N, 1, Q, K] of 0 and -inf, None if no segment
-    has a prompt.
-    """
-
-    query_index: Tensor
-    key_index: Tensor
-    prefix_lengths: Tensor
-    bias: Tensor | None
-    num_segments: int
-
-    def windowed_bias(self, window: int) -> Tensor | None:
-        """Return the bias of a layer in which a token attends to the `window` newest tokens.
-
-        The window includes the token itself -> float32 [N, 1, Q, K], or None for a plainly causal
-        block that fits into the window (sliding-window attention, arXiv 2310.06825 sec. 2).
-        """
-        num_queries = len(self.query_index) // self.num_segments
-        num_keys = len(self.key_index) // self.num_segments
-        if num_keys <= window:
-            return self.bias
-        query = torch.arange(num_queries, device=self.query_index.device)
-        prompt = torch.arange(num_keys - num_queries, device=query.device)
-        lengths = self.prefix_lengths[:, None]
-        # Positions within the sequence: a prompt shorter than the longest ends before its padding.
-        own = lengths + query
-        keys = torch.cat([prompt.expand(self.num_segments, -1), own], 1)
-        distance = own[:, :, None] - keys[:, None, :]
-        if self.bias is None:
-            bias = torch.zeros_like(distance, dtype=torch.float32)
-            bias = bias.masked_fill(distance < 0, -torch.inf)
-        else:
-            bias = self.bias[:, 0]
-        return bias.masked_fill(distance >= window, -torch.inf)[:, None]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The attention of a packed row of T tokens.
-
-    output_index: int64 [T], the index of each token in the concatenated outputs of the blocks.
-    """
-
-    blocks: tuple[Block, ...]
-    output_index: Tensor
+Indices = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,6 +35,8 @@ class Pass:
     token_index: int64 [R'], its index in the batch's R
     last_index: int64 [S], the row index of each sequence's last token; empty without ends
     sequences: int64 [S], indices in the batch's B
+    segments: int64 [N, 4] on the host, in row order: start, length, and start and length of the
+    prompt that the segment shares; the prompt's length is 0 if it shares none
     Passes are compared by identity, because they are keys of kept outputs.
     """
 
@@ -103,7 +47,7 @@ class Pass:
     token_index: Tensor
     last_index: Tensor
     sequences: Tensor
-    layout: Layout
+    segments: Indices
 
 
 class _Row:
@@ -113,9 +57,9 @@ class _Row:
         self.size = 0
         self.ids: list[IntArray] = []
         self.segments: list[tuple[int, int, int, int]] = []
-        self.predict: list[_Indices] = []
+        self.predict: list[Indices] = []
         self.targets: list[IntArray] = []
-        self.tokens: list[_Indices] = []
+        self.tokens: list[Indices] = []
         self.last: list[int] = []
 
     def add_tokens(self, ids: IntArray) -> None:
@@ -136,7 +80,7 @@ class _Row:
             token_index=joined(self.tokens),
             last_index=joined([np.array(self.last)]),
             sequences=joined([np.array(sequences)]),
-            layout=segment_layout(table, device=device),
+            segments=table,
         )
 
 
@@ -182,60 +126,9 @@ def pack(
     return row.finish(sequences, device)
 
 
-def _positions(segments: _Indices) -> _Indices:
+def _positions(segments: Indices) -> Indices:
     """The position of each token in its own sequence. segments: int64 [N, 4] in row order."""
     lengths = segments[:, 1]
     starts = np.cumsum(lengths) - lengths
     within = np.arange(lengths.sum()) - np.repeat(starts, lengths)
     return within + np.repeat(segments[:, 3], lengths)
-
-
-def segment_layout(segments: _Indices, *, device: torch.device) -> Layout:
-    """Sort segments by length into blocks of similar ones.
-
-    segments: int64 [N, 4] of (start, length, prefix start, prefix length) -> tensors of `Layout` on
-    the device.
-    """
-    order = np.lexsort((-segments[:, 1], segments[:, 3] > 0))
-    segments = segments[order]
-    lengths, has_prefix = segments[:, 1], segments[:, 3] > 0
-    output_index = np.empty(int(lengths.sum()), dtype=np.int64)
-    blocks = []
-    first, written = 0, 0
-    while first < len(segments):
-        longest = int(lengths[first])
-        is_long = lengths[first:] >= _MIN_FILL * longest
-        fits = is_long & (has_prefix[first:] == has_prefix[first])
-        size = len(fits) if fits.all() else int(fits.argmin())
-        blocks.append(_block(segments[first : first + size], output_index, written, device))
-        first += size
-        written += size * longest
-    return Layout(blocks=tuple(blocks), output_index=torch.from_numpy(output_index).to(device))
-
-
-def _block(members: _Indices, output_index: _Indices, written: int, device: torch.device) -> Block:
-    """Pad the members to their longest, and write the indices of the block's outputs, which follow
-    `written` others, into output_index.
-    """
-    start, length, prefix_start, prefix_length = (members[:, i, None] for i in range(4))
-    num_queries, num_prefix = int(length.max()), int(prefix_length.max())
-    query, prefix = np.arange(num_queries), np.arange(num_prefix)
-    is_query, is_prefix = query < length, prefix < prefix_length
-    # Padding repeats the segment's first token: any valid index will do, its output is not read.
-    own = np.where(is_query, start + query, start)
-    prompt = np.where(is_prefix, prefix_start + prefix, start)
-    output_index[own[is_query]] = written + np.flatnonzero(is_query)
-    bias = None
-    if num_prefix:
-        is_seen = np.empty((len(members), num_queries, num_prefix + num_queries), dtype=bool)
-        is_seen[:, :, :num_prefix] = is_prefix[:, None]
-        is_seen[:, :, num_prefix:] = np.tri(num_queries, dtype=bool)
-        values = np.where(is_seen, np.float32(0), np.float32(-np.inf))
-        bias = torch.from_numpy(values[:, None]).to(device)
-    return Block(
-        query_index=torch.from_numpy(own.reshape(-1)).to(device),
-        key_index=torch.from_numpy(np.concatenate([prompt, own], axis=1).reshape(-1)).to(device),
-        prefix_lengths=torch.from_numpy(prefix_length[:, 0].copy()).to(device),
-        bias=bias,
-        num_segments=len(members),
-    )

@@ -54,8 +54,7 @@ class LearnerConfig(Section):
     """assign the groups to minibatches at random, differently in each epoch; false = in batch
     order"""
     budget_tokens: Annotated[int, Field(ge=1)]
-    """packed tokens of one forward and backward pass; affects memory, not the gradient; responses
-    that share a prompt use 4 bytes x responses x tokens of the longest sequence more"""
+    """packed tokens of one forward and backward pass; affects memory, not the gradient"""
     gradient_checkpointing: bool
     """recompute activations in the backward pass, to save memory"""
     min_shard_params: Annotated[int, Field(ge=0)]

@@ -1,23 +1,23 @@
 """Attention over packed rows for every Hugging Face model, by transformers' attention interface.
 
-`use_segments(model)` makes a model call `attend`, which gathers the keys of each segment: its
-prompt, then itself. So a prompt shared by several responses is computed once, and only this file
-pads tokens.
-Invariant: the model receives the row's `Layout` as the keyword argument `segments` of its forward
-call and must pass it on to its attention layers.
+`use_segments(model)` makes a model attend by a `Plan`, so that a prompt shared by several responses
+is computed once. No device builds a mask of queries by keys.
+Invariant: the model receives the row's plan as the keyword argument `segments` of its forward call
+and must pass it on to its attention layers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from async_rl.batching.packing import Block, Layout
+from async_rl.batching.packing import Indices
+from async_rl.learner.attention_stages import PartsPlan
+from async_rl.learner.attention_varlen import VarlenPlan
 
 _NAME = "async_rl_segments"
 
@@ -27,55 +27,24 @@ def use_segments(model: PreTrainedModel) -> None:
     model.set_attn_implementation(_NAME)
 
 
-def attend(
-    segments: Layout,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None,
-    window: int | None = None,
-) -> Tensor:
-    """Compute softmax attention of each segment to its prompt and its own past.
+class Plan(Protocol):
+    """The attention of one packed row, which a forward pass builds and its layers share."""
 
-    query: float [T, H, D]; key, value: float [T, H_kv, D] -> float [T, H, D].  scaling: factor of
-    the products, None = 1 / sqrt(D); window: the newest tokens that each token attends to, itself
-    included, None = all (arXiv 1706.03762 eq. 1, grouped queries arXiv 2305.13245).
-    """
-    outputs = [
-        _attend_block(block, query, key, value, scaling, window) for block in segments.blocks
-    ]
-    # A concatenation of one tensor would still copy it.
-    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return joined.index_select(0, segments.output_index).view(query.shape)
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    ) -> Tensor:
+        """Compute softmax attention of each segment to its shared prompt and its own past.
+
+        query: float [T, H, D]; key, value: float [T, H_kv, D] -> float [T, H, D].  scaling: factor
+        of the products, None = 1 / sqrt(D); window: the newest tokens that each token attends to,
+        itself included, None = all (arXiv 1706.03762 eq. 1, grouped queries arXiv 2305.13245,
+        windows arXiv 2310.06825 sec. 2).
+        """
 
 
-def _attend_block(
-    block: Block,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None,
-    window: int | None,
-) -> Tensor:
-    """Float [N * Q, H * D]."""
-
-    def gather(x: Tensor, index: Tensor) -> Tensor:
-        gathered = x.flatten(1).index_select(0, index)
-        return gathered.view(block.num_segments, -1, *x.shape[1:]).transpose(1, 2)
-
-    q = gather(query, block.query_index)
-    k, v = gather(key, block.key_index), gather(value, block.key_index)
-    bias = block.bias if window is None else block.windowed_bias(window)
-    out = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=None if bias is None else bias.to(q.dtype),
-        is_causal=bias is None,
-        scale=scaling,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    return out.transpose(1, 2).reshape(len(block.query_index), -1)
+def plan(segments: Indices, device: torch.device) -> Plan:
+    """Return the plan of a row for the kernels of the device. segments: those of `Pass`."""
+    return PartsPlan(segments, device) if device.type == "cpu" else VarlenPlan(segments, device)
 
 
 def _segment_attention(
@@ -85,14 +54,14 @@ def _segment_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    segments: Layout,
+    segments: Plan,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Adapt `attend` to transformers: [1, H, T, D], [1, H_kv, T, D] -> [1, T, H, D].
+    """Adapt `Plan.attend` to transformers: [1, H, T, D], [1, H_kv, T, D] -> [1, T, H, D].
 
     Raises NotImplementedError for attention that computes something else.
     """
@@ -101,7 +70,7 @@ def _segment_attention(
             "its attention caps its logits or has sinks, which packed rows do not support"
         )
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attend(segments, query, key, value, scaling, sliding_window)[None], None
+    return segments.attend(query, key, value, scaling, sliding_window)[None], None
 
 
 ALL_ATTENTION_FUNCTIONS.register(_NAME, _segment_attention)

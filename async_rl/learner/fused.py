@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RMSNorm
 
-from async_rl.batching.packing import Layout
-from async_rl.learner.attention import attend
+from async_rl.learner.attention import Plan
 
 
 def fuse(model: PreTrainedModel) -> None:
@@ -66,7 +65,7 @@ class FusedAttention(nn.Module):
         hidden_states: Tensor,
         *,
         position_embeddings: tuple[Tensor, Tensor],
-        segments: Layout,
+        segments: Plan,
         **_: Any,
     ) -> tuple[Tensor, None]:
         """Attend by segments: float32 [1, T, H] -> float32 [1, T, H]."""
@@ -81,7 +80,7 @@ class FusedAttention(nn.Module):
         query = rotated(self.q_proj(x), self.q_norm)
         key = rotated(self.k_proj(x), self.k_norm)
         value = self.v_proj(x).view(len(x), -1, self.head_dim)
-        attended = attend(segments, query, key, value, self.scaling)
+        attended = segments.attend(query, key, value, self.scaling, None)
         return self.o_proj(attended.flatten(1)[None]), None
 
 

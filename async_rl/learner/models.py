@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from async_rl.algorithms.kl import full_kl
 from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.batching.packing import Pass
+from async_rl.learner.attention import plan
 from async_rl.learner.sharding import local, reshard
 from async_rl.weights.lora import adapter_weights, merged_weights, without_adapter
 
@@ -197,7 +198,10 @@ def _values(head: nn.Linear, hidden: Tensor, row: Pass) -> Values:
 def _hidden_states(backbone: nn.Module, row: Pass) -> Tensor:
     """Run the backbone on a packed row: [T, H]."""
     output = backbone(
-        input_ids=row.input_ids, position_ids=row.position_ids, use_cache=False, segments=row.layout
+        input_ids=row.input_ids,
+        position_ids=row.position_ids,
+        use_cache=False,
+        segments=plan(row.segments, row.input_ids.device),
     )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden

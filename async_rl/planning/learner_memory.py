@@ -18,8 +18,6 @@ FLOAT32_BYTES = 4
 MOMENT_BYTES = 8  # AdamW's two moments in float32
 _CACHE_TOKENS = 1280
 """Tokens of a pass of one rank without FSDP (learner/forward_passes.py)."""
-_SHARED_TOKENS = 1024
-"""The longest response that shares its prompt with others (batching/batch.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +185,7 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     in_root = shape.root_parameters * FLOAT32_BYTES
     if is_frozen or not is_sharded(config):
         in_root = 0
-    masks = _mask_bytes(config, shape)
-    return gathered + masks + max(in_head, in_layer, in_root)
+    return gathered + max(in_head, in_layer, in_root)
 
 
 def _layer_bytes(config: RunConfig, shape: ModelShape) -> float:
@@ -208,28 +205,13 @@ def _layer_bytes(config: RunConfig, shape: ModelShape) -> float:
 
 
 def _key_share(config: RunConfig) -> float:
-    """Keys that attention gathers per token: a response that shares a prompt gathers it too."""
+    """Keys that the backward pass keeps per token: on a GPU each response has those of its prompt
+    and its own in one piece.
+    """
     data = config.data
-    if not _is_shared(config):
+    if config.learner.gpus_each == 0 or config.generation.group_size == 1:
         return 1.0
-    response = min(data.max_response_tokens, _SHARED_TOKENS)
-    return (data.max_prompt_tokens + response) / response
-
-
-def _is_shared(config: RunConfig) -> bool:
-    return config.generation.group_size > 1
-
-
-def _mask_bytes(config: RunConfig, shape: ModelShape) -> float:
-    """The dense masks of responses that share a prompt: float32, and one in bfloat16 per layer."""
-    if not _is_shared(config):
-        return 0.0
-    data = config.data
-    columns = data.max_prompt_tokens + min(data.max_response_tokens, _SHARED_TOKENS)
-    size = dtype_bytes(config)
-    copies = 1 if config.learner.gradient_checkpointing else shape.num_layers
-    cell = FLOAT32_BYTES + copies * (size % FLOAT32_BYTES)
-    return graph_tokens(config) * columns * cell
+    return (data.max_prompt_tokens + data.max_response_tokens) / data.max_response_tokens
 
 
 def _chunk_bytes(config: RunConfig, shape: ModelShape) -> float:

@@ -62,81 +62,29 @@ def test_a_row_without_ends_holds_no_token_that_predicts_nothing() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 4), size=st.integers(1, 4))
-def test_every_query_sees_its_own_prompt_and_past_and_nothing_else(
+def test_every_token_belongs_to_one_segment_which_begins_with_its_own_prompt(
     seed: int, num_groups: int, size: int
 ) -> None:
     groups = make_groups(seed, num_groups=num_groups, size=size)
     batch = collate(groups, device=CPU)
     row = pack(batch, range(batch.num_sequences), device=CPU)
-    length = row.input_ids.numel()
-    written = 0
+    ids, positions = row.input_ids[0], row.position_ids[0]
     seen: dict[int, list[int]] = {}
-    for block in row.layout.blocks:
-        queries = block.query_index.view(block.num_segments, -1)
-        keys = block.key_index.view(block.num_segments, -1)
-        causal = (
-            torch.ones(queries.shape[1], keys.shape[1])
-            .tril()
-            .expand(block.num_segments, -1, -1)
-            .bool()
-        )
-        allowed = causal if block.bias is None else block.bias[:, 0] == 0
-        for place, query in enumerate(queries.flatten().tolist()):
-            tokens = (row.layout.output_index == written + place).nonzero().flatten().tolist()
-            assert tokens in ([], [query])
-            if tokens:
-                segment, offset = divmod(place, queries.shape[1])
-                seen[query] = keys[segment][allowed[segment, offset]].tolist()
-        written += queries.numel()
-    assert sorted(seen) == list(range(length))
-    ids = row.input_ids[0]
+    for start, length, prefix_start, prefix in row.segments.tolist():
+        for at in range(start, start + length):
+            assert at not in seen
+            seen[at] = [*range(prefix_start, prefix_start + prefix), *range(start, at + 1)]
+    assert sorted(seen) == list(range(len(ids)))
     for s, trajectory in enumerate(t for g in groups for t in g.trajectories):
         at = int(row.last_index[s])
         assert ids[seen[at]].tolist() == trajectory.token_ids.tolist()
-        assert row.position_ids[0][seen[at]].tolist() == list(range(len(trajectory.token_ids)))
+        assert positions[seen[at]].tolist() == list(range(len(trajectory.token_ids)))
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    num_groups=st.integers(1, 3),
-    size=st.integers(1, 4),
-    window=st.integers(1, 25),
-)
-def test_in_a_windowed_layer_every_query_sees_the_newest_tokens_only(
-    seed: int, num_groups: int, size: int, window: int
-) -> None:
-    batch = collate(make_groups(seed, num_groups=num_groups, size=size), device=CPU)
-    row = pack(batch, range(batch.num_sequences), device=CPU)
-    written = 0
-    for block in row.layout.blocks:
-        queries = block.query_index.view(block.num_segments, -1)
-        keys = block.key_index.view(block.num_segments, -1)
-        bias = block.windowed_bias(window)
-        allowed = (
-            torch.ones(block.num_segments, queries.shape[1], keys.shape[1]).tril().bool()
-            if bias is None
-            else bias[:, 0] == 0
-        )
-        for place, query in enumerate(queries.flatten().tolist()):
-            if (row.layout.output_index == written + place).any():
-                segment, offset = divmod(place, queries.shape[1])
-                newest = int(row.position_ids[0][query])
-                found = row.position_ids[0][keys[segment][allowed[segment, offset]]].tolist()
-                assert found == list(range(max(0, newest - window + 1), newest + 1))
-        written += queries.numel()
-
-
-def test_long_responses_do_not_share_their_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_of_any_length_share_their_prompt() -> None:
     batch = collate(make_groups(num_groups=1, size=3), device=CPU)
-    longest = max(batch.response_lengths)
-    monkeypatch.setattr("async_rl.batching.batch._SHARED_TOKENS", longest - 1)
-    apart = collate(make_groups(num_groups=1, size=3), device=CPU)
-    num_long = batch.response_lengths.count(longest)
-    row, other = (pack(b, range(3), device=CPU).input_ids.numel() for b in (batch, apart))
-    assert other == row + num_long * batch.prompt_lengths[0] - (
-        batch.prompt_lengths[0] if num_long == 3 else 0
-    )
+    row = pack(batch, range(3), device=CPU)
+    assert row.input_ids.numel() == batch.prompt_lengths[0] + sum(batch.response_lengths)
 
 
 @settings(max_examples=40, deadline=None)

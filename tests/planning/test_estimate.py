@@ -3,7 +3,7 @@
 import pytest
 
 from async_rl.core.machine import Machine
-from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import (
     disk_mb,
@@ -53,37 +53,22 @@ def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
     assert shared == none
 
 
-def test_the_mask_of_shared_prompts_grows_with_the_budget_times_the_longest_sequence() -> None:
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_shared_prompt_costs_the_copies_of_its_keys_on_gpus_and_nothing_else(gpus: int) -> None:
     shape = shape_from_hf(QWEN3_06B)
-    long = ["data.max_prompt_tokens=8000", "data.max_response_tokens=1000", "learner.ranks=2"]
-    small, large = (
-        memory_mb(
-            compose(
-                "grpo_code",
-                [*long, f"learner.budget_tokens={tokens}", f"generation.group_size={size}"],
-            ),
-            "learner",
-            shape,
-        )
-        - memory_mb(
-            compose(
-                "grpo_code",
-                [
-                    *long,
-                    f"learner.budget_tokens={tokens}",
-                    "generation.group_size=1",
-                    "algorithm.advantage=reinforce_plus_plus",
-                ],
-            ),
-            "learner",
-            shape,
-        )
-        for size, tokens in ((8, 16000), (8, 32000))
-    )
-    # The mask, and the prompt's keys and values, which each response gathers in every layer.
-    mask = 16000 * 9000 * 4
+    shared = ["generation.group_size=8"]
+    alone = ["generation.group_size=1", "algorithm.advantage=reinforce_plus_plus"]
+
+    def step_bytes(tokens: int, overrides: list[str]) -> float:
+        sizes = ["data.max_prompt_tokens=8000", "data.max_response_tokens=1000", "learner.ranks=2"]
+        sizes += [f"learner.budget_tokens={tokens}", f"learner.gpus_each={gpus}"]
+        config = compose_unchecked("grpo_code", [*sizes, *overrides])
+        return learner_memory(config, shape).step
+
+    small, large = (step_bytes(n, shared) - step_bytes(n, alone) for n in (16000, 32000))
+    # In every layer the prompt's keys and values, which each response gathers: 8 per token.
     gathered = 16000 * 28 * 8 * 2 * 4 * 1024
-    assert abs((large - small) * 2**20 / (mask + gathered) - 1) < 0.01
+    assert large - small == pytest.approx(gathered * gpus)
 
 
 def test_parameters_of_a_known_model_are_counted_to_a_percent() -> None:

@@ -49,7 +49,7 @@ def test_the_plan_of_an_adapter_is_within_a_tenth_of_the_account(
     assert abs(planned_bytes(hf, config) / accounted - 1) < 0.1
 
 
-def test_the_account_sees_the_masks_of_shared_prompts() -> None:
+def test_the_account_sees_the_keys_of_shared_prompts() -> None:
     hf = QWEN3 | SIZES["0.6B"] | {"num_hidden_layers": 2, "num_key_value_heads": 8}
     short = ["data.max_response_tokens=512"]
     config = settings_of("grpo_code", ranks=2, overrides=short)

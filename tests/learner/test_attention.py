@@ -1,0 +1,220 @@
+"""Attention of packed rows equals dense attention of separate sequences, in linear memory."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from async_rl.batching.packing import Indices
+from async_rl.learner import attention_stages, attention_varlen
+from async_rl.learner.attention import plan
+from async_rl.learner.attention_stages import PartsPlan
+from async_rl.learner.attention_varlen import VarlenPlan
+
+CPU = torch.device("cpu")
+HEADS, KEY_HEADS, WIDTH = 4, 2, 8
+
+
+def table(rng: np.random.Generator, num_prompts: int, longest: int) -> Indices:
+    """Segments of a row: prompts with up to three responses in any order, and whole sequences."""
+    rows: list[tuple[int, int, int, int]] = []
+    prompts: list[tuple[int, int]] = []
+    start = 0
+
+    def add(length: int, prompt: tuple[int, int] = (0, 0)) -> None:
+        nonlocal start
+        rows.append((start, length, *prompt))
+        start += length
+
+    for _ in range(num_prompts):
+        prompts.append((start, int(rng.integers(1, longest))))
+        add(prompts[-1][1])
+    for _ in range(3 * num_prompts):
+        if rng.random() < 0.7:
+            add(int(rng.integers(1, longest)), prompts[rng.integers(num_prompts)])
+        else:
+            add(int(rng.integers(1, longest)))
+    return np.array(rows, dtype=np.int64)
+
+
+def dense(segments: Indices, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """Attention with the mask that the definition gives, one segment at a time."""
+    out = torch.empty_like(q)
+    groups = q.shape[1] // k.shape[1]
+    for start, length, prefix_start, prefix in segments.tolist():
+        own = torch.arange(start, start + length)
+        seen = torch.cat([torch.arange(prefix_start, prefix_start + prefix), own])
+        keys, values = (x[seen].repeat_interleave(groups, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[own], keys) * q.shape[-1] ** -0.5
+        distance = torch.arange(prefix, prefix + length)[:, None] - torch.arange(len(seen))
+        is_hidden = distance < 0
+        if window is not None:
+            is_hidden |= distance >= window
+        weights = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
+        out[own] = torch.einsum("hqk,khd->qhd", weights, values)
+    return out
+
+
+def inputs(segments: Indices, dtype: torch.dtype, *, scale: float = 1.0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    num_tokens = int(segments[:, 1].sum())
+    return [
+        torch.randn(num_tokens, heads, WIDTH, generator=generator, dtype=torch.float64)
+        .mul_(scale)
+        .to(dtype)
+        .requires_grad_()
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    ]
+
+
+def with_gradients(out: Tensor, given: list[Tensor]) -> list[Tensor]:
+    pull = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return [out.detach(), *torch.autograd.grad(out, given, pull.to(out.dtype))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    num_prompts=st.integers(1, 3),
+    longest=st.sampled_from([3, 12, 60]),
+    window=st.sampled_from([None, 1, 2, 5, 17, 40]),
+    joined=st.sampled_from([0, 20, 256]),
+    scale=st.sampled_from([1.0, 12.0]),
+)
+def test_rows_have_the_outputs_and_gradients_of_dense_attention(
+    seed: int, num_prompts: int, longest: int, window: int | None, joined: int, scale: float
+) -> None:
+    segments = table(np.random.default_rng(seed), num_prompts, longest)
+    given_ = inputs(segments, torch.float64, scale=scale)
+    expected = with_gradients(dense(segments, *given_, window), given_)
+    with mock.patch.object(attention_stages, "_JOINED_KEYS", joined):
+        out = plan(segments, CPU).attend(*given_, None, window)
+    for mine, theirs in zip(with_gradients(out, given_), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("window", [None, 300])
+def test_long_rows_stay_within_rounding(
+    dtype: torch.dtype, most: float, window: int | None
+) -> None:
+    segments = table(np.random.default_rng(5), 2, 900)
+    given_ = inputs(segments, dtype)
+    double = [x.detach().double().requires_grad_() for x in given_]
+    expected = with_gradients(dense(segments, *double, window), double)
+    out = plan(segments, CPU).attend(*given_, None, window)
+    for mine, theirs in zip(with_gradients(out, given_), expected, strict=True):
+        assert float((mine.double() - theirs).norm() / theirs.norm()) < most
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most elements of a result, of a view those of its storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in torch.utils._pytree.tree_leaves(result):
+            if isinstance(x, Tensor):
+                size = x.untyped_storage().nbytes() // x.element_size()
+                self.num_elements = max(self.num_elements, size)
+        return result
+
+
+def largest(tokens: int, window: int | None) -> int:
+    """The largest tensor of a row with a prompt, two responses and a whole sequence."""
+    part = tokens // 4
+    segments = np.array(
+        [
+            (0, part, 0, 0),
+            (part, part, 0, part),
+            (2 * part, part, 0, part),
+            (3 * part, part, 0, 0),
+        ]
+    )
+    given_ = inputs(segments, torch.float32)
+    with LargestTensor() as seen:
+        with_gradients(plan(segments, CPU).attend(*given_, None, window), given_)
+    return seen.num_elements
+
+
+@pytest.mark.parametrize("window", [None, 256])
+def test_no_tensor_grows_faster_than_the_row(window: int | None) -> None:
+    few, many = (largest(tokens, window) for tokens in (2048, 8192))
+    assert many <= 4 * few
+    # Twice the queries of all heads: the keys of a windowed part overlap.
+    assert many <= 2 * 8192 * HEADS * WIDTH
+
+
+def varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What `varlen_attn` promises: the causal triangle ends at the last query and the last key."""
+    assert scale is None
+    assert enable_gqa
+    assert window_size[1] == 0
+    out = []
+    for i in range(len(queries) - 1):
+        own, length = q[queries[i] : queries[i + 1]], int(queries[i + 1] - queries[i])
+        size = int(keys[i + 1] - keys[i])
+        assert length <= max_q
+        assert size <= max_k
+        # As one segment whose keys before its own are a prompt.
+        place = torch.cat([torch.zeros(size - length, HEADS, WIDTH).to(own), own])
+        whole = np.array([(0, size, 0, 0)])
+        at = slice(int(keys[i]), int(keys[i + 1]))
+        window = None if window_size[0] == -1 else window_size[0] + 1
+        out.append(dense(whole, place, k[at], v[at], window)[size - length :])
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_on_a_gpu_each_response_has_its_prompt_and_itself_as_keys(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    segments = table(np.random.default_rng(3), 2, 20)
+    given_ = inputs(segments, torch.float64)
+    expected = with_gradients(dense(segments, *given_, window), given_)
+    monkeypatch.setattr(attention_varlen, "varlen_attn", varlen)
+    out = VarlenPlan(segments, CPU).attend(*given_, None, window)
+    for mine, theirs in zip(with_gradients(out, given_), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("window", [None, 7])
+def test_the_kernels_of_a_gpu_accept_what_they_are_given(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    """On tensors without storage, whose kernels check types and shapes only."""
+    segments = table(np.random.default_rng(3), 2, 20)
+    given_ = [x.detach().to("meta").requires_grad_() for x in inputs(segments, dtype)]
+    out = VarlenPlan(segments, torch.device("meta")).attend(*given_, None, window)
+    assert (out.shape, out.dtype) == (given_[0].shape, dtype)
+
+
+def test_windows_are_planned_once_per_row() -> None:
+    segments = np.array([(0, 50, 0, 0)])
+    row = PartsPlan(segments, CPU)
+    assert row._stages(7) is row._stages(7)
+    assert row._stages(50) is row._stages(None)
