@@ -11,7 +11,7 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -106,6 +106,21 @@ class Ranks:
             dist.all_reduce(x, dist.ReduceOp.MAX)
         return x
 
+    def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
+        """Yield each tensor whole and in dtype on rank 0; nothing on other ranks, which only send
+        (collective: every rank must iterate to the end).
+
+        The next tensor is on its way while the caller copies one.
+        """
+        waiting: _Gathering | None = None
+        for tensor in tensors:
+            begun = _Gathering(self, tensor.detach(), dtype)
+            if waiting is not None:
+                yield from waiting.result()
+            waiting = begun
+        if waiting is not None:
+            yield from waiting.result()
+
     @property
     def across(self) -> Across:
         """The sums and maxima of a batch."""
@@ -115,6 +130,37 @@ class Ranks:
         """Wait for all ranks (collective)."""
         if self.world_size > 1:
             dist.barrier()
+
+
+class _Gathering:
+    """The parts of one tensor on their way to rank 0."""
+
+    def __init__(self, ranks: Ranks, tensor: Tensor, dtype: torch.dtype) -> None:
+        self._is_first = ranks.rank == 0
+        self._num_rows = tensor.shape[0]
+        self._work: dist.Work | None = None
+        # Cast before it is sent: half the bytes in bfloat16. Offloaded shards are in main memory.
+        self._whole = local(tensor).to(ranks.device, dtype).contiguous()
+        if ranks.world_size == 1 or not isinstance(tensor, DTensor):
+            return
+        # FSDP divides the rows like torch.chunk: the last ranks may have fewer or none.
+        rows = -(-self._num_rows // ranks.world_size)
+        part = self._whole
+        if len(part) < rows:
+            part = torch.cat([part, part.new_zeros(rows - len(part), *tensor.shape[1:])])
+        parts = None
+        if self._is_first:
+            self._whole = part.new_empty(rows * ranks.world_size, *tensor.shape[1:])
+            parts = [self._whole[i * rows : (i + 1) * rows] for i in range(ranks.world_size)]
+        self._part = part  # in use until the work is done
+        self._work = dist.gather(part, parts, dst=0, async_op=True)
+
+    def result(self) -> Iterator[Tensor]:
+        """Wait, and yield the tensor on rank 0."""
+        if self._work is not None:
+            self._work.wait()
+        if self._is_first:
+            yield self._whole[: self._num_rows]
 
 
 def units(

@@ -271,13 +271,15 @@ class Trainer:
 
     @torch.no_grad()
     def full_tensors(self, *, on_device: bool = False) -> Iterator[Tensor]:
-        """Yield the policy's tensors in the order of the specs, on the CPU or on the device.
+        """Yield the policy's tensors on rank 0 in the order of the specs, on the CPU or on the
+        device.
 
-        Collective: every rank must iterate to the end.
+        Collective: every rank must iterate to the end; other ranks send their parts.
         """
         target = self.device if on_device else torch.device("cpu")
-        for _, tensor in self._policy.named_weights():
-            yield full_tensor(tensor).detach().to(target, self._dtype).contiguous()
+        weights = (tensor for _, tensor in self._policy.named_weights())
+        for tensor in self._ranks.gather(weights, self._dtype):
+            yield tensor.to(target)
 
     def save(self, directory: Path, version: int) -> Future[None]:
         """Copy the training state now and write it as a checkpoint in the background.
@@ -294,8 +296,9 @@ class Trainer:
     def export_hf(self, directory: Path) -> None:
         """Write the policy as a Hugging Face model directory, without a tokenizer."""
         names = [name for name, *_ in self._specs]
-        state = dict(zip(names, self.full_tensors(), strict=True))
+        tensors = list(self.full_tensors())
         if self._ranks.rank == 0:
+            state = dict(zip(names, tensors, strict=True))
             self._policy.lm.save_pretrained(directory, state_dict=state)
         self._ranks.barrier()
 

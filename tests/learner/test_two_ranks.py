@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from learner_support import (
     relative_difference,
     spy_on_gradients,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from warm_processes import warm_context
 
 from async_rl.learner import process_group
@@ -51,6 +54,22 @@ MEMORY_KNOBS = {
     "an adapter": ("learner.gradient_checkpointing=true",),
 }
 """What two ranks do otherwise than one, besides being two: it must not matter."""
+
+
+class ReceivedBytes(TorchDispatchMode):
+    """Counts the bytes that collectives write into tensors of this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if "c10d" in func.namespace:
+            # Operations in place have their outputs first; functional ones return them.
+            outputs = args[0] if func.namespace == "c10d" else result
+            self.total += sum(x.nbytes for x in tree_leaves(outputs) if isinstance(x, torch.Tensor))
+        return result
 
 
 def train_all(rank: int, world_size: int, model_path: Path, out: Path) -> None:
@@ -90,7 +109,9 @@ def train(
         groups = equal_rewards(make_groups(version, version=version, ages=(0,)), every=4)
         results.append(trainer.step(groups, version).scalars)
     written.result()
-    tensors = [t.clone() for t in trainer.full_tensors()]
+    with ReceivedBytes() as received:
+        tensors = [t.clone() for t in trainer.full_tensors()]
+    (out / f"received_{rank}").write_text(str(received.total))
     logprobs = trainer.logprobs([ROW])
     trainer.export_hf(out / "hf")
     if rank == 0:
@@ -147,6 +168,9 @@ def test_two_ranks_reach_the_weights_of_one(
     for mine, theirs in zip(one["tensors"], two["tensors"], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(one["logprobs"], two["logprobs"], atol=1e-4)
+    sender, other = (int((trained[2] / case / f"received_{rank}").read_text()) for rank in (0, 1))
+    assert 0 < sender <= 1.1 * sum(t.nbytes for t in two["tensors"])
+    assert other == 0, "only rank 0 sends weights, so only it gathers them"
     for first, second in zip(one["scalars"], two["scalars"], strict=True):
         assert first.keys() == second.keys()
         for name in first:
