@@ -117,11 +117,6 @@ def to_wandb(project: Any) -> Fate:
     return Fate("translated", settings={"monitoring.wandb": str(project)})
 
 
-def wandb_project(given: Given) -> Fate:
-    """The value is the project in Weights & Biases."""
-    return to_wandb(given.value)
-
-
 SHARED: Mapping[str, Function] = {
     "warmup_share": warmup_share,
     "epochs": epochs,
@@ -130,5 +125,4 @@ SHARED: Mapping[str, Function] = {
     "data_files": data_files,
     "lora_targets": lora_targets,
     "kl_in_loss": kl_in_loss,
-    "wandb_project": wandb_project,
 }
