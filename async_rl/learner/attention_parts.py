@@ -23,11 +23,7 @@ from torch import Tensor
 _NOTHING = -1e30
 
 
-@dataclasses.dataclass(
-    frozen=True,
-    slots=True,
-    kw_only=True,
-)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One kernel call: N rows of Q queries attend to N rows of K keys of the packed row.
 
@@ -54,28 +50,16 @@ class Part:
         query = torch.arange(len(self.query_index) // self.num_rows, device=device)[:, None] + first
         key = torch.arange(len(self.key_index) // self.num_rows, device=device)
         is_seen = (key <= query) & (key > query - window)
-        bias = torch.zeros(
-            is_seen.shape,
-            dtype=dtype,
-            device=device,
-        )
+        bias = torch.zeros(is_seen.shape, dtype=dtype, device=device)
         return bias.masked_fill_(~is_seen, -torch.inf)[None, None]
 
     def rows(self, x: Tensor, index: Tensor) -> Tensor:
         """Gather tokens: float [T, H, D] -> float [N, H, Q or K, D]."""
         gathered = x.flatten(1).index_select(0, index)
-        return gathered.view(
-            self.num_rows,
-            -1,
-            *x.shape[1:],
-        ).transpose(1, 2)
+        return gathered.view(self.num_rows, -1, *x.shape[1:]).transpose(1, 2)
 
 
-@dataclasses.dataclass(
-    frozen=True,
-    slots=True,
-    kw_only=True,
-)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Parts in which each token is a query at most once.
 
@@ -92,33 +76,15 @@ class Stage:
 
     def scatter(self, cells: list[Tensor], *, empty: float = 0.0) -> Tensor:
         """Put the results of the queries of all parts in the order of the row: [T, ...]."""
-        return _scatter(
-            cells,
-            self.query_cells,
-            empty,
-            is_complete=self.has_all_queries,
-        )
+        return _scatter(cells, self.query_cells, empty, is_complete=self.has_all_queries)
 
     def scatter_keys(self, cells: list[Tensor], num_tokens: int) -> Tensor:
         """Add up the gradients of the keys of all parts by token: [T, ...]."""
         if self.key_cells is not None:
-            return _scatter(
-                cells,
-                self.key_cells,
-                0.0,
-                is_complete=self.has_all_keys,
-            )
+            return _scatter(cells, self.key_cells, 0.0, is_complete=self.has_all_keys)
         total = cells[0].new_zeros(num_tokens, *cells[0].shape[1:])
-        for part, values in zip(
-            self.parts,
-            cells,
-            strict=True,
-        ):
-            total.index_add_(
-                0,
-                part.key_index,
-                values,
-            )
+        for part, values in zip(self.parts, cells, strict=True):
+            total.index_add_(0, part.key_index, values)
         return total
 
 
@@ -146,36 +112,14 @@ class PartsAttention(torch.autograd.Function):
         scaling: float | None,
     ) -> Tensor:
         """Merge the stages."""
-        out, total = _stage_forward(
-            stages[0],
-            query,
-            key,
-            value,
-            scaling,
-        )
+        out, total = _stage_forward(stages[0], query, key, value, scaling)
         for stage in stages[1:]:
-            more, more_total = _stage_forward(
-                stage,
-                query,
-                key,
-                value,
-                scaling,
-            )
+            more, more_total = _stage_forward(stage, query, key, value, scaling)
             share = torch.sigmoid(more_total - total)[..., None]
             # The share in the precision of the sums: bfloat16 would round it to 3 digits.
-            out = torch.lerp(
-                out.to(share.dtype),
-                more.to(share.dtype),
-                share,
-            ).to(query.dtype)
+            out = torch.lerp(out.to(share.dtype), more.to(share.dtype), share).to(query.dtype)
             total = torch.logaddexp(total, more_total)
-        ctx.save_for_backward(
-            query,
-            key,
-            value,
-            out,
-            total,
-        )
+        ctx.save_for_backward(query, key, value, out, total)
         ctx.stages, ctx.scaling = stages, scaling
         return out
 
@@ -186,20 +130,11 @@ class PartsAttention(torch.autograd.Function):
         saved = ctx.saved_tensors
         gradients: list[Tensor] = []
         for stage in ctx.stages:
-            added = _stage_backward(
-                stage,
-                grads[0],
-                saved,
-                ctx.scaling,
-            )
+            added = _stage_backward(stage, grads[0], saved, ctx.scaling)
             if not gradients:
                 gradients = added
                 continue
-            for total, more in zip(
-                gradients,
-                added,
-                strict=True,
-            ):
+            for total, more in zip(gradients, added, strict=True):
                 total += more
         return *gradients, None, None
 
@@ -234,16 +169,8 @@ def _stage_backward(
         k, v = (_repeated(part.rows(x, part.key_index), groups) for x in (key, value))
         sums = total.index_select(0, index)
         # Padding then has probability 0 everywhere, so that it has no gradient.
-        sums.index_fill_(
-            0,
-            part.padding,
-            -_NOTHING,
-        )
-        sums = sums.view(
-            part.num_rows,
-            -1,
-            query.shape[1],
-        ).transpose(1, 2)
+        sums.index_fill_(0, part.padding, -_NOTHING)
+        sums = sums.view(part.num_rows, -1, query.shape[1]).transpose(1, 2)
         results = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             pulled,
             q,
@@ -256,12 +183,7 @@ def _stage_backward(
             attn_mask=part.mask(q.dtype),
             scale=scaling,
         )
-        for gathered, result, repeats in zip(
-            cells,
-            results,
-            (1, groups, groups),
-            strict=True,
-        ):
+        for gathered, result, repeats in zip(cells, results, (1, groups, groups), strict=True):
             gathered.append(_summed(result.transpose(1, 2).flatten(0, 1), repeats))
     of_query, of_key, of_value = cells
     return [
@@ -278,13 +200,4 @@ def _repeated(x: Tensor, groups: int) -> Tensor:
 
 def _summed(x: Tensor, groups: int) -> Tensor:
     """Invert `_repeated` for gradients: [M, H, D] -> [M, H_kv, D]."""
-    return (
-        x
-        if groups == 1
-        else x.view(
-            len(x),
-            -1,
-            groups,
-            x.shape[2],
-        ).sum(2)
-    )
+    return x if groups == 1 else x.view(len(x), -1, groups, x.shape[2]).sum(2)

@@ -38,35 +38,21 @@ class PartsPlan:
         self._segments = segments
         self._device = device
         self._longest = int((segments[:, 1] + segments[:, 3]).max())
-        self._full = _stages(
-            segments,
-            None,
-            device,
-        )
+        self._full = _stages(segments, None, device)
         self._windowed: dict[int, list[Stage]] = {}
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
     ) -> Tensor:
         """Compute `attention.attend` of the row."""
-        out: Tensor = PartsAttention.apply(
-            query,
-            key,
-            value,
-            self._stages(window),
-            scaling,
-        )  # type: ignore[no-untyped-call]
+        out: Tensor = PartsAttention.apply(query, key, value, self._stages(window), scaling)  # type: ignore[no-untyped-call]
         return out
 
     def _stages(self, window: int | None) -> list[Stage]:
         if window is None or window >= self._longest:
             return self._full
         if window not in self._windowed:
-            self._windowed[window] = _stages(
-                self._segments,
-                window,
-                self._device,
-            )
+            self._windowed[window] = _stages(self._segments, window, self._device)
         return self._windowed[window]
 
 
@@ -83,11 +69,7 @@ def _stages(segments: Indices, window: int | None, device: torch.device) -> list
     ):
         own, prompt = np.arange(start, start + length), np.arange(first, first + size)
         if window is not None and size + length > window:
-            windowed += _windowed_rows(
-                own,
-                prompt,
-                window,
-            )
+            windowed += _windowed_rows(own, prompt, window)
         elif size and size + length <= _JOINED_KEYS:
             joined.append((own, prompt))
         else:
@@ -98,30 +80,12 @@ def _stages(segments: Indices, window: int | None, device: torch.device) -> list
     num_tokens = sum(lengths)
     groups = [(_causal_part(rows, device), rows) for rows in _similar(whole)]
     groups += [(_joined_part(rows, device), rows) for rows in _similar(joined)]
-    groups += _windowed_parts(
-        windowed,
-        window or 0,
-        device,
-    )
-    stages = [
-        _stage(
-            groups,
-            num_tokens,
-            device,
-            repeats_keys=bool(joined or windowed),
-        )
-    ]
+    groups += _windowed_parts(windowed, window or 0, device)
+    stages = [_stage(groups, num_tokens, device, repeats_keys=bool(joined or windowed))]
     if users:
         shared = [(np.concatenate(users[first]), prompts[first]) for first in users]
         groups = [(_prompt_part(rows, device), rows) for rows in _similar(shared)]
-        stages.append(
-            _stage(
-                groups,
-                num_tokens,
-                device,
-                repeats_keys=False,
-            )
-        )
+        stages.append(_stage(groups, num_tokens, device, repeats_keys=False))
     return stages
 
 
@@ -181,11 +145,7 @@ def _padded(rows: Sequence[Indices]) -> tuple[Indices, Indices]:
     """Return int64 [N, L] and the cells that are padding: they repeat the row's first token."""
     lengths = np.array([len(row) for row in rows])
     is_real = np.arange(lengths.max()) < lengths[:, None]
-    index = np.repeat(
-        np.array([row[0] for row in rows])[:, None],
-        lengths.max(),
-        1,
-    )
+    index = np.repeat(np.array([row[0] for row in rows])[:, None], lengths.max(), 1)
     index[is_real] = np.concatenate(rows)
     return index, np.flatnonzero(~is_real)
 
@@ -208,17 +168,8 @@ def _prompt_part(rows: Sequence[Row], device: torch.device) -> Part:
     keys, unseen = (torch.from_numpy(x).to(device) for x in _padded([k for _, k in rows]))
     bias = None
     if len(unseen):
-        bias = torch.zeros(keys.numel(), device=device).index_fill_(
-            0,
-            unseen,
-            -torch.inf,
-        )
-        bias = bias.view(
-            len(rows),
-            1,
-            1,
-            -1,
-        )
+        bias = torch.zeros(keys.numel(), device=device).index_fill_(0, unseen, -torch.inf)
+        bias = bias.view(len(rows), 1, 1, -1)
     return Part(
         num_rows=len(rows),
         query_index=queries.flatten(),
@@ -234,35 +185,12 @@ def _joined_part(rows: Sequence[Row], device: torch.device) -> Part:
     queries, padding = (torch.from_numpy(x).to(device) for x in _padded([q for q, _ in rows]))
     prompts, unseen = (torch.from_numpy(x).to(device) for x in _padded([k for _, k in rows]))
     size = queries.shape[1]
-    of_prompt = torch.zeros(prompts.numel(), device=device).index_fill_(
-        0,
-        unseen,
-        -torch.inf,
-    )
-    later = torch.full(
-        (size, size),
-        -torch.inf,
-        device=device,
-    ).triu_(1)
+    of_prompt = torch.zeros(prompts.numel(), device=device).index_fill_(0, unseen, -torch.inf)
+    later = torch.full((size, size), -torch.inf, device=device).triu_(1)
     bias = torch.cat(
         [
-            of_prompt.view(
-                len(rows),
-                1,
-                1,
-                -1,
-            ).expand(
-                -1,
-                -1,
-                size,
-                -1,
-            ),
-            later.expand(
-                len(rows),
-                1,
-                -1,
-                -1,
-            ),
+            of_prompt.view(len(rows), 1, 1, -1).expand(-1, -1, size, -1),
+            later.expand(len(rows), 1, -1, -1),
         ],
         dim=-1,
     )
@@ -285,11 +213,7 @@ def _windowed_rows(
     sequence = np.concatenate([prompt, own])
     size = min(_WINDOW_QUERIES, max(16, window))
     rows = []
-    for first in range(
-        len(prompt),
-        len(sequence),
-        size,
-    ):
+    for first in range(len(prompt), len(sequence), size):
         last = min(first + size, len(sequence))
         oldest = max(0, first - window + 1)
         rows.append((sequence[first:last], sequence[oldest:last], first - oldest))
@@ -306,11 +230,7 @@ def _windowed_parts(
     parts = []
     for (_, num_keys, first), members in shapes.items():
         most = max(1, _WINDOW_KEYS // num_keys)
-        for begin in range(
-            0,
-            len(members),
-            most,
-        ):
+        for begin in range(0, len(members), most):
             some = members[begin : begin + most]
             query_index, key_index = (
                 torch.from_numpy(np.concatenate(x)).to(device) for x in zip(*some, strict=True)

@@ -49,14 +49,10 @@ def variants_of(path: str) -> Mapping[str, Tree] | None:
     return None
 
 
-def choices_first(
-    values: Iterable[tuple[str, Any]],
-) -> list[tuple[str, Any]]:
+def choices_first(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Sort settings for `put`: outer choices first, since each resets its parameters."""
 
-    def rank(
-        setting: tuple[str, Any],
-    ) -> tuple[bool, int]:
+    def rank(setting: tuple[str, Any]) -> tuple[bool, int]:
         path, value = setting
         return (False, path.count(".")) if is_choice(path, value) else (True, 0)
 
@@ -89,10 +85,7 @@ def _with_function(node: Tree, by_kind: Mapping[str, Tree]) -> Tree:
     return {**node, KIND: _FUNCTION, "fn": kind} if is_function else node
 
 
-def merged(
-    base: Tree,
-    over: Mapping[str, Any],
-) -> Tree:
+def merged(base: Tree, over: Mapping[str, Any]) -> Tree:
     """Return `base` with the values of `over`; a mapping for a choice keeps the chosen variant."""
     result = dict(base)
     for name, value in over.items():
@@ -104,11 +97,7 @@ def merged(
     return result
 
 
-def put(
-    tree: Tree,
-    path: str,
-    value: Any,
-) -> None:
+def put(tree: Tree, path: str, value: Any) -> None:
     """In place: set one value; the name of another variant replaces the choice with its
     parameters.
     """
@@ -133,10 +122,7 @@ def value_at(tree: Any, path: str) -> Any:
     return tree
 
 
-def pop(
-    tree: Tree,
-    path: str,
-) -> Any:
+def pop(tree: Tree, path: str) -> Any:
     """Take the value at a path out of the tree, with sections that are empty then; ABSENT if there
     is none.
     """
@@ -152,10 +138,7 @@ def pop(
     return value
 
 
-def drop_if_foreign(
-    tree: Tree,
-    path: str,
-) -> str | None:
+def drop_if_foreign(tree: Tree, path: str) -> str | None:
     """In place: remove the value at a path if a choice above it has chosen a variant without it.
 
     Returns that choice as `path=variant`; None if the value belongs there.
@@ -177,10 +160,7 @@ def _as_mapping(value: Any) -> Any:
     return {KIND: value} if isinstance(value, str) else value
 
 
-def _nodes(
-    tree: Any,
-    names: list[str],
-) -> Iterator[Tree]:
+def _nodes(tree: Any, names: list[str]) -> Iterator[Tree]:
     """The mappings at a path, in which `*` stands for any name."""
     if not isinstance(tree, dict):
         return

@@ -75,10 +75,7 @@ def compose_unchecked(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
     return _composed(conf, overrides, this_machine())[0]
 
 
-def recompose(
-    path: Path,
-    overrides: Sequence[str],
-) -> RunConfig:
+def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
     """A resolved configuration that `write_config` wrote, with `key=value` overrides, validated and
     checked as `compose` does.
     """
@@ -102,10 +99,7 @@ def as_written(conf: str) -> Tree:
     return tree
 
 
-def write_config(
-    config: RunConfig,
-    path: Path,
-) -> None:
+def write_config(config: RunConfig, path: Path) -> None:
     """Write the resolved configuration; it must not exist yet, since it is written once."""
     with path.open("x") as file:
         file.write(to_yaml(config))
@@ -116,11 +110,7 @@ def to_yaml(config: RunConfig) -> str:
     return msgspec.yaml.encode(as_builtins(config)).decode()
 
 
-def _composed(
-    conf: str,
-    overrides: Sequence[str],
-    machine: Machine,
-) -> tuple[RunConfig, str]:
+def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[RunConfig, str]:
     path = Path(conf).expanduser()
     own = read_user_file(conf, path) if path.suffix in (".yaml", ".yml") else {}
     if not own and conf not in names():
@@ -171,12 +161,7 @@ def _launcher_of(own: Tree, given: Overrides) -> str:
     return name if name in variants()["launcher"] else "local"
 
 
-def _finished(
-    tree: Tree,
-    given: Overrides,
-    conf: str,
-    own: Tree,
-) -> RunConfig:
+def _finished(tree: Tree, given: Overrides, conf: str, own: Tree) -> RunConfig:
     """The configuration from the files' tree and the overrides. own: the user's file, if any."""
     for path, value in given.values:
         put(tree, path, value)
@@ -217,12 +202,7 @@ PATH_SETTINGS = (
 )
 
 
-def _amend(
-    tree: dict[str, Any],
-    path: str,
-    *,
-    is_list_of_strings: bool,
-) -> None:
+def _amend(tree: dict[str, Any], path: str, *, is_list_of_strings: bool) -> None:
     """In place: one string becomes a list of one where a list is wanted; paths become absolute."""
     *parents, leaf = path.split(".")
     node: Any = tree

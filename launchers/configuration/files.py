@@ -38,10 +38,7 @@ def names() -> list[str]:
 
 
 def compose_files(
-    conf: str,
-    groups: Sequence[str],
-    launcher: str,
-    machine: Machine,
+    conf: str, groups: Sequence[str], launcher: str, machine: Machine
 ) -> tuple[Tree, str]:
     """The tree that hydra composes from files, with `${...}` as written, and the preset of
     conf/hardware.
@@ -55,11 +52,7 @@ def compose_files(
     return copy.deepcopy(tree), preset
 
 
-def _hydra(
-    conf: str,
-    groups: tuple[str, ...],
-    fitting: str,
-) -> tuple[Tree, str]:
+def _hydra(conf: str, groups: tuple[str, ...], fitting: str) -> tuple[Tree, str]:
     """As `compose_files`. fitting: the preset for the machine, which hydra asks a resolver for."""
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
@@ -84,10 +77,7 @@ def base() -> Mapping[str, Any]:
     return msgspec.yaml.decode((CONF_DIR / "base.yaml").read_bytes(), type=dict[str, Any])
 
 
-def read_user_file(
-    conf: str,
-    path: Path,
-) -> Tree:
+def read_user_file(conf: str, path: Path) -> Tree:
     """Return the content of a user's yaml file, which is made known to hydra.
 
     It goes through hydra's store because hydra takes a primary file from one directory only, and
@@ -116,12 +106,7 @@ def read_user_file(
     return {str(key): value for key, value in content.items()}
 
 
-def with_files(
-    with_them: Any,
-    without: Any,
-    *,
-    _root_: DictConfig,
-) -> Any:
+def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
     """The first value where the run trains or is evaluated on files of the user's, the second on
     the embedded task.
     """

@@ -49,12 +49,7 @@ from async_rl.training.mirror import Mirror
 from async_rl.wire.addresses import host_for_people
 
 
-def preflight(
-    config: RunConfig,
-    machine: Machine,
-    *,
-    is_new: bool = True,
-) -> None:
+def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> None:
     """Raise ConfigError with one line per problem that would stop the run on this machine.
 
     is_new: the run's directory must not exist yet.
@@ -62,12 +57,7 @@ def preflight(
     raise_if_any(_problems(config, machine, is_new=is_new))
 
 
-def _problems(
-    config: RunConfig,
-    machine: Machine,
-    *,
-    is_new: bool,
-) -> Iterator[str]:
+def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
     mixed = package_problem()
     if mixed:
         yield mixed
@@ -117,10 +107,7 @@ def _package_problems(config: RunConfig) -> Iterator[str]:
     yield from filter(None, problems)
 
 
-def _verifier_problems(
-    sandbox: SandboxConfig,
-    reward: RewardConfig,
-) -> Iterator[str]:
+def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator[str]:
     for package in sandbox.packages:
         try:
             package_paths(package)
@@ -191,12 +178,7 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _directory_problems(
-    config: RunConfig,
-    machine: Machine,
-    *,
-    is_new: bool,
-) -> Iterator[str]:
+def _directory_problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
     if (
         is_new
         and config.run_name is not None
@@ -267,10 +249,7 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _bind(
-    host: str,
-    port: int,
-) -> str | None:
+def _bind(host: str, port: int) -> str | None:
     """Why the address cannot be bound; None if it can."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

@@ -104,13 +104,7 @@ def settings_page() -> str:
             inner = entry_of(f"{mapping}.NAME").values()
             parts.append(f"\n## {mapping}.NAME\n\n{_first_sentence(mappings()[mapping])}\n")
             rows = [
-                (
-                    f"`{s.path}`",
-                    unit(s),
-                    span(s.spec),
-                    _values_of_entry(mapping, s),
-                    s.description,
-                )
+                (f"`{s.path}`", unit(s), span(s.spec), _values_of_entry(mapping, s), s.description)
                 for s in inner
             ]
             parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
@@ -148,10 +142,7 @@ def unit(setting: Setting) -> str:
     return next((unit for ending, unit in _UNITS.items() if setting.path.endswith(ending)), "")
 
 
-def _values(
-    setting: Setting,
-    written: dict[str, dict[str, Any]],
-) -> str:
+def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
     """The values in conf/, each with the configurations or the variants that have it."""
     of_variants = values_of_variants().get(setting.path)
     by_owner = of_variants or {conf: leaves[setting.path] for conf, leaves in written.items()}
@@ -174,10 +165,7 @@ def values_of_variants() -> dict[str, dict[str, Any]]:
     return by_path
 
 
-def _settings_in(
-    name: str,
-    group: str,
-) -> list[str]:
+def _settings_in(name: str, group: str) -> list[str]:
     file = CONF_DIR / group / f"{name}.yaml"
     tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     assert isinstance(tree, dict)
@@ -215,10 +203,7 @@ def _listed(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}"
 
 
-def table(
-    head: tuple[str, ...],
-    rows: Sequence[tuple[str, ...]],
-) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A table in Markdown."""
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(

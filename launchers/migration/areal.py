@@ -43,11 +43,7 @@ def _top_k(given: Given) -> Fate:
 def _advantage_norm(given: Given) -> Fate:
     if given.source.get("group_adv_norm"):
         note = "over each prompt's group"
-        return Fate(
-            "translated",
-            note,
-            {"algorithm.normalize_advantages": "group"},
-        )
+        return Fate("translated", note, {"algorithm.normalize_advantages": "group"})
     scope = "batch" if given.value else "none"
     return Fate("translated", settings={"algorithm.normalize_advantages": scope})
 
@@ -66,37 +62,22 @@ def _kl_in_reward(given: Given) -> Fate:
 
 def _dense(given: Given) -> Fate:
     if not given.value:
-        return Fate(
-            "translated",
-            "one reward at the end",
-            {"reward.placement": "end"},
-        )
+        return Fate("translated", "one reward at the end", {"reward.placement": "end"})
     placement = "step_deltas" if given.source.get("reward_delta", True) else "steps"
-    return Fate(
-        "translated",
-        "a score per complete code block",
-        {"reward.placement": placement},
-    )
+    return Fate("translated", "a score per complete code block", {"reward.placement": placement})
 
 
 def _prompt_filter(given: Given) -> Fate:
     share = given.source.get("dataset_max_filter_percentage", 0)
     if not share or given.value >= given.source.get("ppo.max_reward_clip", 20.0):
-        return Fate(
-            "translated",
-            "no prompt is filtered out",
-            {"data.filter.above": None},
-        )
+        return Fate("translated", "no prompt is filtered out", {"data.filter.above": None})
     settings = {"data.filter.above": given.value, "data.filter.max_share": share}
     return Fate("translated", settings=settings)
 
 
 def _wandb(given: Given) -> Fate:
     if given.value != "online":
-        return Fate(
-            "defaulted",
-            "metrics go to the terminal, a file and TensorBoard",
-        )
+        return Fate("defaulted", "metrics go to the terminal, a file and TensorBoard")
     experiment = given.source.get("experiment_name", "areal")
     return to_wandb(given.sibling("project", None) or experiment)
 

@@ -24,18 +24,11 @@ def _allocation(given: Given) -> Fate:
     """Two layouts joined by `+`: the first generates, the second trains."""
     generating, joined, training = str(given.value or "").partition("+")
     if not joined:
-        return Fate(
-            "refused",
-            "no layouts of the form vllm:d4t1+d4: set generators and learner",
-        )
+        return Fate("refused", "no layouts of the form vllm:d4t1+d4: set generators and learner")
     gpus, width = _gpus(generating.rpartition(":")[2])
     settings = engines(gpus, width) | learners(_gpus(training)[0])
     settings["generation.vllm.tensor_parallel_size"] = width
-    return Fate(
-        "translated",
-        "ranks and engines by GPUs",
-        settings,
-    )
+    return Fate("translated", "ranks and engines by GPUs", settings)
 
 
 def _rollout_backend(given: Given) -> Fate:
@@ -43,41 +36,24 @@ def _rollout_backend(given: Given) -> Fate:
     gpus, width = _gpus(layout)
     settings = {**engines(gpus, width), "generation.vllm.tensor_parallel_size": width}
     note = "" if name == "vllm" else f"vLLM instead of {name}"
-    return Fate(
-        "translated",
-        note,
-        settings,
-    )
+    return Fate("translated", note, settings)
 
 
 def _actor_backend(given: Given) -> Fate:
     name, _, layout = str(given.value).partition(":")
-    return Fate(
-        "translated",
-        f"FSDP2 instead of {name}",
-        learners(_gpus(layout)[0]),
-    )
+    return Fate("translated", f"FSDP2 instead of {name}", learners(_gpus(layout)[0]))
 
 
 def _node_gpus(given: Given) -> Fate:
     if given.source.get("allocation_mode") or given.source.get("rollout.backend"):
-        return Fate(
-            "defaulted",
-            "the layouts of generation and training decide",
-        )
+        return Fate("defaulted", "the layouts of generation and training decide")
     return halves(given.value * given.sibling("n_nodes", 1), 1)
 
 
 def _top_k(given: Given) -> Fate:
     if given.value < 0 or given.value >= _FULL_TOP_K:
-        return Fate(
-            "defaulted",
-            "the full support",
-        )
-    return Fate(
-        "refused",
-        "log-probs would cover another support than the learner's; set -1",
-    )
+        return Fate("defaulted", "the full support")
+    return Fate("refused", "log-probs would cover another support than the learner's; set -1")
 
 
 def _advantage(given: Given) -> Fate:
@@ -93,37 +69,21 @@ def _advantage(given: Given) -> Fate:
     }
     if (mean, std) not in names:
         problem = f"reward_norm with the mean of the {mean}, the deviation of the {std}"
-        return Fate(
-            "refused",
-            f"{problem}: see algorithm.advantage",
-        )
+        return Fate("refused", f"{problem}: see algorithm.advantage")
     return given.into(names[mean, std], f"mean of the {mean}, deviation of the {std}")
 
 
 def _kl(given: Given) -> Fate:
     if not given.value:
-        return Fate(
-            "translated",
-            "no KL term",
-            {"algorithm.kl": "none"},
-        )
+        return Fate("translated", "no KL term", {"algorithm.kl": "none"})
     settings = {"algorithm.kl": "reward", "algorithm.kl.coef": given.value}
-    return Fate(
-        "translated",
-        settings=settings,
-    )
+    return Fate("translated", settings=settings)
 
 
 def _kl_estimator(given: Given) -> Fate:
     if not given.sibling("kl_ctl", 0.1) or given.value == "k1":
-        return Fate(
-            "defaulted",
-            "a KL in the reward is k1",
-        )
-    return Fate(
-        "refused",
-        "a KL in the reward is k1; see algorithm.kl=loss for the others",
-    )
+        return Fate("defaulted", "a KL in the reward is k1")
+    return Fate("refused", "a KL in the reward is k1; see algorithm.kl=loss for the others")
 
 
 def _advantage_norm(given: Given) -> Fate:
@@ -131,14 +91,8 @@ def _advantage_norm(given: Given) -> Fate:
     std = given.sibling("std_level", "batch")
     if mean != std:
         problem = f"mean over {mean}, deviation over {std}"
-        return Fate(
-            "refused",
-            f"{problem}: algorithm.normalize_advantages has one level",
-        )
-    return Fate(
-        "translated",
-        settings={"algorithm.normalize_advantages": mean or "none"},
-    )
+        return Fate("refused", f"{problem}: algorithm.normalize_advantages has one level")
+    return Fate("translated", settings={"algorithm.normalize_advantages": mean or "none"})
 
 
 def _clip(given: Given) -> Fate:
@@ -146,10 +100,7 @@ def _clip(given: Given) -> Fate:
         "algorithm.policy_loss.clip_low": given.value,
         "algorithm.policy_loss.clip_high": given.sibling("eps_clip_higher", None) or given.value,
     }
-    return Fate(
-        "translated",
-        settings=settings,
-    )
+    return Fate("translated", settings=settings)
 
 
 def _bias(given: Given) -> Fate:
@@ -159,66 +110,38 @@ def _bias(given: Given) -> Fate:
 
 def _decoupled(given: Given) -> Fate:
     if given.value:
-        return Fate(
-            "defaulted",
-            "algorithm.policy_loss=ppo is decoupled",
-        )
+        return Fate("defaulted", "algorithm.policy_loss=ppo is decoupled")
     note = "the ratio to the behavior policy is clipped"
-    return Fate(
-        "translated",
-        note,
-        {"algorithm.policy_loss": "ppo_vanilla"},
-    )
+    return Fate("translated", note, {"algorithm.policy_loss": "ppo_vanilla"})
 
 
 def _weight_cap(given: Given) -> Fate:
     if given.value is None:
-        return Fate(
-            "translated",
-            "no cap",
-            {"algorithm.policy_loss.correction": "none"},
-        )
+        return Fate("translated", "no cap", {"algorithm.policy_loss.correction": "none"})
     settings = {
         "algorithm.policy_loss.correction": "token_mis",
         "algorithm.policy_loss.correction.max": given.value,
         # The source has no lower bound; this one is never reached.
         "algorithm.policy_loss.correction.min": 1e-6,
     }
-    return Fate(
-        "translated",
-        "tokens beyond it are masked",
-        settings,
-    )
+    return Fate("translated", "tokens beyond it are masked", settings)
 
 
 def _overlong(given: Given) -> Fate:
     if not given.value:
-        return Fate(
-            "defaulted",
-            "long responses have no penalty",
-        )
+        return Fate("defaulted", "long responses have no penalty")
     settings = {
         "reward.overlong_tokens": given.sibling("overlong_tokens", None) or 0,
         "reward.overlong_penalty": given.sibling("overlong_penalty_factor", None) or 1.0,
     }
-    return Fate(
-        "translated",
-        settings=settings,
-    )
+    return Fate("translated", settings=settings)
 
 
 def _prompt_tokens(given: Given) -> Fate:
     if given.value is None:
-        return Fate(
-            "defaulted",
-            "data.max_prompt_tokens",
-        )
+        return Fate("defaulted", "data.max_prompt_tokens")
     settings = {"data.max_prompt_tokens": given.value, "data.truncation": "drop"}
-    return Fate(
-        "translated",
-        "longer prompts are left out",
-        settings,
-    )
+    return Fate("translated", "longer prompts are left out", settings)
 
 
 FUNCTIONS: Mapping[str, Function] = {

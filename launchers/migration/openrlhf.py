@@ -33,19 +33,13 @@ def _minibatches(given: Given) -> Fate:
     prompts = given.source.get("rollout.batch_size", 1024)
     samples = prompts * given.source.get("rollout.n_samples_per_prompt", 1)
     if samples % given.value:
-        return Fate(
-            "refused",
-            f"does not divide {samples} samples; set learner.minibatches",
-        )
+        return Fate("refused", f"does not divide {samples} samples; set learner.minibatches")
     return given.into(samples // given.value, f"{samples} samples / {given.value}")
 
 
 def _advantage(given: Given) -> Fate:
     if given.value not in _ADVANTAGES:
-        return Fate(
-            "refused",
-            f"{given.value} has no counterpart; see algorithm.advantage",
-        )
+        return Fate("refused", f"{given.value} has no counterpart; see algorithm.advantage")
     name = _ADVANTAGES[given.value]
     if name == "grpo" and given.sibling("no_std_norm", False):
         name = "dr_grpo"
@@ -54,97 +48,57 @@ def _advantage(given: Given) -> Fate:
 
 def _engines(given: Given) -> Fate:
     if given.value is None:
-        return Fate(
-            "refused",
-            "no engines: set generators.count and generators.gpus_each",
-        )
+        return Fate("refused", "no engines: set generators.count and generators.gpus_each")
     width = given.sibling("tensor_parallel_size", 1)
-    return Fate(
-        "translated",
-        settings=engines(given.value * width, width),
-    )
+    return Fate("translated", settings=engines(given.value * width, width))
 
 
 def _ranks(given: Given) -> Fate:
     ranks = given.value * given.sibling("num_nodes", 1)
-    return Fate(
-        "translated",
-        settings={"learner.ranks": ranks, "learner.gpus_each": 1},
-    )
+    return Fate("translated", settings={"learner.ranks": ranks, "learner.gpus_each": 1})
 
 
 def _clip(given: Given) -> Fate:
     low, high = given.sibling("eps_clip_low_high", None) or (given.value, given.value)
     settings = {"algorithm.policy_loss.clip_low": low, "algorithm.policy_loss.clip_high": high}
-    return Fate(
-        "translated",
-        settings=settings,
-    )
+    return Fate("translated", settings=settings)
 
 
 def _kl(given: Given) -> Fate:
     if not given.value:
-        return Fate(
-            "translated",
-            "no KL term",
-            {"algorithm.kl": "none"},
-        )
+        return Fate("translated", "no KL term", {"algorithm.kl": "none"})
     kind = "loss" if given.sibling("use_loss", False) else "reward"
     settings = {"algorithm.kl": kind, "algorithm.kl.coef": given.value}
-    return Fate(
-        "translated",
-        settings=settings,
-    )
+    return Fate("translated", settings=settings)
 
 
 def _kl_estimator(given: Given) -> Fate:
     if not given.sibling("use_loss", False) or not given.sibling("init_coef", 0.01):
         if given.value == "k1":
-            return Fate(
-                "defaulted",
-                "a KL in the reward is this estimate",
-            )
-        return Fate(
-            "refused",
-            "a KL in the reward is k1; set algo.kl.use_loss",
-        )
+            return Fate("defaulted", "a KL in the reward is this estimate")
+        return Fate("refused", "a KL in the reward is k1; set algo.kl.use_loss")
     if given.value == "k1":
-        return Fate(
-            "refused",
-            "in the loss k1 has no expected gradient; set k3",
-        )
+        return Fate("refused", "in the loss k1 has no expected gradient; set k3")
     return given.into(given.value)
 
 
 def _kl_target(given: Given) -> Fate:
     if given.value is None:
-        return Fate(
-            "defaulted",
-            "a fixed coefficient",
-        )
+        return Fate("defaulted", "a fixed coefficient")
     settings = {
         "algorithm.kl.controller": "adaptive",
         "algorithm.kl.controller.target": given.value,
         "algorithm.kl.controller.horizon": given.sibling("horizon", 10000),
     }
-    return Fate(
-        "translated",
-        settings=settings,
-    )
+    return Fate("translated", settings=settings)
 
 
 def _correction(given: Given) -> Fate:
     if given.value == "off":
-        return Fate(
-            "translated",
-            settings={"algorithm.policy_loss.correction": "none"},
-        )
+        return Fate("translated", settings={"algorithm.policy_loss.correction": "none"})
     mode = given.source.get(f"{_IS}_mode", "mask")
     if given.source.get(f"{_IS}_gating", "ratio") != "ratio":
-        return Fate(
-            "refused",
-            "bounds are of the ratio; see algorithm.policy_loss.correction",
-        )
+        return Fate("refused", "bounds are of the ratio; see algorithm.policy_loss.correction")
     low, high = given.source.get(f"{_IS}_threshold", (0.5, 5.0))
     settings = {
         "algorithm.policy_loss.correction": _CORRECTIONS[given.value, mode],
@@ -152,19 +106,13 @@ def _correction(given: Given) -> Fate:
     }
     if mode == "mask":
         settings["algorithm.policy_loss.correction.min"] = low
-    return Fate(
-        "translated",
-        settings=settings,
-    )
+    return Fate("translated", settings=settings)
 
 
 def _reward_clip(given: Given) -> Fate:
     low, high = given.value
     if low != -high:
-        return Fate(
-            "refused",
-            "reward.clip bounds the absolute value: the range is symmetric",
-        )
+        return Fate("refused", "reward.clip bounds the absolute value: the range is symmetric")
     return given.into(high)
 
 

@@ -18,10 +18,7 @@ def _batch(given: Given) -> Fate:
     """A batch counts samples, buffer.groups_per_step prompts."""
     samples = next((given.source[key] for key in _SAMPLES if key in given.source), 1)
     if given.value % samples:
-        return Fate(
-            "refused",
-            f"no multiple of {samples} samples; set buffer.groups_per_step",
-        )
+        return Fate("refused", f"no multiple of {samples} samples; set buffer.groups_per_step")
     return given.into(given.value // samples, f"{given.value} samples / {samples}")
 
 
@@ -31,41 +28,23 @@ def _sequence(given: Given) -> Fate:
     if response is None:
         half = given.value // 2
         settings = {"data.max_prompt_tokens": given.value - half, "data.max_response_tokens": half}
-        return Fate(
-            "translated",
-            "half for the prompt, half for the response",
-            settings,
-        )
+        return Fate("translated", "half for the prompt, half for the response", settings)
     if response >= given.value:
         note = "the response may use all of it; a prompt has a limit of its own"
-        return Fate(
-            "translated",
-            note,
-            {"data.max_response_tokens": response},
-        )
+        return Fate("translated", note, {"data.max_response_tokens": response})
     left = given.value - response
-    return Fate(
-        "translated",
-        f"{given.value} - {response}",
-        {"data.max_prompt_tokens": left},
-    )
+    return Fate("translated", f"{given.value} - {response}", {"data.max_prompt_tokens": left})
 
 
 def _engines(given: Given) -> Fate:
     width = given.source.get("inference.parallel.tp", 1)
     width = given.source.get("inference.vllm.tensor_parallel_size", width)
     settings = engines(given.value, width)
-    return Fate(
-        "translated",
-        settings={**settings, "generation.vllm.tensor_parallel_size": width},
-    )
+    return Fate("translated", settings={**settings, "generation.vllm.tensor_parallel_size": width})
 
 
 def _ranks(given: Given) -> Fate:
-    return Fate(
-        "translated",
-        settings={"learner.ranks": given.value, "learner.gpus_each": 1},
-    )
+    return Fate("translated", settings={"learner.ranks": given.value, "learner.gpus_each": 1})
 
 
 def _min_lr(given: Given) -> Fate:

@@ -20,10 +20,7 @@ def _batch(given: Given) -> Fate:
         completions = given.sibling("per_device_train_batch_size", 8) * rounds
         note = f"{completions} completions / {samples} on one GPU; multiply by the number of GPUs"
     if completions < samples:
-        return Fate(
-            "refused",
-            f"{note}: less than one group; set buffer.groups_per_step",
-        )
+        return Fate("refused", f"{note}: less than one group; set buffer.groups_per_step")
     return given.into(completions // samples, note)
 
 
@@ -48,31 +45,16 @@ def _loss(given: Given) -> Fate:
         "cispo": {"algorithm.policy_loss": "cispo", "algorithm.aggregation": "token_mean"},
     }
     if given.value not in by_name:
-        return Fate(
-            "refused",
-            f"{given.value} has no counterpart; see algorithm.policy_loss",
-        )
-    return Fate(
-        "translated",
-        settings=by_name[given.value],
-    )
+        return Fate("refused", f"{given.value} has no counterpart; see algorithm.policy_loss")
+    return Fate("translated", settings=by_name[given.value])
 
 
 def _level(given: Given) -> Fate:
     if given.value == "token":
-        return Fate(
-            "defaulted",
-            "algorithm.policy_loss=ppo has a ratio per token",
-        )
+        return Fate("defaulted", "algorithm.policy_loss=ppo has a ratio per token")
     if given.value != "sequence":
-        return Fate(
-            "refused",
-            "token or sequence",
-        )
-    return Fate(
-        "translated",
-        settings={"algorithm.policy_loss": "gspo"},
-    )
+        return Fate("refused", "token or sequence")
+    return Fate("translated", settings={"algorithm.policy_loss": "gspo"})
 
 
 def _clip(given: Given) -> Fate:
@@ -81,52 +63,33 @@ def _clip(given: Given) -> Fate:
         "algorithm.policy_loss.clip_low": given.value,
         "algorithm.policy_loss.clip_high": high,
     }
-    return Fate(
-        "translated",
-        settings=settings,
-    )
+    return Fate("translated", settings=settings)
 
 
 def _steps(given: Given) -> Fate:
     if given.value <= 0:
-        return Fate(
-            "defaulted",
-            "num_train_epochs decides",
-        )
+        return Fate("defaulted", "num_train_epochs decides")
     return given.into(given.value)
 
 
 def _warmup_steps(given: Given) -> Fate:
     # Below 1 it is a share of all steps.
     if 0 < given.value < 1:
-        return Fate(
-            "refused",
-            "a share: set learner.optimizer.warmup_steps to that of num_steps",
-        )
+        return Fate("refused", "a share: set learner.optimizer.warmup_steps to that of num_steps")
     return given.into(int(given.value))
 
 
 def _save(given: Given) -> Fate:
     if given.sibling("save_strategy", "steps") != "steps" or given.value < 1:
-        return Fate(
-            "defaulted",
-            "save_strategy decides",
-        )
+        return Fate("defaulted", "save_strategy decides")
     return given.into(int(given.value))
 
 
 def _evaluation(given: Given) -> Fate:
     if given.sibling("eval_strategy", "no") == "no":
-        return Fate(
-            "translated",
-            "eval_strategy=no",
-            {"evaluation.every_steps": 0},
-        )
+        return Fate("translated", "eval_strategy=no", {"evaluation.every_steps": 0})
     if given.value is None:
-        return Fate(
-            "refused",
-            "eval_strategy without eval_steps: set evaluation.every_steps",
-        )
+        return Fate("refused", "eval_strategy without eval_steps: set evaluation.every_steps")
     return given.into(int(given.value))
 
 
@@ -134,27 +97,15 @@ def _report_to(given: Given) -> Fate:
     names = [given.value] if isinstance(given.value, str) else given.value or []
     if "wandb" in names or "all" in names:
         return to_wandb(given.sibling("project", "huggingface"))
-    return Fate(
-        "defaulted",
-        "metrics go to the terminal, a file and TensorBoard",
-    )
+    return Fate("defaulted", "metrics go to the terminal, a file and TensorBoard")
 
 
 def _weighted_kl(given: Given) -> Fate:
     if not given.sibling("beta", 0.0):
-        return Fate(
-            "defaulted",
-            "no KL term",
-        )
+        return Fate("defaulted", "no KL term")
     if given.value:
-        return Fate(
-            "refused",
-            "the estimate of the KL has no importance weight here",
-        )
-    return Fate(
-        "defaulted",
-        "the estimate of the KL has no importance weight",
-    )
+        return Fate("refused", "the estimate of the KL has no importance weight here")
+    return Fate("defaulted", "the estimate of the KL has no importance weight")
 
 
 FUNCTIONS: Mapping[str, Function] = {

@@ -106,8 +106,7 @@ def _aggregation(given: Given) -> Fate:
 def _engine_arguments(given: Given) -> Fate:
     name = given.key.rpartition(".")[2]
     return Fate(
-        "refused",
-        f"set generation.vllm.extra=[{name}={given.value}] if the installed vLLM has it",
+        "refused", f"set generation.vllm.extra=[{name}={given.value}] if the installed vLLM has it"
     )
 
 
@@ -138,27 +137,15 @@ def _logger(given: Given) -> Fate:
     has_board = "tensorboard" in names or bool(reasons)
     settings["monitoring.tensorboard_port"] = 0 if has_board else None
     if reasons:
-        return Fate(
-            "refused",
-            "; ".join(reasons),
-            settings,
-        )
-    return Fate(
-        "translated",
-        "the terminal always shows progress",
-        settings,
-    )
+        return Fate("refused", "; ".join(reasons), settings)
+    return Fate("translated", "the terminal always shows progress", settings)
 
 
 def _advantage(given: Given) -> Fate:
     by_std = given.source.get("algorithm.norm_adv_by_std_in_grpo", True)
     if given.value == "grpo" and not by_std:
         note = "norm_adv_by_std_in_grpo=false"
-        return Fate(
-            "translated",
-            note,
-            {"algorithm.advantage": "dr_grpo"},
-        )
+        return Fate("translated", note, {"algorithm.advantage": "dr_grpo"})
     if given.value in _ADVANTAGES:
         return Fate("translated", settings={"algorithm.advantage": given.value})
     return Fate("refused", f"{given.value} has no counterpart; see algorithm.advantage")
@@ -185,10 +172,7 @@ def _minibatches(given: Given) -> Fate:
 
 def _shuffle(given: Given) -> Fate:
     if given.source.get(f"{_ACTOR}.ppo_mini_batch_size") == _batch(given):
-        return Fate(
-            "defaulted",
-            "one minibatch contains everything, so the order has no effect",
-        )
+        return Fate("defaulted", "one minibatch contains everything, so the order has no effect")
     return Fate("translated", settings={"learner.shuffle": given.value})
 
 
@@ -209,11 +193,7 @@ def _warmup_steps(given: Given) -> Fate:
 def _offload(given: Given) -> Fate:
     if given.sibling("param_offload", False) or given.sibling("grad_offload", False):
         note = "parameters and gradients leave the GPU together"
-        return Fate(
-            "translated",
-            note,
-            {"learner.offload": "parameters"},
-        )
+        return Fate("translated", note, {"learner.offload": "parameters"})
     offload = "optimizer" if given.sibling("optimizer_offload", False) else "none"
     return Fate("translated", settings={"learner.offload": offload})
 
@@ -229,15 +209,8 @@ def _kl_in_reward(given: Given) -> Fate:
     if not _is_kl_in_reward(given):
         return Fate("defaulted", "actor.use_kl_loss decides")
     if coef:
-        return Fate(
-            "translated",
-            settings={"algorithm.kl": "reward", "algorithm.kl.coef": coef},
-        )
-    return Fate(
-        "translated",
-        "no KL term",
-        {"algorithm.kl": "none"},
-    )
+        return Fate("translated", settings={"algorithm.kl": "reward", "algorithm.kl.coef": coef})
+    return Fate("translated", "no KL term", {"algorithm.kl": "none"})
 
 
 def _kl_loss(given: Given) -> Fate:
@@ -260,11 +233,7 @@ def _kl_loss(given: Given) -> Fate:
         return Fate("translated", settings=settings)
     if in_reward:
         return Fate("defaulted", "the KL is in the reward")
-    return Fate(
-        "translated",
-        "no KL term",
-        {"algorithm.kl": "none"},
-    )
+    return Fate("translated", "no KL term", {"algorithm.kl": "none"})
 
 
 def _evaluation_samples(given: Given) -> Fate:
