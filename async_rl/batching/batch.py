@@ -109,6 +109,7 @@ class Batch(Sizes):
       own               the numbers of this rank's sequences, ascending
       token_ids         of an own sequence: int32 array, prompt and response
       offsets           of an own sequence: its response is offsets[b] : offsets[b] + length of R
+      starts            of an own sequence: where its segments begin, as in Trajectory
     On the device:
       group_index       int64 [B]
       rewards           float32 [B], before scaling
@@ -124,6 +125,7 @@ class Batch(Sizes):
     own: list[int]
     token_ids: dict[int, IntArray]
     offsets: dict[int, int]
+    starts: dict[int, tuple[int, ...]]
     num_groups: int
     group_index: Tensor
     rewards: Tensor
@@ -221,6 +223,7 @@ def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALON
         own=own,
         token_ids={s: t.token_ids for s, t in zip(own, trajectories, strict=True)},
         offsets=dict(zip(own, starts, strict=False)),
+        starts={s: t.starts for s, t in zip(own, trajectories, strict=True)},
         num_groups=len(part.heads),
         group_index=tensor(group_index, torch.int64),
         rewards=tensor((sample.reward for sample in samples), torch.float32),

@@ -11,6 +11,7 @@ Invariant: only this file knows that the hidden state of a token predicts the ne
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -111,11 +112,19 @@ def pack(
         if not size:
             continue
         num_stored = size if with_ends else size - 1
+        # A sample of an agent: only the tokens before the first start continue the prompt.
+        inner = [begin + position - length for position in batch.starts[s]]
+        edges = [*inner, begin + num_stored]
+        num_first = edges[0] - begin
         if num_users[key] == 1:
             # The prompt is the newest segment: one plain causal segment needs no mask.
-            row.segments[-1] = (start, length + num_stored, 0, 0)
-        elif num_stored:
-            row.segments.append((begin, num_stored, start, length))
+            row.segments[-1] = (start, length + num_first, 0, 0)
+        elif num_first:
+            row.segments.append((begin, num_first, start, length))
+        for first, then in itertools.pairwise(edges):
+            # A last segment of one token predicts nothing, so without ends nothing of it is stored.
+            if then > first:
+                row.segments.append((first, then - first, 0, 0))
         row.add_tokens(ids[length : length + num_stored])
         predict = np.arange(begin - 1, begin + size - 1)
         # The first response token is predicted by the prompt's last, which may be far away.

@@ -53,6 +53,7 @@ class Kind:
 
 
 REWARD = Kind(group="async_rl.rewards", takes=("sample",))
+AGENT = Kind(group="async_rl.agents", takes=("task", "endpoint"))
 ROLLOUT = Kind(group="async_rl.rollouts", takes=("talk",))
 CHECKER = Kind(group="async_rl.checkers", takes=("input", "got", "expected"))
 ENGINE = Kind(group="async_rl.engines", takes=("config", "model_path"), named=("seed",))
@@ -133,7 +134,8 @@ def _target(setting: str, name: str, kind: Kind) -> str:
 
 def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]] | None:
     """Return the function of `rollout.fn`, if it is set. Raises ConfigError."""
-    if rollout.fn is None:
+    # An agent runs in processes of its own.
+    if rollout.fn is None or isinstance(rollout.fn, list):
         return None
     function = load_function("rollout.fn", rollout.fn, ROLLOUT)
     if not inspect.iscoroutinefunction(function):

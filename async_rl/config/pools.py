@@ -20,7 +20,7 @@ from async_rl.config.base import as_builtins, replace
 from async_rl.config.checks.vllm_extra import num_workers
 from async_rl.config.generation import PoolConfig
 from async_rl.config.run import RunConfig
-from async_rl.core.types import Purpose
+from async_rl.core.types import Purpose, Role
 
 GENERATORS, VERIFIERS = "generators", "verifiers"
 SEATS_PER_POOL = 10_000
@@ -45,6 +45,11 @@ _PURPOSES: Mapping[Work, frozenset[Purpose]] = {
     "evaluation": frozenset({Purpose.EVAL}),
     "both": frozenset(Purpose),
 }
+
+
+def group_role(config: RunConfig) -> Role:
+    """Return the role of the processes that make groups."""
+    return "gateway" if config.agent.is_used else "generator"
 
 
 def generator_pools(config: RunConfig) -> list[str]:

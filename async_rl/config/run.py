@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from async_rl.config.agents import Agent, agent_of
 from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.config.base import Section, Tag
 from async_rl.config.data import DataConfig
@@ -70,3 +71,8 @@ class RunConfig(Section):
     network: NetworkConfig
     supervisor: SupervisorConfig
     timeouts: TimeoutsConfig
+
+    @property
+    def agent(self) -> Agent:
+        """The agent that makes the samples, if `rollout.fn` names one."""
+        return agent_of(self.rollout)

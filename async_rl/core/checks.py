@@ -7,6 +7,7 @@ passes here can be summarized, stored and trained without a further check.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -61,6 +62,12 @@ def _problems(
         yield f"token id {sample.token_ids.min()} is below 0"
     if sample.token_ids.max() >= vocabulary_size:
         yield f"token id {sample.token_ids.max()} is not below {vocabulary_size}, the vocabulary"
+    # A first segment may begin right after the prompt, and each has a token.
+    bounds = (start - 1, *sample.starts, length)
+    if any(first >= then for first, then in itertools.pairwise(bounds)):
+        yield f"segments start at {sample.starts} of {start} to {length}"
+    if sample.loss_mask[list(sample.starts)].any():
+        yield "the first token of a segment is marked as trained, but nothing predicts it"
     versions = sample.versions
     logprobs = sample.behavior_logprobs
     is_sampled = versions != NO_VERSION

@@ -9,6 +9,7 @@
     |  |- Unsupported        no such program can be judged on this machine; another try is useless
     |- RewardError           a user's reward function failed; see reward.on_failure
     |  |- BrokenTest         a row's own test is broken; its prompt cannot be scored
+    |- AgentError           an agent's environment failed, or its sample has no reward
     |- ProtocolError         a peer sent what the schema does not allow
     |- WeightsError          a push failed, or the engine has weights that it should not have
     |  |- BlockUnreachable   the generator does not share the learner's memory; nothing was changed
@@ -61,6 +62,10 @@ class RewardError(AsyncRLError):
 
 class BrokenTest(RewardError):
     """A row's own test is broken, so its prompt cannot be scored."""
+
+
+class AgentError(AsyncRLError):
+    """An agent's environment failed, or left its sample without a reward; never a score."""
 
 
 class ProtocolError(AsyncRLError):

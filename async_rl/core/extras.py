@@ -16,6 +16,7 @@ EXTRA_OF = {
     "huggingface_hub": "train",
     "jinja2": "view",
     "math_verify": "verifier",
+    "openai": "train",
     "peft": "train",
     "ray": "ray",
     "safetensors": "train",

@@ -72,6 +72,7 @@ class DropReason(enum.StrEnum):
     SCORING_OUTAGE = "scoring_outage"
     REWARD_FAILED = "reward_failed"
     GENERATOR_LOST = "generator_lost"
+    AGENT_FAILED = "agent_failed"
     UNTRAINABLE = "untrainable"
     NO_SIGNAL = "no_signal"
     INVALID = "invalid"
@@ -285,6 +286,8 @@ class Trajectory(Value):
     token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled),
     versions int32 [L].
     is_truncated: stopped by the length limit, without an end-of-sequence token.
+    starts: the positions after the prompt at which a further segment of an agent's session begins,
+    ascending; its tokens attend to nothing before it.
     """
 
     token_ids: IntArray
@@ -294,6 +297,7 @@ class Trajectory(Value):
     versions: IntArray
     is_truncated: bool
     score: Score
+    starts: tuple[int, ...] = ()
 
     @property
     def response_length(self) -> int:
@@ -323,4 +327,4 @@ class Group(Value):
         return sum(len(t.token_ids) for t in self.trajectories)
 
 
-Role = Literal["supervisor", "buffer", "generator", "verifier", "learner"]
+Role = Literal["supervisor", "buffer", "generator", "gateway", "verifier", "learner"]

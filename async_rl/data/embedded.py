@@ -50,11 +50,15 @@ class TinyCoder:
 LIST_FUNCTIONS = ListFunctions()
 TINY_CODER = TinyCoder()
 TINY_CODER_WITH_RETRIES = TinyCoder(retry_share=0.5)
-"""For RETRYING_ROLLOUT: half of the corpus shows how a failed program is corrected."""
+"""For these two: half of the corpus shows how a failed program is corrected."""
 RETRYING_ROLLOUT = "async_rl.examples.run_and_retry:rollout"
 """The `rollout.fn` of conf/grpo_code_retry.yaml, whose second turn the plain model never saw."""
+RETRYING_AGENT = "async_rl.examples.tool_agent:solve"
+"""The agent of conf/agent_code.yaml, which lets the policy read the same texts."""
 
 
 def tiny_coder_of(config: RunConfig) -> TinyCoder:
     """Return the embedded model that fits the run's rollout."""
-    return TINY_CODER_WITH_RETRIES if config.rollout.fn == RETRYING_ROLLOUT else TINY_CODER
+    if config.rollout.fn == RETRYING_ROLLOUT or config.agent.fn == RETRYING_AGENT:
+        return TINY_CODER_WITH_RETRIES
+    return TINY_CODER

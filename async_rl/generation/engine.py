@@ -40,6 +40,15 @@ class Completion:
     is_truncated: bool
 
 
+class Generates(Protocol):
+    """Continues rows of tokens: an engine, or the generators of a run."""
+
+    def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncGenerator[Completion, None]:
+        """As Engine.generate."""
+
+
 class Engine(Protocol):
     """Generates tokens with weights that may change between two tokens. `engine_opener` starts
     one.

@@ -94,7 +94,11 @@ def _response(
     )
     version_before = None
     was_sampled = True
+    positions = iter(range(start, len(sample.token_ids)))
     for piece, version, logprob, advantage, is_sampled in tokens:
+        # A segment of an agent's session repeats what it shares with an earlier one.
+        if next(positions) in sample.starts:
+            text.append("\n[segment]\n", style="dim")
         if is_sampled != was_sampled:
             text.append("\u27e9" if is_sampled else "\u27e8", style="dim")
             was_sampled = is_sampled
@@ -148,10 +152,23 @@ def _verdict(group: Group, sample: Trajectory) -> Text:
     text = f"reward {score.reward:g} (mean of its group {_mean(group):.2f})"
     for name, value in sorted(score.parts.items()):
         text += f", {name} {value:g}"
+    num_turns, num_segments = turns_and_segments(sample)
+    if num_turns > 1:
+        text += f", {num_turns} turns"
+    if num_segments > 1:
+        text += f" in {num_segments} segments"
     if sample.is_truncated:
         text += ", cut at the length limit"
     text += f"; tests: {', '.join(verdicts) or 'no test was run'}"
     return Text(text, style="green" if is_passed(sample) else "red")
+
+
+def turns_and_segments(sample: Trajectory) -> tuple[int, int]:
+    """Return the answers of the policy in a sample, and the segments that they are in."""
+    mask = sample.loss_mask.astype(int)
+    num_turns = int((np.diff(mask, prepend=0) > 0).sum())
+    continues_prompt = not sample.starts or sample.starts[0] > sample.prompt_length
+    return num_turns, len(sample.starts) + continues_prompt
 
 
 def _mean(group: Group) -> float:

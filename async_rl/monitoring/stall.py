@@ -12,7 +12,7 @@ from async_rl.monitoring.rates import commonest_failure
 from async_rl.monitoring.status import duration, wait_of
 from async_rl.protocol.membership import Member
 
-_CHAIN = ("learner", "buffer", "generator", "verifier")
+_CHAIN = ("learner", "buffer", "gateway", "generator", "verifier")
 """Each role waits for the next one."""
 _NEEDED = ("generator", "verifier")
 _MOST_PARTS = 8  # the first ones name the cause; a pool of 100 generators would fill the screen

@@ -20,7 +20,7 @@ from async_rl.monitoring.rates import commonest_failure, per_second
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 
-ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "verifier")
+ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "gateway", "verifier")
 _STYLES = {
     "waiting": "yellow",
     "blocked": "yellow",

@@ -29,6 +29,7 @@ BASE_MB: Mapping[Role, int] = {
     "buffer": 500,
     "verifier": 100,
     "generator": 1200,
+    "gateway": 300,
     "learner": 800,
 }
 TENSORBOARD_MB = 300
@@ -80,6 +81,9 @@ def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
             added = _mb(_stored_bytes(config, sequences))
         case "verifier":
             added = config.verifiers.cells * config.sandbox.memory_mb
+        case "gateway":
+            # A worker with an SDK of an API: measured 90 MB.
+            added = config.agent.workers * 100
         case "generator":
             added = _generator_mb(config, shape)
         case "learner":
@@ -153,6 +157,7 @@ def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
         "buffer": 1,
         "verifier": config.verifiers.count,
         "learner": config.learner.ranks,
+        "gateway": int(config.agent.is_used),
     }
     total = sum(count * memory_mb(config, role, shape) for role, count in counts.items())
     for pool in generator_pools(config):

@@ -3,8 +3,8 @@
 Invariants
 - Cores and GPUs are assigned in order of rank. The same configuration on the same machine has the
   same specs.
-- The supervisor is the parent and has no spec. Names are `buffer`, `learner-<rank>`, and those of
-  pools.py.
+- The supervisor is the parent and has no spec. Names are `buffer`, `learner-<rank>`, `gateway-0`,
+  and those of pools.py.
 - `joining` returns the next process of a pool at any time, from the processes in use; `processes`
   only repeats it.
 """
@@ -23,7 +23,7 @@ from async_rl.core.types import Role
 
 # On a full cluster a verifier, which can run on any node, must not take the node of a process that
 # needs GPUs.
-_START_ORDER = ("buffer", "learner", "generator", "verifier")
+_START_ORDER = ("buffer", "learner", "generator", "verifier", "gateway")
 
 SCALE_FILE = "scale.json"
 """In the run directory: the processes of each pool that were requested last, if not configured."""
@@ -68,6 +68,8 @@ def processes(
                 num_sharing=learner.ranks,
             )
         )
+    if config.agent.is_used:
+        specs.append(_spec("gateway-0", "gateway", 0, machine, []))
     for pool, count in (wanted or pool_counts(config)).items():
         for _ in range(count):
             specs.append(joining(config, machine, pool, specs))

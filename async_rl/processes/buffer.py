@@ -19,6 +19,7 @@ from async_rl.buffer.evaluation import report_of
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.store import Store
+from async_rl.config.pools import group_role
 from async_rl.core.errors import DataError
 from async_rl.core.types import DropReason, Prompt
 from async_rl.data.run_prompts import load_prompts
@@ -81,13 +82,14 @@ class Tasks:
         self._store = store
         self._counted = {reason: service.state.drops[reason] for reason in _COUNTED}
         self._num_refused = 0
+        self._role = group_role(context.config)
 
     async def watch_leases(self) -> None:
         """takes: the directory · waits for: the next deadline of a generator or a ticket · gives:
         expired tickets back to admission · woken by: the clock
         """
         while True:
-            alive = [member.name for member in self._context.directory.of_role("generator")]
+            alive = [member.name for member in self._context.directory.of_role(self._role)]
             await asyncio.sleep(self._service.expire(alive))
 
     async def follow_generators(self) -> None:
@@ -99,7 +101,7 @@ class Tasks:
             revision = self._context.directory.revision
             is_draining = {
                 member.name: member.state == DRAINING
-                for member in self._context.directory.of_role("generator")
+                for member in self._context.directory.of_role(self._role)
             }
             for name in was_draining.keys() - is_draining.keys():
                 self._service.lose(name, "it left the fleet", is_spared=was_draining[name])

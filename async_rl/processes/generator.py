@@ -15,18 +15,23 @@ import contextlib
 import functools
 
 from async_rl.config.pools import seat
-from async_rl.core.errors import Superseded
+from async_rl.core.errors import EngineDead, Superseded, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import OpenEngine, engine_opener
 from async_rl.generation.environment import gently, giving_way, prepare_environment
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
+    Complete,
+    Completed,
+    Continuation,
     Drain,
+    EngineVersion,
     LoadWeights,
     Logprobs,
     Probe,
     Sleep,
+    WatchVersion,
 )
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.rollout import Rollouts
@@ -81,6 +86,11 @@ class Generator:
         self.sleeping = Sleeping(open_engine, context.activity)
         self.groups = Groups(context, self._rollouts, self.sleeping)
         self.is_colocated = context.config.placement == "colocated"
+        self._version_changed = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._completed = asyncio.Event()
+        self._num_completing = 0
+        self._is_broken = ""
 
     async def serve(self) -> None:
         """Answer the learner and the supervisor from now on."""
@@ -92,6 +102,8 @@ class Generator:
                 Probe: self._probe,
                 Drain: self._drain,
                 Sleep: self.sleeping.sleep,
+                Complete: self._complete,
+                WatchVersion: self._watch_version,
             },
             devices=devices,
         )
@@ -104,7 +116,7 @@ class Generator:
                 starting = self.sleeping.start_when_called()
                 owned.append(group.create_task(starting, name="start the engine"))
                 owned.append(group.create_task(self.sleeping.report(), name="report sleep"))
-            making = group.create_task(self.groups.make(), name="make groups")
+            making = group.create_task(self._make(), name="make groups")
             stopping = group.create_task(self._context.stopping.wait(), name="stopping")
             await asyncio.wait({making, stopping}, return_when=asyncio.FIRST_COMPLETED)
             for task in (*owned, making, stopping):
@@ -115,6 +127,54 @@ class Generator:
         await self.sleeping.close()
         self._files.close()
         await self._rollouts.close()
+
+    async def _make(self) -> None:
+        """Make groups until a drain; in a run with agents, continue those of the gateway."""
+        if not self._context.config.agent.is_used:
+            await self.groups.make()
+            return
+        await self._draining.wait()
+        if self._is_broken:
+            raise EngineDead(self._is_broken)
+        while self._num_completing:
+            self._completed.clear()
+            await self._completed.wait()
+
+    async def _complete(self, request: Complete) -> Message:
+        """Continue a row of tokens for an agent."""
+        self._num_completing += 1
+        try:
+            with self._context.activity("generating"):
+                completions = self.sleeping.engine.generate(
+                    request.request_id, request.token_ids.tolist(), 1, request.sampling
+                )
+                async with contextlib.aclosing(completions):
+                    done = await anext(completions)
+        except (Unavailable, WeightsError) as error:
+            # Another engine may continue the row; this one has to start again.
+            self._is_broken = str(error)
+            self._draining.set()
+            raise Unavailable(f"{self._context.name}: {error}") from error
+        finally:
+            self._num_completing -= 1
+            self._completed.set()
+        self._context.activity.count("tokens_generated", len(done.token_ids))
+        completed = Completed(
+            token_ids=done.token_ids,
+            logprobs=done.logprobs,
+            versions=done.versions,
+            is_truncated=done.is_truncated,
+        )
+        return Continuation(completed=completed)
+
+    async def _watch_version(self, request: WatchVersion) -> Message:
+        try:
+            async with asyncio.timeout(request.wait_s):
+                while self._context.version == request.known:
+                    await self._version_changed.wait()
+        except TimeoutError:
+            pass
+        return EngineVersion(version=self._context.version)
 
     async def _follow_verifiers(self) -> None:
         directory = self._context.directory
@@ -140,6 +200,11 @@ class Generator:
                 report = await engine.load_weights(manifest, source)
         self._context.version = report.version
         self._context.activity.gauge("weights/pause_s", report.pause_s)
+        # The waiters of the old event wake; the new one is for the next version.
+        self._version_changed.set()
+        self._version_changed = asyncio.Event()
+        if self._context.config.agent.is_used:
+            return report
         self.groups.weights_loaded()
         # Admission may open with the new version; the push does not wait for the buffer.
         self._context.group.create_task(self.groups.report_version(), name="report version")
@@ -156,4 +221,5 @@ class Generator:
 
     async def _drain(self, _: Drain) -> Message:
         self.groups.drain()
+        self._draining.set()
         return Ok()

@@ -270,7 +270,7 @@ class Supervisor:
             last_step = self._config.num_steps
             await monitor.until_evaluated(last_step, timeout_s=_FINAL_EVALUATION_S)
         # The buffer last, because generators return their tickets to it.
-        for roles in (["generator"], ["verifier", "buffer"]):
+        for roles in (["gateway"], ["generator"], ["verifier", "buffer"]):
             fleet.terminate_roles(roles)
             await fleet.all_ended(roles, timeout_s=_CLOSE_S)
 

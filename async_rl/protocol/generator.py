@@ -1,10 +1,12 @@
-"""Messages to a generator: load weights, score rows, release the device, drain."""
+"""Messages to a generator: load weights, score rows, continue a row of tokens, release the device,
+drain.
+"""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from async_rl.core.types import FloatArray, IntArray
+from async_rl.core.types import FloatArray, IntArray, Sampling, Value
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 
@@ -48,6 +50,50 @@ class Probe(Message):
 
     Reply: ClassVar[type] = Logprobs
     rows: list[IntArray]
+
+
+class Completed(Value):
+    """What the policy wrote after a row of tokens; the arrays are those of generation's Completion.
+
+    is_truncated: stopped by the length limit, without an end-of-sequence token.
+    """
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    versions: IntArray
+    is_truncated: bool
+
+
+class Continuation(Message):
+    """The answer to Complete."""
+
+    completed: Completed
+
+
+class Complete(Message):
+    """gateway -> generator: continue these tokens once. Sent again, it draws another continuation.
+
+    request_id: differs between all calls that are in flight.
+    """
+
+    Reply: ClassVar[type] = Continuation
+    request_id: str
+    token_ids: IntArray
+    sampling: Sampling
+
+
+class EngineVersion(Message):
+    """The version that the generator samples with; -1 before the first load."""
+
+    version: int
+
+
+class WatchVersion(Message):
+    """gateway -> generator: answered once the version is not `known`, or after wait_s."""
+
+    Reply: ClassVar[type] = EngineVersion
+    known: int
+    wait_s: float
 
 
 class Sleep(Message):

@@ -31,6 +31,7 @@ from async_rl.core.types import (
     IntArray,
     Prompt,
     Sampling,
+    Score,
 )
 from async_rl.generation.engine import Completion
 from async_rl.rewards.verifier.client import VerifierClient
@@ -48,7 +49,8 @@ class RolloutEnded(AsyncRLError):
 class Written:
     """A sample without its score: arrays over the tokens after the prompt, as in Trajectory.
 
-    answer: the text to score. transcript: all text after the prompt.
+    answer: the text to score. transcript: all text after the prompt. starts: positions in these
+    arrays at which a further segment begins. score: the one that an environment gave.
     """
 
     token_ids: IntArray
@@ -58,6 +60,8 @@ class Written:
     is_truncated: bool
     answer: str
     transcript: str
+    starts: tuple[int, ...] = ()
+    score: Score | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

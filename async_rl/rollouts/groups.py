@@ -9,12 +9,15 @@ woken by: a written group, new weights, the buffer's answer, `drain`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
+from typing import Protocol
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.sampling import num_drawn
 from async_rl.core.errors import (
+    AgentError,
     EngineDead,
     InfrastructureError,
     ProtocolError,
@@ -22,20 +25,31 @@ from async_rl.core.errors import (
     root_cause,
 )
 from async_rl.core.types import DropReason, Group, Purpose, Ticket
+from async_rl.generation.engine import Generates
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.rollouts.pace import Pace
 from async_rl.rollouts.rollout import Rollouts, num_written
-from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.context import ProcessContext
 
 _PARK_S = 20.0
 """Longest time that the buffer keeps a request without an answer."""
 
 
+class Source(Protocol):
+    """The engine of the groups, and time limits that run while it may be used."""
+
+    @property
+    def engine(self) -> Generates:
+        """The engine."""
+
+    def limit(self, timeout_s: float, /) -> contextlib.AbstractAsyncContextManager[None]:
+        """As asyncio.timeout, without the time in which the engine may not be used."""
+
+
 class Groups:
     """The groups that one generator makes."""
 
-    def __init__(self, context: ProcessContext, rollouts: Rollouts, sleeping: Sleeping) -> None:
+    def __init__(self, context: ProcessContext, rollouts: Rollouts, sleeping: Source) -> None:
         self._context = context
         self._config = context.config
         self._rollouts = rollouts
@@ -159,6 +173,8 @@ class Groups:
             reason = DropReason.GENERATION_FAILED
             if is_reward:
                 reason = DropReason.REWARD_FAILED
+            elif isinstance(cause, AgentError):
+                reason = DropReason.AGENT_FAILED
             elif isinstance(cause, InfrastructureError):
                 reason = DropReason.SCORING_FAILED
             if await self._rollouts.is_outage(cause):

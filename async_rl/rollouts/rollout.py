@@ -31,13 +31,14 @@ from async_rl.core.errors import (
     WeightsError,
 )
 from async_rl.core.types import NO_VERSION, Group, IntArray, Purpose, Sampling, Ticket, Trajectory
-from async_rl.generation.engine import Completion, Engine
+from async_rl.generation.engine import Completion, Generates
 from async_rl.observability.activity import Activity
 from async_rl.rewards.control import Control
 from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.conversation import Conversation, RolloutEnded, Written, one_answer
 
 _SCORING_FAILURES = (RewardError, InfrastructureError)
@@ -63,7 +64,7 @@ class _Samples:
     """Samples of one ticket on their way to their scores, by index."""
 
     ticket: Ticket
-    engine: Engine
+    engine: Generates
     group: asyncio.TaskGroup
     scoring: dict[int, asyncio.Task[Trajectory]] = field(default_factory=dict)
 
@@ -71,7 +72,8 @@ class _Samples:
 class Rollouts:
     """Makes groups with an engine and the current verifiers.
 
-    token: bearer token of the verifiers. name: the generator, for the ledger.
+    token: bearer token of the verifiers. name: the generator, for the ledger. agents: make the
+    samples, in a gateway.
     """
 
     def __init__(
@@ -82,12 +84,14 @@ class Rollouts:
         token: str,
         name: str,
         activity: Activity,
+        agents: Agents | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._name = name
         self._activity = activity
         self._lead = load_rollout(config.rollout)
+        self._agents = agents
         self._client = VerifierClient(config, token, activity)
         self._memo = VerdictMemo(self._client, size=config.verifiers.memo_programs)
         self._scorer = Scorer(config, self._memo, self._client.ask_functions)
@@ -111,7 +115,9 @@ class Rollouts:
             return False
         return await self._control.is_outage()
 
-    async def group(self, ticket: Ticket, engine: Engine, *, written: Callable[[], None]) -> Group:
+    async def group(
+        self, ticket: Ticket, engine: Generates, *, written: Callable[[], None]
+    ) -> Group:
         """Return the complete group of a ticket. Raises the exceptions of its parts.
 
         written: called once the engine has written all samples, while some still wait for scores.
@@ -153,7 +159,7 @@ class Rollouts:
 
     async def _write(self, samples: _Samples) -> None:
         ticket = samples.ticket
-        if self._lead is not None:
+        if self._lead is not None or self._agents is not None:
             async with asyncio.TaskGroup() as group:
                 for index in range(ticket.num_samples):
                     talk = self._converse(samples, index, ticket.sampling)
@@ -173,7 +179,7 @@ class Rollouts:
         ticket = samples.ticket
         # Greedy: the baseline of ReMax is the reward of the likeliest answer.
         sampling = msgspec.structs.replace(ticket.sampling, temperature=0.0)
-        if self._lead is not None:
+        if self._lead is not None or self._agents is not None:
             await self._converse(samples, _GREEDY, sampling)
             return
         done = await self._complete_one(samples, ".greedy", sampling)
@@ -184,7 +190,15 @@ class Rollouts:
         return one_answer(done, text)
 
     async def _converse(self, samples: _Samples, index: int, sampling: Sampling) -> None:
-        """Let the user's function lead one sample until it returns or no further turn fits."""
+        """Let the user's function or agent lead one sample until it returns or no further turn
+        fits.
+        """
+        if self._agents is not None:
+            done = await self._agents.sample(
+                samples.ticket, index, sampling, samples.engine, self._client
+            )
+            self._score_later(samples, index, done)
+            return
         assert self._lead is not None, "only called with rollout.fn"
         ticket = samples.ticket
 
@@ -237,7 +251,9 @@ class Rollouts:
             raise EngineDead(str(error)) from error
 
     def _score_later(self, samples: _Samples, index: int, done: Written) -> None:
-        self._activity.count("tokens_generated", int(done.is_written.sum()))
+        # The generators of a gateway count what they write themselves.
+        if self._agents is None:
+            self._activity.count("tokens_generated", int(done.is_written.sum()))
         ticket = samples.ticket
         samples.scoring[index] = samples.group.create_task(
             self._score(ticket, done), name=f"score {ticket.group_id}.{ticket.attempt}.{index}"
@@ -246,7 +262,9 @@ class Rollouts:
     async def _score(self, ticket: Ticket, done: Written) -> Trajectory:
         reward_sample = functools.partial(_reward_sample, ticket, done)
         with self._activity.waiting("verdicts"):
-            if self._config.reward.placement == "end":
+            if done.score is not None:
+                score = done.score
+            elif self._config.reward.placement == "end":
                 score = await self._scorer.score(ticket.prompt, done.answer, reward_sample)
             else:
                 score = await self._scorer.score_steps(
@@ -255,7 +273,8 @@ class Rollouts:
                     num_tokens=len(done.token_ids),
                     tokens_until=functools.partial(self._tokens_until, done.token_ids),
                 )
-        self._control.remember(ticket.prompt, done.answer, reward_sample)
+        if done.score is None:
+            self._control.remember(ticket.prompt, done.answer, reward_sample)
         self._activity.count("samples_scored", 1)
         prompt_ids = ticket.prompt.token_ids
         num_prompt = len(prompt_ids)
@@ -269,6 +288,7 @@ class Rollouts:
             versions=np.concatenate([no_versions, done.versions]).astype(np.int32),
             is_truncated=done.is_truncated,
             score=score,
+            starts=tuple(num_prompt + start for start in done.starts),
         )
 
     def _tokens_until(self, token_ids: IntArray, num_chars: int) -> int:

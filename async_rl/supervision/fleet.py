@@ -234,8 +234,8 @@ class Fleet:
         await asyncio.sleep(pause_s)
 
     async def _release(self, child: Child) -> None:
-        """Return the tickets of a generator that ended to the buffer."""
-        if child.spec.role != "generator":
+        """Return the tickets of a generator or gateway that ended to the buffer."""
+        if child.spec.role not in ("generator", "gateway"):
             return
         request = ReleaseGenerator(generator=child.name, incarnation="")
         try:

@@ -33,6 +33,8 @@ def cluster_cpus(config: RunConfig, spec: ProcessSpec) -> int:
     match spec.role:
         case "buffer":
             return BUFFER_CPUS
+        case "gateway":
+            return 1 + config.agent.workers
         case "verifier":
             return config.verifiers.cells
         case "generator":

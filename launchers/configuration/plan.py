@@ -125,7 +125,7 @@ def _address(config: RunConfig, role: Role) -> str:
     match role:
         case "supervisor":
             return f"tcp://{host}:{config.network.control_port or FREE_PORT}"
-        case "verifier":
+        case "verifier" | "gateway":
             return f"http://{host}:{FREE_PORT}"
         case "buffer" | "generator":
             return f"tcp://{host}:{FREE_PORT}"

@@ -18,6 +18,7 @@ from async_rl.config.checks.machine import machine_problems
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.plugins import (
     ADVANTAGE,
+    AGENT,
     CORRECTION,
     DATA_SOURCE,
     ENGINE,
@@ -79,6 +80,13 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
 
         yield from row_problems(config)
     yield from _rollout_problems(config.rollout)
+    if config.agent.fn is not None:
+        yield from _plugin_problems("rollout.fn", config.agent.fn, AGENT)
+    if config.agent.command and shutil.which(config.agent.command[0]) is None:
+        yield (
+            f"rollout.fn={config.agent.command}: there is no program {config.agent.command[0]};"
+            " name one that is installed, or its path"
+        )
     loss, advantage = config.algorithm.policy_loss, config.algorithm.advantage
     if isinstance(loss, PluginLoss):
         yield from _plugin_problems("algorithm.policy_loss.fn", loss.fn, POLICY_LOSS)

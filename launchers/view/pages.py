@@ -20,7 +20,7 @@ from async_rl.observability.catalogue import FIRST_SCREEN, describe
 
 Content = dict[str, Any]
 _STAGES = (("busy", "stage_s"), ("waiting", "wait_s"), ("blocked", "blocked_s"))
-_ROLES = ("generator", "verifier", "buffer", "learner")
+_ROLES = ("generator", "gateway", "verifier", "buffer", "learner")
 _STEPS_OF_MEAN = 20
 _MOST_WATERFALL = 40
 _NUM_PAIRED = 4

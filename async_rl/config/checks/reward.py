@@ -25,7 +25,8 @@ def reward_problems(config: RunConfig) -> Iterator[str]:
 
 def _rollout(config: RunConfig) -> Iterator[str]:
     rollout = config.rollout
-    if rollout.fn is None:
+    yield from _agent(config)
+    if rollout.fn is None or isinstance(rollout.fn, list):
         return
     if not is_plugin(rollout.fn, ROLLOUT):
         yield (
@@ -36,6 +37,25 @@ def _rollout(config: RunConfig) -> Iterator[str]:
         yield (
             f"reward.placement={config.reward.placement} with rollout.fn={rollout.fn}: only the"
             " last turn is scored, not the blocks of all turns; set reward.placement=end"
+        )
+
+
+def _agent(config: RunConfig) -> Iterator[str]:
+    agent = config.agent
+    if not agent.is_used:
+        return
+    name = f"rollout.fn={config.rollout.fn}"
+    if config.reward.placement != "end":
+        yield (
+            f"reward.placement={config.reward.placement} with {name}: only the last answer is"
+            " scored; set reward.placement=end"
+        )
+    if config.placement == "colocated":
+        yield f"placement=colocated with {name}: not supported; set placement=disaggregated"
+    if config.generators.pools:
+        yield (
+            f"generators.pools with {name}: sessions use all generators alike; remove"
+            f" {', '.join(config.generators.pools)}"
         )
 
 

@@ -1,0 +1,42 @@
+"""An agent with a Python tool, written against the plain `openai` package.
+
+The model writes a program. The tool runs it on one test, in the jail of a verifier; if it fails,
+the model reads the outcome and writes another one. `rollout.fn` in conf/agent_code.yaml names it;
+docs/agents.md explains it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from async_rl.sessions.worker import Endpoint
+
+_MAX_TOKENS = 64
+"""A program needs at most 43 tokens; two answers and what is read between them fit a sample."""
+
+
+async def solve(task: dict[str, Any], endpoint: Endpoint) -> None:
+    """Solve one task. The verifiers score the last answer."""
+    # Closed at the end, so that thousands of samples leave no connections.
+    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
+        answer = await client.chat.completions.create(
+            model=endpoint.model,
+            messages=messages,
+            max_tokens=_MAX_TOKENS,
+        )
+        message = answer.choices[0].message
+        # The first test calls with an empty list, which shows little.
+        request = {"program": message.content, "tests": task["tests"][1:2]}
+        results: Any = await client.post("/session/run", body=request, cast_to=object)
+        if results[0]["verdict"] == "pass":
+            return
+        outcome = results[0]["message"].rpartition(" gave ")[2] or results[0]["verdict"]
+        messages += [message, {"role": "user", "content": f"# {outcome}\n{task['prompt']}"}]
+        await client.chat.completions.create(
+            model=endpoint.model,
+            messages=messages,
+            max_tokens=_MAX_TOKENS,
+        )

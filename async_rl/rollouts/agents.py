@@ -1,0 +1,182 @@
+"""The rollout of one sample by an agent: a session is opened, its environment runs, and its turns
+become the sample.
+
+takes: a ticket, and the place of the sample in its group
+waits for: the environment
+returns: the sample, with its reward if the environment gave one
+
+Raises AgentError if the environment fails, never calls the policy, or leaves a sample without a
+reward; the attempt is then given up and counted, and nothing of it is trained.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import msgspec
+
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import AgentError
+from async_rl.core.types import CodeTest, IntArray, Sampling, Score, Ticket
+from async_rl.generation.engine import Generates
+from async_rl.protocol.generator import Completed
+from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rollouts.conversation import Written
+from async_rl.rollouts.environments import Environments
+from async_rl.sessions.chat import Chat
+from async_rl.sessions.forms.form import read
+from async_rl.sessions.record import Record
+from async_rl.sessions.server import Sessions
+from async_rl.sessions.session import Session
+
+
+class Agents:
+    """Makes samples with environments. url: of the endpoint of `sessions`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        tokenizer: Any,
+        sessions: Sessions,
+        environments: Environments,
+        url: str,
+    ) -> None:
+        self._config = config
+        self._chat = Chat(tokenizer)
+        self._sessions = sessions
+        self._environments = environments
+        self._url = url
+
+    async def sample(
+        self,
+        ticket: Ticket,
+        index: int,
+        sampling: Sampling,
+        engine: Generates,
+        verifier: VerifierClient,
+    ) -> Written:
+        """Return one sample. verifier: runs the programs of its Python tool."""
+        name = f"{ticket.group_id}.{ticket.attempt}.{index}"
+
+        async def write(call: str, token_ids: IntArray, limit: int) -> Completed:
+            limited = msgspec.structs.replace(sampling, max_new_tokens=limit)
+            ids = token_ids.tolist()
+            completions = engine.generate(
+                f"{name}/{call}",
+                ids,
+                1,
+                limited,
+            )
+            done = await anext(completions)
+            await completions.aclose()
+            return Completed(
+                token_ids=done.token_ids,
+                logprobs=done.logprobs,
+                versions=done.versions,
+                is_truncated=done.is_truncated,
+            )
+
+        session = Session(
+            record=Record(ticket.prompt.token_ids),
+            chat=self._chat,
+            write=write,
+            limit=sampling.max_new_tokens,
+            max_turns=self._config.rollout.max_turns,
+            task=task_of(ticket, index),
+            run=functools.partial(_run, verifier),
+        )
+        with self._sessions.open(session):
+            returned = await self._environments.run(
+                self._url,
+                session.token,
+                session.task,
+            )
+        return self._written(session, returned)
+
+    def _written(self, session: Session, returned: Any) -> Written:
+        if not session.record.turns:
+            raise AgentError(
+                "the agent ended without a call of the policy; it has to use OPENAI_BASE_URL and"
+                " OPENAI_API_KEY"
+            )
+        row = session.record.row()
+        return Written(
+            token_ids=row.token_ids,
+            logprobs=row.logprobs,
+            versions=row.versions,
+            is_written=row.is_written,
+            is_truncated=session.is_truncated,
+            answer=session.last_text,
+            transcript=self._chat.decode(row.token_ids),
+            starts=row.starts,
+            score=score_of(returned, session.rewards),
+        )
+
+
+class _Program(msgspec.Struct, kw_only=True):
+    """A request of the Python tool: a program, and tests that it is to run."""
+
+    program: str
+    tests: list[CodeTest]
+    setup: str = ""
+
+
+async def _run(verifier: VerifierClient, body: bytes) -> Any:
+    """Run a program in the jail; return the verdict and the message of each test."""
+    request = read(body, _Program)
+    results = await verifier.test(
+        request.program,
+        request.tests,
+        request.setup,
+    )
+    return [
+        {
+            "verdict": str(result.verdict),
+            "message": result.message,
+        }
+        for result in results
+    ]
+
+
+def task_of(ticket: Ticket, index: int) -> dict[str, Any]:
+    """Return what the environment is told: never a hidden answer that is not in its row."""
+    prompt = ticket.prompt
+    return {
+        "prompt_id": prompt.prompt_id,
+        "prompt": prompt.text,
+        "purpose": str(ticket.purpose),
+        "sample": index,
+        "row": msgspec.json.decode(prompt.problem.row or "{}"),
+        "tests": msgspec.to_builtins(prompt.problem.tests),
+    }
+
+
+def score_of(returned: Any, posted: list[dict[str, float]]) -> Score | None:
+    """Return the score that an environment gave, by its value or by posts, which add up; None
+    without any. Raises AgentError for a value that is no reward.
+    """
+    rewards = list(posted)
+    if returned is not None:
+        rewards.append(returned if isinstance(returned, dict) else {"reward": returned})
+    if not rewards:
+        return None
+    parts: dict[str, float] = {}
+    for reward in rewards:
+        for name, value in reward.items():
+            if type(value) not in (int, float, bool) or not math.isfinite(value):
+                raise AgentError(
+                    f"the reward {reward} of the environment is no finite number, nor a dict of"
+                    " them; return one, or nothing if the verifiers score the last answer"
+                )
+            parts[name] = parts.get(name, 0.0) + float(value)
+    total = sum(parts.values())
+    named = {name: value for name, value in parts.items() if name != "reward"}
+    return Score(
+        reward=total,
+        parts=named,
+        verdicts=(),
+        latency_s=0.0,
+    )

@@ -1,0 +1,167 @@
+"""The generators of a run as one engine, for a gateway.
+
+takes: rows of tokens to continue
+waits for: a generator with weights
+returns: the continuation, from another generator if the first one ends
+woken by: the directory, new weights of a generator
+
+Invariant: a row that is sent to another generator consists of the same token ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+
+from async_rl.core.errors import DeadlineExceeded, InfrastructureError, Unavailable
+from async_rl.core.types import NO_VERSION, Sampling
+from async_rl.generation.engine import Completion
+from async_rl.protocol.generator import Complete, Continuation, EngineVersion, WatchVersion
+from async_rl.protocol.membership import DRAINING, Member
+from async_rl.runtime.context import ProcessContext
+
+_WATCH_S = 20.0
+_log = logging.getLogger(__name__)
+
+
+class RemoteEngines:
+    """Calls of all generators. on_version: called when the oldest version among them changes."""
+
+    def __init__(self, context: ProcessContext, on_version: Callable[[], None]) -> None:
+        self._context = context
+        self._directory = context.directory
+        self._on_version = on_version
+        # Long enough for a generator to start again.
+        self._call_timeout_s = context.config.timeouts.longest_group_s(
+            context.config.data.max_response_tokens
+        )
+        self._versions: dict[tuple[str, int], int] = {}
+        self._chosen: dict[str, str] = {}
+        self._loads = collections.Counter[str]()
+        self._has_weights = asyncio.Event()
+
+    @property
+    def engine(self) -> RemoteEngines:
+        """The engine of a rollout."""
+        return self
+
+    @property
+    def version(self) -> int:
+        """The oldest version among the generators that have weights."""
+        return min(self._versions.values(), default=NO_VERSION)
+
+    @contextlib.asynccontextmanager
+    async def limit(self, timeout_s: float) -> AsyncIterator[None]:
+        """As asyncio.timeout."""
+        async with asyncio.timeout(timeout_s):
+            yield
+
+    def forget(self, session: str) -> None:
+        """The session has ended: no further call begins with this id."""
+        self._chosen.pop(session, None)
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        num_samples: int,
+        sampling: Sampling,
+    ) -> AsyncGenerator[Completion, None]:
+        """Yield the continuation. request_id: begins with the id of the session and a slash."""
+        session = request_id.partition("/")[0]
+        request = Complete(
+            request_id=f"{self._context.name}.{request_id}",
+            token_ids=np.array(prompt_token_ids, np.int32),
+            sampling=sampling,
+        )
+        for index in range(num_samples):
+            done = (await self._call(session, request)).completed
+            yield Completion(
+                index=index,
+                token_ids=done.token_ids,
+                logprobs=done.logprobs,
+                versions=done.versions,
+                is_truncated=done.is_truncated,
+            )
+
+    async def _call(self, session: str, request: Complete) -> Continuation:
+        while True:
+            member = await self._choose(session)
+            life = self._context.incarnation_of(member)
+            self._loads[member.name] += 1
+            try:
+                reply: Continuation = await life.call(request, timeout_s=self._call_timeout_s)
+            except DeadlineExceeded:
+                raise
+            except Unavailable as error:
+                # Only the tokens so far are needed to continue, and they are here.
+                _log.warning(
+                    "session %s moves: %s",
+                    session,
+                    error,
+                )
+                self._versions.pop((member.name, member.pid), None)
+                self._chosen.pop(session, None)
+            else:
+                return reply
+            finally:
+                self._loads[member.name] -= 1
+
+    async def _choose(self, session: str) -> Member:
+        """The generator that has the session's prefix in its cache, else the least busy one."""
+        while True:
+            revision = self._directory.revision
+            usable = {
+                member.name: member
+                for member in self._directory.of_role("generator")
+                if member.state != DRAINING and (member.name, member.pid) in self._versions
+            }
+            if usable:
+                name = self._chosen.get(session, "")
+                if name not in usable:
+                    name = min(usable, key=lambda name: self._loads[name])
+                    self._chosen[session] = name
+                return usable[name]
+            self._has_weights.clear()
+            with self._context.activity.waiting("a generator with weights"):
+                if self._directory.revision == revision:
+                    await self._directory.changed_or(self._has_weights)
+
+    async def follow(self) -> None:
+        """Watch the version of every generator in the directory, until cancelled."""
+        watched: dict[tuple[str, int], asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                revision = self._directory.revision
+                members = {(m.name, m.pid): m for m in self._directory.of_role("generator")}
+                for key in watched.keys() - members.keys():
+                    watched.pop(key).cancel()
+                    self._versions.pop(key, None)
+                for key in members.keys() - watched.keys():
+                    watch: Coroutine[Any, Any, None] = self._watch(members[key])
+                    watched[key] = group.create_task(watch, name=f"version of {key[0]}")
+                await self._directory.changed(revision)
+
+    async def _watch(self, member: Member) -> None:
+        key = (member.name, member.pid)
+        life = self._context.incarnation_of(member)
+        known = NO_VERSION
+        while True:
+            request = WatchVersion(known=known, wait_s=_WATCH_S)
+            try:
+                timeout_s = _WATCH_S + self._context.config.timeouts.call_s
+                reply: EngineVersion = await life.call(request, timeout_s=timeout_s)
+            except DeadlineExceeded:
+                continue
+            except InfrastructureError:
+                return  # it ended; its successor is watched as another life
+            if reply.version not in (known, NO_VERSION):
+                known = self._versions[key] = reply.version
+                self._has_weights.set()
+                self._on_version()

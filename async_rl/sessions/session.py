@@ -1,0 +1,318 @@
+"""One session: an agent's calls of the policy for one sample, and the reward that it reports.
+
+takes: calls in the gateway's own terms (forms/ translate those of OpenAI and Anthropic)
+waits for: the engine
+returns: answers that are recorded before the agent sees them
+woken by: the engine's tokens; `close`, after which every call is refused with the reason
+
+A streamed answer, and one that a text may stop, is written in pieces of PIECE_TOKENS tokens.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from async_rl.core.types import IntArray
+from async_rl.protocol.generator import Completed
+from async_rl.sessions.chat import Chat, key_of, parse_answer
+from async_rl.sessions.record import Context, History, Record
+from async_rl.sessions.refusals import Refused, too_long
+
+PIECE_TOKENS = 32
+"""A piece is a request of the engine, which costs about as much as a few tokens."""
+_REPLACEMENT = "\ufffd"
+Run = Callable[[bytes], Awaitable[Any]]
+"""Runs the program of a request in the jail; returns what JSON can express. Raises Refused."""
+Write = Callable[[str, IntArray, int], Awaitable[Completed]]
+"""(id of the call, tokens so far, most new tokens) -> the policy's continuation."""
+
+
+@dataclass(
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
+class Call:
+    """A request for one answer.
+
+    max_tokens: None = as many as fit. stops: texts before which the answer ends. in_pieces: the
+    agent reads along. begin: the text that the context already has of the answer. prompt: the
+    text before it, if the call has no messages.
+    """
+
+    context: Context
+    history: History = ()
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    in_pieces: bool = False
+    begin: str = ""
+    prompt: str = ""
+
+
+@dataclass(
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
+class Answer:
+    """What the agent gets. text: without the stop text. why: stop, length or tool_calls."""
+
+    number: int
+    text: str
+    message: dict[str, Any]
+    written: Completed
+    why: str
+    num_prompt_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """The calls of one sample.
+
+    limit: the most tokens of all segments together. task: what the agent is told about its task.
+    run: a Python tool.
+    """
+
+    record: Record
+    chat: Chat
+    write: Write
+    limit: int
+    max_turns: int
+    task: dict[str, Any]
+    run: Run
+    token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
+    rewards: list[dict[str, float]] = field(default_factory=list)
+    is_truncated: bool = False
+    num_open: int = 0
+    closed: str = ""
+    last_text: str = ""
+
+    def close(self, reason: str) -> None:
+        """Refuse all further calls."""
+        self.closed = reason
+
+    def require_open(self) -> None:
+        """Raise Refused once the session has ended."""
+        if self.closed:
+            raise Refused(
+                410,
+                f"the session has ended: {self.closed}",
+                code="session_ended",
+            )
+
+    def chat_call(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any],
+        *,
+        begin: str = "",
+        max_tokens: int | None = None,
+        stops: tuple[str, ...] = (),
+        in_pieces: bool = False,
+    ) -> Call:
+        """Return the call of a chat request. Raises Refused."""
+        context, history = self.chat.context(
+            self.record,
+            messages,
+            tools,
+            begin=begin,
+        )
+        return Call(
+            context=context,
+            history=history,
+            max_tokens=max_tokens,
+            stops=stops,
+            in_pieces=in_pieces,
+            begin=begin,
+        )
+
+    def repeat(self, call: Call) -> Answer | None:
+        """Return the recorded answer to a request that the client sends again because the first
+        answer did not reach it; None if there is none.
+        """
+        number = self.record.repeated(call.history) if call.history else None
+        if number is None:
+            return None
+        turn = self.record.turn(number)
+        assert turn.answer is not None, "only served turns are repeated"
+        text = call.begin + self._text(turn.answer.token_ids, call.stops)[0]
+        return self._answer(
+            call,
+            number,
+            turn.answer,
+            text,
+        )
+
+    async def answer(
+        self, call: Call, on_text: Callable[[str], None] = lambda text: None
+    ) -> Answer:
+        """Let the policy write one answer, and record it.
+
+        on_text: called with each further part of the text. A call that is cancelled leaves what was
+        passed to on_text, because the agent has read that much.
+        """
+        room = self._room(call.context)
+        limit = room if call.max_tokens is None else min(room, call.max_tokens)
+        number = self.record.begin(call.context, call.history, limit=limit)
+        written: Completed | None = None
+        seen = ""
+        is_finished = False
+        self.num_open += 1
+        try:
+            async for piece in self._pieces(call, number, limit):
+                written, text, is_last = piece
+                is_finished = is_last
+                visible = _certain(text, call.stops)
+                if call.in_pieces and not is_last and visible != seen:
+                    on_text(visible[len(seen) :])
+                    seen = visible
+        finally:
+            self.num_open -= 1
+            # Whatever ended the call: the reserved room comes back, and what the agent read stays.
+            if written is None or not (seen or is_finished):
+                self.record.cancel(number)
+            else:
+                self._finish(number, call, written, text if is_finished else seen)
+        assert written is not None, "an answer has a last piece"
+        self.is_truncated = written.is_truncated and len(written.token_ids) >= room
+        on_text(text[len(seen) :])
+        return self._answer(
+            call,
+            number,
+            written,
+            call.begin + text,
+        )
+
+    async def _pieces(
+        self,
+        call: Call,
+        number: int,
+        limit: int,
+    ) -> AsyncIterator[tuple[Completed, str, bool]]:
+        """The answer so far, its text, and whether it has ended, after each piece."""
+        parts: list[Completed] = []
+        is_last = False
+        while not is_last:
+            left = limit - sum(len(part.token_ids) for part in parts)
+            size = left
+            if call.in_pieces or call.stops:
+                size = min(left, PIECE_TOKENS)
+            before = np.concatenate([call.context.token_ids, *(p.token_ids for p in parts)])
+            part = await self.write(f"{number}.{len(parts)}", before, size)
+            self.require_open()
+            parts.append(part)
+            written = joined(parts)
+            text, num_kept = self._text(written.token_ids, call.stops)
+            is_last = not part.is_truncated or size == left or num_kept is not None
+            if num_kept is not None:
+                written = cut(written, num_kept)
+            yield written, text, is_last
+
+    def _finish(
+        self,
+        number: int,
+        call: Call,
+        written: Completed,
+        text: str,
+    ) -> None:
+        message = parse_answer(call.begin + text)
+        self.last_text = message["content"]
+        # Without messages a later request is recognized by its text.
+        whole = call.prompt + text if call.prompt else ""
+        self.record.finish(
+            number,
+            written,
+            reply=key_of(message),
+            prompt=call.prompt,
+            text=whole,
+        )
+
+    def _answer(
+        self,
+        call: Call,
+        number: int,
+        written: Completed,
+        text: str,
+    ) -> Answer:
+        message = parse_answer(text)
+        why = "stop"
+        if "tool_calls" in message:
+            why = "tool_calls"
+        elif written.is_truncated and self._text(written.token_ids, call.stops)[1] is None:
+            why = "length"
+        return Answer(
+            number=number,
+            text=text,
+            message=message,
+            written=written,
+            why=why,
+            num_prompt_tokens=len(call.context.token_ids),
+        )
+
+    def _room(self, context: Context) -> int:
+        """Return the tokens that an answer may have. Raises Refused."""
+        self.require_open()
+        if len(self.record.turns) >= self.max_turns:
+            self.is_truncated = True
+            raise Refused(
+                400,
+                f"the session has had {self.max_turns} answers, its limit (rollout.max_turns)",
+                code="too_many_turns",
+            )
+        num_tokens = self.record.num_tokens(context)
+        if num_tokens >= self.limit:
+            self.is_truncated = True
+            raise too_long(num_tokens, self.limit)
+        return self.limit - num_tokens
+
+    def _text(self, token_ids: IntArray, stops: Sequence[str]) -> tuple[str, int | None]:
+        """The text before the first stop text, and the tokens up to the end of that; None = all."""
+        text = self.chat.decode(token_ids)
+        stopped = [(text.find(stop), stop) for stop in stops if stop in text]
+        if not stopped:
+            return text, None
+        start, stop = min(stopped)
+        num_kept = next(
+            count
+            for count in range(1, len(token_ids) + 1)
+            if stop in self.chat.decode(token_ids[:count])
+        )
+        return text[:start], num_kept
+
+
+def _certain(text: str, stops: Sequence[str]) -> str:
+    """The part of an unfinished text that no further token changes."""
+    text = text.rstrip(_REPLACEMENT)
+    longest = 0
+    for stop in stops:
+        for size in range(1, len(stop)):
+            if text.endswith(stop[:size]):
+                longest = max(longest, size)
+    return text[: len(text) - longest]
+
+
+def joined(parts: Sequence[Completed]) -> Completed:
+    """Return consecutive pieces as one answer."""
+    return Completed(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        versions=np.concatenate([part.versions for part in parts]),
+        is_truncated=parts[-1].is_truncated,
+    )
+
+
+def cut(written: Completed, num_kept: int) -> Completed:
+    """Return the first tokens of an answer; one that is cut has no end token."""
+    if num_kept == len(written.token_ids):
+        return written
+    return Completed(
+        token_ids=written.token_ids[:num_kept],
+        logprobs=written.logprobs[:num_kept],
+        versions=written.versions[:num_kept],
+        is_truncated=True,
+    )

@@ -1,0 +1,45 @@
+"""A run whose samples agents make, through the loss of each process that takes part."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import psutil
+import pytest
+from e2e_support import LiveRun, async_rl
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+Launch = Callable[..., LiveRun]
+
+
+def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(launch: Launch) -> None:
+    run = launch(
+        "conf=agent_code",
+        "generation.engine=hf",
+        "buffer.groups_per_step=4",
+        "generation.group_size=4",
+        "evaluation.every_steps=0",
+        "num_steps=12",
+    )
+    run.until(lambda: run.step >= 1, "the first step")
+    gateway = psutil.Process(run.pid_of("gateway-0"))
+    workers = [p for p in gateway.children() if "async_rl.sessions.worker" in p.cmdline()]
+    assert len(workers) == 2
+    workers[0].send_signal(signal.SIGKILL)
+    step = run.step
+    run.until(lambda: run.step > step, "a step after the loss of an environment's worker")
+    run.kill("generator-0")
+    step = run.step
+    run.until(lambda: run.step > step + 2, "steps after the loss of the generator")
+    run.kill("gateway-0")
+    step = run.step
+    run.until(lambda: run.step > step + 2, "steps after the loss of the gateway")
+    assert run.wait() == 0, run.terminal
+    assert run.rows[-1]["step"] == 12
+    assert run.audit()["num_trained"] == 48
+    assert not [p for p in workers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    shown = async_rl("rollouts", str(run.run_dir)).stdout
+    assert "gateway-0" in shown
+    assert "2 turns" in shown

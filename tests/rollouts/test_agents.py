@@ -1,0 +1,385 @@
+"""Groups that agents make: real environments in processes of their own, over the real endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from async_rl.config.checks.run import problems
+from async_rl.core.errors import AgentError, ConfigError, Unavailable, root_cause
+from async_rl.core.machine import this_machine
+from async_rl.core.types import CodeProblem, Group, Prompt, Purpose, Sampling, Score, Ticket
+from async_rl.generation.engine import Completion
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
+from async_rl.launchers.configuration.preflight import preflight
+from async_rl.observability.activity import Activity
+from async_rl.protocol.generator import Completed, Continuation
+from async_rl.protocol.membership import Member
+from async_rl.rollouts.agents import Agents, score_of
+from async_rl.rollouts.environments import open_environments
+from async_rl.rollouts.remote import RemoteEngines
+from async_rl.rollouts.rollout import Rollouts
+from async_rl.runtime.directory import Directory
+from async_rl.sessions.server import Sessions, build_app
+from async_rl.sessions.serving import serving
+
+AGENT = """
+import json, os, sys, time, urllib.request
+
+
+def post(url, token, value):
+    request = urllib.request.Request(
+        url, json.dumps(value).encode(), {"Authorization": f"Bearer {token}"}
+    )
+    return json.load(urllib.request.urlopen(request))
+
+
+def say(endpoint, *messages):
+    body = {"model": endpoint.model, "messages": list(messages)}
+    reply = post(endpoint.base_url + "/chat/completions", endpoint.api_key, body)
+    return reply["choices"][0]["message"]
+
+
+def two_turns(task, endpoint):
+    print("not a result")
+    first = {"role": "user", "content": task["prompt"]}
+    answer = say(endpoint, first)
+    say(endpoint, first, answer, {"role": "user", "content": "more"})
+
+
+def rewrites(task, endpoint):
+    say(endpoint, {"role": "user", "content": task["prompt"]})
+    say(endpoint, {"role": "user", "content": "short"})
+    return {"style": 0.5, "tests": 1}
+
+
+async def posts(task, endpoint):
+    say(endpoint, {"role": "user", "content": task["prompt"]})
+    post(endpoint.session_url + "/reward", endpoint.api_key, 0.25)
+    post(endpoint.session_url + "/reward", endpoint.api_key, 0.5)
+
+
+def pid(task, endpoint):
+    say(endpoint, {"role": "user", "content": task["prompt"]})
+    return os.getpid()
+
+
+def silent(task, endpoint):
+    return 1
+
+
+def fails(task, endpoint):
+    raise ZeroDivisionError("mine")
+
+
+def text(task, endpoint):
+    say(endpoint, {"role": "user", "content": task["prompt"]})
+    return "good"
+
+
+def dies(task, endpoint):
+    os.kill(os.getpid(), 9)
+
+
+def hungry(task, endpoint):
+    bytearray(900 << 20)
+
+
+def hangs(task, endpoint):
+    time.sleep(60)
+
+
+class Variables:
+    base_url = os.environ.get("OPENAI_BASE_URL")
+    api_key = os.environ.get("OPENAI_API_KEY")
+    model = os.environ.get("OPENAI_MODEL")
+    session_url = os.environ.get("ASYNC_RL_SESSION_URL")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](json.loads(os.environ["ASYNC_RL_TASK"]), Variables)
+"""
+
+
+class Alphabet:
+    """Token k is the k-th letter; 0 ends and is no text."""
+
+    chat_template = None
+    eos_token = ""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(chr(96 + int(i)) for i in ids if i)
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) - 96 for letter in text if letter.isalpha()]}
+
+
+class Parrot:
+    """Says u and v in turn."""
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncGenerator[Completion, None]:
+        turn = int(request_id.rpartition("/")[2].partition(".")[0])
+        yield Completion(
+            index=0,
+            token_ids=np.array([21 + turn, 0], np.int32),
+            logprobs=np.full(2, -0.5 - turn, np.float32),
+            versions=np.full(2, 3 + turn, np.int32),
+            is_truncated=False,
+        )
+
+
+class Judge:
+    def __init__(self) -> None:
+        self.judged: list[str] = []
+
+    async def score(self, prompt: Prompt, text: str, sample: Any) -> Score:
+        self.judged.append(text)
+        return Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0)
+
+    async def close(self) -> None:
+        pass
+
+
+def ticket(num_samples: int) -> Ticket:
+    ids = np.array([1, 2], np.int32)
+    problem = CodeProblem(tests=[], row="{}")
+    return Ticket(
+        group_id=1,
+        attempt=1,
+        purpose=Purpose.TRAIN,
+        num_samples=num_samples,
+        admitted_version=3,
+        prompt=Prompt(prompt_id="p", text="ab", token_ids=ids, data_source="code", problem=problem),
+        sampling=Sampling(temperature=1.0, max_new_tokens=30),
+    )
+
+
+def groups(
+    path: Path,
+    *overrides: str,
+    count: int = 1,
+    size: int = 2,
+    limit_s: float = 60,
+    **limits: int,
+) -> tuple[list[Group], Judge]:
+    """Groups of the same agents, one after another."""
+    (path / "agent.py").write_text(AGENT)
+    config = compose("grpo_code", [f"generation.group_size={size}", *overrides])
+    judge = Judge()
+
+    async def run() -> list[Group]:
+        sessions = Sessions()
+        environments = open_environments(dataclasses.replace(config.agent, **limits))
+        listener = socket.create_server(("127.0.0.1", 0))
+        with listener:
+            async with serving(build_app(sessions), listener) as url:
+                agents = Agents(
+                    config,
+                    tokenizer=Alphabet(),
+                    sessions=sessions,
+                    environments=environments,
+                    url=url,
+                )
+                rollouts = Rollouts(
+                    config,
+                    tokenizer=Alphabet(),
+                    token="t",
+                    name="gateway-0",
+                    activity=Activity(),
+                    agents=agents,
+                )
+                rollouts._scorer = cast(Any, judge)
+                made = []
+                try:
+                    for _ in range(count):
+                        async with asyncio.timeout(limit_s):
+                            group = rollouts.group(ticket(size), Parrot(), written=lambda: None)
+                            made.append(await group)
+                finally:
+                    await environments.close()
+                    await rollouts.close()
+                    assert not len(sessions)
+        return made
+
+    return asyncio.run(run()), judge
+
+
+def failure(path: Path, *overrides: str, limit_s: float = 60, **limits: int) -> BaseException:
+    with pytest.raises((ExceptionGroup, TimeoutError)) as caught:
+        groups(path, *overrides, limit_s=limit_s, **limits)
+    return root_cause(caught.value)
+
+
+@pytest.mark.proves("rollout.fn")
+def test_a_session_is_one_sample_scored_by_its_last_answer(tmp_path: Path) -> None:
+    (group,), judge = groups(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:two_turns]")
+    assert len(group.trajectories) == 2
+    for sample in group.trajectories:
+        # The prompt a b, then u and the end, then "more", then v and the end.
+        assert sample.token_ids.tolist() == [1, 2, 21, 0, 13, 15, 18, 5, 22, 0]
+        assert sample.loss_mask.tolist() == [False] * 2 + [True] * 2 + [False] * 4 + [True] * 2
+        assert sample.versions[sample.loss_mask].tolist() == [3, 3, 4, 4]
+        assert sample.starts == ()
+    assert judge.judged == ["v", "v"]
+
+
+def test_a_command_is_told_its_task_and_endpoint_by_variables(tmp_path: Path) -> None:
+    command = f"rollout.fn=[{sys.executable},{tmp_path}/agent.py,two_turns]"
+    (group,), judge = groups(tmp_path, command)
+    assert [len(sample.token_ids) for sample in group.trajectories] == [10, 10]
+    assert judge.judged == ["v", "v"]
+
+
+def test_a_rewritten_history_is_a_segment_and_its_reward_has_parts(tmp_path: Path) -> None:
+    (group,), judge = groups(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:rewrites]")
+    sample = group.trajectories[0]
+    assert sample.starts == (4,)
+    assert sample.token_ids[4:].tolist() == [19, 8, 15, 18, 20, 22, 0]
+    assert (sample.score.reward, sample.score.parts) == (1.5, {"style": 0.5, "tests": 1.0})
+    assert judge.judged == []
+
+
+def test_posted_rewards_add_up(tmp_path: Path) -> None:
+    (group,), _ = groups(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:posts]")
+    assert [sample.score.reward for sample in group.trajectories] == [0.75, 0.75]
+    assert score_of(None, []) is None
+    with pytest.raises(AgentError, match="no finite number"):
+        score_of(float("nan"), [])
+
+
+def test_functions_run_in_as_many_processes_as_wanted(tmp_path: Path) -> None:
+    for workers in (1, 3):
+        made, _ = groups(
+            tmp_path,
+            f"rollout.fn=[{tmp_path}/agent.py:pid]",
+            workers=workers,
+            size=6,
+        )
+        pids = Counter(sample.score.reward for sample in made[0].trajectories)
+        assert len(pids) == workers
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("silent", "without a call of the policy"),
+        ("fails", "ZeroDivisionError: mine"),
+        ("text", "is no reward"),
+        ("dies", "worker ended with code -9"),
+    ],
+)
+def test_an_environment_that_fails_gives_no_reward(tmp_path: Path, name: str, words: str) -> None:
+    cause = failure(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:{name}]")
+    assert isinstance(cause, AgentError)
+    assert words in str(cause)
+
+
+def test_a_command_that_fails_shows_its_last_words(tmp_path: Path) -> None:
+    cause = failure(tmp_path, f"rollout.fn=[{sys.executable},{tmp_path}/agent.py,fails]")
+    assert isinstance(cause, AgentError)
+    assert "exit code 1" in str(cause)
+    assert "ZeroDivisionError: mine" in str(cause)
+
+
+def test_an_environment_has_a_memory_limit(tmp_path: Path) -> None:
+    command = f"rollout.fn=[{sys.executable},{tmp_path}/agent.py,hungry]"
+    cause = failure(tmp_path, command, memory_mb=500)
+    assert "MemoryError" in str(cause)
+    cause = failure(tmp_path, command, memory_mb=4096)
+    assert "without a call of the policy" in str(cause)
+
+
+def test_an_environment_that_hangs_is_ended_with_its_time(tmp_path: Path) -> None:
+    started_s = time.monotonic()
+    command = f"rollout.fn=[{sys.executable},{tmp_path}/agent.py,hangs]"
+    assert isinstance(failure(tmp_path, command, limit_s=3), TimeoutError)
+    assert time.monotonic() - started_s < 20
+
+
+def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    def refusals(*overrides: str) -> str:
+        return "\n".join(problems(compose_unchecked("grpo_code", overrides)))
+
+    agent = "rollout.fn=[a:b]"
+    assert refusals(agent) == ""
+    assert "placement=colocated" in refusals(agent, "placement=colocated")
+    pool = "generators.pools.x={count: 1, work: both}"
+    assert "sessions use all generators alike" in refusals(agent, pool)
+    missing = compose_unchecked("grpo_code", ["rollout.fn=[no-such-program]"])
+    with pytest.raises(ConfigError, match="there is no program no-such-program"):
+        preflight(missing, this_machine())
+
+
+class Generators:
+    """A directory of generators, of which those that are gone raise Unavailable."""
+
+    def __init__(self) -> None:
+        self.directory = Directory()
+        self.activity = Activity()
+        self.name = "gateway-0"
+        self.config = compose("grpo_code", [])
+        self.calls: list[tuple[str, list[int]]] = []
+        self.gone: set[str] = set()
+        members = {name: self.member(name) for name in ("generator-0", "generator-1")}
+        self.directory._members = members
+
+    def member(self, name: str) -> Member:
+        return Member(name=name, role="generator", pid=1, state="serving", since_s=0.0, address="x")
+
+    def incarnation_of(self, member: Member) -> Any:
+        async def call(request: Any, *, timeout_s: float) -> Continuation:
+            self.calls.append((member.name, request.token_ids.tolist()))
+            if member.name in self.gone:
+                raise Unavailable(f"{member.name} ended")
+            done = Completed(
+                token_ids=np.array([9], np.int32),
+                logprobs=np.zeros(1, np.float32),
+                versions=np.zeros(1, np.int32),
+                is_truncated=False,
+            )
+            return Continuation(completed=done)
+
+        return SimpleNamespace(call=call)
+
+
+def test_a_session_stays_with_its_generator_and_moves_with_the_same_tokens() -> None:
+    async def main() -> None:
+        generators = Generators()
+        engines = RemoteEngines(cast(Any, generators), lambda: None)
+        engines._versions = {("generator-0", 1): 3, ("generator-1", 1): 4}
+        assert engines.version == 3
+        sampling = Sampling(temperature=1.0, max_new_tokens=4)
+
+        async def ask(session: str, ids: list[int]) -> None:
+            completions = engines.generate(f"{session}/0.0", ids, 1, sampling)
+            async with contextlib.aclosing(completions):
+                await anext(completions)
+
+        for length in (1, 2, 3):
+            await ask("1.1.0", [5] * length)
+        (first,) = {name for name, _ in generators.calls}
+        generators.gone = {first}
+        await ask("1.1.0", [5] * 4)
+        moved = generators.calls[-2:]
+        assert [ids for _, ids in moved] == [[5] * 4, [5] * 4]
+        assert len({name for name, _ in moved}) == 2
+        # The one that is gone is asked no more.
+        generators.calls.clear()
+        await ask("2.1.0", [6])
+        assert first not in {name for name, _ in generators.calls}
+
+    asyncio.run(main())

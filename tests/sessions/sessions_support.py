@@ -1,0 +1,128 @@
+"""Tokenizers and a policy for sessions: every word is a token, and the policy writes what it is
+told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from async_rl.core.types import IntArray
+from async_rl.protocol.generator import Completed
+from async_rl.sessions.chat import Chat
+from async_rl.sessions.record import Record
+from async_rl.sessions.server import Sessions, build_app
+from async_rl.sessions.serving import serving
+from async_rl.sessions.session import Session
+
+END = "<|im_end|>"
+CHATML = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }} {% endfor %}"
+    "<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# The text of an answer is not repeated as it was written: a template of this kind drops the
+# reasoning of earlier answers and the space around them.
+TRIMS = (
+    "{% for m in messages %}[{{ m.role }}] {% if m.role == 'assistant' %}"
+    "{{ m.content.split('so')[-1] | trim }}{{ eos }}{% else %}{{ m.content | trim }}{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+ENDLESS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}policy: "
+TEMPLATES = (CHATML, TRIMS, ENDLESS, "")
+
+
+class Words:
+    """A word, a space or a sign is a token; ids are given in the order of first use."""
+
+    def __init__(self, template: str) -> None:
+        self.chat_template = template
+        self.eos_token = END
+        self.ids: dict[str, int] = {END: 0}
+        self.num_texts = 0
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        self.num_texts += 1
+        words = re.findall(r"<\|\w+\|>|\w+|\s|[^\w\s]", text)
+        return {"input_ids": [self.ids.setdefault(word, len(self.ids)) for word in words]}
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        words = list(self.ids)
+        return "".join(words[i] for i in ids if i or not skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: list[Any], *, tools: Any, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        template = jinja2.Environment().from_string(self.chat_template)
+        return template.render(
+            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, eos=END
+        )
+
+
+class Policy:
+    """Writes the next of `texts`, each followed by the end token, and notes what it was shown."""
+
+    def __init__(self, words: Words, texts: Iterable[str]) -> None:
+        self._words = words
+        self._texts = iter(texts)
+        self._left: list[int] = []
+        self.version = 0
+        self.served: list[tuple[tuple[int, ...], Completed]] = []
+
+    def say(self, text: str) -> None:
+        """Write this next."""
+        self._texts = iter([text])
+
+    async def __call__(self, name: str, before: IntArray, limit: int) -> Completed:
+        if name.endswith(".0"):
+            text = next(self._texts)
+            self._left = [*self._words(text, add_special_tokens=False)["input_ids"], 0]
+        ids, self._left = self._left[:limit], self._left[limit:]
+        done = Completed(
+            token_ids=np.array(ids, np.int32),
+            logprobs=-np.arange(1, len(ids) + 1, dtype=np.float32) - len(self.served),
+            versions=np.full(len(ids), self.version, np.int32),
+            is_truncated=bool(self._left),
+        )
+        self.served.append((tuple(before.tolist()), done))
+        return done
+
+
+def open_session(
+    template: str = CHATML, texts: Iterable[str] = (), *, limit: int = 10_000, prompt: str = "add"
+) -> tuple[Session, Policy]:
+    """A session of a prompt, and its policy."""
+    words = Words(template)
+    policy = Policy(words, texts)
+    ids = np.array(words(prompt + "\n", add_special_tokens=True)["input_ids"], np.int32)
+
+    async def run(body: bytes) -> Any:
+        return [{"verdict": "pass", "message": body.decode()}]
+
+    session = Session(
+        record=Record(ids),
+        chat=Chat(words),
+        write=policy,
+        limit=limit,
+        max_turns=100,
+        task={},
+        run=run,
+    )
+    return session, policy
+
+
+@contextlib.asynccontextmanager
+async def endpoint(session: Session) -> AsyncIterator[str]:
+    sessions = Sessions()
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, sessions.open(session):
+        async with serving(build_app(sessions), listener) as url:
+            yield url

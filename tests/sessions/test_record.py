@@ -1,0 +1,216 @@
+"""What a session serves is what it trains: ids, log-probs, versions, each token once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sessions_support import CHATML, END, TEMPLATES, TRIMS, Policy, open_session
+
+from async_rl.sessions.record import Row
+from async_rl.sessions.refusals import Refused
+from async_rl.sessions.session import Session
+
+
+def ask(session: Session, messages: list[Any], tools: list[Any] | None = None, **how: Any) -> Any:
+    call = session.chat_call(messages, tools or [], **how)
+    return asyncio.run(session.answer(call)).message
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def segments(row: Row, prompt: Any) -> list[tuple[Any, slice]]:
+    """(all tokens of a segment, where its tokens are in the row)."""
+    starts = list(row.starts)
+    if not starts or starts[0] > 0:
+        starts.insert(0, 0)
+    ends = [*starts[1:], len(row.token_ids)]
+    found = []
+    for start, end in zip(starts, ends, strict=True):
+        ids = row.token_ids[start:end]
+        if start not in row.starts:
+            ids = np.concatenate([prompt, ids])
+        found.append((ids, slice(start, end)))
+    return found
+
+
+def trained(row: Row, prompt: Any) -> list[tuple[Any, ...]]:
+    """(ids before, ids, log-probs, versions) of each run of trained tokens."""
+    runs = []
+    for ids, place in segments(row, prompt):
+        mask, size = row.is_written[place], place.stop - place.start
+        offset = len(ids) - size
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
+        for start, end in edges.reshape(-1, 2):
+            at = slice(place.start + start, place.start + end)
+            runs.append(
+                (
+                    tuple(ids[: offset + start].tolist()),
+                    tuple(row.token_ids[at].tolist()),
+                    tuple(row.logprobs[at].tolist()),
+                    tuple(row.versions[at].tolist()),
+                )
+            )
+    return runs
+
+
+def served(policy: Policy) -> list[tuple[Any, ...]]:
+    return [
+        (before, *(tuple(a.tolist()) for a in (done.token_ids, done.logprobs, done.versions)))
+        for before, done in policy.served
+    ]
+
+
+def test_a_repeated_history_continues_the_recorded_tokens() -> None:
+    session, policy = open_session(CHATML, ["one two", "three"])
+    first = ask(session, [user("go")])
+    ask(session, [user("go"), first, user("on")])
+    before, done = policy.served[0]
+    assert policy.served[1][0][: len(before) + len(done.token_ids)] == (*before, *done.token_ids)
+    row = session.record.row()
+    assert row.num_segments == 1
+    text = session.chat.decode(row.token_ids, with_special=True)
+    assert text == (
+        f"<|im_start|>user\ngo{END}\n<|im_start|>assistant\none two{END}\n"
+        f"<|im_start|>user\non{END}\n<|im_start|>assistant\nthree{END}"
+    )
+    assert row.is_written.sum() == 4 + 2
+
+
+def test_a_rewritten_history_is_a_further_segment() -> None:
+    session, policy = open_session(CHATML, ["one two", "three"])
+    first = ask(session, [user("go")])
+    changed = {**first, "content": "one, in short"}
+    ask(session, [user("go"), changed, user("on")])
+    row = session.record.row()
+    assert row.num_segments == 2
+    assert sorted(trained(row, session.record._prompt)) == sorted(served(policy))
+
+
+def test_a_segment_that_begins_with_the_prompt_continues_it() -> None:
+    session, _ = open_session("", ["one", "two"], prompt="add")
+    first = ask(session, [user("add")])
+    ask(session, [user("add"), first, user("on")])
+    row = session.record.row()
+    assert (row.num_segments, row.starts) == (1, ())
+    assert session.chat.decode(row.token_ids, with_special=True) == f"one{END}on\ntwo{END}"
+
+
+def test_an_answer_that_is_cut_is_closed_for_the_next_one() -> None:
+    session, policy = open_session(CHATML, ["one two three four", "x"])
+    first = ask(session, [user("go")], max_tokens=3)
+    assert first["content"] == "one two"
+    ask(session, [user("go"), first, user("on")])
+    text = session.chat.decode(np.array(policy.served[1][0]), with_special=True)
+    assert f"one two{END}\n<|im_start|>user\non" in text
+
+
+def test_an_answer_ends_before_its_stop_text() -> None:
+    session, _ = open_session(CHATML, ["one two stop three"])
+    message = ask(session, [user("go")], stops=("stop",))
+    assert message["content"] == "one two "
+    row = session.record.row()
+    written = row.token_ids[row.is_written]
+    assert session.chat.decode(written) == "one two stop"
+
+
+def test_a_template_that_shortens_answers_changes_no_recorded_token() -> None:
+    session, policy = open_session(TRIMS, ["thinking so two", "three"])
+    first = ask(session, [user("go")])
+    ask(session, [user("go"), first, user("on")])
+    text = session.chat.decode(np.array(policy.served[1][0]), with_special=True)
+    assert text == f"[user] go\n[assistant] thinking so two{END}\n[user] on\n[assistant] "
+
+
+def test_a_call_without_room_is_refused_and_counts_as_truncation() -> None:
+    session, _ = open_session(CHATML, ["one two three"], limit=20)
+    first = ask(session, [user("go")])
+    with pytest.raises(Refused) as refused:
+        ask(session, [user("go"), first, user("a b c d e f g h i j k l")])
+    assert refused.value.code == "context_length_exceeded"
+    assert session.is_truncated
+    assert session.record.row().num_segments == 1
+
+
+def test_text_prompts_continue_by_their_text() -> None:
+    session, policy = open_session("", ["one stop two", "three"])
+    chat = session.chat
+
+    def complete(prompt: str) -> str:
+        from async_rl.sessions.session import Call
+
+        context = chat.text_context(session.record, prompt)
+        call = Call(context=context, prompt=prompt, stops=("stop",))
+        return asyncio.run(session.answer(call)).text
+
+    assert complete("go ") == "one "
+    assert complete("go one stop more ") == "three"
+    row = session.record.row()
+    assert row.num_segments == 1
+    assert chat.decode(row.token_ids) == "go one stop more three"
+    assert sorted(trained(row, session.record._prompt))[0][1] == (
+        policy.served[0][1].token_ids[:3].tolist() and tuple(policy.served[0][1].token_ids[:3])
+    )
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["continue", "branch", "compact", "tools", "retry", "edit", "cancel"]),
+        st.integers(0, 9),
+        st.lists(st.sampled_from(["so", "two", " ", "x", "<tool_call>", "{", "ü"]), max_size=6),
+        st.booleans(),
+        st.sampled_from([None, None, 1, 3]),
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(template=st.sampled_from(TEMPLATES), steps=STEPS, prompt=st.sampled_from(["go", "add"]))
+def test_ids_served_are_ids_trained_and_nothing_twice(
+    template: str, steps: list[Any], prompt: str
+) -> None:
+    session, policy = open_session(template, prompt=prompt)
+    threads: list[list[Any]] = [[user("go")]]
+    cancelled = 0
+    for kind, pick, words, is_newer, limit in steps:
+        policy.version += is_newer
+        policy.say("".join(words) or "ok")
+        thread = list(threads[pick % len(threads)])
+        tools = [{"function": {"name": "f"}}] if kind == "tools" else []
+        if kind == "compact" and len(thread) > 2:
+            thread = [thread[0], user("in short"), *thread[-1:]]
+        if kind == "edit" and len(thread) > 2:
+            thread[1] = {**thread[1], "content": "other"}
+        if kind == "branch" and len(thread) > 2:
+            thread = thread[: -2 if thread[-1]["role"] == "user" else -1]
+        if thread[-1]["role"] != "user":
+            thread.append(user(f"more {pick}"))
+        call = session.chat_call(thread, tools, max_tokens=limit)
+        if kind == "cancel":
+            number = session.record.begin(call.context, call.history, limit=3)
+            session.record.cancel(number)
+            cancelled += 1
+            continue
+        if kind == "retry" and (known := session.repeat(call)):
+            message = known.message
+        else:
+            message = asyncio.run(session.answer(call)).message
+        threads.append([*thread, message])
+    if not policy.served:
+        return
+    row = session.record.row()
+    assert sorted(trained(row, session.record._prompt)) == sorted(served(policy))
+    assert len(row.token_ids) == session.record.num_tokens()
+    assert not row.logprobs[~row.is_written].any()
+    assert (row.versions[~row.is_written] == -1).all()
+    # A segment is not part of another one.
+    paths = [tuple(ids.tolist()) for ids, _ in segments(row, session.record._prompt)]
+    assert len(paths) == row.num_segments
