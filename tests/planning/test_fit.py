@@ -88,7 +88,8 @@ def test_a_learner_that_does_not_fit_its_gpus_is_refused_with_a_remedy_that_fits
     (problem,) = fit_problems(config, shape, on)
     assert re.search(r"learner-0 \d+\.\d GB\), one GPU has 80\.0 GB; set learner\.", problem)
     remedy = problem.partition("; set ")[2].partition(" (needs")[0].split()
-    changed = settled(on, "learner.ranks=1", *remedy, "generators.count=1")
+    given = dict(setting.split("=") for setting in ["learner.ranks=1", *remedy])
+    changed = settled(on, *map("=".join, given.items()), "generators.count=1")
     assert fit_problems(changed, shape, on) == []
 
 
