@@ -115,6 +115,7 @@ def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPa
         ("data_parallel_size=2", "raise generators.count"),
         ("logprobs_mode=raw_logprobs", "remove it"),
         ("scheduler_cls=x", "pushes and their labels"),
+        ('speculative_config={"method": "ngram"}', "the log-probs of accepted tokens are wrong"),
     ],
 )
 def test_an_argument_that_cannot_be_passed_on_is_refused_with_the_remedy(
@@ -132,12 +133,12 @@ def test_arguments_that_change_how_the_engine_computes_are_passed_on() -> None:
         "attention_backend=FLASH_ATTN",
         "enable_expert_parallel=true",
         "pipeline_parallel_size=2",
-        'speculative_config={"method": "ngram", "num_speculative_tokens": 2}',
+        'additional_config={"a": 2}',
     ]
     assert list(surface.vllm_problems(entries)) == []
     assert extra_arguments(entries)["quantization"] == "fp8"
     assert extra_arguments(entries)["enable_expert_parallel"] is True
-    assert extra_arguments(entries)["speculative_config"]["num_speculative_tokens"] == 2
+    assert extra_arguments(entries)["additional_config"] == {"a": 2}
 
 
 def test_an_argument_given_twice_is_refused() -> None:
