@@ -24,7 +24,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. checksum: of the weights after it, as in `Published`."""
+    """One step. checksum: of the weights after it, as in `Published`; 0 on ranks above 0."""
 
     step: int
     checksum: int
