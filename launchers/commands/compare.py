@@ -19,8 +19,8 @@ from async_rl.launchers.api.samples import decoder
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.divergence import Found, RecordedRun, first_difference
 from async_rl.launchers.commands.options import OutputDir, complete_run, console, open_table
-from async_rl.launchers.commands.resuming import changes
 from async_rl.launchers.configuration import schema
+from async_rl.launchers.configuration.changes import changes
 from async_rl.observability.catalogue import FIRST_SCREEN
 
 _TIMES = "time/", "stage_s/", "wait_s/", "blocked_s/"

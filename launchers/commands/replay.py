@@ -28,8 +28,8 @@ from async_rl.launchers.api.metrics import RowReader
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.launchers.commands.replayed_table import Comparison
-from async_rl.launchers.commands.resuming import changes
 from async_rl.launchers.configuration import schema
+from async_rl.launchers.configuration.changes import changes
 from async_rl.launchers.configuration.compose import recompose, write_config
 from async_rl.planning.topology import processes
 from async_rl.training.replays import PLAN_FILE, Plan

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from async_rl.buffer.store.schema import STORE_FILE
-from async_rl.config.base import as_builtins, replace
+from async_rl.config.base import replace
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.pools import pool_counts
 from async_rl.config.run import RunConfig
@@ -19,6 +19,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.control import leave_mark, living_pid
 from async_rl.launchers.configuration import schema
+from async_rl.launchers.configuration.changes import Changes, changes
 from async_rl.launchers.configuration.compose import recompose, to_yaml
 from async_rl.planning.topology import SCALE_FILE
 from async_rl.supervision.scaler import wanted_counts
@@ -40,8 +41,6 @@ FIXED = {
 }
 """Settings and sections that a resumed run cannot change, and why."""
 
-Changes = dict[str, tuple[object, object]]
-
 
 def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
     """Return the configuration to continue with, and a line per changed setting. Raises ConfigError
@@ -62,16 +61,6 @@ def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, 
         for path, (old, new) in changed.items()
     ]
     return after, lines
-
-
-def changes(before: RunConfig, after: RunConfig) -> Changes:
-    """Return the settings that differ, by path: the old value and the new one."""
-    old = dict(schema.flatten(as_builtins(before)))
-    new = dict(schema.flatten(as_builtins(after)))
-    paths = {**old, **new}
-    return {
-        path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
-    }
 
 
 def _refusals(

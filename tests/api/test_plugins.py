@@ -117,7 +117,8 @@ def test_loss_weights_and_advantages_are_those_of_the_plugins() -> None:
     algorithm = compose("grpo_code", OBJECTIVE).algorithm
     mask = torch.ones(3, dtype=torch.bool)
     sequences = Parts(index=torch.tensor([0, 0, 1]), count=2, mask=mask)
-    weights = pass_loss.correction(algorithm, torch.tensor([0.0, 1.0, 2.0]), sequences).weights
+    log_ratio = torch.tensor([0.0, 1.0, 2.0])
+    weights = pass_loss.correction(algorithm, log_ratio, sequences, None).weights
     assert weights.tolist() == [0.5, 0.5, 0.5]
     loss = pass_loss._policy_loss(
         algorithm.policy_loss,

@@ -34,4 +34,4 @@ def test_the_verifier_starts_without_the_other_commands() -> None:
 @pytest.mark.parametrize("arguments", [["status", "--help"], ["--help"]])
 def test_other_commands_are_there_too(arguments: list[str]) -> None:
     done = ended(*arguments)
-    assert done.stdout.splitlines()[-1].startswith("0 ['control', 'data'")
+    assert done.stdout.splitlines()[-1].startswith("0 ['compare', 'control', 'data'")

@@ -198,7 +198,7 @@ def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its
     ):
         fields("hiden_size=3")
     with pytest.raises(
-        ConfigError, match=r"model\.override_config=hidden_size=big: no JSON .* quote text"
+        ConfigError, match=r"model\.override_config=hidden_size=big: not JSON .* quote text"
     ):
         fields("hidden_size=big")
 
