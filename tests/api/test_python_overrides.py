@@ -70,9 +70,7 @@ def test_an_entry_of_a_mapping_can_be_given() -> None:
 
 
 def test_what_no_setting_can_be_is_refused_with_its_path() -> None:
-    with pytest.raises(
-        ConfigError, match=r"learner\.optimizer\.lr: a function cannot be"
-    ):
+    with pytest.raises(ConfigError, match=r"learner\.optimizer\.lr: a function cannot be"):
         as_words({"learner": {"optimizer": {"lr": test_a_file_of_a_group_can_be_chosen}}})
     with pytest.raises(ConfigError, match=r"give a list, as in \['num_steps=1'\]"):
         as_words("num_steps=1")
