@@ -182,7 +182,7 @@ def test_a_row_brings_a_checker_in_c_plus_plus() -> None:
     (test,) = problem.tests
     assert isinstance(test, StdinTest)
     assert test.checker == Checker(code=CHECKER, form="testlib", language="cpp")
-    with pytest.raises(DataError, match="row 1: column checker is no checker"):
+    with pytest.raises(DataError, match="row 1: column checker cannot be used"):
         read_problem("row 1", {**row, "checker": {**given, "language": "pascal"}})
 
 
