@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from async_rl.algorithms.off_policy import second_moment_bound
 from async_rl.algorithms.parts import Parts
 from async_rl.algorithms.value_norm import ValueUnits
 from async_rl.batching.batch import Baselines, Batch, Steps
-from async_rl.batching.packing import Layout, Pass
+from async_rl.batching.packing import Pass
 from async_rl.config.algorithm import SumAggregation
 from async_rl.config.policy_losses import MomentCorrection
 from async_rl.config.run import RunConfig
@@ -215,6 +216,7 @@ class Bandit:
             own=list(range(num_sequences)),
             token_ids={},
             offsets=self.starts,
+            starts={},
             num_groups=len(self.members),
             group_index=self.groups,
             rewards=torch.tensor([REWARDS[p][n] for p, n in self.sequences]).double(),
@@ -315,7 +317,7 @@ def _everything(num_tokens: int) -> Pass:
         token_index=index,
         last_index=nothing,
         sequences=nothing,
-        layout=Layout(blocks=(), output_index=nothing),
+        segments=np.empty((0, 4), dtype=np.int64),
     )
 
 

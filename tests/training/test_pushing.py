@@ -136,6 +136,7 @@ def test_a_version_is_published_while_a_far_generator_still_reads_the_file_of_th
 )
 def test_files_go_where_the_setting_says(override: str, tmp_path: Path) -> None:
     generators = {"a": Generator()}
+    (tmp_path / "my_run").mkdir()
     learner = Learner(tmp_path / "my_run", generators, "weights.transfer=filesystem", override)
 
     async def story() -> None:
