@@ -13,7 +13,7 @@ from e2e_support import LiveRun, async_rl
 
 from async_rl.examples import tool_agent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Launch = Callable[..., LiveRun]
 
@@ -34,7 +34,8 @@ def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(
         "evaluation.every_steps=0",
         "num_steps=12",
     )
-    run.until(lambda: run.step >= 1, "the first step")
+    # On a new machine the model is made first, beside that of the tests of the other worker.
+    run.until(lambda: run.step >= 1, "the first step", timeout_s=480)
     gateway = psutil.Process(run.pid_of("gateway-0"))
     workers = [p for p in gateway.children() if "async_rl.sessions.worker" in p.cmdline()]
     assert len(workers) == 2
