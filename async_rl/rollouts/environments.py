@@ -30,8 +30,9 @@ from async_rl.core.os import die_with_parent
 from async_rl.sessions.forms.form import MODEL
 from async_rl.sessions.worker import Done, Task
 
-_TAIL = 2000
-"""Characters of an environment's output in the reason of its failure."""
+_TAIL_BYTES = 2000
+"""The end of an environment's output, in the reason of its failure."""
+_CHUNK_BYTES = 1 << 16
 _GRACE_S = 5.0
 _LINE_BYTES = 16 << 20
 
@@ -108,13 +109,14 @@ class Commands:
                     f"rollout.fn={self._config.command} cannot be started: {error}"
                 ) from error
             try:
-                output, _ = await process.communicate()
+                tail = await _tail(process.stdout)
+                await process.wait()
             finally:
                 _kill(process)
                 await process.wait()
         if process.returncode:
-            tail = output.decode(errors="replace")[-_TAIL:]
-            raise AgentError(f"the agent ended with exit code {process.returncode}: {tail}")
+            text = tail.decode(errors="replace")
+            raise AgentError(f"the agent ended with exit code {process.returncode}: {text}")
         return None
 
     async def close(self) -> None:
@@ -239,6 +241,24 @@ class _Worker:
             _kill(self._process)
 
     async def _read(self) -> None:
+        reason = ""
+        try:
+            await self._take_results()
+        except (msgspec.DecodeError, ValueError) as error:
+            # Without an end of the process, its calls would wait for results that nobody reads.
+            reason = f", which wrote what is no result of a call ({error})"
+            _kill(self._process)
+        code = await self._process.wait()
+        for result in self._results.values():
+            if not result.done():
+                result.set_exception(
+                    AgentError(
+                        f"the environment's worker{reason} ended with code {code} (-9: killed, for"
+                        " example for memory or because a call did not end)"
+                    )
+                )
+
+    async def _take_results(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None, "opened with a pipe"
         while line := await stdout.readline():
@@ -251,20 +271,20 @@ class _Worker:
                 result.set_exception(AgentError(done.error))
             else:
                 result.set_result(done.value)
-        code = await self._process.wait()
-        for result in self._results.values():
-            if not result.done():
-                result.set_exception(
-                    AgentError(
-                        f"the environment's worker ended with code {code} (-9: killed, for example"
-                        " for memory or because a call did not end)"
-                    )
-                )
 
     async def close(self) -> None:
         """End the process."""
         _kill(self._process)
         await self._reader
+
+
+async def _tail(stream: asyncio.StreamReader | None) -> bytes:
+    """Read to the end and return the end; an agent may print more than fits into memory."""
+    assert stream is not None, "opened with a pipe"
+    tail = b""
+    while chunk := await stream.read(_CHUNK_BYTES):
+        tail = (tail + chunk)[-_TAIL_BYTES:]
+    return tail
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

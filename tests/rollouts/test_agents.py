@@ -89,6 +89,10 @@ def text(task, endpoint):
     return "good"
 
 
+def endless(task, endpoint):
+    return {"a" * (17 << 20): 1.0}
+
+
 def dies(task, endpoint):
     os.kill(os.getpid(), 9)
 
@@ -280,6 +284,7 @@ def test_functions_run_in_as_many_processes_as_wanted(tmp_path: Path) -> None:
         ("fails", "ZeroDivisionError: mine"),
         ("text", "is no reward"),
         ("dies", "worker ended with code -9"),
+        ("endless", "which wrote what is no result of a call"),
     ],
 )
 def test_an_environment_that_fails_gives_no_reward(tmp_path: Path, name: str, words: str) -> None:
