@@ -28,11 +28,7 @@ async def run(context: ProcessContext) -> None:
     config = context.config
     spare_torch(config)
     await context.directory.changed(-1)  # the first member list
-    tokenizer = await asyncio.to_thread(
-        load_tokenizer,
-        config,
-        context.model_path,
-    )
+    tokenizer = await asyncio.to_thread(load_tokenizer, config, context.model_path)
     sessions = Sessions()
     environments = open_environments(config.agent)
     with listen(context.host, 0) as listener:
@@ -49,11 +45,7 @@ async def run(context: ProcessContext) -> None:
                 agents=agents,
             )
             try:
-                await _work(
-                    context,
-                    rollouts,
-                    sessions,
-                )
+                await _work(context, rollouts, sessions)
             finally:
                 await environments.close()
                 await rollouts.close()
@@ -66,11 +58,7 @@ async def _work(context: ProcessContext, rollouts: Rollouts, sessions: Sessions)
         context.group.create_task(groups.report_version(), name="report version")
 
     engines = RemoteEngines(context, on_version)
-    groups = Groups(
-        context,
-        rollouts,
-        engines,
-    )
+    groups = Groups(context, rollouts, engines)
     await context.serve({})
     async with asyncio.TaskGroup() as group:
         owned = [

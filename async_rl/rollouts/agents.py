@@ -64,12 +64,7 @@ class Agents:
         async def write(call: str, token_ids: IntArray, limit: int) -> Completed:
             limited = msgspec.structs.replace(sampling, max_new_tokens=limit)
             ids = token_ids.tolist()
-            completions = engine.generate(
-                f"{name}/{call}",
-                ids,
-                1,
-                limited,
-            )
+            completions = engine.generate(f"{name}/{call}", ids, 1, limited)
             done = await anext(completions)
             await completions.aclose()
             return Completed(
@@ -89,11 +84,7 @@ class Agents:
             run=functools.partial(_run, verifier),
         )
         with self._sessions.open(session):
-            returned = await self._environments.run(
-                self._url,
-                session.token,
-                session.task,
-            )
+            returned = await self._environments.run(self._url, session.token, session.task)
         return self._written(session, returned)
 
     def _written(self, session: Session, returned: Any) -> Written:
@@ -127,18 +118,8 @@ class _Program(msgspec.Struct, kw_only=True):
 async def _run(verifier: VerifierClient, body: bytes) -> Any:
     """Run a program in the jail; return the verdict and the message of each test."""
     request = read(body, _Program)
-    results = await verifier.test(
-        request.program,
-        request.tests,
-        request.setup,
-    )
-    return [
-        {
-            "verdict": str(result.verdict),
-            "message": result.message,
-        }
-        for result in results
-    ]
+    results = await verifier.test(request.program, request.tests, request.setup)
+    return [{"verdict": str(result.verdict), "message": result.message} for result in results]
 
 
 def task_of(ticket: Ticket, index: int) -> dict[str, Any]:
@@ -174,9 +155,4 @@ def score_of(returned: Any, posted: list[dict[str, float]]) -> Score | None:
             parts[name] = parts.get(name, 0.0) + float(value)
     total = sum(parts.values())
     named = {name: value for name, value in parts.items() if name != "reward"}
-    return Score(
-        reward=total,
-        parts=named,
-        verdicts=(),
-        latency_s=0.0,
-    )
+    return Score(reward=total, parts=named, verdicts=(), latency_s=0.0)

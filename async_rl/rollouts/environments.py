@@ -40,12 +40,7 @@ _LINE_BYTES = 16 << 20
 class Environments(Protocol):
     """Runs environments."""
 
-    async def run(
-        self,
-        url: str,
-        token: str,
-        task: dict[str, Any],
-    ) -> Any:
+    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
         """Return what the environment returned: a reward as JSON, or None. Raises AgentError."""
 
     async def close(self) -> None:
@@ -79,25 +74,13 @@ class Commands:
         self._config = config
         self._slots = asyncio.Semaphore(config.workers)
 
-    async def run(
-        self,
-        url: str,
-        token: str,
-        task: dict[str, Any],
-    ) -> Any:
+    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
         """Run the command to its end."""
         async with self._slots:
             try:
                 process = await asyncio.create_subprocess_exec(
                     *self._config.command,
-                    env={
-                        **os.environ,
-                        **variables(
-                            url,
-                            token,
-                            task,
-                        ),
-                    },
+                    env={**os.environ, **variables(url, token, task)},
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
@@ -132,21 +115,11 @@ class Workers:
         self._workers: list[_Worker | None] = [None] * config.workers
         self._starting = asyncio.Lock()
 
-    async def run(
-        self,
-        url: str,
-        token: str,
-        task: dict[str, Any],
-    ) -> Any:
+    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
         """Call the function in the worker with the fewest samples."""
         number = next(self._numbers)
         worker = await self._worker()
-        sent = Task(
-            number=number,
-            url=url,
-            token=token,
-            task=task,
-        )
+        sent = Task(number=number, url=url, token=token, task=task)
         return await worker.run(sent)
 
     async def _worker(self) -> _Worker:
@@ -230,11 +203,7 @@ class _Worker:
     def _abandon(self, number: int) -> None:
         """Kill the process if the function does not notice that its session has ended."""
         self._abandoned.add(number)
-        asyncio.get_running_loop().call_later(
-            _GRACE_S,
-            self._kill_if_stuck,
-            number,
-        )
+        asyncio.get_running_loop().call_later(_GRACE_S, self._kill_if_stuck, number)
 
     def _kill_if_stuck(self, number: int) -> None:
         if number in self._abandoned:

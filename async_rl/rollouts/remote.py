@@ -67,11 +67,7 @@ class RemoteEngines:
         self._chosen.pop(session, None)
 
     async def generate(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        num_samples: int,
-        sampling: Sampling,
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
         """Yield the continuation. request_id: begins with the id of the session and a slash."""
         session = request_id.partition("/")[0]
@@ -101,11 +97,7 @@ class RemoteEngines:
                 raise
             except Unavailable as error:
                 # Only the tokens so far are needed to continue, and they are here.
-                _log.warning(
-                    "session %s moves: %s",
-                    session,
-                    error,
-                )
+                _log.warning("session %s moves: %s", session, error)
                 self._versions.pop((member.name, member.pid), None)
                 self._chosen.pop(session, None)
             else:

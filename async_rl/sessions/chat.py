@@ -39,12 +39,7 @@ class Chat:
         self._tokenizer = tokenizer
 
     def context(
-        self,
-        record: Record,
-        messages: Sequence[Message],
-        tools: Sequence[Any],
-        *,
-        begin: str = "",
+        self, record: Record, messages: Sequence[Message], tools: Sequence[Any], *, begin: str = ""
     ) -> tuple[Context, History]:
         """Return the context of a request and the key of its history.
 
@@ -59,14 +54,7 @@ class Chat:
         # The recorded answer is the last of the matching messages; the first entry is the tools'.
         before = list(messages[: num_matching - 2])
         after = messages[num_matching - 1 :]
-        marked = [
-            *before,
-            {
-                "role": "assistant",
-                "content": _MARK,
-            },
-            *after,
-        ]
+        marked = [*before, {"role": "assistant", "content": _MARK}, *after]
         text = self._render(marked, tools).rpartition(_MARK)[2] + begin
         answer = record.path(parent)
         end = self.decode(answer[-1:], with_special=True)
@@ -89,11 +77,7 @@ class Chat:
         if num_kept is None:
             return record.context(None, self._encode(text, is_beginning=True))
         rest = self._encode(text.removeprefix(shown), is_beginning=False)
-        return record.context(
-            parent,
-            rest,
-            num_kept=num_kept,
-        )
+        return record.context(parent, rest, num_kept=num_kept)
 
     def _num_shown(self, token_ids: IntArray, text: str) -> int | None:
         """The fewest leading tokens with this text, so without an end token; None if no number of
@@ -168,28 +152,10 @@ def parse_answer(text: str) -> dict[str, Any]:
         try:
             written = msgspec.json.decode(match[1], type=_WrittenCall)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return {
-                "role": "assistant",
-                "content": text,
-            }
-        call = {
-            "type": "function",
-            "function": msgspec.to_builtins(written),
-        }
-        calls.append(
-            {
-                "id": f"call_{secrets.token_hex(12)}",
-                **call,
-            }
-        )
+            return {"role": "assistant", "content": text}
+        call = {"type": "function", "function": msgspec.to_builtins(written)}
+        calls.append({"id": f"call_{secrets.token_hex(12)}", **call})
     if not calls:
-        return {
-            "role": "assistant",
-            "content": text,
-        }
+        return {"role": "assistant", "content": text}
     content = text[: text.index(CALL_BEGIN)].rstrip()
-    return {
-        "role": "assistant",
-        "content": content,
-        "tool_calls": calls,
-    }
+    return {"role": "assistant", "content": content, "tool_calls": calls}

@@ -27,11 +27,7 @@ History = tuple[str, ...]
 """One key per message of a request; the first one is that of the tools."""
 
 
-@dataclass(
-    frozen=True,
-    slots=True,
-    kw_only=True,
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """The input of a call.
 
@@ -72,11 +68,7 @@ class Turn:
         return self.limit if self.answer is None else len(self.answer.token_ids)
 
 
-@dataclass(
-    frozen=True,
-    slots=True,
-    kw_only=True,
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A session as one row of tokens after the prompt, as in Trajectory.
 
@@ -121,11 +113,7 @@ class Record:
 
     def match(self, history: History) -> tuple[int | None, int]:
         """Return the turn that this history continues, and the entries that it repeats."""
-        for size in range(
-            len(history),
-            1,
-            -1,
-        ):
+        for size in range(len(history), 1, -1):
             number = self._by_history.get(history[:size])
             if number is not None:
                 return number, size
@@ -134,11 +122,7 @@ class Record:
     def match_text(self, text: str) -> int | None:
         """Return the turn with the longest prompt and answer with which this text begins."""
         texts = {n: t.text for n, t in self._served() if t.text and text.startswith(t.text)}
-        return max(
-            texts,
-            key=lambda number: len(texts[number]),
-            default=None,
-        )
+        return max(texts, key=lambda number: len(texts[number]), default=None)
 
     def match_ids(self, token_ids: IntArray) -> Context:
         """Return the context of a request that consists of these tokens."""
@@ -158,11 +142,7 @@ class Record:
         return max(same, default=None)
 
     def context(
-        self,
-        parent: int | None,
-        read: Sequence[int] | IntArray,
-        *,
-        num_kept: int | None = None,
+        self, parent: int | None, read: Sequence[int] | IntArray, *, num_kept: int | None = None
     ) -> Context:
         """Return the context that continues a turn with the tokens `read`.
 
@@ -170,23 +150,13 @@ class Record:
         """
         read = np.asarray(read, np.int32)
         if parent is None:
-            return Context(
-                parent=None,
-                num_kept=0,
-                read=read,
-                token_ids=read,
-            )
+            return Context(parent=None, num_kept=0, read=read, token_ids=read)
         turn = self._turns[parent]
         if num_kept is None:
             num_kept = turn.num_written
         before = self.path(parent)[: turn.prefix_length + num_kept]
         token_ids = np.concatenate([before, read])
-        return Context(
-            parent=parent,
-            num_kept=num_kept,
-            read=read,
-            token_ids=token_ids,
-        )
+        return Context(parent=parent, num_kept=num_kept, read=read, token_ids=token_ids)
 
     def path(self, number: int) -> IntArray:
         """Return the tokens from the beginning to the end of a turn: int32 [N]."""
@@ -196,30 +166,14 @@ class Record:
 
     # ---- a call
 
-    def begin(
-        self,
-        context: Context,
-        history: History,
-        *,
-        limit: int,
-    ) -> int:
+    def begin(self, context: Context, history: History, *, limit: int) -> int:
         """Reserve `limit` tokens for an answer; return the number of its turn."""
         number = next(self._numbers)
-        self._turns[number] = Turn(
-            context=context,
-            history=history,
-            limit=limit,
-        )
+        self._turns[number] = Turn(context=context, history=history, limit=limit)
         return number
 
     def finish(
-        self,
-        number: int,
-        answer: Completed,
-        *,
-        reply: str = "",
-        prompt: str = "",
-        text: str = "",
+        self, number: int, answer: Completed, *, reply: str = "", prompt: str = "", text: str = ""
     ) -> None:
         """Record the answer, which the agent may see from now on.
 
@@ -283,11 +237,7 @@ class Record:
         """The arrays of the path to a turn. Turns on it that are not in `trained` are trained."""
         path = self.path(end)
         logprobs = np.zeros(len(path), np.float32)
-        versions = np.full(
-            len(path),
-            NO_VERSION,
-            np.int32,
-        )
+        versions = np.full(len(path), NO_VERSION, np.int32)
         is_written = np.zeros(len(path), np.bool_)
         number: int | None = end
         num_kept = self._turns[end].num_written

@@ -33,17 +33,8 @@ from async_rl.sessions.session import Answer, Session
 _MAX_BODY_BYTES = 16 << 20
 _BODY_S = 60.0
 _JSON = "application/json"
-_KINDS = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-}
-_MODEL = {
-    "id": MODEL,
-    "object": "model",
-    "created": 0,
-    "owned_by": "async_rl",
-}
+_KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+_MODEL = {"id": MODEL, "object": "model", "created": 0, "owned_by": "async_rl"}
 FORMS: Mapping[str, Form] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
@@ -130,10 +121,7 @@ class _Endpoint:
             # The first piece decides between an answer and an error in the form of the API.
             events = _stream(exchange, session)
             first = await anext(events)
-            return StreamingResponse(
-                _lines(first, events),
-                media_type="text/event-stream",
-            )
+            return StreamingResponse(_lines(first, events), media_type="text/event-stream")
         known = None
         if len(exchange.calls) == 1 and _is_sent_again(request):
             known = session.repeat(exchange.calls[0])
@@ -272,11 +260,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(
-        msgspec.json.encode(value),
-        status,
-        media_type=_JSON,
-    )
+    return Response(msgspec.json.encode(value), status, media_type=_JSON)
 
 
 def _error(refused: Refused) -> dict[str, Any]:
@@ -286,24 +270,12 @@ def _error(refused: Refused) -> dict[str, Any]:
     kind = _KINDS.get(refused.status, "invalid_request_error")
     if refused.status >= 500:
         kind = "api_error"
-    error = {
-        "message": str(refused),
-        "type": kind,
-        "param": None,
-        "code": refused.code,
-    }
-    return {
-        "type": "error",
-        "error": error,
-    }
+    error = {"message": str(refused), "type": kind, "param": None, "code": refused.code}
+    return {"type": "error", "error": error}
 
 
 def _outage(error: AsyncRLError) -> Refused:
-    return Refused(
-        503,
-        f"no engine answers: {error}",
-        code="engine_unavailable",
-    )
+    return Refused(503, f"no engine answers: {error}", code="engine_unavailable")
 
 
 async def _refuse(_: Request, refused: Exception) -> Response:

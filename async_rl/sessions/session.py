@@ -32,11 +32,7 @@ Write = Callable[[str, IntArray, int], Awaitable[Completed]]
 """(id of the call, tokens so far, most new tokens) -> the policy's continuation."""
 
 
-@dataclass(
-    frozen=True,
-    slots=True,
-    kw_only=True,
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A request for one answer.
 
@@ -54,11 +50,7 @@ class Call:
     prompt: str = ""
 
 
-@dataclass(
-    frozen=True,
-    slots=True,
-    kw_only=True,
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What the agent gets. text: without the stop text. why: stop, length or tool_calls."""
 
@@ -99,11 +91,7 @@ class Session:
     def require_open(self) -> None:
         """Raise Refused once the session has ended."""
         if self.closed:
-            raise Refused(
-                410,
-                f"the session has ended: {self.closed}",
-                code="session_ended",
-            )
+            raise Refused(410, f"the session has ended: {self.closed}", code="session_ended")
 
     def chat_call(
         self,
@@ -116,12 +104,7 @@ class Session:
         in_pieces: bool = False,
     ) -> Call:
         """Return the call of a chat request. Raises Refused."""
-        context, history = self.chat.context(
-            self.record,
-            messages,
-            tools,
-            begin=begin,
-        )
+        context, history = self.chat.context(self.record, messages, tools, begin=begin)
         return Call(
             context=context,
             history=history,
@@ -141,12 +124,7 @@ class Session:
         turn = self.record.turn(number)
         assert turn.answer is not None, "only served turns are repeated"
         text = call.begin + self._text(turn.answer.token_ids, call.stops)[0]
-        return self._answer(
-            call,
-            number,
-            turn.answer,
-            text,
-        )
+        return self._answer(call, number, turn.answer, text)
 
     async def answer(
         self, call: Call, on_text: Callable[[str], None] = lambda text: None
@@ -181,18 +159,10 @@ class Session:
         assert written is not None, "an answer has a last piece"
         self.is_truncated = written.is_truncated and len(written.token_ids) >= room
         on_text(text[len(seen) :])
-        return self._answer(
-            call,
-            number,
-            written,
-            call.begin + text,
-        )
+        return self._answer(call, number, written, call.begin + text)
 
     async def _pieces(
-        self,
-        call: Call,
-        number: int,
-        limit: int,
+        self, call: Call, number: int, limit: int
     ) -> AsyncIterator[tuple[Completed, str, bool]]:
         """The answer so far, its text, and whether it has ended, after each piece."""
         parts: list[Completed] = []
@@ -213,32 +183,14 @@ class Session:
                 written = cut(written, num_kept)
             yield written, text, is_last
 
-    def _finish(
-        self,
-        number: int,
-        call: Call,
-        written: Completed,
-        text: str,
-    ) -> None:
+    def _finish(self, number: int, call: Call, written: Completed, text: str) -> None:
         message = parse_answer(call.begin + text)
         self.last_text = message["content"]
         # Without messages a later request is recognized by its text.
         whole = call.prompt + text if call.prompt else ""
-        self.record.finish(
-            number,
-            written,
-            reply=key_of(message),
-            prompt=call.prompt,
-            text=whole,
-        )
+        self.record.finish(number, written, reply=key_of(message), prompt=call.prompt, text=whole)
 
-    def _answer(
-        self,
-        call: Call,
-        number: int,
-        written: Completed,
-        text: str,
-    ) -> Answer:
+    def _answer(self, call: Call, number: int, written: Completed, text: str) -> Answer:
         message = parse_answer(text)
         why = "stop"
         if "tool_calls" in message:

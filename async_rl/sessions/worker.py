@@ -43,11 +43,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-@dataclass(
-    frozen=True,
-    slots=True,
-    kw_only=True,
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """The second argument of an agent's function: how it reaches the policy.
 
@@ -78,11 +74,7 @@ async def _run(function: Callable[..., Any], out: BinaryIO) -> None:
         if inspect.iscoroutinefunction(function):
             call = function(task.task, endpoint)
         else:
-            call = asyncio.to_thread(
-                function,
-                task.task,
-                endpoint,
-            )
+            call = asyncio.to_thread(function, task.task, endpoint)
         # The user's code; its failure is data of the sample.
         results = await asyncio.gather(call, return_exceptions=True)
         value: Any = results[0]
@@ -108,11 +100,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     # What the function prints must not become a result.
     os.dup2(2, 1)
-    function = load_function(
-        "rollout.fn",
-        sys.argv[1],
-        AGENT,
-    )
+    function = load_function("rollout.fn", sys.argv[1], AGENT)
     asyncio.run(_run(function, out))
 
 

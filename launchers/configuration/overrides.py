@@ -27,9 +27,7 @@ _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][\w./-]*", re.IGNORECA
 """Text that means itself without quotes: names of files and choices among them need that."""
 
 
-def as_words(
-    overrides: Mapping[str, object] | Sequence[str],
-) -> list[str]:
+def as_words(overrides: Mapping[str, object] | Sequence[str]) -> list[str]:
     """Return overrides as `key=value` words. A mapping may be nested, and its keys may be dotted.
 
     Raises ConfigError for values that no setting can have.
@@ -41,10 +39,7 @@ def as_words(
     return [f"{path}={_written(path, value)}" for path, value in schema.flatten(overrides)]
 
 
-def _written(
-    path: str,
-    value: object,
-) -> str:
+def _written(path: str, value: object) -> str:
     match value:
         case str() if _PLAIN.fullmatch(value):
             return value
@@ -88,10 +83,7 @@ class Overrides:
     problems: list[str]
 
 
-def read_overrides(
-    overrides: Sequence[str],
-    directories: Sequence[Path],
-) -> Overrides:
+def read_overrides(overrides: Sequence[str], directories: Sequence[Path]) -> Overrides:
     """Read the overrides.
 
     directories: folders with the groups of files to choose from (task, model, algorithm, hardware).
@@ -150,11 +142,7 @@ def _quoted_if_text(given: str) -> str:
     return f"{key}={_quoted(value)}"
 
 
-def _problems(
-    override: Override,
-    given: str,
-    groups: dict[str, list[str]],
-) -> list[str]:
+def _problems(override: Override, given: str, groups: dict[str, list[str]]) -> list[str]:
     key, value = override.key_or_group, given.partition("=")[2]
     if override.is_delete() or override.is_add():
         return [

@@ -48,11 +48,7 @@ class Migration(msgspec.Struct, frozen=True):
     lines: list[Line]
 
 
-def migrate(
-    source: Source,
-    table: Table,
-    functions: Mapping[str, Function],
-) -> Migration:
+def migrate(source: Source, table: Table, functions: Mapping[str, Function]) -> Migration:
     """Apply the table to every key of the source and to the implied keys that it omits."""
     # A key that the file omits has the default of its system, which may differ from ours.
     absent = {key: value for key, value in table.implied.items() if key not in source}
@@ -77,10 +73,7 @@ def migrate(
     return Migration(base, dict(choices_first(kept)), lines)
 
 
-def _effective(
-    fate: Fate,
-    foreign: Mapping[str, str | None],
-) -> Fate:
+def _effective(fate: Fate, foreign: Mapping[str, str | None]) -> Fate:
     """The fate without parameters that the chosen variant does not have."""
     kept = {path: value for path, value in fate.settings.items() if foreign[path] is None}
     if kept or not fate.settings:
@@ -89,13 +82,7 @@ def _effective(
     return Fate("defaulted", f"without effect: {causes}")
 
 
-def _fate(
-    key: str,
-    value: Any,
-    source: Source,
-    table: Table,
-    code: Mapping[str, Function],
-) -> Fate:
+def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str, Function]) -> Fate:
     pattern, rule = table.rule_of(key)
     condition = table.conditions[rule.if_] if rule.if_ else None
     if condition is not None and not condition.is_met(source):

@@ -43,10 +43,7 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
     default_key: str = ""
 
-    def is_met(
-        self,
-        source: Source,
-    ) -> bool:
+    def is_met(self, source: Source) -> bool:
         """Return whether the source has the value."""
         default = self.default_key in source if self.default_key else self.default
         return bool(source.get(self.key, default) == self.value)
@@ -102,11 +99,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     rule: Rule
 
-    def sibling(
-        self,
-        name: str,
-        default: Any,
-    ) -> Any:
+    def sibling(self, name: str, default: Any) -> Any:
         """Return the value of another key of the same section."""
         section = self.key.rpartition(".")[0]
         return self.source.get(f"{section}.{name}" if section else name, default)
@@ -157,8 +150,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not matching:
             return key, Rule(refused=NO_RULE)
         best = max(
-            matching,
-            key=lambda pattern: (pattern.startswith("*."), len(split_at(key, pattern)[0])),
+            matching, key=lambda pattern: (pattern.startswith("*."), len(split_at(key, pattern)[0]))
         )
         return best, self.rules[best]
 

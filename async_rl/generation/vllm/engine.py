@@ -29,19 +29,9 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
-from async_rl.core.errors import (
-    AsyncRLError,
-    BroadcastBroken,
-    Unavailable,
-    WeightsError,
-)
+from async_rl.core.errors import AsyncRLError, BroadcastBroken, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.generation.engine import (
-    Completion,
-    OpenEngine,
-    read_model_facts,
-    require_version,
-)
+from async_rl.generation.engine import Completion, OpenEngine, read_model_facts, require_version
 from async_rl.generation.vllm.core import ThreadedCore
 from async_rl.generation.vllm.opening import engine_args, open_llm
 from async_rl.generation.vllm.written import written_logprobs

@@ -23,11 +23,7 @@ from async_rl.sessions.refusals import Refused
 from async_rl.sessions.session import Answer, Call, Session
 
 _CHOICES = {"any": "required"}
-_WHY = {
-    "stop": "end_turn",
-    "length": "max_tokens",
-    "tool_calls": "tool_use",
-}
+_WHY = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class MessagesRequest(msgspec.Struct, kw_only=True):
@@ -49,12 +45,7 @@ def messages(body: bytes, session: Session) -> Exchange:
     require_model(request.model)
     converted: list[dict[str, Any]] = []
     if request.system:
-        converted.append(
-            {
-                "role": "system",
-                "content": text_of(request.system),
-            }
-        )
+        converted.append({"role": "system", "content": text_of(request.system)})
     for message in request.messages:
         converted += _chat_messages(message)
     functions = [
@@ -90,48 +81,23 @@ def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
     if role not in ("user", "assistant"):
         raise Refused(400, f"a message has the role {role!r}; use user or assistant")
     if not isinstance(content, list):
-        return [
-            {
-                "role": role,
-                "content": text_of(content),
-            }
-        ]
+        return [{"role": role, "content": text_of(content)}]
     results, texts, calls = [], [], []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result":
             text = text_of(block.get("content"))
-            results.append(
-                {
-                    "role": "tool",
-                    "content": text,
-                }
-            )
+            results.append({"role": "tool", "content": text})
             if block.get("tool_use_id"):
                 results[-1]["tool_call_id"] = str(block["tool_use_id"])
         elif kind == "tool_use":
-            function = {
-                "name": str(block.get("name")),
-                "arguments": arguments_of(block["input"]),
-            }
-            calls.append(
-                {
-                    "id": str(block.get("id")),
-                    "type": "function",
-                    "function": function,
-                }
-            )
+            function = {"name": str(block.get("name")), "arguments": arguments_of(block["input"])}
+            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
         else:
             texts.append(block)
     converted: list[dict[str, Any]] = results
     if texts or role == "assistant":
-        converted = [
-            *results,
-            {
-                "role": role,
-                "content": text_of(texts),
-            },
-        ]
+        converted = [*results, {"role": role, "content": text_of(texts)}]
     if calls:
         converted[-1]["tool_calls"] = calls
     return converted
@@ -143,63 +109,27 @@ class _MessagesExchange:
         self.is_streamed = request.stream
         self._in_pieces = call.in_pieces
         self._num_prompt_tokens = len(call.context.token_ids)
-        self._head = {
-            "id": new_id("msg_"),
-            "type": "message",
-            "role": "assistant",
-            "model": MODEL,
-        }
+        self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": MODEL}
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
         usage = self._usage(len(answer.written.token_ids))
-        return {
-            **self._head,
-            "content": _blocks(answer),
-            **_reason(answer),
-            "usage": usage,
-        }
+        return {**self._head, "content": _blocks(answer), **_reason(answer), "usage": usage}
 
     def opened(self) -> list[Event]:
-        empty: dict[str, Any] = {
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-        }
-        message = {
-            **self._head,
-            **empty,
-            "usage": self._usage(0),
-        }
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        message = {**self._head, **empty, "usage": self._usage(0)}
         events: list[Event] = [_event("message_start", message=message)]
         if self._in_pieces:
-            block = {
-                "type": "text",
-                "text": "",
-            }
-            events.append(
-                _event(
-                    "content_block_start",
-                    index=0,
-                    content_block=block,
-                )
-            )
+            block = {"type": "text", "text": ""}
+            events.append(_event("content_block_start", index=0, content_block=block))
         return events
 
     def part(self, index: int, text: str) -> list[Event]:
         if not self._in_pieces or not text:
             return []
-        delta = {
-            "type": "text_delta",
-            "text": text,
-        }
-        return [
-            _event(
-                "content_block_delta",
-                index=index,
-                delta=delta,
-            )
-        ]
+        delta = {"type": "text_delta", "text": text}
+        return [_event("content_block_delta", index=index, delta=delta)]
 
     def done(self, index: int, answer: Answer) -> list[Event]:
         if self._in_pieces:
@@ -208,35 +138,15 @@ class _MessagesExchange:
         for number, block in enumerate(_blocks(answer)):
             start: dict[str, Any]
             if block["type"] == "text":
-                start = {
-                    "type": "text",
-                    "text": "",
-                }
-                delta = {
-                    "type": "text_delta",
-                    "text": block["text"],
-                }
+                start = {"type": "text", "text": ""}
+                delta = {"type": "text_delta", "text": block["text"]}
             else:
-                start = {
-                    **block,
-                    "input": {},
-                }
+                start = {**block, "input": {}}
                 text = msgspec.json.encode(block["input"]).decode()
-                delta = {
-                    "type": "input_json_delta",
-                    "partial_json": text,
-                }
+                delta = {"type": "input_json_delta", "partial_json": text}
             events += [
-                _event(
-                    "content_block_start",
-                    index=number,
-                    content_block=start,
-                ),
-                _event(
-                    "content_block_delta",
-                    index=number,
-                    delta=delta,
-                ),
+                _event("content_block_start", index=number, content_block=start),
+                _event("content_block_delta", index=number, delta=delta),
                 _event("content_block_stop", index=number),
             ]
         return events
@@ -244,57 +154,30 @@ class _MessagesExchange:
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
         usage = {"output_tokens": len(answers[0].written.token_ids)}
         return [
-            _event(
-                "message_delta",
-                delta=_reason(answers[0]),
-                usage=usage,
-            ),
+            _event("message_delta", delta=_reason(answers[0]), usage=usage),
             _event("message_stop"),
         ]
 
     def _usage(self, num_written: int) -> dict[str, int]:
-        return {
-            "input_tokens": self._num_prompt_tokens,
-            "output_tokens": num_written,
-        }
+        return {"input_tokens": self._num_prompt_tokens, "output_tokens": num_written}
 
 
 def _blocks(answer: Answer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     calls = calls_of(answer.message)
     if answer.message["content"] or not calls:
-        blocks.append(
-            {
-                "type": "text",
-                "text": answer.message["content"],
-            }
-        )
+        blocks.append({"type": "text", "text": answer.message["content"]})
     for call in calls:
         function = call["function"]
-        use = {
-            "id": call["id"],
-            "name": function["name"],
-            "input": function["arguments"],
-        }
-        blocks.append(
-            {
-                "type": "tool_use",
-                **use,
-            }
-        )
+        use = {"id": call["id"], "name": function["name"], "input": function["arguments"]}
+        blocks.append({"type": "tool_use", **use})
     return blocks
 
 
 def _reason(answer: Answer) -> dict[str, Any]:
     # The answer does not say whether a stop text or an end token ended it.
-    return {
-        "stop_reason": _WHY[answer.why],
-        "stop_sequence": None,
-    }
+    return {"stop_reason": _WHY[answer.why], "stop_sequence": None}
 
 
 def _event(name: str, **fields: Any) -> Event:
-    return name, {
-        "type": name,
-        **fields,
-    }
+    return name, {"type": name, **fields}

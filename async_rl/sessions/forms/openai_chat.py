@@ -27,10 +27,7 @@ from async_rl.sessions.forms.form import (
 from async_rl.sessions.refusals import Refused
 from async_rl.sessions.session import Answer, Call, Session
 
-_ROLES = {
-    "developer": "system",
-    "function": "tool",
-}
+_ROLES = {"developer": "system", "function": "tool"}
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -72,11 +69,7 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
         # With tools the text may become a call, which only its end shows.
         in_pieces=bool(request.stream) and not tools,
     )
-    return _ChatExchange(
-        request,
-        call,
-        session.chat,
-    )
+    return _ChatExchange(request, call, session.chat)
 
 
 def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -90,10 +83,7 @@ def message_of(message: dict[str, Any]) -> dict[str, Any]:
     role = _ROLES.get(str(role), role)
     if role not in ("system", "user", "assistant", "tool"):
         raise Refused(400, f"a message has the role {role!r}; use system, user, assistant or tool")
-    result: dict[str, Any] = {
-        "role": role,
-        "content": text_of(message.get("content")),
-    }
+    result: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
     if role == "tool" and message.get("tool_call_id"):
         result["tool_call_id"] = str(message["tool_call_id"])
     try:
@@ -140,31 +130,19 @@ def chosen(
 
 
 class _ChatExchange:
-    def __init__(
-        self,
-        request: ChatRequest,
-        call: Call,
-        chat: Chat,
-    ) -> None:
+    def __init__(self, request: ChatRequest, call: Call, chat: Chat) -> None:
         self.calls = [call] * (request.n or 1)
         self.is_streamed = bool(request.stream)
         self._request = request
         self._chat = chat
         self._in_pieces = call.in_pieces
-        self._head = {
-            "id": new_id("chatcmpl-"),
-            "created": int(time.time()),
-            "model": MODEL,
-        }
+        self._head = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": MODEL}
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         choices = [
             {
                 "index": index,
-                "message": {
-                    "refusal": None,
-                    **wire_message(answer),
-                },
+                "message": {"refusal": None, **wire_message(answer)},
                 "finish_reason": answer.why,
                 "logprobs": self._logprobs(answer),
             }
@@ -178,10 +156,7 @@ class _ChatExchange:
         }
 
     def opened(self) -> list[Event]:
-        delta = {
-            "role": "assistant",
-            "content": "",
-        }
+        delta = {"role": "assistant", "content": ""}
         return [self._chunk(index, delta) for index in range(len(self.calls))]
 
     def part(self, index: int, text: str) -> list[Event]:
@@ -195,54 +170,19 @@ class _ChatExchange:
                 call["index"] = number
             events.append(self._chunk(index, delta))
         logprobs = self._logprobs(answer)
-        return [
-            *events,
-            self._chunk(
-                index,
-                {},
-                why=answer.why,
-                logprobs=logprobs,
-            ),
-        ]
+        return [*events, self._chunk(index, {}, why=answer.why, logprobs=logprobs)]
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
         if not (self._request.stream_options or {}).get("include_usage"):
             return [("", "[DONE]")]
-        last = {
-            **self._head,
-            "object": "chat.completion.chunk",
-            "choices": [],
-        }
-        return [
-            (
-                "",
-                {
-                    **last,
-                    "usage": usage_of(answers),
-                },
-            ),
-            ("", "[DONE]"),
-        ]
+        last = {**self._head, "object": "chat.completion.chunk", "choices": []}
+        return [("", {**last, "usage": usage_of(answers)}), ("", "[DONE]")]
 
     def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        *,
-        why: str | None = None,
-        logprobs: Any = None,
+        self, index: int, delta: dict[str, Any], *, why: str | None = None, logprobs: Any = None
     ) -> Event:
-        choice = {
-            "index": index,
-            "delta": delta,
-            "finish_reason": why,
-            "logprobs": logprobs,
-        }
-        return "", {
-            **self._head,
-            "object": "chat.completion.chunk",
-            "choices": [choice],
-        }
+        choice = {"index": index, "delta": delta, "finish_reason": why, "logprobs": logprobs}
+        return "", {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
     def _logprobs(self, answer: Answer) -> Any:
         if not self._request.logprobs:
@@ -252,21 +192,9 @@ class _ChatExchange:
             answer.written.token_ids, answer.written.logprobs.tolist(), strict=True
         ):
             text = self._chat.decode(token[None], with_special=True)
-            row = {
-                "token": text,
-                "logprob": logprob,
-                "bytes": list(text.encode()),
-            }
-            content.append(
-                {
-                    **row,
-                    "top_logprobs": [],
-                }
-            )
-        return {
-            "content": content,
-            "refusal": None,
-        }
+            row = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            content.append({**row, "top_logprobs": []})
+        return {"content": content, "refusal": None}
 
 
 def wire_message(answer: Answer) -> dict[str, Any]:
@@ -276,14 +204,7 @@ def wire_message(answer: Answer) -> dict[str, Any]:
     if calls:
         message["content"] = message["content"] or None
         message["tool_calls"] = [
-            {
-                **call,
-                "function": {
-                    **call["function"],
-                    "arguments": json_of(call),
-                },
-            }
-            for call in calls
+            {**call, "function": {**call["function"], "arguments": json_of(call)}} for call in calls
         ]
     return message
 
@@ -297,8 +218,4 @@ def usage_of(answers: Sequence[Answer]) -> dict[str, int]:
     """Return the numbers of tokens."""
     prompt = answers[0].num_prompt_tokens if answers else 0
     written = sum(len(answer.written.token_ids) for answer in answers)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}

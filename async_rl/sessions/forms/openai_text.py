@@ -71,11 +71,7 @@ def completions(body: bytes, session: Session) -> Exchange:
         calls += [call] * (request.n or 1)
     if not calls:
         raise Refused(400, "there is no prompt")
-    return _TextExchange(
-        request,
-        calls,
-        session.chat,
-    )
+    return _TextExchange(request, calls, session.chat)
 
 
 def _token_ids(prompt: list[int]) -> Any:
@@ -86,103 +82,40 @@ def _token_ids(prompt: list[int]) -> Any:
 
 
 class _TextExchange:
-    def __init__(
-        self,
-        request: TextRequest,
-        calls: list[Call],
-        chat: Chat,
-    ) -> None:
+    def __init__(self, request: TextRequest, calls: list[Call], chat: Chat) -> None:
         self.calls = calls
         self.is_streamed = bool(request.stream)
         self._request = request
         self._chat = chat
-        head = {
-            "id": new_id("cmpl-"),
-            "object": "text_completion",
-            "model": MODEL,
-        }
-        self._head = {
-            **head,
-            "created": int(time.time()),
-        }
+        head = {"id": new_id("cmpl-"), "object": "text_completion", "model": MODEL}
+        self._head = {**head, "created": int(time.time())}
 
     def reply(self, answers: Sequence[Answer]) -> Any:
-        choices = [
-            self._choice(
-                index,
-                answer.text,
-                answer,
-            )
-            for index, answer in enumerate(answers)
-        ]
-        return {
-            **self._head,
-            "choices": choices,
-            "usage": usage_of(answers),
-        }
+        choices = [self._choice(index, answer.text, answer) for index, answer in enumerate(answers)]
+        return {**self._head, "choices": choices, "usage": usage_of(answers)}
 
     def opened(self) -> list[Event]:
         return []
 
     def part(self, index: int, text: str) -> list[Event]:
-        return (
-            [
-                (
-                    "",
-                    {
-                        **self._head,
-                        "choices": [self._choice(index, text)],
-                    },
-                )
-            ]
-            if text
-            else []
-        )
+        return [("", {**self._head, "choices": [self._choice(index, text)]})] if text else []
 
     def done(self, index: int, answer: Answer) -> list[Event]:
-        return [
-            (
-                "",
-                {
-                    **self._head,
-                    "choices": [
-                        self._choice(
-                            index,
-                            "",
-                            answer,
-                        )
-                    ],
-                },
-            )
-        ]
+        return [("", {**self._head, "choices": [self._choice(index, "", answer)]})]
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
         if not (self._request.stream_options or {}).get("include_usage"):
             return [("", "[DONE]")]
-        usage = {
-            **self._head,
-            "choices": [],
-            "usage": usage_of(answers),
-        }
+        usage = {**self._head, "choices": [], "usage": usage_of(answers)}
         return [("", usage), ("", "[DONE]")]
 
-    def _choice(
-        self,
-        index: int,
-        text: str,
-        answer: Answer | None = None,
-    ) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, answer: Answer | None = None) -> dict[str, Any]:
         logprobs = why = None
         if answer is not None:
             why = answer.why
             if self._request.logprobs is not None:
                 logprobs = self._logprobs(answer)
-        return {
-            "index": index,
-            "text": text,
-            "finish_reason": why,
-            "logprobs": logprobs,
-        }
+        return {"index": index, "text": text, "finish_reason": why, "logprobs": logprobs}
 
     def _logprobs(self, answer: Answer) -> Any:
         tokens = [self._chat.decode(t[None], with_special=True) for t in answer.written.token_ids]
