@@ -143,3 +143,22 @@ class ParkedRequests:
             return ""
         pools = ", ".join(self._evaluators)
         return f"evaluation of version {version}: no generator of {pools} asks for work"
+
+    def waits_for(self, learner_waits_for: str) -> str:
+        """Return what the learner waits for, else why generators are refused, and the evaluation
+        that no generator takes; empty if nothing waits.
+        """
+        reasons = []
+        refusal = self.refusal()
+        if learner_waits_for:
+            reasons.append(f"groups: {learner_waits_for}")
+            if refusal:
+                reasons.append(refusal)
+            elif self._state.queue()["generating"] == 0:
+                reasons.append("no generator asks for work")
+        elif refusal:
+            reasons.append(f"admission: {refusal}")
+        evaluation = self.unserved_evaluation()
+        if evaluation:
+            reasons.append(evaluation)
+        return "; ".join(reasons)

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from async_rl.buffer import changes
+from async_rl.buffer.kept_groups import KeptGroups
 from async_rl.buffer.parked import ParkedRequests
 from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.core.heads import head_of
-from async_rl.core.types import DropReason, Group, Purpose
+from async_rl.core.types import DropReason
 from async_rl.data.run_prompts import RunPrompts
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork, Work
@@ -30,7 +30,6 @@ from async_rl.protocol.learner import (
     DropBatch,
     EvaluationScores,
     ForgetBefore,
-    FromLearner,
     GetEvaluationScores,
     GetHistory,
     History,
@@ -45,7 +44,6 @@ from async_rl.protocol.learner import (
     TakeBatch,
     TakenGroups,
 )
-from async_rl.wire.rpc import Handler
 
 _log = logging.getLogger(__name__)
 
@@ -61,46 +59,15 @@ class BufferService:
     ) -> None:
         self.state = BufferState(config, prompts, store.recover(), now_s=clock())
         self._config = config.buffer
-        prompts_filter = config.data.filter
         # The filter reads the scores of a prompt's newest group, however old that is.
-        self._compacts = prompts_filter.above is None and prompts_filter.below is None
+        self._compacts = not config.data.filter.is_on
         self._store = store
         self._clock = clock
         self._parked = ParkedRequests(config, self.state)
-        self._trajectories: dict[int, Group] = {}
+        self._groups = KeptGroups(store)
         self._changed = asyncio.Event()
         self._num_returns = 0
         self._learner_waits_for = ""
-
-    @property
-    def handlers(self) -> Mapping[type[Message], Handler]:
-        """The handler of each message."""
-        return {
-            RequestWork: self.request_work,
-            PutGroup: self.put_group,
-            FailGroup: self.fail_group,
-            ReleaseGenerator: self.release_generator,
-            GetHistory: self.history,
-            SyncVersion: self.sync_version,
-            GetEvaluationScores: self.evaluation_scores,
-            TakeBatch: self._fenced(self.take_batch),
-            ReadSequences: self._fenced(self.read_sequences),
-            DropBatch: self._fenced(self.drop_batch),
-            SecureStore: self._fenced(self.secure_store),
-            CommitStep: self._fenced(self.commit_step),
-            StartEvaluation: self._fenced(self.start_evaluation),
-            ForgetBefore: self._fenced(self.forget_before),
-            KeepAdvantages: self._fenced(self.keep_advantages),
-        }
-
-    def _fenced(self, handler: Handler) -> Handler:
-        """Refuse the requests of earlier lives of the learner."""
-
-        async def answer(request: FromLearner) -> Message:
-            self.state.lives.check(request.life)
-            return await handler(request)
-
-        return answer
 
     # ---- generators
 
@@ -210,7 +177,7 @@ class BufferService:
             self._learner_waits_for = ""
         await self._stored()
         reasons = filter(None, [waits_for, self.state.outage.refusal])
-        heads = [head_of(group) for group in await self._load(group_ids)]
+        heads = [head_of(group) for group in await self._groups.load(group_ids)]
         return TakenGroups(groups=heads, waits_for="; ".join(reasons))
 
     async def read_sequences(self, request: ReadSequences) -> Message:
@@ -218,7 +185,7 @@ class BufferService:
         group_ids = {group_id for group_id, _ in request.samples}
         # A batch that a rank reads ahead may have been dropped; its groups would stay in memory.
         self.state.check_leased(request.train_version, group_ids)
-        groups = {group.group_id: group for group in await self._load(group_ids)}
+        groups = {group.group_id: group for group in await self._groups.load(group_ids)}
         samples = [groups[name].trajectories[n] for name, n in request.samples]
         return Sequences(trajectories=samples)
 
@@ -237,12 +204,7 @@ class BufferService:
         checkpoint does not contain are ready again.
         """
         await self._stored()
-        if request.version < self._store.forgotten_before:
-            raise ProtocolError(
-                f"the learner starts at version {request.version}, but the trajectories of steps up"
-                f" to {self._store.forgotten_before} are deleted, because a newer checkpoint"
-                " contained them; restore that checkpoint"
-            )
+        self._store.require_history_of(request.version)
         self.state.begin_life(request.incarnation, request.version)
         life = self.state.lives.newest
         self._num_returns += 1
@@ -309,20 +271,7 @@ class BufferService:
         """Return what the learner waits for here, else why generators are refused, and the
         evaluation that no generator takes; empty if nothing waits.
         """
-        reasons = []
-        refusal = self._parked.refusal()
-        if self._learner_waits_for:
-            reasons.append(f"groups: {self._learner_waits_for}")
-            if refusal:
-                reasons.append(refusal)
-            elif self.state.queue()["generating"] == 0:
-                reasons.append("no generator asks for work")
-        elif refusal:
-            reasons.append(f"admission: {refusal}")
-        evaluation = self._parked.unserved_evaluation()
-        if evaluation:
-            reasons.append(evaluation)
-        return "; ".join(reasons)
+        return self._parked.waits_for(self._learner_waits_for)
 
     async def changed(self) -> None:
         """Wait for the next change of the state."""
@@ -337,28 +286,9 @@ class BufferService:
 
     def _settle(self) -> None:
         self._parked.serve(self._clock())
-        drained = self.state.drain_changes()
-        for change in drained:
+        for change in self.state.drain_changes():
             self._store.write(change)
-            match change:
-                case changes.Completed(group=group) if group.purpose is Purpose.TRAIN:
-                    self._trajectories[group.group_id] = group
-                case changes.Dropped(group_id=group_id):
-                    self._trajectories.pop(group_id, None)
-                case (
-                    changes.Trained(group_ids=group_ids) | changes.BatchDropped(group_ids=group_ids)
-                ):
-                    for group_id in group_ids:
-                        self._trajectories.pop(group_id, None)
-                case changes.PromptsLeft(leavers=leavers, num_remaining=num_remaining):
-                    _log.info(
-                        "%d prompts left the training data because of their mean reward"
-                        " (data.filter), the first %s with %.3g; %d remain",
-                        len(leavers),
-                        leavers[0].prompt_id,
-                        leavers[0].score,
-                        num_remaining,
-                    )
+            self._groups.note(change)
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -368,11 +298,3 @@ class BufferService:
             await self._store.flush()
         except InfrastructureError:
             await asyncio.get_running_loop().create_future()
-
-    async def _load(self, group_ids: Iterable[int]) -> list[Group]:
-        """The groups with their trajectories; those put before a restart are in the store only."""
-        missing = [group_id for group_id in group_ids if group_id not in self._trajectories]
-        if missing:
-            groups = await self._store.read_groups(missing)
-            self._trajectories.update(zip(missing, groups, strict=True))
-        return [self._trajectories[group_id] for group_id in group_ids]

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 from async_rl.buffer import changes
-from async_rl.buffer.admission import Admission, Gate
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.leases import Leases
 from async_rl.buffer.lives import Lives
-from async_rl.buffer.outage import MOST_SPARED, Outage
+from async_rl.buffer.outage import MOST_SPARED
 from async_rl.buffer.progress import EvaluationProgress
-from async_rl.buffer.replay import Replay, Take
+from async_rl.buffer.queries import BufferQueries
+from async_rl.buffer.replay import Take
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError
@@ -33,7 +32,7 @@ from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpo
 from async_rl.data.run_prompts import RunPrompts
 
 
-class BufferState:
+class BufferState(BufferQueries):
     """The groups of one run. recovered: the content of the store; its open groups keep their
     generators, which may still put them.
     """
@@ -42,37 +41,15 @@ class BufferState:
         self, config: RunConfig, prompts: RunPrompts, recovered: Recovered, *, now_s: float
     ) -> None:
         buffer = config.buffer
+        super().__init__(config, recovered, now_s=now_s)
         self.drops: Counter[str] = Counter()
         self.num_refused = 0
         self.num_trained = 0
-        self._replay = Replay(
-            groups_per_step=buffer.groups_per_step,
-            max_staleness_versions=buffer.max_staleness_versions,
-            over_age=buffer.over_age,
-            exact_until=config.num_steps if buffer.exact_age else 0,
-            learner_version=recovered.learner_version,
-            ready=recovered.ready,
-            leased=recovered.leased,
-        )
-        gate = Gate(
-            groups_per_step=buffer.groups_per_step,
-            max_staleness_versions=buffer.max_staleness_versions,
-            num_steps=config.num_steps,
-        )
-        self._admission = Admission(
-            gate,
-            self._replay,
-            max_attempts=config.generation.max_attempts,
-            groups=[replace(group, issued_s=now_s) for group in recovered.open],
-            next_group_id=recovered.next_group_id,
-            next_index=recovered.next_index,
-        )
         self._tickets = Tickets(config, prompts, recovered)
         self._leases = Leases(config, self._admission.generators(), now_s)
         self._evaluations = EvaluationProgress(recovered)
         self.finished_evaluations = self._evaluations.finished
         self.lives = Lives(recovered.lives)
-        self.outage = Outage()
         self._num_set_aside = Counter(recovered.set_aside)
         self._groups_per_step = buffer.groups_per_step
         self._replaces_uniform = buffer.uniform_groups == "replace"
@@ -263,68 +240,6 @@ class BufferState:
         self._changes.append(started)
         for group in self._admission.start_evaluation(version, num_prompts):
             self._changes.append(self._tickets.admitted(group))
-
-    # ---- queries
-
-    @property
-    def learner_version(self) -> int:
-        """The version that the learner committed last."""
-        return self._replay.learner_version
-
-    def check_leased(self, train_version: int, group_ids: Iterable[int]) -> None:
-        """Raise ProtocolError unless all groups are of the leased batch of this version."""
-        leased = {group.group_id for group in self._replay.leases.get(train_version, ())}
-        unknown = sorted(set(group_ids) - leased)
-        if unknown:
-            raise ProtocolError(f"groups {unknown} are not leased for version {train_version}")
-
-    @property
-    def last_start(self) -> int:
-        """The last version that the learner may start from."""
-        return self._replay.last_start
-
-    @property
-    def open(self) -> Collection[OpenGroup]:
-        """The admitted, unfinished groups."""
-        return self._admission.open.values()
-
-    def num_free(self, purpose: Purpose, now_s: float) -> int:
-        """Tickets of this purpose that could be handed out now, at most."""
-        return self.outage.num_allowed(
-            self._admission.num_free(purpose),
-            is_generating=bool(self._admission.generators()),
-            now_s=now_s,
-        )
-
-    def num_of_generator(self, generator: str) -> int:
-        """The number of groups that this generator works on."""
-        return self._admission.num_of_generator(generator)
-
-    def refusal(self, version: int, purposes: Collection[Purpose]) -> str:
-        """Return why a generator at this version gets no ticket, or an empty string."""
-        return self.outage.refusal or self._admission.refusal(version, purposes)
-
-    def waiting_evaluation(self) -> int | None:
-        """The version of the first evaluation group that waits for a generator."""
-        return self._admission.waiting_evaluation()
-
-    @property
-    def is_evaluating(self) -> bool:
-        """Return whether a generator works on an evaluation."""
-        return any(
-            group.purpose is Purpose.EVAL and group.state is GroupState.GENERATING
-            for group in self.open
-        )
-
-    def queue(self) -> dict[str, int]:
-        """The current number of training groups in each state."""
-        num_generating = self._admission.num_generating
-        return {
-            "issued": self._admission.num_training - num_generating,
-            "generating": num_generating,
-            "ready": len(self._replay.ready),
-            "leased": self._replay.num_leased,
-        }
 
     # ---- inside
 

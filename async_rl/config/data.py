@@ -26,6 +26,11 @@ class ScoreFilterConfig(Section):
     """largest share of the active prompts removed at one time, those farthest beyond their bound
     first; one prompt always stays"""
 
+    @property
+    def is_on(self) -> bool:
+        """Return whether prompts are removed at all."""
+        return self.above is not None or self.below is not None
+
 
 class DataConfig(Section):
     """The prompts: the embedded task if `train_files` is empty, else the files."""

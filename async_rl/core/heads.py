@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from async_rl.core.types import Group, StepScore, Trajectory, Value
+from async_rl.core.types import Group, StepScore, Trajectory
+from async_rl.core.value import Value
 
 SampleId = tuple[int, int]
 """The id of a group and the number of one of its samples."""

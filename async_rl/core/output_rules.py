@@ -1,4 +1,4 @@
-"""Rules of comparison by the names that contests use. Pure.
+"""How printed text is compared: the rules, a checker in their place, the names of contests. Pure.
 
 `kattis FLAGS`: the default validator of the problem package format with its flags
 (`case_sensitive`, `space_change_sensitive`, `float_tolerance E`, `float_relative_tolerance E`,
@@ -8,10 +8,39 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import msgspec
+from msgspec import Meta
 
 from async_rl.core.errors import DataError
-from async_rl.core.types import OutputRules
+from async_rl.core.languages import PYTHON
+from async_rl.core.value import Value
+
+
+class OutputRules(Value, frozen=True):
+    """How a problem wants printed text to be compared.
+
+    layout: lines = the same tokens on each line, tokens = the same tokens in any layout, exact =
+    the same characters. A number may differ by a tolerance, relative to the expected number or
+    absolute; with 0 and 0 numbers are equal exactly.
+    """
+
+    layout: Literal["lines", "tokens", "exact"] = "lines"
+    ignores_case: bool = False
+    relative_tolerance: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    absolute_tolerance: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class Checker(Value, frozen=True):
+    """A program that decides about what was printed, where several outputs are right. It is trusted
+    as tests are, and runs in the jail (sandbox/checker.py has the forms).
+    """
+
+    code: str
+    form: Literal["kattis", "testlib"]
+    language: Literal["python", "cpp"] = PYTHON
+
 
 _TOKENS = OutputRules(layout="tokens")
 _ANY_CASE = OutputRules(layout="tokens", ignores_case=True)

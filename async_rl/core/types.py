@@ -18,6 +18,8 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from async_rl.core.languages import PYTHON, Language
+from async_rl.core.output_rules import Checker, OutputRules
+from async_rl.core.value import Value
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -25,24 +27,6 @@ BoolArray = npt.NDArray[np.bool_]
 
 NO_VERSION = -1
 """The value in `versions` where the policy did not write the token."""
-
-
-class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all values on the wire: immutable, by keyword, unknown fields refused."""
-
-
-class PoolCount(Value):
-    """The wanted number of processes of a pool, and how many start, serve, and drain.
-
-    work: the purpose of its generators (train, evaluation, both); empty for verifiers.
-    """
-
-    pool: str
-    wanted: int
-    starting: int
-    live: int
-    draining: int
-    work: str = ""
 
 
 class Purpose(enum.StrEnum):
@@ -99,30 +83,6 @@ class Verdict(enum.StrEnum):
         return self not in (Verdict.TEST_ERROR, Verdict.INFRASTRUCTURE_ERROR)
 
 
-class OutputRules(Value):
-    """How a problem wants printed text to be compared.
-
-    layout: lines = the same tokens on each line, tokens = the same tokens in any layout, exact =
-    the same characters. A number may differ by a tolerance, relative to the expected number or
-    absolute; with 0 and 0 numbers are equal exactly.
-    """
-
-    layout: Literal["lines", "tokens", "exact"] = "lines"
-    ignores_case: bool = False
-    relative_tolerance: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    absolute_tolerance: Annotated[float, Meta(ge=0)] = 0.0
-
-
-class Checker(Value):
-    """A program that decides about what was printed, where several outputs are right. It is trusted
-    as tests are, and runs in the jail (sandbox/checker.py has the forms).
-    """
-
-    code: str
-    form: Literal["kattis", "testlib"]
-    language: Literal["python", "cpp"] = PYTHON
-
-
 class StdinTest(Value, tag_field="kind", tag="stdin"):
     """Feed `input` on standard input, compare what is printed with `output` by the rules, or let
     the checker decide.
@@ -177,11 +137,11 @@ class ContainerTest(Value, tag_field="kind", tag="container"):
     image: Annotated[str, Meta(pattern=r"^[\w][\w./:@-]*$")]
     command: Annotated[list[str], Meta(min_length=1)]
     program: ContainerPath = "/work/solution.py"
-    files: dict[ContainerPath, str] = {}
+    files: dict[ContainerPath, str] = msgspec.field(default_factory=dict)
     prints: StdinTest | None = None
     report: ContainerPath | None = None
-    passing: list[str] = []
-    failing: list[str] = []
+    passing: list[str] = msgspec.field(default_factory=list)
+    failing: list[str] = msgspec.field(default_factory=list)
     timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60
     memory_mb: Annotated[int, Meta(ge=16)] = 1024
 

@@ -33,11 +33,10 @@ from async_rl.core.assert_tests import require_usable
 from async_rl.core.errors import DataError
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
 from async_rl.core.languages import LANGUAGES, PYTHON, Language, language_of
-from async_rl.core.output_rules import read_rules
+from async_rl.core.output_rules import Checker, read_rules
 from async_rl.core.types import (
     AnswerTest,
     AssertTest,
-    Checker,
     CodeProblem,
     CodeTest,
     ContainerTest,

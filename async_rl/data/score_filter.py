@@ -47,7 +47,7 @@ class ScoreFilter:
         self._prompts = prompts
         self._order = prompts.order
         self._scores: dict[int, tuple[int, float]] = {}
-        self._is_on = self._filter.above is not None or self._filter.below is not None
+        self._is_on = self._filter.is_on
         for position, indices in left:
             self._order.remove(indices, position)
         if self._is_on:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.config.algorithm import AlgorithmConfig
+from async_rl.core.heads import SampleHead
+from async_rl.core.summary import part_means
 from async_rl.learner.pass_loss import correction
 from async_rl.learner.records import StepRecord
 
@@ -148,3 +151,9 @@ def _oldest_ages(batch: Batch, record: StepRecord, version: int) -> Tensor:
     oldest = torch.full((batch.num_sequences,), -1, dtype=ages.dtype, device=ages.device)
     oldest.scatter_reduce_(0, batch.sequence_index, ages, "amax")
     return batch.across.maximum(oldest)
+
+
+def part_scalars(samples: Sequence[SampleHead]) -> dict[str, float]:
+    """The mean of each named part of the reward over all samples of the step."""
+    means = part_means(sample.parts for sample in samples)
+    return {f"reward/part/{name}": value for name, value in means.items()}

@@ -252,3 +252,12 @@ def _critic_targets(
             c_max=advantage.c_max,
         )
     return batch.flat(advantages), batch.flat(returns)
+
+
+def kl_per_sequence(batch: Batch, before: BatchOutputs) -> float:
+    """Nats of KL(proximal, reference) per sequence, 0 without a reference."""
+    if before.ref_logprobs is None:
+        return 0.0
+    difference = before.proximal_logprobs - before.ref_logprobs
+    total = torch.where(batch.loss_mask, difference, 0.0).sum()
+    return float(batch.across.sum(total)) / batch.num_sequences

@@ -27,14 +27,14 @@ from async_rl.batching.partition import passes
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
-from async_rl.core.codec import encode
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
-from async_rl.core.heads import GroupHead, SampleHead, SampleId
-from async_rl.core.summary import failed_share, part_means
-from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
+from async_rl.core.heads import GroupHead, SampleId
+from async_rl.core.summary import failed_share
+from async_rl.core.types import FloatArray, Group, IntArray
 from async_rl.learner.checkpoint import BaseSum, Checkpointer, ModelState
+from async_rl.learner.failed_batches import write_failed
 from async_rl.learner.loading import load_models
-from async_rl.learner.metrics import step_histograms, step_scalars
+from async_rl.learner.metrics import part_scalars, step_histograms, step_scalars
 from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
@@ -164,7 +164,7 @@ class Trainer:
             record = self._updater.step(batch, version)
         except NonFiniteError as error:
             ids = ", ".join(str(group.group_id) for group in part.heads)
-            path = self._write_failed(part, version)
+            path = write_failed(self._failed_batches, part, version)
             is_changed = self._num_updates > num_updates
             kind = PartlyTrained if is_changed else NonFiniteError
             raise kind(
@@ -181,7 +181,7 @@ class Trainer:
                     algorithm=config.algorithm,
                     pass_reward=config.reward.pass_reward,
                 ),
-                **_part_scalars(samples),
+                **part_scalars(samples),
                 "reward/failed_share": failed,
             },
             histograms=step_histograms(batch, record, version=version),
@@ -199,23 +199,6 @@ class Trainer:
         ends = np.cumsum([sample.response_length for sample in part.trajectories])
         rows = np.split(record.targets.advantages.float().cpu().numpy(), ends)
         return dict(zip(part.own_ids, rows, strict=False))
-
-    def _write_failed(self, part: BatchPart, version: int) -> Path:
-        """Write the rank's part of the batch for inspection, and return its path on rank 0.
-
-        `async_rl.core.codec.decode(path.read_bytes(), dict[int, list[Trajectory]])` reads it: the
-        sequences by the id of their group.
-        """
-        sequences: dict[int, list[Trajectory]] = {}
-        for (group_id, _), trajectory in zip(part.own_ids, part.trajectories, strict=True):
-            sequences.setdefault(group_id, []).append(trajectory)
-        first, mine = (
-            self._failed_batches / f"step_{version + 1:06d}.rank_{rank}.msgpack"
-            for rank in (0, self._ranks.rank)
-        )
-        mine.parent.mkdir(parents=True, exist_ok=True)
-        mine.write_bytes(encode(sequences))
-        return first
 
     def leave_device(self) -> None:
         """Move models and moments to host memory; no step may run until `enter_device`."""
@@ -311,9 +294,3 @@ class Trainer:
         if self._ranks.rank == 0:
             write_adapter(directory, tensors, self._policy.lm, self._config.model)
         self._ranks.barrier()
-
-
-def _part_scalars(samples: Sequence[SampleHead]) -> dict[str, float]:
-    """The mean of each named part of the reward over all samples of the step."""
-    means = part_means(sample.parts for sample in samples)
-    return {f"reward/part/{name}": value for name, value in means.items()}

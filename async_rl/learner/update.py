@@ -15,21 +15,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.losses import token_weights, value_loss
+from async_rl.algorithms.losses import token_weights
 from async_rl.algorithms.off_policy import effective_sequences, step_scale
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
 from async_rl.config.algorithm import SumAggregation
-from async_rl.config.policy_losses import EffectiveStepScale, MomentCorrection
+from async_rl.config.policy_losses import EffectiveStepScale
 from async_rl.learner.forward_passes import ForwardPasses, Minibatch, record_policy
 from async_rl.learner.models import Critic, LearnerModels, PolicyOutput
-from async_rl.learner.objective import BatchOutputs, Targets, compute_targets, trained_mask
+from async_rl.learner.objective import (
+    BatchOutputs,
+    Targets,
+    compute_targets,
+    kl_per_sequence,
+    trained_mask,
+)
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.pass_loss import PolicySums, policy_pass_loss
 from async_rl.learner.records import Step, StepRecord, Totals, UpdateSettings
 from async_rl.learner.sharding import Ranks
+from async_rl.learner.value_loss import value_pass_loss
+from async_rl.learner.wiring import needs_policy_before
 
 
 class Updater:
@@ -69,7 +77,8 @@ class Updater:
 
         started_s = time.perf_counter()
         updates = self._plan(batch, mask, version)
-        records_policy = trains_policy and len(updates) == 1 and not self._needs_policy_before
+        waits = needs_policy_before(self._algorithm, self._models)
+        records_policy = trains_policy and len(updates) == 1 and not waits
         before, kept = self._forward.run(
             batch,
             updates[: settings.learner.minibatches],
@@ -94,7 +103,7 @@ class Updater:
         targeted_s = time.perf_counter()
         for minibatch in updates:
             self._update(step, minibatch)
-        kl = _kl_per_sequence(batch, before)
+        kl = kl_per_sequence(batch, before)
         self._state.end_step(moments, kl=kl, num_sequences=batch.num_sequences)
         return StepRecord(
             mask=mask,
@@ -139,15 +148,6 @@ class Updater:
             kl_coef=kl_coef,
             units=self._state.units,
         )
-
-    @property
-    def _needs_policy_before(self) -> bool:
-        """True if the targets depend on the policy's outputs."""
-        pays_kl = self._algorithm.kl.kind == "reward"
-        shares_backbone = self._models.policy.value_head is not None
-        masks_by_batch = isinstance(self._algorithm.policy_loss.correction, MomentCorrection)
-        is_vtrace = self._algorithm.advantage.kind == "vtrace"
-        return pays_kl or is_vtrace or shares_backbone or masks_by_batch
 
     def _has_gradient(self, batch: Batch, mask: Tensor) -> Tensor:
         """Return the sequences whose loss can have a gradient: bool [B].
@@ -224,7 +224,7 @@ class Updater:
             values = step.kept.critic.pop(row, None)
             if values is None:
                 values = critic(row).at_tokens
-            loss = self._value_loss(step, row, values, weights)
+            loss = value_pass_loss(self._critic, step, row, values, weights)
             self._backward(loss, scale=self._value_coef)
             total += loss.detach()
         self._apply_critic(step.totals, total, optimizer)
@@ -240,7 +240,7 @@ class Updater:
         for row in minibatch.passes:
             output = self._policy_output(step, row)
             values = None if output.values is None else output.values.at_tokens
-            value = self._value_loss(step, row, values, weights)
+            value = value_pass_loss(self._critic, step, row, values, weights)
             loss = self._value_coef * value
             if step.trains_policy:
                 policy, counted = self._policy_loss(step, row, output, weights)
@@ -272,15 +272,6 @@ class Updater:
             kl_coef=self._state.kl_coef,
         )
 
-    def _value_loss(self, step: Step, row: Pass, values: Tensor | None, weights: Tensor) -> Tensor:
-        """The pass's part of the minibatch's value loss."""
-        old_values, targets, index = step.before.values, step.value_targets, row.token_index
-        if self._critic is None or values is None or old_values is None or targets is None:
-            raise ValueError("a critic is trained on the returns of gae and vtrace only")
-        clip = self._critic.value_clip
-        losses = value_loss(values, old_values=old_values[index], returns=targets[index], clip=clip)
-        return torch.where(weights[index] > 0, losses * weights[index], 0.0).sum()
-
     def _backward(self, loss: Tensor, *, scale: float = 1.0) -> None:
         # FSDP averages gradients over ranks, but the losses of ranks are parts of one sum.
         (loss * (scale * self._ranks.world_size)).backward()  # type: ignore[no-untyped-call]
@@ -307,12 +298,3 @@ class Updater:
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, device=self._ranks.device)
-
-
-def _kl_per_sequence(batch: Batch, before: BatchOutputs) -> float:
-    """Nats of KL(proximal, reference) per sequence, 0 without a reference."""
-    if before.ref_logprobs is None:
-        return 0.0
-    difference = before.proximal_logprobs - before.ref_logprobs
-    total = torch.where(batch.loss_mask, difference, 0.0).sum()
-    return float(batch.across.sum(total)) / batch.num_sequences

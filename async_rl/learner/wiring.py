@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from async_rl.config.algorithm import KlConfig, LossKl
+from async_rl.config.algorithm import AlgorithmConfig, KlConfig, LossKl
+from async_rl.config.policy_losses import MomentCorrection
 from async_rl.config.run import RunConfig
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.models import LearnerModels
@@ -41,3 +42,12 @@ def update_settings(config: RunConfig) -> UpdateSettings:
             zero_truncated=config.algorithm.truncated in ("zero_reward", "bootstrap"),
         ),
     )
+
+
+def needs_policy_before(algorithm: AlgorithmConfig, models: LearnerModels) -> bool:
+    """Return whether the targets depend on the policy's outputs."""
+    pays_kl = algorithm.kl.kind == "reward"
+    shares_backbone = models.policy.value_head is not None
+    masks_by_batch = isinstance(algorithm.policy_loss.correction, MomentCorrection)
+    is_vtrace = algorithm.advantage.kind == "vtrace"
+    return pays_kl or is_vtrace or shares_backbone or masks_by_batch

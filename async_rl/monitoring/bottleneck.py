@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from async_rl.core.types import PoolCount, Role
+from async_rl.core.types import Role
 from async_rl.monitoring.rates import per_second
 from async_rl.planning.scaling import balanced
-from async_rl.protocol.membership import Member
+from async_rl.protocol.membership import Member, PoolCount
 
 _LEARNER_RELIEF = (
     "more ranks (learner.ranks) on additional cores or GPUs relieve it; more generators do not"

@@ -22,20 +22,19 @@ from __future__ import annotations
 
 import logging
 import math
-import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.core.jsonl import line_number, lines_backwards
 from async_rl.core.os import replace_file
 from async_rl.monitoring.event_file import EventFile
-from async_rl.observability.catalogue import FIRST_SCREEN, MetricKind, describe
+from async_rl.monitoring.run_description import describe_run
+from async_rl.observability.catalogue import MetricKind, describe
 
 _LEARNER_PART = "reward/mean"
 _EVALUATION_PART = "eval/pass_at_1"
@@ -103,7 +102,7 @@ class Recorder:
         self._jsonl = self._path.open("ab")
         # Half a row of a killed writer is lost.
         self._jsonl.truncate(end)
-        self._describe_run()
+        describe_run(self._events, config)
 
     def record(
         self,
@@ -285,28 +284,8 @@ class Recorder:
             name,
         )
 
-    def _describe_run(self) -> None:
-        config = as_builtins(self._config)
-        watched = [name for _, names in FIRST_SCREEN for name in names]
-        self._events.first_screen("The ten numbers to watch", FIRST_SCREEN)
-        self._events.hyper_parameters(dict(_leaves("", config)), watched)
-        # Four spaces are Markdown for text to show as it is.
-        text = textwrap.indent(msgspec.yaml.encode(config).decode(), "    ")
-        self._events.text("run/config", text, 0)
-        self._events.flush()
-
 
 def is_evaluated(config: RunConfig, step: int) -> bool:
     """Return whether this version is evaluated: version 0, every n-th and the last."""
     every = config.evaluation.every_steps
     return every > 0 and (step % every == 0 or step == config.num_steps)
-
-
-def _leaves(path: str, value: object) -> Iterator[tuple[str, bool | int | float | str]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(f"{path}.{key}" if path else str(key), inner)
-    elif isinstance(value, bool | int | float | str):
-        yield path, value
-    else:
-        yield path, str(value)

@@ -14,11 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.config.pools import pool_of
-from async_rl.core.types import PoolCount
 from async_rl.monitoring.bottleneck import advice, bottleneck
 from async_rl.monitoring.rates import commonest_failure, per_second
 from async_rl.protocol.control import StatusReply
-from async_rl.protocol.membership import Member
+from async_rl.protocol.membership import Member, PoolCount
 
 ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "gateway", "verifier")
 _STYLES = {

@@ -13,9 +13,10 @@ import msgspec
 
 from async_rl.config.pools import VERIFIERS, config_of
 from async_rl.config.run import RunConfig
-from async_rl.core.types import PoolCount, Role
+from async_rl.core.types import Role
 from async_rl.planning.estimate import memory_mb
 from async_rl.planning.shape import ModelShape, shape_from_hf
+from async_rl.protocol.membership import PoolCount
 
 
 class Headroom:

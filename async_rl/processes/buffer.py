@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from async_rl.buffer.evaluation import report_of
+from async_rl.buffer.handlers import handlers_of
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.store import Store
@@ -66,7 +67,7 @@ async def run(context: ProcessContext) -> None:
                     "watch rows": watch_rows(),
                 }.items()
             ]
-            await context.serve(service.handlers)
+            await context.serve(handlers_of(service))
             context.activity.rest("serving")
             await context.stopping.wait()
             for task in owned:

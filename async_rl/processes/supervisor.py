@@ -185,7 +185,7 @@ class Supervisor:
             keeping = asyncio.create_task(fleet.run(), name="fleet")
             watching = [
                 asyncio.create_task(service.refresh(), name="refresh"),
-                asyncio.create_task(_report_stalls(stall_watch, monitor), name="stalls"),
+                asyncio.create_task(monitor.report_stalls(stall_watch), name="stalls"),
                 asyncio.create_task(_report_losses(fleet, monitor, scaler), name="losses"),
                 asyncio.create_task(scaler.run(), name="scaler"),
             ]
@@ -289,11 +289,6 @@ class Supervisor:
             self._log.error("the outcome cannot be written: %s", error)
         self._console.end(outcome, cause, step, saved=checkpoints.versions(self._run_dir))
         return 1 if cause else 0
-
-
-async def _report_stalls(stall_watch: StallWatch, monitor: Monitor) -> None:
-    async for sentence in stall_watch.reports():
-        monitor.on_stall(sentence)
 
 
 async def _report_losses(fleet: Fleet, monitor: Monitor, scaler: Scaler) -> None:

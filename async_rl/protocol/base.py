@@ -10,7 +10,7 @@ Invariants
 
 from __future__ import annotations
 
-from async_rl.core.types import Value
+from async_rl.core.value import Value
 
 
 class Message(Value, tag_field="type", tag=True):

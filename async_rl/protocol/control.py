@@ -6,9 +6,8 @@ from typing import ClassVar
 
 import msgspec
 
-from async_rl.core.types import PoolCount
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.membership import Member
+from async_rl.protocol.membership import Member, PoolCount
 
 
 class StatusReply(Message):

@@ -8,7 +8,8 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from async_rl.core.types import Role, Value
+from async_rl.core.types import Role
+from async_rl.core.value import Value
 from async_rl.protocol.base import Message, Ok
 
 STARTING: Final = "starting"
@@ -19,6 +20,20 @@ ENDED: Final = "ended"
 """States that the supervisor assigns. Any other state of a member is the stage that its heartbeat
 reports.
 """
+
+
+class PoolCount(Value):
+    """The wanted number of processes of a pool, and how many start, serve, and drain.
+
+    work: the purpose of its generators (train, evaluation, both); empty for verifiers.
+    """
+
+    pool: str
+    wanted: int
+    starting: int
+    live: int
+    draining: int
+    work: str = ""
 
 
 class Member(Value):

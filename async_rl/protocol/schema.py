@@ -11,9 +11,11 @@ import importlib
 import pkgutil
 
 from async_rl import protocol
-from async_rl.core import types
+from async_rl.core import output_rules, types
+from async_rl.core.value import Value
 
 _DIGITS = 12
+_VALUES = (types.__name__, output_rules.__name__)
 
 
 @functools.cache
@@ -21,16 +23,16 @@ def message_schema() -> str:
     """Return a hash of the names, fields and types of all messages and of the values in them."""
     for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
         importlib.import_module(module.name)
-    text = "\n".join(sorted(_described(types.Value)))
+    text = "\n".join(sorted(_described(Value)))
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def _described(kind: type[types.Value]) -> list[str]:
+def _described(kind: type[Value]) -> list[str]:
     """Return a line per class below this one that crosses a socket."""
     lines = []
     for child in kind.__subclasses__():
         # Other modules have values too, and not every process imports them.
-        if child.__module__ == types.__name__ or child.__module__.startswith(protocol.__name__):
+        if child.__module__ in _VALUES or child.__module__.startswith(protocol.__name__):
             lines.append(f"{child.__name__} {child.__annotations__}")
         lines += _described(child)
     return lines

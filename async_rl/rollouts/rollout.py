@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from async_rl.config.plugins import load_rollout
 from async_rl.config.run import RunConfig
@@ -30,16 +29,16 @@ from async_rl.core.errors import (
     Unavailable,
     WeightsError,
 )
-from async_rl.core.types import NO_VERSION, Group, IntArray, Purpose, Sampling, Ticket, Trajectory
+from async_rl.core.types import Group, IntArray, Purpose, Sampling, Ticket, Trajectory
 from async_rl.generation.engine import Completion, Generates
 from async_rl.observability.activity import Activity
 from async_rl.rewards.control import Control
 from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.client import VerifierClient
-from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.conversation import Conversation, RolloutEnded, Written, one_answer
+from async_rl.rollouts.samples import reward_sample, trajectory
 
 _SCORING_FAILURES = (RewardError, InfrastructureError)
 _GREEDY = -1
@@ -260,12 +259,12 @@ class Rollouts:
         )
 
     async def _score(self, ticket: Ticket, done: Written) -> Trajectory:
-        reward_sample = functools.partial(_reward_sample, ticket, done)
+        asked = functools.partial(reward_sample, ticket, done)
         with self._activity.waiting("verdicts"):
             if done.score is not None:
                 score = done.score
             elif self._config.reward.placement == "end":
-                score = await self._scorer.score(ticket.prompt, done.answer, reward_sample)
+                score = await self._scorer.score(ticket.prompt, done.answer, asked)
             else:
                 score = await self._scorer.score_steps(
                     ticket.prompt,
@@ -274,22 +273,9 @@ class Rollouts:
                     tokens_until=functools.partial(self._tokens_until, done.token_ids),
                 )
         if done.score is None:
-            self._control.remember(ticket.prompt, done.answer, reward_sample)
+            self._control.remember(ticket.prompt, done.answer, asked)
         self._activity.count("samples_scored", 1)
-        prompt_ids = ticket.prompt.token_ids
-        num_prompt = len(prompt_ids)
-        no_logprobs = np.zeros(num_prompt, np.float32)
-        no_versions = np.full(num_prompt, NO_VERSION, np.int32)
-        return Trajectory(
-            token_ids=np.concatenate([prompt_ids, done.token_ids]).astype(np.int32),
-            prompt_length=num_prompt,
-            loss_mask=np.concatenate([np.zeros(num_prompt, np.bool_), done.is_written]),
-            behavior_logprobs=np.concatenate([no_logprobs, done.logprobs]).astype(np.float32),
-            versions=np.concatenate([no_versions, done.versions]).astype(np.int32),
-            is_truncated=done.is_truncated,
-            score=score,
-            starts=tuple(num_prompt + start for start in done.starts),
-        )
+        return trajectory(ticket.prompt, done, score)
 
     def _tokens_until(self, token_ids: IntArray, num_chars: int) -> int:
         """Return the number of leading tokens whose text has the first `num_chars` characters."""
@@ -300,23 +286,3 @@ class Rollouts:
         counts = range(len(token_ids) + 1)
         # A score may name a position beyond the text; the last token stands for it.
         return min(bisect.bisect_left(counts, num_chars, key=num_chars_of), len(token_ids))
-
-
-def _reward_sample(ticket: Ticket, done: Written) -> RewardSample:
-    """Return the argument of a reward function."""
-    prompt = ticket.prompt
-    problem = ticket.prompt.problem
-    return RewardSample(
-        prompt_id=prompt.prompt_id,
-        prompt=prompt.text,
-        response=done.answer,
-        transcript=done.transcript,
-        token_ids=done.token_ids.tolist(),
-        is_written=done.is_written.tolist(),
-        data_source=prompt.data_source,
-        row=msgspec.json.decode(problem.row or "{}"),
-        tests=problem.tests,
-        setup=problem.setup,
-        is_truncated=done.is_truncated,
-        max_tokens=ticket.sampling.max_new_tokens,
-    )

@@ -29,6 +29,7 @@ from async_rl.sessions.forms.openai_chat import chat_completions
 from async_rl.sessions.forms.openai_text import completions
 from async_rl.sessions.refusals import Refused
 from async_rl.sessions.session import Answer, Session
+from async_rl.wire.http import while_connected
 
 _MAX_BODY_BYTES = 16 << 20
 _BODY_S = 60.0
@@ -128,7 +129,7 @@ class _Endpoint:
         if known is not None:
             return _json(exchange.reply([known]))
         work = asyncio.gather(*(session.answer(call) for call in exchange.calls))
-        return _json(exchange.reply(await _while_connected(request, work)))
+        return _json(exchange.reply(await while_connected(request, work)))
 
 
 def build_app(sessions: Sessions) -> ASGIApp:
@@ -229,19 +230,6 @@ def _line(name: str, value: Any) -> bytes:
     data = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + data + b"\n\n"
-
-
-async def _while_connected(request: Request, work: asyncio.Future[list[Answer]]) -> list[Answer]:
-    """The answers; they are cancelled if the client leaves. Raises ClientDisconnect."""
-    leaving = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientDisconnect
-        return await work
-    finally:
-        for task in (work, leaving):
-            task.cancel()
 
 
 async def _body(request: Request) -> bytes:

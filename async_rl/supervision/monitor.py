@@ -27,7 +27,7 @@ from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.monitoring.wandb_run import WandbRun
 from async_rl.observability.logs import log_path
 from async_rl.protocol.membership import ReportMetrics
-from async_rl.supervision.liveness import Liveness
+from async_rl.supervision.liveness import Liveness, StallWatch
 from async_rl.supervision.registry import Registry
 from async_rl.wire.addresses import host_for_people
 
@@ -95,6 +95,11 @@ class Monitor:
         if sentence:
             self._log.warning("%s", sentence)
         self._record_text("run/stalled", sentence or "the run continues")
+
+    async def report_stalls(self, stall_watch: StallWatch) -> None:
+        """Record each stall and its end."""
+        async for sentence in stall_watch.reports():
+            self.on_stall(sentence)
 
     def on_restart(self, name: str, reason: str) -> None:
         """Record that a process restarts."""

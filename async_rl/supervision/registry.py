@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from async_rl.config.pools import pool_of
-from async_rl.core.types import PoolCount, Role
+from async_rl.core.types import Role
 from async_rl.observability.activity import GAUGE
 from async_rl.protocol.membership import (
     DRAINING,
@@ -26,6 +26,7 @@ from async_rl.protocol.membership import (
     Heartbeat,
     Member,
     Members,
+    PoolCount,
     Register,
 )
 from async_rl.runtime.directory import Directory

@@ -32,13 +32,12 @@ from async_rl.config.pools import (
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import Machine
-from async_rl.core.types import PoolCount
 from async_rl.monitoring.bottleneck import share, total_rate
 from async_rl.planning.headroom import Headroom
 from async_rl.planning.scaling import Decision, Steering
 from async_rl.planning.topology import SCALE_FILE, ProcessSpec, has_its_gpus, joining
 from async_rl.protocol.generator import Drain
-from async_rl.protocol.membership import Member
+from async_rl.protocol.membership import Member, PoolCount
 from async_rl.runtime.directory import Connections, Incarnation
 from async_rl.supervision.child import Child
 from async_rl.supervision.fleet import Fleet

@@ -14,7 +14,6 @@ from pathlib import Path
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DeadlineExceeded, RunFailed
 from async_rl.core.machine import this_machine
-from async_rl.core.types import PoolCount
 from async_rl.launchers.api import starting
 from async_rl.launchers.api.metrics import Metrics, RowReader
 from async_rl.launchers.api.samples import MOST_GROUPS, Sample, samples
@@ -27,6 +26,7 @@ from async_rl.launchers.commands.control import (
     owning,
     wait_for_run,
 )
+from async_rl.protocol.membership import PoolCount
 
 Overrides = Mapping[str, object] | Sequence[str]
 """Settings that differ from conf/: {"num_steps": 20, "learner": {"ranks": 2}}, with dotted or

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.core.types import PoolCount
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.control import ask_status, living_pid
-from async_rl.protocol.membership import Member
+from async_rl.protocol.membership import Member, PoolCount
 
 
 class RunState(enum.StrEnum):

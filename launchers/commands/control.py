@@ -25,9 +25,9 @@ import msgspec
 import psutil
 
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.core.types import PoolCount
 from async_rl.protocol.base import Message
 from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, StopRun
+from async_rl.protocol.membership import PoolCount
 
 MARK = "launched.json"
 # The supervisor answers from memory; longer means that it is gone or hangs.

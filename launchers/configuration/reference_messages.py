@@ -10,14 +10,15 @@ from types import ModuleType
 
 import msgspec
 
-from async_rl.core import types
-from async_rl.core.types import Value
+from async_rl.core import output_rules, types
+from async_rl.core.value import Value
 from async_rl.launchers.configuration.reference_settings import table
 from async_rl.protocol import base, buffer, control, generator, learner, membership, weights
 
 _HEAD = """# Messages
 
-`make docs` generates this page from `async_rl/protocol/` and `async_rl/core/types.py`. The
+`make docs` generates this page from `async_rl/protocol/`, `async_rl/core/types.py` and
+`async_rl/core/output_rules.py`. The
 processes of a run exchange these messages over ZeroMQ, as MessagePack maps with the name of the
 message in `type`. An unknown field is refused. A request is repeated if its reply is lost, so every
 handler accepts it twice. `control.json` of a run has a fingerprint of all messages; a process or a
@@ -35,6 +36,7 @@ _MODULES = {
     "Replies without content, and failures": base,
     "Weights": weights,
     "Values in messages": types,
+    "Values of tests by printed text": output_rules,
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from async_rl.core.errors import DataError
-from async_rl.core.output_rules import read_rules
-from async_rl.core.types import OutputRules, StdinTest
+from async_rl.core.output_rules import OutputRules, read_rules
+from async_rl.core.types import StdinTest
 from async_rl.data.problems import read_problem
 
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from async_rl.core.types import PoolCount, Role
+from async_rl.core.types import Role
 from async_rl.launchers.configuration.schema import settings
 from async_rl.monitoring.bottleneck import advice, bottleneck
 from async_rl.monitoring.rates import per_second
 from async_rl.monitoring.status import render, sparkline
 from async_rl.protocol.control import StatusReply
-from async_rl.protocol.membership import Member
+from async_rl.protocol.membership import Member, PoolCount
 
 
 def member(

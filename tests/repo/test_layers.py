@@ -22,7 +22,12 @@ ADAPTERS = {
     "wandb": ("async_rl/monitoring/wandb_run.py",),
     "rich": ("async_rl/monitoring/", "launchers/"),
     "typer": ("launchers/",),
-    "starlette": ("async_rl/rewards/", "async_rl/sessions/", "launchers/view/"),
+    "starlette": (
+        "async_rl/rewards/",
+        "async_rl/sessions/",
+        "async_rl/wire/http.py",
+        "launchers/view/",
+    ),
     "httpx": ("async_rl/adapters/grader.py", "async_rl/rewards/", "async_rl/data/prepare.py"),
     "sqlite3": ("async_rl/buffer/store/",),
 }

@@ -12,7 +12,8 @@ from rewards_support import LIMITS, Jail
 
 from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
-from async_rl.core.types import CallTest, Checker, StdinTest, Verdict
+from async_rl.core.output_rules import Checker
+from async_rl.core.types import CallTest, StdinTest, Verdict
 from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.checker import load_checker
 from async_rl.rewards.verifier.judging import Judge

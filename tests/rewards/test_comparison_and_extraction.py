@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from async_rl.core.types import OutputRules
+from async_rl.core.output_rules import OutputRules
 from async_rl.rewards.extraction import extract_code
 from async_rl.sandbox.comparison import Comparison
 from async_rl.sandbox.values import Foreign

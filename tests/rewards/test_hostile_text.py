@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.core.types import AnswerTest, CallTest, CodeProblem, OutputRules
+from async_rl.core.output_rules import OutputRules
+from async_rl.core.types import AnswerTest, CallTest, CodeProblem
 from async_rl.rewards import extraction
 from async_rl.rewards.answers import answer_of, boxed, is_right
 from async_rl.rewards.extraction import complete_blocks, extract_code

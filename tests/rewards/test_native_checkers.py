@@ -13,7 +13,8 @@ from rewards_support import LIMITS
 
 from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError, DataError, Unsupported
-from async_rl.core.types import Checker, StdinTest, Verdict
+from async_rl.core.output_rules import Checker
+from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.checker import load_headers
 from async_rl.rewards.verifier.judging import Judge

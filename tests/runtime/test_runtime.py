@@ -88,12 +88,12 @@ def test_the_fingerprint_changes_with_a_field_of_a_message() -> None:
     """In a process of its own: the changed class must not be seen by other tests."""
     code = """
 import sys
-from async_rl.core import types
-from async_rl.protocol import schema
+from async_rl.core import value
+from async_rl.protocol import membership, schema
 if sys.argv[1] == "changed":
-    types.PoolCount.__annotations__["live"] = "float"
+    membership.PoolCount.__annotations__["live"] = "float"
 if sys.argv[1] == "elsewhere":
-    class Private(types.Value):
+    class Private(value.Value):
         field: int
 print(schema.message_schema())
 """

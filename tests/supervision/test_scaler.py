@@ -12,12 +12,11 @@ from test_fleet import LIMITS, MAX_RESTARTS, Scripted, ScriptedLauncher, surroun
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.core.types import PoolCount
 from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.estimate import memory_mb
 from async_rl.planning.headroom import Headroom
 from async_rl.planning.topology import SCALE_FILE, ProcessSpec, processes
-from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.protocol.membership import Heartbeat, PoolCount, Register
 from async_rl.runtime.directory import Connections
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.registry import Registry

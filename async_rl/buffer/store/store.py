@@ -24,6 +24,7 @@ from async_rl.buffer.store.compaction import MOST_STEPS, compaction
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.statements import statements_of, to_json
 from async_rl.buffer.store.writer import Writer, hold_lock
+from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import SampleId
 from async_rl.core.types import FloatArray
 
@@ -91,6 +92,15 @@ class Store(StoreReader):
             (_FORGOTTEN, (version,)),
         )
         self.forgotten_before = version
+
+    def require_history_of(self, version: int) -> None:
+        """Raise ProtocolError if trajectories of steps after this version are deleted."""
+        if version < self.forgotten_before:
+            raise ProtocolError(
+                f"the learner starts at version {version}, but the trajectories of steps up to"
+                f" {self.forgotten_before} are deleted, because a newer checkpoint contained them;"
+                " restore that checkpoint"
+            )
 
     def compact(self, version: int) -> None:
         """Replace the rows of the groups that steps up to `version` trained by sums, some steps at

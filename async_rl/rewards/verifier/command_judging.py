@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.errors import InfrastructureError, Unsupported
-from async_rl.core.types import Checker, StdinTest, Verdict
+from async_rl.core.output_rules import Checker
+from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.binaries import Binaries
 from async_rl.rewards.verifier.checks import Ruling
 from async_rl.rewards.verifier.command_outcomes import (

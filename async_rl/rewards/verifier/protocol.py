@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from async_rl.core.languages import PYTHON, Language
-from async_rl.core.types import CodeTest, ContainerTest, StdinTest, Value, Verdict
+from async_rl.core.types import CodeTest, ContainerTest, StdinTest, Verdict
+from async_rl.core.value import Value
 
 MAX_TIMEOUT_S = 300
 MIN_MEMORY_MB, MAX_MEMORY_MB = 16, 65536

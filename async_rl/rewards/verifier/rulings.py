@@ -14,7 +14,8 @@ from dataclasses import replace
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.errors import Unsupported
 from async_rl.core.languages import PYTHON
-from async_rl.core.types import CallTest, Checker, StdinTest, Verdict
+from async_rl.core.output_rules import Checker
+from async_rl.core.types import CallTest, StdinTest, Verdict
 from async_rl.rewards.verifier.asserts import Assertion
 from async_rl.rewards.verifier.checker import ask, load_checker, load_headers
 from async_rl.rewards.verifier.checks import Ruling

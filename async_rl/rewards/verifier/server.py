@@ -29,6 +29,7 @@ from async_rl.rewards.verifier import wire_rewards
 from async_rl.rewards.verifier.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest
 from async_rl.rewards.verifier.service import Refused, VerifierService
 from async_rl.rewards.verifier.wire_forms import FORMS, Form
+from async_rl.wire.http import while_connected
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
@@ -55,7 +56,7 @@ def build_app(
 
     async def admitted(request: Request, work: Awaitable[T]) -> T:
         try:
-            return await _while_connected(request, work)
+            return await while_connected(request, work)
         finally:
             service.release(1)
 
@@ -211,20 +212,6 @@ class _Batch(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._finished.put_nowait(ClientDisconnect())
-
-
-async def _while_connected(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled if the client leaves. Raises ClientDisconnect."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return await working
-    finally:
-        for task in (working, leaving):
-            task.cancel()
 
 
 async def _read(request: Request, expected: type[T]) -> T:

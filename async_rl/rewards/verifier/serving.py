@@ -2,8 +2,7 @@
 drains and exits.
 
 Takes settings and a bound socket, waits for requests, and sends answers. Woken by: a request;
-`stopping`, after which new work is refused, admitted work is finished, and the server ends. The
-only file that imports uvicorn.
+`stopping`, after which new work is refused, admitted work is finished, and the server ends.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
@@ -33,12 +32,12 @@ from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.sandbox.warm_cells import Unsafe, WarmCells
+from async_rl.wire.http import BACKLOG, HttpServer, url_of
 
 QUEUE_SIZE = 4096
 """Programs that wait at most; the next is refused with 429. As many as eight generators with 64
 groups of 8 have at once, because some trainers take a refusal for a wrong answer.
 """
-_BACKLOG = 2048
 _CLOSE_S = 5
 """Seconds for connections to end after the last verdict."""
 
@@ -93,7 +92,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A bound, listening socket. Raises ConfigError if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(
@@ -120,7 +119,6 @@ async def serve(
 
     ready: called with the URL once requests are accepted.
     """
-    host, port = listener.getsockname()[:2]
     intake = Intake.for_cells(2 * service.num_cells)
     config = uvicorn.Config(
         build_app(service, token, intake.known),
@@ -132,19 +130,19 @@ async def serve(
         log_config=None,
         timeout_graceful_shutdown=_CLOSE_S,
     )
-    server = _Server(config)
+    server = HttpServer(config)
     sparse = SparseLog()
     loggers = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error")]
     for logger in loggers:
         logger.addFilter(sparse)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
-        await ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        await ready(url_of(listener))
         stopped = asyncio.create_task(stopping.wait(), name="stopping")
         await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if serving.done():
-            raise Unavailable(f"the HTTP server on {host}:{port} ended unexpectedly")
+            raise Unavailable(f"the HTTP server on {url_of(listener)} ended unexpectedly")
         if not await service.drain(service.queue_timeout_s):
             log.warning("left with programs unfinished after %g s", service.queue_timeout_s)
     finally:
@@ -152,18 +150,3 @@ async def serve(
         await serving
         for logger in loggers:
             logger.removeFilter(sparse)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, because the process has handlers already."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and let as many connections wait as before: uvicorn sets that number too."""
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(_BACKLOG)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture nothing."""
-        yield
