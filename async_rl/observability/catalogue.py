@@ -77,6 +77,9 @@ FIRST_SCREEN = tuple(_read("first_screen.toml", dict[str, tuple[str, ...]]).item
 """The ten numbers to watch: title of the chart and its metrics."""
 
 
+# The supervisor asks for every gauge of every process once per second. The limit is for names that
+# nobody declared: what other processes send must not fill the memory.
+@functools.lru_cache(maxsize=4096)
 def describe(name: str) -> MetricSpec | None:
     """Return the declaration of `name`, or None. An exact one wins over one with placeholders."""
     exact = METRICS.get(name)

@@ -493,6 +493,20 @@ class BufferMachine(RuleBasedStateMachine):
         self.take(None)
         self.commit(False, None)
 
+    @rule(name=GENERATORS, num_unfinished=st.integers(1, 3))
+    def train_and_push_in_the_middle_of_responses(self, name: str, num_unfinished: int) -> None:
+        """Some responses end on newer weights than they began with, if the learner may train."""
+        generator = self.generators[name]
+        self.ask_for_work(name, 4, False, None)
+        while len(generator.held) > num_unfinished:
+            self.put(name, 0, False, None, 0)
+        self.take(None)
+        self.commit(False, None)
+        self.push(name, 0)
+        while generator.held:
+            self.put(name, 0, False, None, 0)
+        self.take(None)
+
     @precondition(lambda self: self.generators)
     @rule()
     def three_more_steps_are_always_possible(self) -> None:

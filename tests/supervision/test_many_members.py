@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from async_rl.core.codec import encode
 from async_rl.launchers.configuration.compose import compose
+from async_rl.monitoring.rates import Rates
+from async_rl.observability import catalogue
 from async_rl.protocol.membership import Heartbeat, Members, Register, WatchMembers
 from async_rl.runtime.directory import Directory
 from async_rl.supervision.clock import AwakeClock
@@ -95,6 +98,21 @@ def test_a_heartbeat_reads_no_other_member(service: ControlService) -> None:
     assert (registry.num_reads, len(registry)) == (0, 300)
     monitor: Any = service.monitor
     assert monitor.num_refreshes == 0
+
+
+def test_a_gauge_of_all_processes_is_looked_up_once(
+    service: ControlService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[None] = []
+    monkeypatch.setattr(catalogue, "_patterns", lambda: searches.append(None) or ())
+    for index in range(300):
+        service.registry.register(registration(index))
+        counters = COUNTERS | {"gauge/queue/nobody_declared_this": index}
+        service.registry.beat(replace(beat(index), counters=counters))
+    rates = Rates(0.0)
+    rates.observe(service.registry.members)
+    rates.now()
+    assert len(searches) == 1
 
 
 def test_a_change_of_the_list_costs_its_own_size_only(service: ControlService) -> None:
