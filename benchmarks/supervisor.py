@@ -114,21 +114,29 @@ def registration(index: int) -> Register:
 class Members:
     """Simulated members of one run."""
 
-    def __init__(self, directory: Path, num_members: int) -> None:
+    def __init__(self, directory: Path, num_members: int, start_s: float) -> None:
         self._clients = simulated.Clients(directory, num_members)
         self._num_members = num_members
-        self._start_s = max(START_S, num_members / 20)
+        self._start_s = start_s
+        self._num_whole = 0
+        self._everyone_knows = asyncio.Event()
         self.beats_s: list[float] = []
         self.list_bytes = 0
 
     async def run(self, process: psutil.Process) -> dict[str, float]:
         """Return the figures of a quiet time and of one with changes."""
         tasks = [asyncio.create_task(self._live(index)) for index in range(self._num_members)]
-        await asyncio.sleep(self._start_s)
+        started_s = time.monotonic()
+        everyone = asyncio.create_task(self._everyone_knows.wait())
+        await asyncio.wait([everyone, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        start_s, start_cpu_s = time.monotonic() - started_s, simulated.cpu_s(process)
+        await asyncio.sleep(max(0, started_s + self._start_s - time.monotonic()))
         quiet = await self._measured(process, changes=0)
         changing = await self._measured(process, changes=round(CHANGES_PER_S * SECONDS))
         await self._clients.end(tasks)
         return {
+            "start": start_s,
+            "start_cpu": start_cpu_s,
             "quiet": quiet[0],
             "beats": quiet[1],
             "p99": quiet[2],
@@ -197,17 +205,24 @@ class Members:
             reply = await client.call(request, timeout_s=60)
             if index < NUM_WATCHERS and any(isinstance(m, Member) for m in reply.members):
                 self.list_bytes += len(encode(reply))
+            was_whole = len(directory.members) == self._num_members
             directory.update(reply)
+            if not was_whole and len(directory.members) == self._num_members:
+                self._num_whole += 1
+                if self._num_whole == self._num_members:
+                    self._everyone_knows.set()
 
 
-def measure(num_members: int) -> None:
+def measure(num_members: int, start_s: float) -> None:
     """Print the figures of one number of members."""
     with tempfile.TemporaryDirectory(prefix="bench-supervisor-") as name:
         directory = Path(name)
         words = ("--members", str(num_members))
         with simulated.service("benchmarks.supervisor", directory, *words) as process:
-            found = asyncio.run(Members(directory, num_members).run(process))
+            found = asyncio.run(Members(directory, num_members, start_s).run(process))
     who = f"{num_members} members"
+    figure(f"{who}: until each one knows all others", found["start"], "s")
+    figure(f"{who}: supervisor's CPU time until then", found["start_cpu"], "s")
     figure(f"{who}: heartbeats", found["beats"], "1/s")
     goal = "< 0.2" if num_members >= 2048 else ""
     figure(f"{who}: supervisor, nothing changes", found["quiet"], "cores", goal=goal)
@@ -220,13 +235,14 @@ def main() -> None:
     """Measure every size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, nargs="*", default=[16, 128, 512, 2048])
+    parser.add_argument("--start-s", type=float, help="time in which they start; default: derived")
     parser.add_argument("--serve", type=Path)
     arguments = parser.parse_args()
     if arguments.serve is not None:
         asyncio.run(serve(arguments.serve, arguments.members[0]))
         return
     for number in arguments.members:
-        measure(number)
+        measure(number, arguments.start_s or max(START_S, number / 20))
 
 
 if __name__ == "__main__":

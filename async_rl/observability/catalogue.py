@@ -78,7 +78,7 @@ FIRST_SCREEN = tuple(_read("first_screen.toml", dict[str, tuple[str, ...]]).item
 
 
 # The supervisor asks for every gauge of every process once per second. The limit is for names that
-# nobody declared: what other processes send must not fill the memory.
+# are not declared: the messages of other processes must not fill the memory.
 @functools.lru_cache(maxsize=4096)
 def describe(name: str) -> MetricSpec | None:
     """Return the declaration of `name`, or None. An exact one wins over one with placeholders."""

@@ -111,7 +111,7 @@ class ControlService:
             async with asyncio.timeout(message.wait_s):
                 await self.registry.directory.changed(message.known_revision)
         # Changes that come together are sent together: when a large run starts, each of its
-        # processes would otherwise be told of each other one separately.
+        # processes would otherwise receive one message for each other process.
         await asyncio.sleep(len(self.registry) / _ANSWERS_PER_S)
         return self.registry.changes_since(message.known_revision)
 
