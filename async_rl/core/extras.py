@@ -11,7 +11,7 @@ import importlib.util
 from async_rl.core.errors import ConfigError
 
 EXTRA_OF = {
-    "accelerate": "real",
+    "accelerate": "train",
     "gguf": "real",
     "huggingface_hub": "train",
     "jinja2": "view",

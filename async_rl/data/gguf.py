@@ -20,8 +20,7 @@ def convert(file: Path, directory: Path) -> Path:
 
     Raises ConfigError if a package is missing or transformers cannot read the file.
     """
-    for package in ("gguf", "accelerate"):
-        require(package, "reading a GGUF file")
+    require("gguf", "reading a GGUF file")
     if not file.is_file():
         raise ConfigError(f"{file} does not exist; name a GGUF file of a causal language model")
     return build_once(

@@ -1,8 +1,8 @@
 """Load the models from a Hugging Face directory and check the policy on packed rows.
 
-Invariant: a loaded model equals its own plain forward pass within _TOLERANCE. An architecture that
-packed rows or the direct use of the output head would compute wrongly is rejected at the start, not
-trained wrongly.
+Invariant: a loaded model equals its own plain forward pass within _TOLERANCE; of a sharded model
+the first layers are compared. An architecture that packed rows or the direct use of the output head
+would compute wrongly is rejected at the start, not trained wrongly.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import use_segments
 from async_rl.learner.fused import fuse
 from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy
+from async_rl.learner.pretrained import PretrainedWeights
 from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks
 from async_rl.weights.lora import add_adapter
@@ -43,44 +44,74 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     """Load and shard the models of a run. Raises ConfigError as `load_policy` does."""
     critic, reference = config.algorithm.critic, config.algorithm.reference
     has_own_backbone = critic is not None and critic.kind == "own"
-    policy = load_policy(
-        path,
-        trust_remote_code=config.model.trust_remote_code,
-        gradient_checkpointing=config.learner.gradient_checkpointing,
-        is_fused=ranks.device.type == "cpu" and ranks.dtype == torch.float32,
-        has_value_head=critic is not None and not has_own_backbone,
+    policy, weights = _open_policy(
+        config, path, ranks, has_value_head=critic is not None and not has_own_backbone
     )
     blocks = policy.lm._no_split_modules or ()
 
-    def sharded(model: AnyModel) -> AnyModel:
+    def sharded(model: AnyModel, part: nn.Module, prefix: str, dtype: torch.dtype) -> AnyModel:
+        fill = None
+        if weights is not None:
+            named = ((prefix + name, p) for name, p in part.named_parameters())
+            fill = weights.reader(named, dtype).fill
         methods = ["states"] if isinstance(model, Policy) else []
-        ranks.shard(model, blocks, methods=methods)
+        ranks.shard(model, blocks, methods=methods, fill=fill)
         return model
 
     # The policy last: FSDP's wrappers cannot be copied. Each copy is sharded before the next is
-    # made, so that at most two whole models are in main memory.
+    # made, so that at most two whole models are in main memory if they are loaded whole.
     lora = config.model.lora
     has_adapter = isinstance(lora, LoraAdapter)
     frozen: Policy | BasePolicy | None = None
     if reference is not None and not has_adapter:
-        frozen = sharded(policy.frozen_copy())
-    # Before the adapter is added: all weights of a critic are trained.
-    critic_model = sharded(Critic(policy.lm)) if has_own_backbone else None
+        # A reference that follows the policy in small steps needs float32.
+        dtype = torch.float32 if reference.ref_ema_eta else ranks.dtype
+        copy = policy.frozen_copy(dtype)
+        frozen = sharded(copy, copy.lm, "", dtype)
+    critic_model = None
+    if has_own_backbone:
+        # Before the adapter is added: all weights of a critic are trained.
+        critic_model = Critic(policy.lm)
+        prefix = f"{policy.lm.base_model_prefix}."
+        sharded(critic_model, critic_model.backbone, prefix, torch.float32)
     if isinstance(lora, LoraAdapter):
         add_adapter(policy.lm, lora)
-    policy = sharded(policy)
+    policy = sharded(policy, policy.lm, "", torch.float32)
     if reference is not None and has_adapter:
         frozen = BasePolicy(policy)
     return LearnerModels(policy=policy, reference=frozen, critic=critic_model)
 
 
+def _open_policy(
+    config: RunConfig, path: Path, ranks: Ranks, *, has_value_head: bool
+) -> tuple[Policy, PretrainedWeights | None]:
+    """Load the policy whole, or open its weights and return it without values."""
+    is_fused = ranks.device.type == "cpu" and ranks.dtype == torch.float32
+    weights = None
+    if ranks.is_sharded:
+        weights = PretrainedWeights.open(path, trust_remote_code=config.model.trust_remote_code)
+    if weights is None:
+        policy = load_policy(
+            path,
+            trust_remote_code=config.model.trust_remote_code,
+            is_fused=is_fused,
+            has_value_head=has_value_head,
+        )
+    else:
+        if ranks.rank == 0:
+            # The other ranks have the same model; their first collective waits for this one.
+            _checked(weights.first_layers(), path, is_fused=is_fused, has_value_head=False)
+        policy = _prepared(weights.empty_model(), is_fused=is_fused, has_value_head=has_value_head)
+    if config.learner.gradient_checkpointing:
+        lm = policy.lm
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _disable_dropout(lm)
+        lm.train()
+    return policy, weights
+
+
 def load_policy(
-    path: Path,
-    *,
-    trust_remote_code: bool,
-    gradient_checkpointing: bool,
-    is_fused: bool,
-    has_value_head: bool = False,
+    path: Path, *, trust_remote_code: bool, is_fused: bool, has_value_head: bool = False
 ) -> Policy:
     """Load a causal language model in float32.
 
@@ -98,18 +129,24 @@ def load_policy(
             f"model.path={path} is not a causal language model that transformers can load: {error};"
             " set model.path to a directory with config.json and weights"
         ) from error
+    return _checked(lm, path, is_fused=is_fused, has_value_head=has_value_head)
+
+
+def _checked(lm: PreTrainedModel, path: Path, *, is_fused: bool, has_value_head: bool) -> Policy:
+    """Return the policy after the comparison of its packed rows with its plain forward pass."""
     lm.eval()
     expected = _plain_logprobs(lm)
+    policy = _prepared(lm, is_fused=is_fused, has_value_head=has_value_head)
+    _check(policy, expected, path)
+    return policy
+
+
+def _prepared(lm: PreTrainedModel, *, is_fused: bool, has_value_head: bool) -> Policy:
+    lm.eval()
     use_segments(lm)
     if is_fused:
         fuse(lm)
-    policy = Policy(lm, has_value_head=has_value_head)
-    _check(policy, expected, path)
-    if gradient_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        _disable_dropout(lm)
-        lm.train()
-    return policy
+    return Policy(lm, has_value_head=has_value_head)
 
 
 @torch.no_grad()

@@ -121,9 +121,12 @@ class Policy(nn.Module):
         """Yield the adapter's parameters with their names in PEFT's files."""
         yield from adapter_weights(self.lm)
 
-    def frozen_copy(self) -> Policy:
+    def frozen_copy(self, dtype: torch.dtype) -> Policy:
         """Return the reference: the same language model, never trained and without a value head."""
-        return Policy(copy.deepcopy(self.lm)).eval().requires_grad_(False)
+        frozen = Policy(copy.deepcopy(self.lm)).eval().requires_grad_(False)
+        for parameter in frozen.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return frozen
 
 
 class BasePolicy:

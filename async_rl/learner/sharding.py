@@ -11,7 +11,7 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -54,17 +54,26 @@ class Ranks:
             or self.offload == "parameters"
         )
 
-    def shard(self, model: nn.Module, blocks: Collection[str], *, methods: Sequence[str]) -> None:
+    def shard(
+        self,
+        model: nn.Module,
+        blocks: Collection[str],
+        *,
+        methods: Sequence[str],
+        fill: Callable[[nn.Module], None] | None,
+    ) -> None:
         """Shard the model over all ranks.
 
         blocks: names of the module classes that are units if min_shard_params=0; otherwise units
         are modules of at least that size. The rest of the model is one more unit.
         methods: names of methods that run the model besides `forward`.
+        fill: gives a unit its weights before it is sharded; None = the model has them.
         """
         if not self.is_sharded:
             model.to(self.device)
             return
-        # The whole model is never on the device: FSDP moves each unit there as it shards it.
+        # Neither the device nor, with `fill`, main memory ever holds the whole model: each unit is
+        # filled, moved and sharded before the next.
         is_gpu = self.device.type != "cpu"
         ensure_group_of_one(self.device)
         mesh = init_device_mesh(self.device.type, (self.world_size,))
@@ -74,6 +83,8 @@ class Ranks:
             offload = CPUOffloadPolicy(pin_memory=is_gpu)
 
         def wrap(module: nn.Module, *, reshard_after_forward: bool | None = None) -> None:
+            if fill is not None:
+                fill(module)
             fully_shard(
                 module,
                 mesh=mesh,

@@ -27,7 +27,7 @@ class LearnerMemory:
     kept: parameters and moments, between steps.  step: added by the largest moment of a step.
     offloaded: what learner.offload keeps in main memory.  published: one copy of the policy in the
     dtype of the generators.  saved: the copy of the rank's state that a checkpoint writes.  loaded:
-    whole float32 models while the rank starts.
+    float32 weights that are not sharded, while the rank starts.
     """
 
     kept: float
@@ -88,11 +88,7 @@ def is_sharded(config: RunConfig) -> bool:
 def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     """Compute the memory of one rank."""
     trained = trained_parameters(config, shape) / config.learner.ranks
-    frozen = 0.0
-    # The base of an adapter is the reference too.
-    if config.algorithm.reference is not None or has_adapter(config):
-        frozen = shape.num_parameters / config.learner.ranks
-    weights = FLOAT32_BYTES * (trained + frozen)
+    weights = FLOAT32_BYTES * trained + _frozen_bytes(config, shape) / config.learner.ranks
     moments = MOMENT_BYTES * trained
     # Policy and critic are updated one after the other.
     updated = policy_parameters(config, shape)
@@ -111,17 +107,38 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
         kept, offloaded = 0.0, weights + moments + gradients
     else:
         step += gradients
-    has_copy = bool(frozen) and not has_adapter(config)
-    num_models = 1 + has_own_critic(config) + has_copy
     return LearnerMemory(
         kept=kept,
         step=step,
         offloaded=offloaded,
         published=shape.num_parameters * dtype_bytes(config),
         saved=(FLOAT32_BYTES + MOMENT_BYTES) * trained,
-        # Models are copied and sharded one after another; the policy is whole until the last.
-        loaded=FLOAT32_BYTES * shape.num_parameters * min(2, num_models),
+        loaded=_loaded_bytes(config, shape),
     )
+
+
+def _frozen_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """The weights of all ranks that are never trained."""
+    if has_adapter(config):
+        # The base of an adapter is the reference too.
+        return FLOAT32_BYTES * shape.num_parameters
+    reference = config.algorithm.reference
+    if reference is None:
+        return 0.0
+    # A reference that follows the policy in small steps is in float32.
+    size = FLOAT32_BYTES if reference.ref_ema_eta else dtype_bytes(config)
+    return 1.0 * size * shape.num_parameters
+
+
+def _loaded_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """The memory of weights that learner/loading.py has read and not yet sharded."""
+    if is_sharded(config) and not shape.is_mixture:
+        # The first layers for the check of the architecture, or one unit that is read.
+        return 1.0 * FLOAT32_BYTES * (shape.root_parameters + 2 * shape.layer_parameters)
+    # Models are copied and sharded one after another; the policy is whole until the last.
+    has_copy = config.algorithm.reference is not None and not has_adapter(config)
+    num_models = 1 + has_own_critic(config) + has_copy
+    return 1.0 * FLOAT32_BYTES * shape.num_parameters * min(2, num_models)
 
 
 def graph_tokens(config: RunConfig) -> int:

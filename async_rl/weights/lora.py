@@ -48,6 +48,13 @@ def add_adapter(lm: Any, config: LoraAdapter) -> None:
     from peft import inject_adapter_in_model
 
     inject_adapter_in_model(_peft_config(config, targets), lm, adapter_name=_NAME)
+    # PEFT moves an adapter to the device of its base, which is the meta device before a model is
+    # sharded. Drawn anew for every model, so that the numbers do not depend on that.
+    for _, layer in _adapted(lm):
+        for side in (layer.lora_A, layer.lora_B):
+            empty = side[_NAME]
+            side[_NAME] = nn.Linear(empty.in_features, empty.out_features, bias=False)
+        layer.reset_lora_parameters(_NAME, init_lora_weights=True)
 
 
 def _peft_config(config: LoraAdapter, targets: list[str]) -> Any:
@@ -94,7 +101,7 @@ def without_adapter(lm: nn.Module) -> Iterator[None]:
 def merged_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of the model that base and adapter make together (collective).
 
-    A layer with an adapter gives a whole float32 matrix, other layers their shards.
+    Every matrix is sharded as its base weight is.
     """
     if next(adapter_weights(lm), None) is None:
         yield from lm.named_parameters()
@@ -113,8 +120,20 @@ def merged_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _merged(layer: Any, weight: Tensor) -> Tensor:
+    """W + scaling B A by the rows of this rank: W and B are divided alike, and A is small."""
     down, up = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
-    return torch.addmm(_whole(weight), _whole(up), _whole(down), alpha=layer.scaling[_NAME])
+    scaling = layer.scaling[_NAME]
+    if not isinstance(weight, DTensor):
+        return torch.addmm(weight, up, down, alpha=scaling)
+    rows = torch.addmm(weight.to_local(), up.to_local(), down.full_tensor(), alpha=scaling)
+    return DTensor.from_local(
+        rows,
+        weight.device_mesh,
+        weight.placements,
+        run_check=False,
+        shape=weight.shape,
+        stride=weight.stride(),
+    )
 
 
 def adapter_weights(lm: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -139,7 +158,3 @@ def _linear_layers(lm: Any) -> dict[str, int]:
             leaf = name.rpartition(".")[2]
             sizes[leaf] = min(*module.weight.shape, sizes.get(leaf, 1 << 30))
     return sizes
-
-
-def _whole(x: Tensor) -> Tensor:
-    return x.full_tensor() if isinstance(x, DTensor) else x

@@ -17,9 +17,7 @@ def test_fused_modules_compute_what_the_plain_ones_do(model_path: Path) -> None:
     row = pack(batch, range(batch.num_sequences), device=device)
     results = []
     for is_fused in (True, False):
-        policy = load_policy(
-            model_path, trust_remote_code=False, gradient_checkpointing=False, is_fused=is_fused
-        )
+        policy = load_policy(model_path, trust_remote_code=False, is_fused=is_fused)
         with torch.no_grad():
             for name, parameter in policy.named_weights():
                 if "norm" in name:

@@ -169,9 +169,11 @@ def test_two_ranks_reach_the_weights_of_one(
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(one["logprobs"], two["logprobs"], atol=1e-4)
     sender, other = (int((trained[2] / case / f"received_{rank}").read_text()) for rank in (0, 1))
-    if case != "an adapter":  # its merged matrices are computed from whole ones on every rank
-        assert 0 < sender <= 1.1 * sum(t.nbytes for t in two["tensors"])
-        assert other == 0, "only rank 0 sends weights, so only it gathers them"
+    # The model is so small that its adapter's A is a third of it; every rank needs A to merge.
+    size = sum(t.nbytes for t in two["tensors"])
+    merging = size / 3 if case == "an adapter" else 0
+    assert 0 < sender <= 1.1 * size + merging
+    assert other <= merging, "only rank 0 sends weights, so only it gathers them"
     for first, second in zip(one["scalars"], two["scalars"], strict=True):
         assert first.keys() == second.keys()
         for name in first:

@@ -1,0 +1,124 @@
+"""Weights of a Hugging Face directory, read one unit of a sharded model at a time.
+
+A learner of several ranks, or with a GPU, never has a whole model in main memory: a rank builds the
+model without values, and for each unit of FSDP reads the unit's weights, shards them and drops the
+rest. Beside its share it needs memory for one unit.
+Invariant: the values are those of transformers' `from_pretrained`, in float32 or the chosen type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+
+class PretrainedWeights:
+    """The safetensors files of a model whose names are those of the model's parameters."""
+
+    def __init__(self, path: Path, config: Any, *, trust_remote_code: bool) -> None:
+        self._path = path
+        self._config = config
+        self._trust_remote_code = trust_remote_code
+        self._files: dict[str, Path] = {}
+        for file in sorted(path.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as weights:
+                self._files |= dict.fromkeys(weights.keys(), file)
+
+    @classmethod
+    def open(cls, path: Path, *, trust_remote_code: bool) -> PretrainedWeights | None:
+        """Open a directory. None if its weights must be converted or renamed on loading, as those
+        of mixtures of experts, or have another format: such a model has to be loaded whole.
+        """
+        try:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+            weights = cls(path, config, trust_remote_code=trust_remote_code)
+            lm = weights.empty_model()
+        except (OSError, ValueError, SafetensorError):
+            # Loading the whole model reports the reason.
+            return None
+        stored = weights._files.keys()
+        is_complete = all(name in stored for name, _ in lm.named_parameters())
+        return weights if is_complete else None
+
+    def empty_model(self) -> PreTrainedModel:
+        """Return the model with parameters on the meta device; buffers have their values."""
+        with init_empty_weights(include_buffers=False):
+            lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+                self._config, dtype=torch.float32, trust_remote_code=self._trust_remote_code
+            )
+        lm.tie_weights()
+        return lm
+
+    def first_layers(self) -> PreTrainedModel:
+        """Return a model of the first layers with the real weights: enough of them that each kind
+        of attention in the model is present.
+        """
+        config = self._config.__class__.from_dict(self._config.to_dict())
+        text = config.get_text_config()
+        kinds = list(getattr(text, "layer_types", None) or [])
+        # Two, because some models share keys and values between neighbours.
+        count = max(2, *(kinds.index(kind) + 1 for kind in kinds), 0)
+        if kinds:
+            text.layer_types = kinds[:count]
+        text.num_hidden_layers = min(count, text.num_hidden_layers)
+        verbosity = logging.get_verbosity()
+        # The weights of the other layers are reported as unexpected.
+        logging.set_verbosity_error()
+        try:
+            lm: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                self._path,
+                config=config,
+                dtype=torch.float32,
+                trust_remote_code=self._trust_remote_code,
+            )
+        finally:
+            logging.set_verbosity(verbosity)
+        return lm
+
+    def reader(
+        self, parameters: Iterable[tuple[str, nn.Parameter]], dtype: torch.dtype
+    ) -> UnitReader:
+        """Return the reader of a model's parameters, named as in the files."""
+        return UnitReader(self._files, parameters, dtype)
+
+
+class UnitReader:
+    """Gives parameters of a model on the meta device their values, unit by unit."""
+
+    def __init__(
+        self,
+        files: dict[str, Path],
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        dtype: torch.dtype,
+    ) -> None:
+        self._files = files
+        self._names = {parameter: name for name, parameter in parameters}
+        self._dtype = dtype
+
+    def fill(self, unit: nn.Module) -> None:
+        """Replace the parameters of a unit that are still on the meta device by real ones."""
+        # Tied parameters stay one object: they are in one unit.
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for module in unit.modules():
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                if not parameter.is_meta:
+                    continue
+                if parameter not in made:
+                    made[parameter] = self._read(parameter)
+                module.register_parameter(name, made[parameter])
+
+    def _read(self, parameter: nn.Parameter) -> nn.Parameter:
+        # An adapter wraps the layer whose weight is in the file.
+        name = self._names[parameter].replace(".base_layer.", ".")
+        # Opened for each tensor: pages of an open file would count as memory of this process.
+        with safe_open(self._files[name], framework="pt") as weights:
+            values = weights.get_tensor(name).to(self._dtype, copy=True)
+        return nn.Parameter(values, requires_grad=parameter.requires_grad)

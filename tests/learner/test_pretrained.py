@@ -1,0 +1,211 @@
+"""Sharded learners read their weights unit by unit: the same values, with the memory of a share."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers
+from learner_support import make_config, make_model
+from transformers import AutoModelForCausalLM
+from warm_processes import warm_context
+
+from async_rl.core.errors import ConfigError
+from async_rl.learner import process_group
+from async_rl.learner.loading import load_models
+from async_rl.learner.models import Policy
+from async_rl.learner.pretrained import PretrainedWeights
+from async_rl.learner.sharding import Ranks
+
+CPU = torch.device("cpu")
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+RANK = Ranks(
+    rank=0, world_size=1, device=CPU, dtype=torch.float32, min_shard_params=0, offload="parameters"
+)
+"""A rank that shards on the CPU."""
+
+
+@pytest.fixture
+def process_group_of_one() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def save(path: Path, kind: str, **settings: Any) -> Path:
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **settings})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Llama", {"tie_word_embeddings": True}),
+        ("Llama", {"tie_word_embeddings": False, "dtype": "bfloat16"}),
+        ("Qwen2", {}),
+        ("Qwen3", {"head_dim": 8}),
+        ("Mistral", {"sliding_window": 4}),
+        ("Olmo2", {}),
+    ],
+)
+def test_weights_and_buffers_are_those_of_a_model_that_is_loaded_whole(
+    tmp_path: Path, kind: str, settings: dict[str, Any]
+) -> None:
+    path = save(tmp_path / "model", kind, **settings)
+    whole = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    weights = PretrainedWeights.open(path, trust_remote_code=False)
+    assert weights is not None
+    model = weights.empty_model()
+    assert all(p.is_meta for p in model.parameters())
+    reader = weights.reader(model.named_parameters(), torch.float32)
+    reader.fill(model.model.layers[1])
+    assert model.model.layers[2].mlp.up_proj.weight.is_meta, "only the unit is read"
+    reader.fill(model)
+    for (name, mine), (_, theirs) in zip(
+        model.named_parameters(), whole.named_parameters(), strict=True
+    ):
+        assert mine.dtype == torch.float32
+        assert torch.equal(mine, theirs), name
+    for (name, mine), (_, theirs) in zip(model.named_buffers(), whole.named_buffers(), strict=True):
+        assert torch.equal(mine, theirs), name
+    is_tied = model.lm_head.weight is model.model.embed_tokens.weight
+    assert is_tied == (whole.lm_head.weight is whole.model.embed_tokens.weight)
+
+
+def test_weights_that_are_converted_on_loading_are_left_to_transformers(tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "model",
+        "Qwen3Moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        head_dim=8,
+    )
+    assert PretrainedWeights.open(path, trust_remote_code=False) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        ("Gemma2", {"head_dim": 8, "sliding_window": 4}, "caps its logits"),
+        ("Phi", {"num_key_value_heads": 4}, "attention or output head"),
+    ],
+)
+def test_an_architecture_that_cannot_be_trained_is_refused_before_it_is_sharded(
+    tmp_path: Path, kind: str, settings: dict[str, Any], reason: str
+) -> None:
+    path = save(tmp_path / "model", kind, **settings)
+    assert PretrainedWeights.open(path, trust_remote_code=False) is not None
+    with pytest.raises(ConfigError, match=reason):
+        load_models(make_config("grpo_code"), path, RANK)
+
+
+def test_the_first_layers_have_every_kind_of_attention(tmp_path: Path) -> None:
+    kinds = ["sliding_attention"] * 3 + ["full_attention"] * 2
+    path = save(
+        tmp_path / "model",
+        "Qwen2",
+        num_hidden_layers=5,
+        layer_types=kinds,
+        use_sliding_window=True,
+        sliding_window=4,
+    )
+    weights = PretrainedWeights.open(path, trust_remote_code=False)
+    assert weights is not None
+    first = weights.first_layers()
+    whole = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    assert len(first.model.layers) == 4
+    assert torch.equal(
+        first.model.layers[3].mlp.up_proj.weight, whole.model.layers[3].mlp.up_proj.weight
+    )
+
+
+@pytest.mark.parametrize(("eta", "dtype"), [(0.0, torch.bfloat16), (0.1, torch.float32)])
+def test_a_reference_that_never_changes_has_the_type_of_the_computation(
+    tmp_path: Path, process_group_of_one: None, eta: float, dtype: torch.dtype
+) -> None:
+    config = make_config("grpo_code", "algorithm.kl=loss", f"algorithm.kl.ref_ema_eta={eta}")
+    ranks = dataclasses.replace(RANK, dtype=torch.bfloat16, offload="none")
+    models = load_models(config, make_model(tmp_path / "model"), ranks)
+    assert isinstance(models.reference, Policy)
+    assert {p.dtype for p in models.reference.parameters()} == {dtype}
+    assert {p.dtype for p in models.policy.parameters()} == {torch.float32}
+
+
+NUM_LAYERS = 16
+M_MMAP_THRESHOLD = -3
+
+
+def peak_of_loading(rank: int, model_path: Path, out: Path) -> None:
+    """Loads policy, critic and reference as one of two ranks; writes the peak of its memory."""
+    torch.set_num_threads(1)
+    # Memory of freed tensors goes back at once, as that of large tensors does anyway.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
+    process_group.join(
+        dist.FileStore(f"{out}/rendezvous", 2),  # type: ignore[attr-defined]
+        rank,
+        2,
+        host="127.0.0.1",
+        device=CPU,
+        timeout_s=60,
+    )
+    config = make_config("ppo_code", "algorithm.kl=loss", "learner.ranks=2")
+    ranks = dataclasses.replace(RANK, rank=rank, world_size=2, offload="none")
+    # What the first tensors, the mesh and the imports of models need is not of this model.
+    load_models(config, model_path.with_name("small"), ranks)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory("VmRSS")
+    models = load_models(config, model_path, ranks)
+    found = {"peak": memory("VmHWM") - before}
+    found |= {"share": sum(p.to_local().nbytes for model in models for p in model.parameters())}
+    (out / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def memory(key: str) -> int:
+    """A figure of /proc/self/status in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+def test_a_rank_needs_its_share_and_two_layers_to_load(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "model", hidden=512, layers=NUM_LAYERS)
+    make_model(tmp_path / "small")
+    context = warm_context()
+    processes = [
+        context.Process(target=peak_of_loading, args=(rank, path, tmp_path)) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    size = (path / "model.safetensors").stat().st_size
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["share"] == pytest.approx(1.5 * size, rel=0.01), "three models, half of each"
+        assert found["peak"] < found["share"] + 2 * size / NUM_LAYERS + 2**23
