@@ -5,7 +5,7 @@ float32 mask of its tokens by prompt and response. Steps are those of `benchmark
 embedded batch and on one of long responses, in one process in alternating phases.
 
 Memory: the peak above the inputs of one layer's attention, forward and backward, each case in a
-process of its own. The row has a prompt of a quarter of the tokens and two responses that share it,
+separate process. The row has a prompt of a quarter of the tokens and two responses that share it,
 and a whole sequence. Above 16k tokens only the parts are measured.
 
 Run: `OMP_NUM_THREADS=1 python -m benchmarks.attention [--rounds N] [--tokens N --form parts]`.

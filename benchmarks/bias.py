@@ -60,7 +60,7 @@ UNBIASED = (
     "algorithm.aggregation=sequence_sum",
     "algorithm.policy_loss.correction=none",
 )
-"""Choices without a bias on fresh data, so that a row shows the bias of its own choice."""
+"""Choices without a bias on fresh data, so that a row shows the bias of one choice only."""
 
 
 _REINFORCE = "algorithm.policy_loss=reinforce"

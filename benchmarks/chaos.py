@@ -1,11 +1,12 @@
-"""Do to a real run what can go wrong, for as long as you like, and audit what is left of it.
+"""Inject faults into a real run for a chosen time, then audit its files.
 
-Faults: kill -9 and SIGSTOP of every process (the supervisor too), all processes at once, files
-damaged between two lives, an output that nobody reads, a second resume of the live run, strangers
-at every listener, and with --remote a reward server that answers errors and garbage.
+Faults: kill -9 and SIGSTOP of every process (the supervisor too), the end of all processes
+together, files damaged between two lives, an output that is not read, a second resume of the live
+run, unknown clients at every listener, and with --remote a reward server that answers errors and
+garbage.
 
 The faults are in chaos_faults.py, the audit in chaos_audit.py. The audit reads SQLite and
-metrics.jsonl by itself and shares no code with `async-rl ledger`.
+metrics.jsonl directly and shares no code with `async-rl ledger`.
 
 Run: `python -m benchmarks.chaos --minutes 30 --conf ppo_code --ranks 2 [key=value ...]`.
 """

@@ -74,7 +74,7 @@ class Run:
         return True
 
     def crash(self) -> None:
-        """Kill everything at once; the kernel ends the children with the supervisor."""
+        """Kill the supervisor; the kernel ends its children with it."""
         children = list(self.children().values())
         self.process.kill()
         self.process.wait()

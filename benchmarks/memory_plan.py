@@ -3,8 +3,8 @@
 The account runs the learner's own code (FSDP2, packed rows, log-probs in chunks, AdamW) as rank 0
 of many on tensors without storage (FakeTensorMode) and a process group that sends nothing, while
 FSDPMemTracker adds up the tensors that are alive. It needs neither a GPU nor the model's memory.
-What it replaces: weights are not read, the check of the model and the gradient norm are skipped,
-because they need values.
+It differs from a real run in three points: weights are not read, and the check of the model and
+the gradient norm are skipped, because they need values.
 
 Run: `python -m benchmarks.memory_plan` (several minutes for each row).
 """

@@ -1,5 +1,5 @@
-"""What the benchmarks with simulated members share: one service of the product in a process of its
-own, and many clients in this one.
+"""The common part of the benchmarks with simulated members: one service of the product in a
+separate process, and many clients in this one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Clients:
 
     async def end(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the members and close all connections. Raises RuntimeError if a member had ended
-        by itself.
+        already.
         """
         for task in tasks:
             task.cancel()

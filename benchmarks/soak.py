@@ -3,12 +3,12 @@
     python -m benchmarks.soak
 
 Buffer, store and metrics writer are the product's own; generators and learner are simulated by
-calls of the buffer's handlers, with short sequences. Two runs are compared, each in a process of
-its own: a fresh one, and one whose files are those of a run after 100,000 steps and 10 million
+calls of the buffer's handlers, with short sequences. Two runs are compared, each in a separate
+process: a fresh one, and one whose files are those of a run after 100,000 steps and 10 million
 groups (made by SQL: `--keep-groups` rows of groups, a row of sums for each earlier step, and
-100,000 rows of metrics). What grows with a run is in these files or in the memory of the process.
-The first is seen in the difference of the two runs, the second in the slope within each, for which
-more groups are trained than rows are kept: compaction and deletion are then in their steady state.
+100,000 rows of metrics). Growth of these files appears as a difference between the two runs, growth
+of a process's memory as the slope within each. More groups are trained than rows are kept, so that
+compaction and deletion are in their steady state.
 """
 
 from __future__ import annotations

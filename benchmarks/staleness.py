@@ -6,8 +6,8 @@ their objective. A cell's rows are written to RESULTS/<cell>.jsonl when its run 
 that has a file is not repeated, so the command resumes where it was stopped, and deleting a file
 repeats its cell.
 
-Tuning: every method runs with the same factors of its own rate, one seed that is not scored, at one
-age; its best factor is then used at every age.
+Tuning: every method runs with the same multiples of its default rate, one seed that is not scored,
+at one age; its best multiple is then used at every age.
 
 Run, in this order, each as often as needed:
   python -m benchmarks.staleness tune [--methods ...] [--limit-s N]
@@ -160,7 +160,7 @@ def finish(cells: Iterable[Cell], *, num_steps: int, limit_s: float, extra: Sequ
         if cell.path.exists():
             continue
         if time.monotonic() > deadline_s:
-            print("no time for another cell; run the command again to go on")
+            print("no time for another cell; run the command again to continue")
             return
         rows = launch(cell, num_steps, extra)
         partial = cell.path.with_suffix(".partial")

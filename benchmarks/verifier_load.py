@@ -72,7 +72,7 @@ WEIGHTS = [20, 20, 10, 10, 8, 4, 1, 1, *[3] * (len(PROGRAMS) - 8)]
 
 @dataclass(slots=True)
 class Report:
-    """What the clients saw."""
+    """The results as the clients saw them."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)

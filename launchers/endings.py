@@ -1,4 +1,4 @@
-"""How a command ends: typed errors become exit codes, one line per problem and no traceback."""
+"""The end of a command: typed errors become exit codes, one line per problem and no traceback."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Command(NamedTuple):
 
 
 class CommandOutcome(NamedTuple):
-    """How a command ended and what it left. errors: standard error, its middle left out."""
+    """The end of a command and its output. errors: standard error, with its middle left out."""
 
     reply: Reply
     output: bytes

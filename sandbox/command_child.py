@@ -1,5 +1,5 @@
-"""The child that becomes a command: gives up its rights in the order that each step needs, and
-executes.
+"""The child that becomes a command: drops its rights in the order that each step needs, then calls
+execve.
 
 Descriptors and limits first, then capabilities, Landlock, the listener for the one execve, and the
 filter of system calls last.
@@ -24,7 +24,7 @@ _FAULT_BYTES = 256
 
 
 class Start(NamedTuple):
-    """What a child needs besides its spec and descriptors.
+    """Further arguments of a child, besides its spec and descriptors.
 
     stderr: write end of a pipe; zygote: socket on which it sends the listener; fault: shared page
     for the reason why it could not execute.
@@ -108,7 +108,7 @@ def _limit(spec: CommandSpec) -> None:
         if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
         resource.setrlimit(which, (value, value))
-    # Without a limit glibc gives threads 2 MB, and the main stack may use all memory of the limit
-    # on address space, as contests do.
+    # Raise the stack to its hard limit, as contests do: the main stack may then use all memory that
+    # the limit on address space allows. Without a limit glibc gives each thread only 2 MB.
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))

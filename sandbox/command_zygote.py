@@ -94,7 +94,7 @@ def _serve(host: _socket.socket, proc: int) -> None:
 
 
 class _End(NamedTuple):
-    """How the first process ended, or the limit that was exceeded; its exit status or signal."""
+    """The end of the first process or the limit that was exceeded; its exit status or signal."""
 
     ending: Ending
     code: int = 0
@@ -225,7 +225,7 @@ class _Command:
             self._count(pid, status, usage.ru_utime + usage.ru_stime)
 
     def _drain(self) -> bool:
-        """Read the text of standard error that is there; False at its end."""
+        """Read the available text of standard error; False at its end."""
         while True:
             try:
                 piece = os.read(self._errors, _PIECE)

@@ -44,7 +44,7 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
 class Rules(Protocol):
-    """How printed text is compared; core.types.OutputRules has the meanings."""
+    """The rules of comparing printed text; core.types.OutputRules has the meanings."""
 
     @property
     def layout(self) -> str:
@@ -56,11 +56,11 @@ class Rules(Protocol):
 
     @property
     def relative_tolerance(self) -> float:
-        """Of numbers."""
+        """The tolerance of numbers, as a share of the expected number."""
 
     @property
     def absolute_tolerance(self) -> float:
-        """Of numbers."""
+        """The tolerance of numbers, as a difference."""
 
 
 class PlainRules(NamedTuple):

@@ -1,7 +1,7 @@
-"""What contest programs ask of the machine and a jail cannot give, answered as they expect.
+"""Replacements for calls that contest programs make and that a jail refuses.
 
-Installed once in the zygote, for convenience only: nothing here protects anything, since a program
-can undo it. The limits hold whatever `setrlimit` answers.
+Installed once in the zygote, for convenience only: they protect nothing, because a program can undo
+them. The limits hold whatever `setrlimit` answers.
 """
 
 from __future__ import annotations

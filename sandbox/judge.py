@@ -72,7 +72,7 @@ class Solver(Runner):
 
 
 class ProgramFailed(BaseException):
-    """The test cannot go on. Not an Exception: `except Exception` in a test must not catch it."""
+    """The test cannot continue. Not an Exception: a test's `except Exception` must not catch it."""
 
 
 class Test(Runner):

@@ -1,8 +1,8 @@
 """CPU time, memory and sleep of a process and its descendants, read from the host's /proc.
 
 A process belongs to the tree if its parent does, or if its parent is the zygote: as first process
-of its namespace, the zygote inherits every orphan. Each process is looked at once when it appears,
-so that a busy host costs one directory listing per call.
+of its namespace, the zygote inherits every orphan. The parent of a process is read only when the
+process appears, so that a call on a busy host costs one directory listing.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class JobSpec(NamedTuple):
 
 
 class Ending(enum.IntEnum):
-    """How the child ended. FAULT: it could not be locked down, so it never ran the program."""
+    """The end of the child. FAULT: it could not be locked down, so it never ran the program."""
 
     EXITED = 1
     SIGNALED = 2

@@ -20,8 +20,8 @@ _PID = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _TICK_S = 0.02
 _SHARED_SHARE = 0.25
 """A run that takes this share of the limit after others in the same child ends there: it runs again
-in a child of its own, with the whole limit. Without this rule, a program that times out in its
-second test would use the limit twice.
+in a separate child, with the whole limit. Without this rule, a program that times out in its second
+test would use the limit twice.
 """
 _BLIND_FACTOR = 3
 """Without a readable /proc, a child that used no CPU time may have waited for the machine: a third

@@ -48,7 +48,7 @@ _LIMITED = {
 
 
 class Jail(NamedTuple):
-    """How each child is locked down.
+    """The steps that lock down each child.
 
     confine: calls that give up rights first; seal: the filter of system calls, after which nothing
     can be undone; uid: user of the children, -1 to keep the zygote's; ready: page shared with the

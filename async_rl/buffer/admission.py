@@ -43,13 +43,13 @@ class Gate:
         steps_ahead = ahead // self.groups_per_step
         lag = max(learner_version - generator_version, 0)
         if learner_version + steps_ahead >= self.num_steps:
-            return f"every step up to the last ({self.num_steps}) has its groups"
+            return f"all groups up to the last step ({self.num_steps}) are issued"
         if generator_version == NO_VERSION:
             return "the generator has no weights yet"
         if steps_ahead > self.max_staleness_versions:
             return (
-                f"{ahead} groups are active, (max_staleness + 1) x groups_per_step ="
-                f" {self.max_active} may be; the learner has to finish step {learner_version + 1}"
+                f"{ahead} groups are active, the limit is (max_staleness + 1) x groups_per_step ="
+                f" {self.max_active}; the learner has to finish step {learner_version + 1}"
             )
         if steps_ahead + lag > self.max_staleness_versions:
             needed = learner_version + steps_ahead - self.max_staleness_versions

@@ -16,8 +16,8 @@ _LONGEST_PAUSE_S = 30.0
 MOST_SPARED = 10
 """Attempts of one group that an outage does not count: three minutes of trials.
 
-A generator that has scored nothing yet cannot tell an outage from a prompt that cannot be scored.
-Without a bound such prompts would hold up the run for good when nothing else may be generated.
+A generator that has scored nothing yet cannot distinguish an outage from a prompt that cannot be
+scored. Without a bound such prompts would block the run for ever when no other group is allowed.
 """
 
 

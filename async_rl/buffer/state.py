@@ -108,7 +108,7 @@ class BufferState(BufferQueries):
         known = self._admission.open.get(group.group_id)
         if not 0 <= group.group_id < self._admission.next_group_id:
             raise ProtocolError(
-                f"group {group.group_id} was never issued; is its generator of another run?"
+                f"group {group.group_id} was not issued here; its generator may be of another run"
             )
         if known is None or known.attempt != group.attempt:
             return
@@ -174,7 +174,7 @@ class BufferState(BufferQueries):
         silent = self._leases.silent(self._admission.generators(), now_s)
         for name in silent:
             self.lose(name, f"silent for {self._leases.lease_s:g} s (3 x timeouts.call_s)")
-        message = f"neither put nor failed for {self._leases.ticket_s:g} s"
+        message = f"neither delivered nor reported as failed for {self._leases.ticket_s:g} s"
         late = self._leases.late(self.open, now_s)
         self._return_tickets(late, DropReason.GENERATOR_LOST, message)
         return silent

@@ -100,7 +100,7 @@ class Tickets:
         self._filter.note(index, [sample.score.reward for sample in group.trajectories])
 
     def remove_at(self, index: int) -> Sequence[PromptsLeft]:
-        """If a pass over the data begins with this index, let prompts leave the data first."""
+        """Remove prompts from the data (data.filter) if this index begins a pass over the data."""
         leavers = self._filter.leavers_at(index)
         if not leavers:
             return []

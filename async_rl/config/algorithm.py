@@ -74,7 +74,7 @@ class SoftAdvantage(Section):
 
 
 class ReturnAdvantage(Section):
-    """The rest of the rewards, less a baseline without a critic."""
+    """The sum of a token's later rewards, minus a baseline that needs no critic."""
 
     kind: Literal["reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"]
     gamma: Annotated[float, Field(gt=0, le=1)]

@@ -134,7 +134,7 @@ def _target(setting: str, name: str, kind: Kind) -> str:
 
 def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]] | None:
     """Return the function of `rollout.fn`, if it is set. Raises ConfigError."""
-    # An agent runs in processes of its own.
+    # An agent runs in separate processes, which import it there.
     if rollout.fn is None or isinstance(rollout.fn, list):
         return None
     function = load_function("rollout.fn", rollout.fn, ROLLOUT)

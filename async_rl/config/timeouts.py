@@ -64,7 +64,8 @@ class TimeoutsConfig(Section):
         """6 call_s: a process whose supervisor does not answer for this time ends itself.
 
         Four times the silence, because a supervisor whose machine was suspended for a while returns
-        with all its children; locally the kernel ends the children of a dead supervisor at once.
+        with all its children. On the supervisor's machine the kernel kills the children of a dead
+        supervisor.
         """
         return 6 * self.call_s
 

@@ -1,8 +1,8 @@
-"""What the code of an assert test asks of a program, read without running it. Pure.
+"""The requirements of an assert test on a program, read from its code without running it. Pure.
 
 `Asked` names the functions that the program must define. `fault` is the reason why a test cannot
-judge any program: it does not compile, it asks nothing, or it is written in a form that the judge
-(sandbox/judge.py) does not run. Such a test would otherwise fail every program, or pass it.
+judge any program: it does not compile, it checks nothing, or it is written in a form that the judge
+(sandbox/judge.py) does not run. Such a test would otherwise fail or pass every program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SOLUTION = "solution"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a test uses of the program.
+    """The names of the program that a test uses.
 
     free: global names that setup and test use but do not bind, builtins excepted; tested: names of
     the functions under test, which may also be names of builtins.
@@ -56,7 +56,7 @@ def asked_by(setup: str, code: str) -> Asked:
     fault = next(_unsupported(modules[1]), "")
     asked = (free - OFFERED) | (tested & (_BUILTINS | in_setup) - in_test)
     if not fault and not asked and _SOLUTION not in _imported(modules[1]):
-        fault = "it asks nothing of the program, so every program would pass"
+        fault = "it does not use the program, so every program would pass"
     return Asked(free=free, tested=tested, fault=fault)
 
 

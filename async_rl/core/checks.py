@@ -77,7 +77,7 @@ def _problems(
         yield "a trained token has no version"
     if versions.min() < NO_VERSION or versions.max() > newest_version:
         yield (
-            f"versions are {versions.min()} to {versions.max()}, but known are 0 to"
+            f"versions are {versions.min()} to {versions.max()}, but the known versions are 0 to"
             f" {newest_version}"
         )
     # A comparison with NaN is false.

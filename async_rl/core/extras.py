@@ -28,12 +28,12 @@ EXTRA_OF = {
     "vllm": "cpu",
     "wandb": "wandb",
 }
-"""The extra of each package that product code imports and that is no dependency of the project."""
+"""The extra of each package that product code imports and that is not a base dependency."""
 _ENGINES = ("train", "cpu")
 
 
 def missing(package: str, feature: str) -> str | None:
-    """Return the problem if `feature` cannot be used without this package; None if it is there."""
+    """Return the problem if this package, which `feature` needs, is not installed; else None."""
     if importlib.util.find_spec(package) is not None:
         return None
     extra = EXTRA_OF.get(package)

@@ -3,9 +3,9 @@
 gloo has no authentication: it accepts every connection, keeps it open, and aborts its process once
 no descriptor is left. TLS is not part of torch's builds. So the kernel decides here: a filter on
 the listening socket drops every packet, except those of connections that a rank has announced in
-the group's store, to which only the run's own processes have access. An address and port that a
-rank connects from cannot be used by anybody else at the same time. Once all ranks are connected,
-the filter drops everything.
+the group's store, to which only the run's own processes have access. While a rank is connected, no
+other process can use its address and port. Once all ranks are connected, the filter drops
+everything.
 
 A dropped packet is repeated by the kernel after a second, so ranks connect in about a second.
 """
@@ -100,7 +100,7 @@ class _Gate:
         _admit(self._fd, ())
 
     def check(self) -> None:
-        """Raise InfrastructureError if anybody else than an announced rank is connected."""
+        """Raise InfrastructureError if a peer is connected that is not an announced rank."""
         for end in _sockets(psutil.CONN_ESTABLISHED):
             if tuple(end.laddr) == self._address and tuple(end.raddr) not in self._admitted:
                 raise InfrastructureError(

@@ -48,7 +48,7 @@ class Gpus:
 
 
 def read_gpus() -> Gpus:
-    """Ask the driver. Without a driver there are no GPUs, and `problem` is the reason."""
+    """Ask the driver for the GPUs. Without a driver the list is empty and `problem` says why."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

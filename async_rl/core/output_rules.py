@@ -19,7 +19,7 @@ from async_rl.core.value import Value
 
 
 class OutputRules(Value, frozen=True):
-    """How a problem wants printed text to be compared.
+    """The rules by which a problem compares printed text.
 
     layout: lines = the same tokens on each line, tokens = the same tokens in any layout, exact =
     the same characters. A number may differ by a tolerance, relative to the expected number or

@@ -189,7 +189,7 @@ class Prompt(Value):
 
 
 class Sampling(Value):
-    """How tokens are drawn, always from the full vocabulary. temperature 0 is greedy."""
+    """The settings of sampling, always from the full vocabulary. temperature 0 is greedy."""
 
     temperature: float
     max_new_tokens: int

@@ -137,7 +137,7 @@ class HiddenTests:
 
 
 def flaw_rates(flaw_probability: float, flaw_spread: float) -> tuple[tuple[float, ...], ...]:
-    """How often the corpus gets each filter, map and reduction wrong.
+    """Return how often the corpus gets each filter, map and reduction wrong.
 
     Within each table the rates are evenly spaced over flaw_probability * (1 -+ flaw_spread), in an
     order fixed once, so that their

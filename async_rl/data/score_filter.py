@@ -94,7 +94,7 @@ class ScoreFilter:
         return leavers
 
     def _excess(self, score: float) -> float:
-        """How far the score is beyond the bound it breaks; not above 0 if it breaks none."""
+        """Return how far the score is beyond a bound; at most 0 if it is within both."""
         above = self._filter.above
         below = self._filter.below
         excess = 0.0

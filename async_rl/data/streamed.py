@@ -73,7 +73,7 @@ class StreamedPrompts:
                 self._num_dropped += 1
                 if self._num_dropped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
                     _log.warning(
-                        "%d rows so far cannot be used, the next ones take their places; the"
+                        "%d rows so far cannot be used and were replaced by the next ones; the"
                         " last: %s",
                         self._num_dropped,
                         row_prompt.reason,

@@ -34,9 +34,9 @@ def uses_gpu(config: RunConfig) -> bool:
 
 
 def has_core_process(config: RunConfig) -> bool:
-    """Return whether vLLM's core runs in a process of its own. On a GPU that overlaps the work of
-    the CPU with the GPU's; on a CPU it only costs: two imports of vLLM, and a copy of each step's
-    tokens. Several workers need it: vLLM's queue to them has room for one caller.
+    """Return whether vLLM's core runs in a separate process. On a GPU this overlaps the CPU's work
+    with the GPU's. On a CPU it has only costs: a second import of vLLM, and a copy of the tokens of
+    each step. Several workers require it: vLLM's queue to them has room for one caller.
     """
     return uses_gpu(config) or num_workers(config.generation.vllm) > 1
 

@@ -28,7 +28,7 @@ class Part:
     """One kernel call: N rows of Q queries attend to N rows of K keys of the packed row.
 
     query_index: int64 [N * Q]; key_index: int64 [N * K]; padding: int64, the cells among N * Q that
-    hold no query of their own; is_causal: query i sees keys up to i; bias: float32 [N, 1, 1 or Q,
+    hold no query; is_causal: query i sees keys up to i; bias: float32 [N, 1, 1 or Q,
     K] of 0 and -inf, or None; window: None, or the newest keys that a query sees and the position
     of the first query among the keys.
     """

@@ -27,7 +27,7 @@ _UPSTREAM = {
         " steps (buffer.groups_per_step) relieve it"
     ),
     "scoring": (
-        "generators have only verdicts to wait for {:.0%}; more cells or verifiers"
+        "generators wait for verdicts alone for {:.0%}; more cells or verifiers"
         " (verifiers.cells, verifiers.count) on additional cores relieve it; more generators do not"
     ),
 }
@@ -100,7 +100,7 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
     """
     starting = sorted(m.name for m in members if m.state == "starting")
     if starting:
-        return f"not all is up yet: {', '.join(starting)}"
+        return f"still starting: {', '.join(starting)}"
     shares = _shares(members, before)
     if shares is None:
         return ""

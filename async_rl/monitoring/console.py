@@ -156,7 +156,7 @@ class Console:
             self._terminal.drop()
 
     def _log(self, line: str) -> None:
-        # Of a run that was started in the background, logs/ is all that shows how it went.
+        # A run that was started in the background has no terminal, so its progress is logged too.
         now_s = self._clock()
         if now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s

@@ -1,4 +1,4 @@
-"""What a run achieved, in a few lines: shown when it ends, and by `async-rl status` afterwards.
+"""The result of a run in a few lines, shown when it ends and by `async-rl status` afterwards.
 
 Reads metrics.jsonl; `saved` are the steps of its checkpoints.
 """

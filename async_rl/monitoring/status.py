@@ -45,7 +45,7 @@ _TRAINING = ("train", "both")
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
 NOTHING_REWARDED = (
-    "no sample has more than reward.fail_reward: what scores may be broken, or nothing can be"
+    "no sample has a reward above reward.fail_reward: scoring may be broken, or no prompt can be"
     " solved; see async-rl rollouts"
 )
 
@@ -100,7 +100,7 @@ def _diagnosis(reply: StatusReply, past: Sequence[Member], last: str) -> Text:
     """Name the silent processes; if all answer, the bottleneck and how to balance the run."""
     silent = [member.name for member in reply.members if member.state == "silent"]
     if silent:
-        return Text(f"\nnot heard of: {', '.join(silent)}", style="bold red")
+        return Text(f"\nno heartbeat from: {', '.join(silent)}", style="bold red")
     training = training_members(reply)
     sentence = bottleneck(training, past, last=last)
     if not sentence:

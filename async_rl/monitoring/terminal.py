@@ -27,7 +27,7 @@ class VisibleConsole(Console):
 
 
 class Terminal(VisibleConsole):
-    """A console that nobody needs to read: what cannot be written is dropped."""
+    """A console whose output may be lost: text that cannot be written is dropped."""
 
     def on_broken_pipe(self) -> None:
         """Continue without output. The default ends the process, and with it a run."""

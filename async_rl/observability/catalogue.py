@@ -23,7 +23,7 @@ _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_<>/]+$")]
 
 
 class MetricKind(enum.StrEnum):
-    """How a metric is recorded."""
+    """The form in which a metric is recorded."""
 
     SCALAR = "scalar"
     HISTOGRAM = "histogram"

@@ -206,7 +206,7 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
 
 
 def _layer_bytes(config: RunConfig, shape: ModelShape) -> float:
-    """What the backward pass of one layer keeps, per token."""
+    """Return the bytes that one layer keeps for its backward pass, per token."""
     size = dtype_bytes(config)
     # A norm keeps a float32 copy of its input, its output, and for the gradient of its weight the
     # output before it.

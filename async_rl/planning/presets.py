@@ -119,7 +119,8 @@ def _on_one_gpu(
 ) -> RunConfig:
     """Divide one GPU between a learner and an engine, which gets its KV cache in bytes.
 
-    vLLM would measure free memory, and count what the learner takes meanwhile as its own.
+    vLLM would measure the free memory itself, and would count memory that the learner allocates
+    during the measurement as its own.
     """
     engine = engine_mb(config, shape)
     least = _cache_mb(config, shape, _CACHED_SEQUENCES)

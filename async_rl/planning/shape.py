@@ -39,7 +39,7 @@ class ModelShape:
 
     @property
     def backbone_parameters(self) -> int:
-        """The parameters without an output head of its own, as a critic has them."""
+        """The parameters without an untied output head, as a critic has them."""
         embeddings = self.vocab_size * self.hidden_size
         return self.num_parameters - (self.root_parameters - embeddings - self.hidden_size)
 

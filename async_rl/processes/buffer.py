@@ -3,7 +3,7 @@
 takes: requests for work, complete and failed groups from generators; takes, commits and evaluations
 from the learner
 waits for: requests; it parks those that cannot be answered yet
-gives: tickets, batches, held-out metrics
+returns: tickets, batches, held-out metrics
 woken by: requests, the end of a generator, deadlines
 """
 
@@ -86,16 +86,16 @@ class Tasks:
         self._role = group_role(context.config)
 
     async def watch_leases(self) -> None:
-        """takes: the directory · waits for: the next deadline of a generator or a ticket · gives:
-        expired tickets back to admission · woken by: the clock
+        """takes: the directory · waits for: the next deadline of a generator or a ticket · returns:
+        expired tickets to admission · woken by: the clock
         """
         while True:
             alive = [member.name for member in self._context.directory.of_role(self._role)]
             await asyncio.sleep(self._service.expire(alive))
 
     async def follow_generators(self) -> None:
-        """takes: the directory · waits for: its next change · gives: tickets of generators that
-        left it back to admission · woken by: the supervisor
+        """takes: the directory · waits for: its next change · returns: tickets of generators that
+        left it to admission · woken by: the supervisor
         """
         was_draining: dict[str, bool] = {}
         while True:
@@ -112,8 +112,8 @@ class Tasks:
     async def report_evaluations(
         self, held_out: Sequence[Prompt], decode: Callable[[Sequence[int]], str]
     ) -> None:
-        """takes: finished evaluations · waits for: the next one · gives: held-out metrics of their
-        step · woken by: their last group
+        """takes: finished evaluations · waits for: the next one · returns: held-out metrics of
+        their step · woken by: their last group
         """
         extraction = self._context.config.reward.extraction
         while True:
@@ -131,8 +131,8 @@ class Tasks:
             await self._store.flush()
 
     async def show_state(self) -> None:
-        """takes: the buffer's state · waits for: its change · gives: gauges, counts and the reason
-        of a wait · woken by: every change
+        """takes: the buffer's state · waits for: its change · returns: gauges, counts and the
+        reason of a wait · woken by: every change
         """
         shown = ""
         with contextlib.ExitStack() as stack:

@@ -4,7 +4,7 @@ ahead.
 takes: batches from the buffer, leased for the version that will train them
 waits for: a batch; the previous push; at the start, a generator that has the weights; with
 placement=colocated, generators to go to sleep before it uses the device
-gives: committed steps to the buffer, weights to the generators, metrics to the supervisor,
+sends: committed steps to the buffer, weights to the generators, metrics to the supervisor,
 checkpoints to the run's directory
 woken by: the buffer's answer, the trainer's thread
 A batch that cannot be trained is dropped, and another one is taken for the same version.
@@ -108,7 +108,7 @@ class Learner:
         async with asyncio.TaskGroup() as group:
             pushing = group.create_task(self._pusher.run(), name="push weights")
             await self._publish()
-            with self._context.activity.waiting("a generator that holds the weights"):
+            with self._context.activity.waiting("a generator that has the weights"):
                 await self._pusher.live(self._version)
             await self._evaluate_if_due()
             await self._steps(group)

@@ -54,7 +54,7 @@ class Probe(Message):
 
 
 class Completed(Value):
-    """What the policy wrote after a row of tokens; the arrays are those of generation's Completion.
+    """The tokens that the policy wrote after a row of tokens; arrays as in generation's Completion.
 
     is_truncated: stopped by the length limit, without an end-of-sequence token.
     """

@@ -1,6 +1,6 @@
 """The fingerprint of the messages, by which processes of different versions recognise each other.
 
-Computed from the fields of every message, so that nobody has to remember to raise a number.
+Computed from the fields of every message, so no version number has to be raised by hand.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from async_rl.core.types import AnswerTest
 
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
 _MAX_NUMBER_CHARS = 1_000
-"""A longer number is no answer; one of a million digits is out of Decimal's range."""
+"""A longer number does not count as an answer; a million digits are beyond Decimal's range."""
 _MARK = "####"
 _BOX = "\\boxed{"
 _BRACE = re.compile(r"\\boxed\{|[{}]")

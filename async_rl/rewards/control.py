@@ -1,7 +1,7 @@
-"""The control sample: tells an outage of what scores from a prompt that cannot be scored.
+"""The control sample: distinguishes an outage of scoring from a prompt that cannot be scored.
 
-After a failure, the newest sample that was scored is scored again, by verifiers and functions
-themselves and not from memory. If that fails too, the fault is not the prompt's.
+After a failure, the newest sample that was scored is scored again, by the verifiers and functions
+themselves and not from the cache. If that fails too, the prompt is not the cause.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ async def _run(verifier: VerifierClient, body: bytes) -> Any:
 
 
 def task_of(ticket: Ticket, index: int) -> dict[str, Any]:
-    """Return what the environment is told: never a hidden answer that is not in its row."""
+    """Return the task that the environment receives, without a hidden answer outside its row."""
     prompt = ticket.prompt
     return {
         "prompt_id": prompt.prompt_id,
@@ -136,8 +136,8 @@ def task_of(ticket: Ticket, index: int) -> dict[str, Any]:
 
 
 def score_of(returned: Any, posted: list[dict[str, float]]) -> Score | None:
-    """Return the score that an environment gave, by its value or by posts, which add up; None
-    without any. Raises AgentError for a value that is no reward.
+    """Return the sum of the rewards that an environment returned or posted; None without any.
+    Raises AgentError for a value that is not a reward.
     """
     rewards = list(posted)
     if returned is not None:
@@ -149,8 +149,9 @@ def score_of(returned: Any, posted: list[dict[str, float]]) -> Score | None:
         for name, value in reward.items():
             if type(value) not in (int, float, bool) or not math.isfinite(value):
                 raise AgentError(
-                    f"the reward {reward} of the environment is no finite number, nor a dict of"
-                    " them; return one, or nothing if the verifiers score the last answer"
+                    f"the reward {reward} of the environment is neither a finite number nor a dict"
+                    " of finite numbers; return one, or nothing if the verifiers score the last"
+                    " answer"
                 )
             parts[name] = parts.get(name, 0.0) + float(value)
     total = sum(parts.values())

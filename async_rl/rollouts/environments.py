@@ -1,5 +1,5 @@
-"""Where the environments of agents run: a process per sample for a command, or worker processes
-that call a function.
+"""Run the environments of agents: a process per sample for a command, or worker processes that call
+a function.
 
 takes: the address, the token and the task of a session
 waits for: a free place, then the end of the environment
@@ -214,8 +214,8 @@ class _Worker:
         try:
             await self._take_results()
         except (msgspec.DecodeError, ValueError) as error:
-            # Without an end of the process, its calls would wait for results that nobody reads.
-            reason = f", which wrote what is no result of a call ({error})"
+            # Nothing reads the process's output any more, so its calls would wait for ever.
+            reason = f", which wrote a line that is not a result ({error}),"
             _kill(self._process)
         code = await self._process.wait()
         for result in self._results.values():

@@ -31,8 +31,8 @@ class Pace:
         return min(self._most_s, max(self._least_s, _MARGIN * expected_s))
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """Record that a group with a longest sample of num_tokens took so long, its scores
-        included.
+        """Record the duration of a group, including its scores, and the length of its longest
+        sample.
         """
         if num_tokens and seconds > 0:
             self._rates.append(num_tokens / seconds)

@@ -31,7 +31,7 @@ _MARK = "ANSWER" + secrets.token_hex(8)
 class Chat:
     """A tokenizer and its chat template.
 
-    Without a template a message is its text on lines of its own, and the end token ends an answer,
+    Without a template a message is its text on separate lines, and the end token ends an answer,
     as in the prompts of such a model.
     """
 
@@ -145,7 +145,7 @@ def calls_of(message: Message) -> Sequence[Any]:
 def parse_answer(text: str) -> dict[str, Any]:
     """Return the policy's text as an assistant message, tool calls parsed.
 
-    A call that is no JSON object with a name stays text: the agent sees what the policy wrote.
+    A call that is not a JSON object with a name remains text: the agent sees what the policy wrote.
     """
     calls = []
     for match in _CALL.finditer(text):

@@ -244,7 +244,7 @@ class Record:
         while number is not None:
             turn = self._turns[number]
             assert turn.answer is not None, "a parent is served before it is continued"
-            # A turn that is cut here is trained whole in a segment of its own.
+            # A turn that is cut here is trained whole, in a separate segment.
             if number not in trained and num_kept == turn.num_written:
                 trained.add(number)
                 written = slice(turn.prefix_length, turn.prefix_length + num_kept)

@@ -243,7 +243,7 @@ async def _body(request: Request) -> bytes:
                         413, f"the body is larger than {_MAX_BODY_BYTES >> 20} MB; send less text"
                     )
     except TimeoutError as error:
-        raise Refused(408, f"the body took longer than {_BODY_S:g} s; send it at once") from error
+        raise Refused(408, f"the body took longer than {_BODY_S:g} s; send it faster") from error
     return bytes(body)
 
 

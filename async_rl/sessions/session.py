@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the agent gets. text: without the stop text. why: stop, length or tool_calls."""
+    """An answer to the agent. text: without the stop text. why: stop, length or tool_calls."""
 
     number: int
     text: str
@@ -66,7 +66,7 @@ class Answer:
 class Session:
     """The calls of one sample.
 
-    limit: the most tokens of all segments together. task: what the agent is told about its task.
+    limit: the most tokens of all segments together. task: the task as the agent receives it.
     run: a Python tool.
     """
 
@@ -151,7 +151,8 @@ class Session:
                     seen = visible
         finally:
             self.num_open -= 1
-            # Whatever ended the call: the reserved room comes back, and what the agent read stays.
+            # In every case, also when the agent disconnects: return the reserved room, and keep
+            # the text that the agent has read, because its next call will contain it.
             if written is None or not (seen or is_finished):
                 self.record.cancel(number)
             else:

@@ -84,8 +84,8 @@ async def _run(function: Callable[..., Any], out: BinaryIO) -> None:
         elif value is None or isinstance(value, float | int | dict):
             done = Done(number=task.number, value=value)
         else:
-            text = f"the function returned {value!r}, which is no reward: return a number, a dict"
-            done = Done(number=task.number, error=f"{text} of numbers, or nothing")
+            text = f"the function returned {value!r}, which is not a reward; return a number, a"
+            done = Done(number=task.number, error=f"{text} dict of numbers, or nothing")
         line = msgspec.json.encode(done, enc_hook=str)
         out.write(line + b"\n")
         out.flush()
@@ -98,7 +98,7 @@ async def _run(function: Callable[..., Any], out: BinaryIO) -> None:
 def main() -> None:
     """Serve calls until the gateway closes standard input."""
     out = os.fdopen(os.dup(1), "wb")
-    # What the function prints must not become a result.
+    # The function may print; redirect that to standard error, or it would be read as a result.
     os.dup2(2, 1)
     function = load_function("rollout.fn", sys.argv[1], AGENT)
     asyncio.run(_run(function, out))

@@ -23,7 +23,7 @@ class AgeWatch:
     def __init__(self, settings: NoStepScale | EffectiveStepScale, log: logging.Logger) -> None:
         self._log = log
         self._bound = _FEW
-        # A bound of 1 lowers nearly every step a little, which is no reason to warn.
+        # A bound of 1 lowers nearly every step a little, so it must not warn at every step.
         if isinstance(settings, EffectiveStepScale) and settings.bound < 1:
             self._bound = settings.bound
         self._is_low = False

@@ -43,7 +43,7 @@ class Mirror:
         except (ValueError, ImportError, OSError) as error:
             raise InfrastructureError(f"checkpoint.mirror={url} cannot be used: {error}") from error
         self._root = f"{root.rstrip('/')}/{run_dir.name}"
-        # The metrics are cut off only when another learner starts, which has a mirror of its own.
+        # The metrics file only shrinks when another learner starts, which has its own mirror.
         self._copied_bytes = 0
 
     def update(self) -> None:

@@ -1,6 +1,6 @@
-"""A rank's parts of the batches: it reads the tokens of its own sequences from the buffer.
+"""A rank's part of each batch: the rank reads only the tokens of its sequences from the buffer.
 
-takes: the heads of a batch from rank 0 · waits for: the buffer · gives: the part of the rank
+takes: the heads of a batch from rank 0 · waits for: the buffer · returns: the part of the rank
 Invariants
 - A message has at most `_CHUNK_TOKENS` tokens, or one longer sequence; so the memory that a batch
   takes on its way does not depend on its size.

@@ -31,8 +31,8 @@ _CAUSES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The learner's log-probs of the probe rows; without any there is no probe. is_due: for all
-    generators, not only new ones.
+    """The learner's log-probs of the probe rows; an empty list disables the probe. is_due: probe
+    all generators, not only new ones.
     """
 
     version: int

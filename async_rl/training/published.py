@@ -1,8 +1,8 @@
 """The checksum of each published version of the weights, in `<run>/versions.jsonl`.
 
-Two versions with equal checksums have, but for one case in 2^64, the same weights in the dtype that
-generators get. A version that is published again, after a return to an earlier checkpoint, has a
-further line, which counts.
+Two versions with equal checksums have the same weights in the dtype that generators get, except for
+a collision of 64 bits. A version that is published again, after a return to an earlier checkpoint,
+has another line; the last line is the valid one.
 """
 
 from __future__ import annotations

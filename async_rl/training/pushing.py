@@ -132,7 +132,7 @@ class Pusher:
                     seen = directory.revision
                     self._wake.clear()
                     left_over = self._follow()
-                    await expel(self._context, left_over, "gave up a push that its others left")
+                    await expel(self._context, left_over, "ended a push that the others had left")
                     for sender in self._senders:
                         await sender.leave(self._membership)
                     self._begin_loads(tasks)

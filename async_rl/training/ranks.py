@@ -44,7 +44,7 @@ from async_rl.weights.transport.ipc import ExportedWeights
 T = TypeVar("T")
 
 _ACCEPT_S = 120.0
-"""A rank accepts at once; it may be busy with a chunk of a batch."""
+"""A rank accepts immediately, unless it is busy with a chunk of a batch."""
 
 
 class Rank:

@@ -1,7 +1,7 @@
 """One rank that trains the recorded batches of a run again, without generators and buffer:
 `python -m async_rl.training.replaying PLAN RANK PARENT_PID`.
 
-takes: batches from the run's store, a checkpoint · waits for: the other ranks · gives: a JSON line
+takes: batches from the run's store, a checkpoint · waits for: the other ranks · writes: a JSON line
 per step on standard output (rank 0), metrics.jsonl and TensorBoard events in the plan's directory
 Invariant: with the settings, the number of ranks and the number of threads of the run, the weights
 are those of the run bit for bit: a step depends on the checkpoint, its batch and its version only.

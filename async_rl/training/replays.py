@@ -1,4 +1,4 @@
-"""What `async-rl replay` and its ranks tell each other; loads nothing heavy."""
+"""The messages between `async-rl replay` and its ranks; imports no heavy package."""
 
 from __future__ import annotations
 

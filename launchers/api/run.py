@@ -240,7 +240,7 @@ def open_run(directory: str | Path) -> Run:
     """Return the run in this directory, live or ended.
 
     Raises:
-        ConfigError: There is no run; the message names similar ones.
+        ConfigError: The directory has no run; the message names similar ones.
     """
     path = Path(directory).expanduser().absolute()
     return Run(runs.find(str(path), path.parent))

@@ -85,7 +85,7 @@ def start(config: RunConfig, run_dir: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # A notebook's kernel is interrupted and restarted often; the training goes on.
+            # A notebook's kernel is often interrupted and restarted; training must survive that.
             start_new_session=True,
         )
     # Before the process does it itself, so that the run counts as alive from now on.

@@ -1,5 +1,5 @@
-"""A verifier of one's own in Python: a local server process with the jail, for as long as a `with`
-block lasts.
+"""A private verifier for Python code: a local server process with the jail, which lives as long as
+a `with` block.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Verifier:
             errors = resources.enter_context(tempfile.TemporaryFile())
             url = self._start_server(errors, resources)
             loop = self._loop = asyncio.new_event_loop()
-            # A thread of its own: a notebook's cells run inside an event loop already.
+            # In a thread, because the cells of a notebook already run inside an event loop.
             thread = threading.Thread(target=loop.run_forever, name="verifier", daemon=True)
             thread.start()
             resources.callback(loop.close)

@@ -147,7 +147,7 @@ class SlurmProcess:
 
     def terminate(self) -> None:
         """Ask the task to end, through srun."""
-        # Without a process there is no task that could receive a signal.
+        # Before the task has a process, nothing could receive its signal: end srun instead.
         self._signal(signal.SIGUSR1 if self.pid else signal.SIGTERM)
 
     def kill(self) -> None:

@@ -82,7 +82,7 @@ def where_they_part(directories: tuple[Path, Path], rows: tuple[Rows, Rows]) -> 
 
 
 def sentences(directories: tuple[Path, Path], found: Found) -> Iterator[str]:
-    """Say where the runs part."""
+    """Yield the sentences that name the first difference of two runs."""
     names = [path.name for path in directories]
     if found.num_steps == 0:
         yield f"{names[0]} and {names[1]} have no step in common yet"
@@ -91,7 +91,8 @@ def sentences(directories: tuple[Path, Path], found: Found) -> Iterator[str]:
     if difference is None:
         yield f"no difference in the {found.num_steps} steps that both runs have"
     else:
-        yield (f"the runs part at step {difference.step}: {difference.subject}, {difference.where}")
+        where = f"{difference.subject}, {difference.where}"
+        yield f"the runs first differ at step {difference.step}: {where}"
         for name, value in zip(names, difference.values, strict=True):
             yield f"  {name}: {value}"
     for note in found.notes:

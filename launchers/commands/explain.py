@@ -98,7 +98,8 @@ def _gains(base: Scenario, recorded: Recorded, own: Forecast) -> Iterator[tuple[
 
 def _changes(base: Scenario) -> Iterator[tuple[Scenario, str]]:
     more, bound = base.generators + 1, base.max_staleness_versions + 1
-    yield replace(base, generators=more), f"generators.count={more}, on cores or a GPU of its own"
+    where = "on separate cores or a separate GPU"
+    yield replace(base, generators=more), f"generators.count={more}, {where}"
     yield replace(base, max_staleness_versions=bound), f"buffer.max_staleness_versions={bound}"
     yield replace(base, learner_speed=2.0), "a learner twice as fast, such as twice learner.ranks"
     yield replace(base, scoring_speed=2.0), "scoring twice as fast: more verifiers.cells or .count"
@@ -109,4 +110,4 @@ def _changes(base: Scenario) -> Iterator[tuple[Scenario, str]]:
     if base.push_every_steps == 1:
         yield replace(base, push_every_steps=2), "weights.push_every_steps=2"
     if base.evaluate_every_steps:
-        yield replace(base, evaluate_every_steps=0), "a pool of its own for evaluation"
+        yield replace(base, evaluate_every_steps=0), "a separate pool for evaluation"

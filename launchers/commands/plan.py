@@ -58,8 +58,8 @@ def plan(
     terminal.print(
         "measured in the run: generation, scoring, training and push times, and how groups in"
         f" flight slow each other down; {recorded.num_generators} generators,"
-        f" {recorded.steps_per_s * 3600:.0f} steps/hour.\nassumed: further generators have cores or"
-        f" GPUs of their own, and are as fast as the recorded ones{_SLOW}.\n",
+        f" {recorded.steps_per_s * 3600:.0f} steps/hour.\nassumed: additional generators have"
+        f" separate cores or GPUs and are as fast as the recorded ones{_SLOW}.\n",
         soft_wrap=True,
     )
     titles = [*swept, "steps/hour", "groups/hour", "learner waits", "generators idle", "age"]

@@ -96,8 +96,8 @@ class Comparison:
     def _belief(self) -> str:
         """Say how far curves of other settings on the same data may be believed."""
         data = (
-            "the responses are those of the recorded policy, which the replayed one leaves step by"
-            " step"
+            "the responses are those of the recorded policy, from which the replayed policy differs"
+            " more with every step"
         )
         low = [step for step, size in self._sizes.items() if size < _BELIEVABLE]
         if low:

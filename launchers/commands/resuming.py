@@ -27,8 +27,8 @@ from async_rl.training import checkpoints
 from async_rl.training.mirror import Mirror
 
 FIXED = {
-    "run_name": "the run is its directory",
-    "output_dir": "the run is its directory",
+    "run_name": "a run is identified by its directory",
+    "output_dir": "a run is identified by its directory",
     "seed": "the order of prompts depends on it",
     "data": "the prompts and their order depend on it",
     "model.path": "the checkpoint is of that model",
@@ -36,7 +36,7 @@ FIXED = {
     "generation.group_size": "the stored groups have that many samples",
     "reward.placement": "the stored groups have scores of their steps, or have none",
     "buffer.groups_per_step": "the planned batches have that many groups",
-    "buffer.over_age": "the audit judges the whole history by one rule",
+    "buffer.over_age": "the audit checks the whole history by one rule",
     "evaluation.num_prompts": "evaluations before and after would measure different prompts",
 }
 """Settings and sections that a resumed run cannot change, and why."""

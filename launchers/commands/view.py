@@ -1,6 +1,6 @@
 """`async-rl view`: serves the web view of runs until it is interrupted.
 
-Invariants: it only reads; it binds loopback unless told otherwise, and then requires a token.
+Invariants: it only reads; it binds loopback by default, and any other address requires a token.
 """
 
 from __future__ import annotations

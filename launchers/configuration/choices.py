@@ -38,7 +38,7 @@ def variants() -> dict[str, dict[str, Tree]]:
 
 @functools.cache
 def variants_of(path: str) -> Mapping[str, Tree] | None:
-    """Return the variants of the choice at this path; None if it is no choice."""
+    """Return the variants of the choice at this path; None if it is not a choice."""
     names = path.split(".")
     for choice, by_kind in variants().items():
         expected = choice.split(".")

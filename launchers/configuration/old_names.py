@@ -175,8 +175,8 @@ def _renamed(
 
 
 def _require_effect(tree: Tree, given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an old choice without the setting that gave it an effect, where the
-    present one would have an effect of its own.
+    """Raise ConfigError for an old choice that had no effect because another setting was missing,
+    if the present choice would have an effect without it.
     """
     for old, needed in table().needs.items():
         new = table().renamed[old]

@@ -84,8 +84,8 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
         yield from _plugin_problems("rollout.fn", config.agent.fn, AGENT)
     if config.agent.command and shutil.which(config.agent.command[0]) is None:
         yield (
-            f"rollout.fn={config.agent.command}: there is no program {config.agent.command[0]};"
-            " name one that is installed, or its path"
+            f"rollout.fn={config.agent.command}: the program {config.agent.command[0]} was not"
+            " found; name an installed program, or give its path"
         )
     loss, advantage = config.algorithm.policy_loss, config.algorithm.advantage
     if isinstance(loss, PluginLoss):

@@ -60,7 +60,7 @@ def plans_page() -> str:
 
 
 def _cell(conf: str, shape: ModelShape, num_gpus: int) -> str:
-    # One GPU is shared, at once if that fits, else in turns.
+    # One GPU is shared: at the same time if memory suffices, otherwise in turns.
     placements = ("disaggregated", "colocated") if num_gpus == 1 else ("disaggregated",)
     for placement in placements:
         machine = Machine(

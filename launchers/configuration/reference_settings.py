@@ -34,8 +34,9 @@ _HEAD = """# Configuration
 and from `conf/`; edit those. A run is composed of `conf/base.yaml`, one file of each group below,
 and `key=value` on the command line, which has precedence. `async-rl launch conf=ppo_code --dry-run`
 shows the result. An unknown key is an error that names the most similar key, and a wrong value is
-an error that names the range. The column *value* has the values of {confs}. If they differ, it
-names each. A value in `${{...}}` is computed from the machine and from other settings.
+an error that names the range. The column *value* has the value of the configurations {confs};
+those with another value than most are named. A value in `${{...}}` is computed from the machine and
+from other settings.
 
 A choice is one setting, whose value names a variant: `algorithm.policy_loss=gspo` takes the values
 of that variant (`conf/variants.yaml`), and `algorithm.policy_loss.clip_low=0.1` sets a parameter of
@@ -102,7 +103,7 @@ def settings_page() -> str:
         parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
         for mapping in [s.path for s in listed if s.path in mappings()]:
             inner = entry_of(f"{mapping}.NAME").values()
-            parts.append(f"\n## {mapping}.NAME\n\n{_first_sentence(mappings()[mapping])}\n")
+            parts.append(f"\n## {mapping}.NAME\n\n{settings()[mapping].description}\n")
             rows = [
                 (f"`{s.path}`", unit(s), span(s.spec), _values_of_entry(mapping, s), s.description)
                 for s in inner
@@ -143,15 +144,19 @@ def unit(setting: Setting) -> str:
 
 
 def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
-    """The values in conf/, each with the configurations or the variants that have it."""
+    """The usual value in conf/ and the configurations with another; or the values of variants."""
     of_variants = values_of_variants().get(setting.path)
     by_owner = of_variants or {conf: leaves[setting.path] for conf, leaves in written.items()}
     owners: dict[str, list[str]] = {}
     for owner, value in by_owner.items():
         owners.setdefault(f"`{show(value)}`", []).append(owner)
-    if len(owners) == 1 and not of_variants:
-        return next(iter(owners))
-    return ", ".join(f"{' and '.join(having)}: {value}" for value, having in owners.items())
+    usual = max(owners, key=lambda value: len(owners[value]), default="")
+    if not of_variants and 2 * len(owners.get(usual, ())) > len(by_owner):
+        owners.pop(usual)
+        named = [usual]
+    else:
+        named = []
+    return "; ".join(named + [f"{_listed(having)}: {value}" for value, having in owners.items()])
 
 
 @functools.cache
@@ -200,7 +205,7 @@ def _first_sentence(section: Spec) -> str:
 
 def _listed(words: Iterable[str]) -> str:
     *first, last = words
-    return f"{', '.join(first)} and {last}"
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -224,7 +224,9 @@ def span(spec: Spec) -> str:
     if "items" in spec:
         return f"list of {span(spec['items'])}"
     words = [_TYPES[spec["type"]]]
-    words += [f"{sign} {spec[bound]:g}" for bound, sign in _BOUNDS.items() if bound in spec]
+    bounds = [f"{sign} {spec[bound]:g}" for bound, sign in _BOUNDS.items() if bound in spec]
+    if bounds:
+        words.append(" and ".join(bounds))
     if "pattern" in spec:
         words.append(f"like `{spec['pattern']}`")
     if "minLength" in spec:

@@ -26,7 +26,7 @@ _PURPOSES = (Purpose.EVAL, Purpose.TRAIN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What may differ from the recorded run. *_speed: 1 is the recorded one."""
+    """The values that may differ from the recorded run. *_speed: 1 is the recorded speed."""
 
     generators: int
     slots: int

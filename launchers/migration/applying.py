@@ -97,13 +97,13 @@ def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str,
     if rule.if_null and value is None:
         return Fate("defaulted", rule.if_null)
     if value == _OPEN:
-        return Fate("defaulted", "the source leaves it to its command line")
+        return Fate("defaulted", "the source takes it from its command line")
     if rule.code:
         try:
             return code[rule.code](Given(key=key, value=value, source=source, rule=rule))
         except (TypeError, ValueError, KeyError) as error:
             # A text or a list where the source's program expects a number, for example.
-            return Fate("refused", f"a value of another form than expected ({error})")
+            return Fate("refused", f"the value does not have the expected form ({error})")
     if rule.as_:
         return _as_another(rule, value, source, split_at(key, pattern)[1])
     return _translated(rule, value)
@@ -137,12 +137,12 @@ def _unchanged(rule: Rule, below: str, value: Any) -> Fate:
     if value == default:
         return Fate("defaulted", rule.same or "the source's default")
     return Fate(
-        "refused", rule.refused or f"only {default}, the source's default, is the same here"
+        "refused", rule.refused or f"only the source's default, {default}, is possible here"
     )
 
 
 def _as_another(rule: Rule, value: Any, source: Source, below: str) -> Fate:
     other = rule.as_.replace("*", below)
     if value in rule.only or value == source.get(other, value):
-        return Fate("defaulted", rule.same or f"as {other}: both use one setting here")
-    return Fate("refused", rule.refused or f"differs from {other}, but both use one setting here")
+        return Fate("defaulted", rule.same or f"equal to {other}; both are one setting here")
+    return Fate("refused", rule.refused or f"differs from {other}, but both are one setting here")

@@ -24,7 +24,9 @@ def _allocation(given: Given) -> Fate:
     """Two layouts joined by `+`: the first generates, the second trains."""
     generating, joined, training = str(given.value or "").partition("+")
     if not joined:
-        return Fate("refused", "no layouts of the form vllm:d4t1+d4: set generators and learner")
+        return Fate(
+            "refused", "not of the form vllm:d4t1+d4: set generators.count and learner.ranks"
+        )
     gpus, width = _gpus(generating.rpartition(":")[2])
     settings = engines(gpus, width) | learners(_gpus(training)[0])
     settings["generation.vllm.tensor_parallel_size"] = width

@@ -48,7 +48,7 @@ def _advantage(given: Given) -> Fate:
 
 def _engines(given: Given) -> Fate:
     if given.value is None:
-        return Fate("refused", "no engines: set generators.count and generators.gpus_each")
+        return Fate("refused", "names no engine: set generators.count and generators.gpus_each")
     width = given.sibling("tensor_parallel_size", 1)
     return Fate("translated", settings=engines(given.value * width, width))
 

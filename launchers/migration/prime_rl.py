@@ -18,7 +18,7 @@ def _batch(given: Given) -> Fate:
     """A batch counts samples, buffer.groups_per_step prompts."""
     samples = next((given.source[key] for key in _SAMPLES if key in given.source), 1)
     if given.value % samples:
-        return Fate("refused", f"no multiple of {samples} samples; set buffer.groups_per_step")
+        return Fate("refused", f"not a multiple of {samples} samples; set buffer.groups_per_step")
     return given.into(given.value // samples, f"{given.value} samples / {samples}")
 
 
@@ -30,7 +30,7 @@ def _sequence(given: Given) -> Fate:
         settings = {"data.max_prompt_tokens": given.value - half, "data.max_response_tokens": half}
         return Fate("translated", "half for the prompt, half for the response", settings)
     if response >= given.value:
-        note = "the response may use all of it; a prompt has a limit of its own"
+        note = "the response may use all of it; a prompt has a separate limit"
         return Fate("translated", note, {"data.max_response_tokens": response})
     left = given.value - response
     return Fate("translated", f"{given.value} - {response}", {"data.max_prompt_tokens": left})

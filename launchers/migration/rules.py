@@ -138,7 +138,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return any(names.issuperset(marks) for marks in self.marks)
 
     def rule_of(self, key: str) -> tuple[str, Rule]:
-        """Return the rule of a key, and the pattern under which it stands in the table."""
+        """Return the rule of a key, and the pattern of the table that matched it."""
         if key in self.rules:
             return key, self.rules[key]
         # A section that is empty is a key itself, to which the patterns of its content apply.

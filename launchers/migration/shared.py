@@ -88,13 +88,13 @@ def data_files(given: Given) -> Fate:
     if all(re.search(r"\.(jsonl?|parquet)$|[*]|://", name) for name in files):
         return given.into(files)
     path = given.rule.targets[0]
-    return Fate("refused", f"no name of a file: download the rows and set {path}=[...]")
+    return Fate("refused", f"not the name of a file: download the rows and set {path}=[...]")
 
 
 def lora_targets(given: Given) -> Fate:
     """The layers with an adapter: names, or all linear ones."""
     if given.value in (None, [], "all-linear", ["all-linear"]):
-        return given.into([], "all linear layers but the output head")
+        return given.into([], "all linear layers except the output head")
     if not isinstance(given.value, list):
         return Fate("refused", "a pattern of names: list them in model.lora.targets")
     return given.into(given.value)

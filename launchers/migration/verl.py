@@ -56,7 +56,7 @@ def _gpus(given: Given) -> Fate:
 def _rollout_gpus(given: Given) -> Fate:
     width = given.source.get(f"{_ROLLOUT}.tensor_model_parallel_size", 1)
     settings = engines(given.value * given.sibling("nnodes", 1), width)
-    return Fate("translated", "engines on GPUs of their own", settings)
+    return Fate("translated", "engines on separate GPUs", settings)
 
 
 def _staleness(given: Given) -> Fate:
@@ -117,7 +117,7 @@ def _validation_before(given: Given) -> Fate:
         return Fate("refused", "the first evaluation is always before the first step")
     if not given.value:
         return Fate("defaulted", "nothing is evaluated")
-    return Fate("refused", "evaluation.every_steps=0 evaluates never; set it to num_steps")
+    return Fate("refused", "evaluation.every_steps=0 never evaluates; set it to num_steps")
 
 
 def _logger(given: Given) -> Fate:

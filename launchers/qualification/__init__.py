@@ -1,1 +1,1 @@
-"""What only a machine with the right devices can show, as one list of measurements with limits."""
+"""Measurements with limits that require certain devices, in one list."""

@@ -47,7 +47,7 @@ class Qualification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def needs(self) -> str:
-        """What it needs, in words."""
+        """The required devices, in words."""
         if self.nodes > 1:
             return f"a Ray cluster of {self.nodes} machines"
         if self.gpus == 0:

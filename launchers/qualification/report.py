@@ -53,7 +53,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call found. form: the version of this structure."""
+    """The results of one call. form: the version of this structure."""
 
     form: int = 1
     version: str

@@ -1,5 +1,5 @@
-"""Runs one qualification in a process of its own: vLLM and torch change their process for good, and
-one that hangs or crashes is a verdict.
+"""Runs one qualification in a separate process: vLLM and torch change their process for good, and
+a process that hangs or crashes is a verdict.
 
     python -m async_rl.launchers.qualification.running NAME OUT SCRATCH SETTING...
 """

@@ -133,7 +133,7 @@ def _nice(step: float) -> float:
 def _span(values: Floats, *, is_padded: bool) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     if low == high:
-        # A constant has no scale of its own.
+        # A constant has no range, so its own size is used as the scale.
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
     margin = (high - low) * 0.05 if is_padded else 0.0
     return low - margin, high + margin

@@ -68,7 +68,8 @@ def rows(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[dict[str, An
     before = chosen.before
     while True:
         page = msgspec.structs.replace(chosen, stored=True, sort="newest", before=before)
-        # Read at once: a client that reads slowly must not keep one moment of a live store open.
+        # Read the page into memory: a slow client must not keep a transaction of a live store open,
+        # because the write-ahead log could then not be shortened.
         with browse.browsing(run_dir / STORE_FILE) as store:
             listed = store.groups(page, most=browse.PAGE)
             stored = [store.trajectories(row.group_id) for row in listed]

@@ -78,7 +78,7 @@ class RunView:
 
     @property
     def label(self) -> str:
-        """The settings by which people tell runs apart: the model and the objective."""
+        """The settings that distinguish runs for a reader: the model and the objective."""
         values = [self.settings.get(name) for name in _LABELS]
         return ", ".join(str(value) for value in values if value)
 

@@ -107,7 +107,7 @@ def run_page(run: RunView, step: int | None) -> Content:
 def sample_list(run: RunView, chosen: Filter) -> Content:
     """Return the groups that pass a filter."""
     with run.store() as store:
-        # One more than a page tells whether there is a next one.
+        # One row more than a page shows whether there is a next page.
         rows = store.groups(chosen, most=browse.PAGE + 1)
     has_more = len(rows) > browse.PAGE and chosen.sort == "newest"
     rows = rows[: browse.PAGE]

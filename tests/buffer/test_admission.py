@@ -77,7 +77,7 @@ def test_refusals_name_their_reason() -> None:
         ahead=0, learner_version=6, generator_version=3
     )
     assert "no weights" in gate().refusal(ahead=0, learner_version=0, generator_version=NO_VERSION)
-    assert "every step up to the last (100)" in gate().refusal(
+    assert "all groups up to the last step (100)" in gate().refusal(
         ahead=3, learner_version=99, generator_version=99
     )
 

@@ -125,7 +125,9 @@ def test_a_group_that_is_refused_at_every_attempt_is_dropped_as_invalid(tmp_path
             for _ in range(2):
                 ticket = (await tickets(service, 0, credit=1))[0]
                 group = make_group(ticket, versions=[5])
-                with pytest.raises(ProtocolError, match="versions are -1 to 5, but known are 0 to"):
+                with pytest.raises(
+                    ProtocolError, match="versions are -1 to 5, but the known versions are 0 to"
+                ):
                     await deliver(service, PutGroup(group=group))
             assert service.state.drops == {"invalid": 1}
             assert states(tmp_path) == {0: "dropped"}

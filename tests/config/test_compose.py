@@ -161,7 +161,7 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
         ("seed=null", "seed=null: must be a whole number >= 0"),
         (
             "algorithm.policy_loss.clip_low=1",
-            "algorithm.policy_loss.clip_low=1: must be a number > 0 < 1",
+            "algorithm.policy_loss.clip_low=1: must be a number > 0 and < 1",
         ),
         (
             "algorithm.policy_loss.clip_dual=0.5",
@@ -181,7 +181,7 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
         ),
         (
             "network.control_port=70000",
-            "network.control_port=70000: must be a whole number >= 0 <= 65535",
+            "network.control_port=70000: must be a whole number >= 0 and <= 65535",
         ),
     ],
 )

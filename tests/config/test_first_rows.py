@@ -62,7 +62,7 @@ def test_an_engine_or_a_root_file_system_that_is_missing_is_named(tmp_path: Path
     assert "containers need no-such-engine, which does not work here: No such file" in listed
     engine = f"sandbox.container_engine=[{tmp_path}/podman]"
     (listed,) = problems(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}/none}}")
-    assert "none is no directory of this machine" in listed
+    assert "none is not a directory of this machine" in listed
     assert problems(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}}}") == []
 
 

@@ -1,4 +1,4 @@
-"""The alarm of a step of which no sample was rewarded: what scores may be broken."""
+"""The alarm of a step of which no sample was rewarded: scoring may be broken."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with
     warned = [
         line
         for line in log_path(tmp_path, "supervisor").read_text().splitlines()
-        if "no sample has more than" in line
+        if "no sample has a reward above" in line
     ]
     assert ["step 2:" in warned[0], "step 5:" in warned[1], len(warned)] == [True, True, 2]
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -67,4 +67,5 @@ def test_status_tells_it_as_long_as_it_is_so(share: float, is_told: bool) -> Non
     )
     out = io.StringIO()
     RichConsole(file=out, width=200).print(render(reply, now_s=60.0))
-    assert ("last step: no sample has more than reward.fail_reward" in out.getvalue()) == is_told
+    alarm = "last step: no sample has a reward above reward.fail_reward"
+    assert (alarm in out.getvalue()) == is_told

@@ -106,7 +106,7 @@ def test_nothing_is_said_of_a_process_that_told_no_time() -> None:
             (4, 6),
             (3, 7, 0),
             (
-                "scoring: the learner waits 60% of the time, generators have only verdicts to wait"
+                "scoring: the learner waits 60% of the time, generators wait for verdicts alone"
                 " for 70%"
             ),
         ),
@@ -127,7 +127,7 @@ def test_the_bottleneck_is_of_the_time_between_the_moments_and_not_of_the_whole_
 def test_while_a_process_starts_no_bottleneck_is_guessed() -> None:
     assert (
         bottleneck([learner(1, 9), member("generator-1", "generator", state="starting")])
-        == "not all is up yet: generator-1"
+        == "still starting: generator-1"
     )
 
 
@@ -135,7 +135,7 @@ def test_a_silent_process_is_named_before_any_bottleneck() -> None:
     text = shown(
         reply([learner(1, 9), member("generator-0", "generator", state="silent", busy_s=9)])
     )
-    assert "not heard of: generator-0" in text
+    assert "no heartbeat from: generator-0" in text
     assert "bottleneck" not in text
 
 

@@ -299,7 +299,7 @@ def test_an_engine_or_an_image_that_is_missing_is_named(engine: Engine, tmp_path
         refused(["no-such-engine"], {}, IMAGE)
     )
     assert "has no image python" in engine.run(refused(engine.words, {}, IMAGE))
-    assert f"sandbox.rootfs.python={missing} is no directory" in engine.run(
+    assert f"sandbox.rootfs.python={missing} is not a directory" in engine.run(
         refused(engine.words, {IMAGE: missing}, IMAGE)
     )
     assert engine.run(engine.containers.require(IMAGE)) is None

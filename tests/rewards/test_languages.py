@@ -119,7 +119,7 @@ def test_limits_and_failures_have_their_verdicts(languages: Languages) -> None:
     messages = dict(zip(expected, [result.message for result in results], strict=True))
     assert "SIGABRT" in messages["abort"]
     assert "so it is" in messages["abort"]
-    assert messages["status"] == "left with exit status 3"
+    assert messages["status"] == "exited with status 3"
     assert "SIGSEGV" in messages["crash"]
 
 

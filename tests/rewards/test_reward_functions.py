@@ -147,7 +147,7 @@ def test_a_function_that_blocks_the_event_loop_is_blamed_and_not_the_calls_it_de
         assert [await call for call in innocent] == [{"slow": {"score": 1.0}}] * 3
         with pytest.raises(
             RewardError,
-            match=r"blocks gave no score within 2\.5 s .* and kept the event loop to itself",
+            match=r"blocks gave no score within 2\.5 s .* and blocked the event loop",
         ):
             await blocking
         assert await client.ask_functions(["blocks"], saying("good")) == {"blocks": {"score": 1.0}}

@@ -261,7 +261,7 @@ def test_posted_rewards_add_up(tmp_path: Path) -> None:
     (group,), _ = groups(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:posts]")
     assert [sample.score.reward for sample in group.trajectories] == [0.75, 0.75]
     assert score_of(None, []) is None
-    with pytest.raises(AgentError, match="no finite number"):
+    with pytest.raises(AgentError, match="neither a finite number"):
         score_of(float("nan"), [])
 
 
@@ -282,9 +282,9 @@ def test_functions_run_in_as_many_processes_as_wanted(tmp_path: Path) -> None:
     [
         ("silent", "without a call of the policy"),
         ("fails", "ZeroDivisionError: mine"),
-        ("text", "is no reward"),
+        ("text", "is not a reward"),
         ("dies", "worker ended with code -9"),
-        ("endless", "which wrote what is no result of a call"),
+        ("endless", "which wrote a line that is not a result"),
     ],
 )
 def test_an_environment_that_fails_gives_no_reward(tmp_path: Path, name: str, words: str) -> None:
@@ -325,7 +325,7 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None
     pool = "generators.pools.x={count: 1, work: both}"
     assert "sessions use all generators alike" in refusals(agent, pool)
     missing = compose_unchecked("grpo_code", ["rollout.fn=[no-such-program]"])
-    with pytest.raises(ConfigError, match="there is no program no-such-program"):
+    with pytest.raises(ConfigError, match="the program no-such-program was not found"):
         preflight(missing, this_machine())
 
 

@@ -5,7 +5,7 @@ or issued twice; admission kept its bound; nothing over age was leased or traine
 history steps follow each other without a gap, each trained exactly its groups, and each group was
 trained once; what may still be trained is stored; the counters are true. Tables in schema.py.
 
-Of compacted groups the history is gone. Only their numbers are checked, and the audit says so.
+The history of compacted groups is deleted. Only their counts are checked, and the audit reports it.
 """
 
 from __future__ import annotations

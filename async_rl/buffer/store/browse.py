@@ -41,8 +41,8 @@ STAGES = ("issued", "generating", "ready", "leased")
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which groups a page lists. text: a part of the prompt, in any case; before: only groups with
-    a smaller number, for the next page.
+    """The filter of a page of groups. text: a part of the prompt, ignoring case; before: only
+    groups with a smaller number, for the next page.
     """
 
     purpose: str = "train"
@@ -140,7 +140,8 @@ class Browser:
         condition = " AND ".join(where)
         query = f"SELECT {_COLUMNS} FROM groups WHERE {condition} ORDER BY group_id DESC"
         if chosen.sort != "newest":
-            # There is no index by reward, and a reader may not make one.
+            # The table has no index by reward and a reader cannot add one, so only the newest
+            # WINDOW groups are sorted; sorting all would take seconds in a long run.
             query = f"SELECT * FROM ({query} LIMIT {WINDOW}) ORDER BY {_SORTS[chosen.sort]}"
         rows = self._connection.execute(f"{query} LIMIT ?", (*parameters, most))
         return [_row(row) for row in rows]

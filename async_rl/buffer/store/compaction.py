@@ -10,7 +10,7 @@ from __future__ import annotations
 from async_rl.buffer.store.writer import Statement
 
 MOST_STEPS = 1000
-"""Steps of one transaction: a resumed run may have many, and puts wait meanwhile."""
+"""Steps of one transaction: a resumed run may have many, and puts wait until it is committed."""
 
 _STEPS = "SELECT step_id FROM steps WHERE undone_s IS NULL AND version>? AND version<=?"
 _GROUPS = f"SELECT group_id FROM trained WHERE step_id IN ({_STEPS})"

@@ -170,7 +170,7 @@ class Writer:
         self._connection.close()
 
     def _run(self) -> None:
-        """takes: queued changes · waits for: the queue · gives: commits · ends: at None or at the
+        """takes: queued changes · waits for: the queue · returns: commits · ends: at None or at the
         first failure.
         """
         is_last = False
@@ -213,8 +213,8 @@ class Writer:
         return item is None
 
     def _move(self) -> None:
-        """takes: notices that a checkpoint is due · waits for: the queue · gives: a shorter log ·
-        ends: at False. The writer meets the errors of the file itself.
+        """takes: notices that a checkpoint is due · waits for: the queue · returns: a shorter log ·
+        ends: at False. Errors of the file are left to the writer, which meets them too.
         """
         with (
             contextlib.suppress(sqlite3.Error, InfrastructureError),

@@ -34,11 +34,11 @@ _SETTINGS = {
 }
 """Arguments that follow from other settings."""
 _SAMPLING = "samples would not be drawn from the policy that the learner trains"
-_PUSHES = "pushes and their labels depend on its present value"
+_PUSHES = "weight pushes and the versions of tokens depend on the value that the project sets"
 _TOKENS = "the engine gets and returns token ids only"
 _REFUSED = {
     "diffusion_config": _SAMPLING,
-    "disable_log_stats": "the project has metrics of its own",
+    "disable_log_stats": "the project sets it, because it has its own metrics",
     "distributed_executor_backend": _PUSHES,
     "enable_elastic_ep": "a push addresses a fixed number of workers",
     "enable_lora": "a push loads the weights of the whole model",

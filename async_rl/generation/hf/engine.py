@@ -148,7 +148,7 @@ class HfEngine:
             request.is_aborted = True
 
     async def _run_batches(self) -> None:
-        """takes: waiting requests with equal sampling; waits for: a request; gives: completions;
+        """takes: waiting requests with equal sampling; waits for: a request; returns: completions;
         woken by: generate.
         """
         loop = asyncio.get_running_loop()

@@ -1,10 +1,10 @@
 """The public attack suite: programs that try to be graded as if they solved their task, run against
 any grader that speaks a known form.
 
-The programs are data (`attacks.toml`). `Form` says how a grader is asked. Outcomes: *forged*, the
-grader calls a program right that does not solve the task; *held*, it does not; *crashed*, it gives
-no verdict in time or reports that it could not judge. For an honest program a right verdict is held
-and a wrong one forged.
+The programs are data (`attacks.toml`). `Form` is the form of request of a grader. Outcomes:
+*forged*, the grader accepts a program that does not solve the task; *held*, it does not; *crashed*,
+it returns no verdict in time or reports that it could not judge. For an honest program a right
+verdict is held and a wrong one forged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMBERS = (3, 4)
 
 
 class Outcome(enum.StrEnum):
-    """What a grader did with a program."""
+    """The outcome of one attack on a grader."""
 
     HELD = "held"
     FORGED = "forged"
@@ -114,7 +114,7 @@ def _run_code(kind: str, code: str, language: str) -> tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a grader is asked. kinds: the forms of test that it can express."""
+    """A form of request to a grader. kinds: the kinds of test that it can express."""
 
     request: Any
     kinds: tuple[str, ...]

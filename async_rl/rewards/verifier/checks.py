@@ -73,11 +73,11 @@ class ChildRun:
         tests: Sequence[StdinTest],
         rule: Callable[[StdinTest, bytes], Awaitable[Ruling]],
     ) -> tuple[list[TestResult], bool]:
-        """Results of the streams, and whether the next test needs a child of its own.
+        """Return the results of the streams, and whether the next test needs a separate child.
 
-        A stream that fails by itself after others in the same child may fail because of what they
-        left. An answer is final: a program that answers otherwise in a fresh child would have two
-        guesses.
+        A stream that fails after others in the same child may fail because of what they left
+        behind, so it is repeated. An answer is final: a program that answers differently in a fresh
+        child would have two guesses.
         """
         results: list[TestResult] = []
         is_shared = len(self.outcome.frames.frames) > 1

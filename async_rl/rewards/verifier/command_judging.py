@@ -1,6 +1,6 @@
 """From a program that is not Python and its standard inputs to verdicts.
 
-Each test runs the program in a process of its own, which gets its input and nothing else; the
+Each test runs the program in a separate process, which gets its input and nothing else; the
 output is compared here, outside the jail, as for Python (`rulings.py`).
 """
 

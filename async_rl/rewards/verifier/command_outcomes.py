@@ -29,7 +29,7 @@ _CHECKED = ("input", "output", "answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of one test; cpu_s without the start of the runtime."""
+    """The limits of one test; cpu_s does not include the start of the runtime."""
 
     cpu_s: float
     memory_mb: int
@@ -37,7 +37,7 @@ class Limits:
 
     @classmethod
     def of(cls, request: VerifyRequest, config: SandboxConfig) -> Limits:
-        """Those of the request, or of the configuration."""
+        """Return the limits of the request, or those of the configuration."""
         return cls(
             cpu_s=request.timeout_s or config.timeout_s,
             memory_mb=request.memory_mb or config.memory_mb,
@@ -47,7 +47,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What one run of a program gave. verdict: pass if it ended well; nothing is compared."""
+    """The result of one run of a program. verdict: pass if it ended without an error; the output
+    is not compared yet.
+    """
 
     verdict: Verdict
     output: bytes
@@ -153,7 +155,7 @@ def _ending(
         return Verdict.MEMORY, "out of memory"
     said = printable(errors[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
     if reply.ending == Ending.EXITED:
-        return Verdict.RUNTIME_ERROR, f"left with exit status {reply.code}: {said}".rstrip(": ")
+        return Verdict.RUNTIME_ERROR, f"exited with status {reply.code}: {said}".rstrip(": ")
     if reply.code == signal.SIGKILL and reply.cpu_s < spec.cpu_s:
         raise RunFault("the program was killed from outside")
     if reply.code == signal.SIGXFSZ:

@@ -1,8 +1,8 @@
 """From source code to a program that can run: finds the toolchain, compiles in a jail, and keeps
-what comes out.
+the product.
 
-Invariants: equal sources are compiled once, also at the same time; a compile error is the
-program's, a compiler that was stopped from outside is nobody's and is tried again.
+Invariants: equal sources are compiled once, even if they arrive at the same time; a compile error
+counts against the program, a compiler that was stopped from outside does not and is tried again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """What a compilation reads, and the key of what comes out."""
+    """The input of a compilation, and the key of its product."""
 
     key: str
     toolchain: Toolchain
@@ -110,7 +110,8 @@ class Compiler:
         """Compile, or wait for the compilation of the same source."""
         if source.key not in self._running:
             task = asyncio.create_task(self._compile(source), name="compile")
-            # Read the exception even if nobody is left to receive it.
+            # Every waiter may be cancelled. Read the exception anyway: asyncio reports one that is
+            # never read, and the tests treat such a report as an error.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._running[source.key] = task
         return await asyncio.shield(self._running[source.key])
@@ -150,7 +151,7 @@ class Compiler:
 
 
 class _Stopped(Exception):
-    """The compiler did not end by itself, and the program is not known to be the reason."""
+    """The compiler was killed, and the program is not known to be the reason."""
 
 
 def _spec(source: _Source) -> CommandSpec:

@@ -193,7 +193,7 @@ class _Run:
             return Ruling(Verdict.WRONG_ANSWER if reason else Verdict.PASS, reason)
         if self._status:
             verdict = Verdict.WRONG_ANSWER if test.prints is None else Verdict.RUNTIME_ERROR
-            left = f"left with exit status {self._status}: {self._said()}"
+            left = f"exited with status {self._status}: {self._said()}"
             return Ruling(verdict, left.rstrip(": "))
         if test.prints is None:
             return Ruling(Verdict.PASS)
@@ -209,6 +209,6 @@ class _Run:
         return junit.failure(report, self._test.passing, self._test.failing)
 
     def _said(self) -> str:
-        """The end of what the command said: on standard output only if that is no answer."""
+        """The end of the command's error output, with standard output unless that is the answer."""
         printed = self._output.data if self._test.prints is None else b""
         return printable(bytes(printed + self._errors.data)[-_MESSAGE_CHARS:], _MESSAGE_CHARS)

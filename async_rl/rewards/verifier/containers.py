@@ -36,7 +36,9 @@ _ENGINE_S = 60.0
 _TRIES, _PAUSE_S = 20, 0.5
 _CROWDED = 8
 _DATA_FACTOR = 2
-"""Of the memory limit: what one process may allocate between two looks at all of them."""
+"""The memory limit of one process, in units of the container's: the processes together are measured
+only every now and then, and one may allocate this much between two measurements.
+"""
 _KEEPER = """
 cat
 for _ in 1 2 3; do
@@ -46,8 +48,8 @@ for _ in 1 2 3; do
 done
 rm -rf "$FOLDER"
 """
-"""Waits for the end of its input, which the verifier keeps open, and removes what is left. It has
-a session of its own, so a signal to the verifier's group does not reach it.
+"""Waits for the end of its input, which the verifier keeps open, and removes the containers that
+remain. It is in another session, so a signal to the verifier's group does not reach it.
 """
 
 
@@ -78,8 +80,8 @@ class Containers:
                 folder = self._rootfs[image]
                 if not await asyncio.to_thread(os.path.isdir, folder):
                     raise Unsupported(
-                        f"sandbox.rootfs.{image}={folder} is no directory of this machine; unpack"
-                        " the root file system there"
+                        f"sandbox.rootfs.{image}={folder} is not a directory of this machine;"
+                        " unpack the root file system there"
                     )
             elif (await self._ask("image", "exists", image))[0]:
                 raise Unsupported(

@@ -2,8 +2,8 @@
 
 A connection is unknown until a request on it has shown the token. Invariants: descriptors are left
 for cells, however many clients connect; a connection beyond the limit replaces the oldest unknown
-one, so clients that send nothing keep nobody out; an unknown connection ends after `_UNKNOWN_S` or
-`_UNKNOWN_BYTES`; a client that repeats an error cannot fill the log.
+one, so clients that send nothing do not block others; an unknown connection ends after `_UNKNOWN_S`
+or `_UNKNOWN_BYTES`; a client that repeats an error cannot fill the log.
 """
 
 from __future__ import annotations

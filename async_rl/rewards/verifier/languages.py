@@ -47,7 +47,7 @@ class Compile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a program runs; see `languages.toml`."""
+    """The command that runs a program; see `languages.toml`."""
 
     program: str = ""
     arguments: list[str] = []
@@ -127,7 +127,7 @@ class Toolchain:
 
 
 def _said(language: str, command: list[str]) -> str:
-    """What a tool prints. It is a program of this machine and runs without a jail."""
+    """Return the output of a tool. It is a program of this machine and runs without a jail."""
     try:
         done = subprocess.run(
             command,

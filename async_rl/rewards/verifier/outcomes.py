@@ -39,7 +39,7 @@ class Answer:
 class Answers:
     """Answers of the first runs.
 
-    is_slow: the next run needs a child of its own, because the runs together exceeded a limit.
+    is_slow: the next run needs a separate child, because the runs together exceeded a limit.
     """
 
     answers: list[Answer]
@@ -148,7 +148,7 @@ def _failure(frame: Frame) -> Answer:
             return _failed(Verdict.COMPILE_ERROR, _text(frame.body), frame)
         case Kind.EXIT:
             status = frame.body[:8].decode(errors="replace")
-            return _failed(Verdict.RUNTIME_ERROR, f"left with exit status {status}", frame)
+            return _failed(Verdict.RUNTIME_ERROR, f"exited with status {status}", frame)
         case Kind.MEMORY:
             return _failed(Verdict.MEMORY, "out of memory", frame)
         case Kind.TOO_LARGE:

@@ -38,8 +38,7 @@ _TRIES = 3
 _BLOCKING_TIMEOUT_S = 1.0
 """Time for a process to report which call blocks its event loop. Code in C may block that too."""
 _BLOCKED_LOOP = (
-    " and kept the event loop to itself: define it with def, not async def, or await what it"
-    " waits for"
+    " and blocked the event loop: define it with def instead of async def, or await its slow calls"
 )
 
 

@@ -1,9 +1,9 @@
-"""Decides whether what a program emitted is right: here if it is small, else in a cell.
+"""Decides whether the output of a program is right: here if it is small, otherwise in a cell.
 
-What a program chose may take any time to decode and compare, so a large value never is in the
-server's process: `sandbox/comparison.py` compares it in a child with the program's own limits. A
-row's checker always runs in a cell. Only `sandbox.checker` of the configuration, trusted code, gets
-large values here, in a thread.
+A program controls how long its output takes to decode and compare, so a large value never enters
+the server's process: `sandbox/comparison.py` compares it in a child with the program's own limits.
+A row's checker always runs in a cell. Only `sandbox.checker` of the configuration, which is trusted
+code, gets large values here, in a thread.
 """
 
 from __future__ import annotations

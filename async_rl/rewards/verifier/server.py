@@ -227,7 +227,7 @@ async def _read(request: Request, expected: type[T]) -> T:
                         " at a time",
                     )
     except TimeoutError as error:
-        raise Refused(408, f"the body took longer than {_BODY_S:g} s; send it at once") from error
+        raise Refused(408, f"the body took longer than {_BODY_S:g} s; send it faster") from error
     try:
         if _is_packed(request):
             return msgspec.msgpack.decode(body, type=expected)

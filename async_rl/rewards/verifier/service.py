@@ -3,9 +3,9 @@
 Takes admitted programs, waits for a cell, and returns verdicts. Woken by: a program that ends.
 Invariants: at most `queue_size` programs wait, and the next one is refused; a program waits at most
 `queue_timeout_s` and is then an infrastructure error, never a verdict; a cancelled program leaves
-the queue, or its cell, immediately; a program that runs for longer than `_SLOW_S` gives its place
-to the next one while there is a spare place, so that a few programs that sleep or loop do not hold
-up the quick ones; after `drain` nothing new is admitted.
+the queue, or its cell, immediately; a program that runs for longer than `_SLOW_S` moves to a spare
+place while one is free, so that a few programs that sleep or loop do not delay the quick ones;
+after `drain` nothing new is admitted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class VerifierService:
     """One verifier, independent of the protocol.
 
     functions: None if the configuration has no reward functions; num_cells: programs that run at a
-    time; num_spare: slow programs that may run beside them, in cells of their own.
+    time; num_spare: slow programs that may run beside them, in additional cells.
     """
 
     def __init__(

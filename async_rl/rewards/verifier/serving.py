@@ -35,8 +35,9 @@ from async_rl.sandbox.warm_cells import Unsafe, WarmCells
 from async_rl.wire.http import BACKLOG, HttpServer, url_of
 
 QUEUE_SIZE = 4096
-"""Programs that wait at most; the next is refused with 429. As many as eight generators with 64
-groups of 8 have at once, because some trainers take a refusal for a wrong answer.
+"""Programs that wait at most; the next is refused with 429. Eight generators with 64 groups of 8
+can have this number in flight; more than usual, because some trainers count a refusal as a wrong
+answer.
 """
 _CLOSE_S = 5
 """Seconds for connections to end after the last verdict."""

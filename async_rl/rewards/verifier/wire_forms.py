@@ -62,7 +62,7 @@ class RunCode(Body, rename={"memory_limit_mb": "memory_limit_MB"}):
 
 
 class RunResult(Body):
-    """How a process ended. stderr: the exception without its traceback, or the compiler's text."""
+    """The end of a process. stderr: the exception without its traceback, or the compiler's text."""
 
     status: Literal["Finished", "TimeLimitExceeded"]
     execution_time: float

@@ -1,4 +1,4 @@
-"""What the requests of other systems share: their base, and a program with its tests."""
+"""The common parts of other systems' requests: their base, and a program with its tests."""
 
 from __future__ import annotations
 

@@ -96,9 +96,9 @@ def arguments_of(text: Any) -> dict[str, Any]:
         try:
             value = msgspec.json.decode(text or "{}")
         except msgspec.DecodeError as error:
-            raise Refused(400, f"the arguments of a tool call are no JSON: {error}") from error
+            raise Refused(400, f"the arguments of a tool call are not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise Refused(400, "the arguments of a tool call are no JSON object")
+        raise Refused(400, "the arguments of a tool call are not a JSON object")
     return value
 
 

@@ -70,7 +70,7 @@ def completions(body: bytes, session: Session) -> Exchange:
         )
         calls += [call] * (request.n or 1)
     if not calls:
-        raise Refused(400, "there is no prompt")
+        raise Refused(400, "the request has no prompt; send at least one")
     return _TextExchange(request, calls, session.chat)
 
 
