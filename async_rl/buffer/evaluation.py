@@ -21,7 +21,8 @@ from async_rl.buffer.store.store import KEPT_SAMPLES
 from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory
 from async_rl.rewards.votes import vote_of
 
-_NUM_SHOWN = 4
+NUM_SHOWN = 4
+_SEPARATOR = "\n\n---\n\n"
 _Z95 = 1.96
 _NUM_IN_MEMORY = 32
 """Groups whose trajectories are in memory at one time."""
@@ -125,7 +126,17 @@ def interval(values: Sequence[float]) -> float:
     return _Z95 * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def sample_text(prompt: Prompt, group: Group, decode: Decode) -> str:
+def training_texts(groups: Sequence[Group], decode: Decode) -> dict[str, str]:
+    """The first sample of each group, as one page of Markdown under its name."""
+    texts = []
+    for group in groups:
+        first = group.trajectories[0]
+        prompt = decode(first.token_ids[: first.prompt_length].tolist())
+        texts.append(sample_text(prompt, group, decode))
+    return {"samples/training": _SEPARATOR.join(texts)}
+
+
+def sample_text(prompt: str, group: Group, decode: Decode) -> str:
     """One sample as Markdown: prompt, response, reward with its parts, verdicts of the tests, and
     the versions that wrote it.
     """
@@ -134,10 +145,10 @@ def sample_text(prompt: Prompt, group: Group, decode: Decode) -> str:
     versions = sorted(set(sample.versions[sample.prompt_length :].tolist()))
     parts = "".join(f", {name} {value:g}" for name, value in sorted(sample.score.parts.items()))
     head = (
-        f"**{prompt.prompt_id}**: reward {sample.score.reward:g}{parts} ({verdicts}), written by"
+        f"**{group.prompt_id}**: reward {sample.score.reward:g}{parts} ({verdicts}), written by"
         f" version {', '.join(map(str, versions))}"
     )
-    return f"{head}\n\n{prompt.text}\n\n```\n{_response(sample, decode)}\n```"
+    return f"{head}\n\n{prompt}\n\n```\n{_response(sample, decode)}\n```"
 
 
 async def report_of(
@@ -165,11 +176,11 @@ async def report_of(
                 results.append(result)
         scalars = evaluation_scalars(results)
     kept = [group_id for group_id, _ in rows[:KEPT_SAMPLES] if group_id in complete]
-    groups = await store.read_groups(kept[:_NUM_SHOWN])
-    texts = [sample_text(complete[group.group_id], group, decode) for group in groups]
+    groups = await store.read_groups(kept[:NUM_SHOWN])
+    texts = [sample_text(complete[group.group_id].text, group, decode) for group in groups]
     return EvaluationReport(
         scalars=scalars,
-        texts={"samples/evaluation": "\n\n---\n\n".join(texts)} if texts else {},
+        texts={"samples/evaluation": _SEPARATOR.join(texts)} if texts else {},
         num_failed=len(rows) - len(complete),
     )
 

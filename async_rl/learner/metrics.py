@@ -25,6 +25,11 @@ from async_rl.core.summary import part_means
 from async_rl.learner.pass_loss import correction
 from async_rl.learner.records import StepRecord
 
+_MOST_SHOWN = 512
+"""Values of one histogram. TensorBoard draws 30 bars, and a step of 10 million tokens would be a
+message of 90 MB.
+"""
+
 
 def step_scalars(
     batch: Batch,
@@ -138,9 +143,27 @@ def _value(record: StepRecord, across: Across) -> dict[str, float]:
 
 
 def step_histograms(batch: Batch, record: StepRecord, *, version: int) -> dict[str, list[float]]:
-    """Return the histograms of a step: the age of the oldest trained token of each sequence."""
-    oldest = _oldest_ages(batch, record, version)
-    return {"staleness/versions": oldest[oldest >= 0].float().tolist()}
+    """Return the histograms of a step: of the batch's sequences, and of the rank's own tokens."""
+    oldest, mask = _oldest_ages(batch, record, version), record.mask
+    log_ratio = record.before.proximal_logprobs - batch.behavior_logprobs
+    values = {
+        "staleness/versions": oldest[oldest >= 0],
+        "reward/samples": batch.rewards,
+        "length/responses": torch.tensor(batch.response_lengths),
+        "policy/behavior_weights": log_ratio[mask].exp(),
+        "advantage/tokens": record.targets.raw_advantages[mask],
+    }
+    return {name: _thinned(x.float()) for name, x in values.items()}
+
+
+def _thinned(x: Tensor) -> list[float]:
+    """Return the values in order; of many only evenly spaced quantiles, the extremes among them."""
+    ordered = x.sort().values
+    if len(ordered) > _MOST_SHOWN:
+        chosen = torch.linspace(0, len(ordered) - 1, _MOST_SHOWN, dtype=torch.float64)
+        ordered = ordered[chosen.round().long().to(x.device)]
+    values: list[float] = ordered.tolist()
+    return values
 
 
 def _oldest_ages(batch: Batch, record: StepRecord, version: int) -> Tensor:

@@ -22,7 +22,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
-from async_rl.observability.catalogue import describe
+from async_rl.observability.catalogue import describe, with_unit
 
 _FLUSH_S = 2
 _MAX_QUEUED = 1000
@@ -54,14 +54,13 @@ class EventFile:
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """One point of a curve."""
-        self._add(scalar_pb(name, value, description=self._first_description(name)), step)
+        self._add(self._described_once(name, scalar_pb(name, value)), step)
 
     def histogram(self, name: str, values: Sequence[float], step: int) -> None:
         """A distribution at one step; values may be empty."""
         # float64 holds every counter and version exactly.
         data = np.asarray(values, dtype=np.float64)
-        description = self._first_description(name)
-        self._add(histogram_pb(name, data, buckets=_BUCKETS, description=description), step)
+        self._add(self._described_once(name, histogram_pb(name, data, buckets=_BUCKETS)), step)
 
     def text(self, name: str, markdown: str, step: int) -> None:
         """A page of Markdown."""
@@ -113,13 +112,16 @@ class EventFile:
         """Flushes and ends the background thread."""
         self._writer.close()
 
-    def _first_description(self, name: str) -> str:
+    def _described_once(self, name: str, summary: summary_pb2.Summary) -> summary_pb2.Summary:
+        """Add title with unit, and meaning, if it is the metric's first value."""
         spec = describe(name)
         # Once per metric: with every point it would double the size of the file.
-        if spec is None or name in self._described:
-            return ""
-        self._described.add(name)
-        return spec.description
+        if spec is not None and name not in self._described:
+            self._described.add(name)
+            metadata = summary.value[0].metadata
+            metadata.display_name = with_unit(name, name)
+            metadata.summary_description = spec.description
+        return summary
 
     def _add(self, summary: summary_pb2.Summary, step: int) -> None:
         event = event_pb2.Event(wall_time=time.time(), step=step, summary=summary)

@@ -1,7 +1,8 @@
 """The newest numbers of a run for Prometheus: one small HTTP server on a thread of the supervisor.
 
 A metric of the catalogue is a gauge: `reward/mean` is `async_rl_reward_mean`, and the text in place
-of a placeholder is a label, so `failures/over_age` is `async_rl_failures{reason="over_age"}`.
+of a placeholder is a label, so `failures/over_age` is `async_rl_failures{reason="over_age"}`. Every
+metric has the label `run`, so that one Prometheus can scrape several runs.
 Metrics that the catalogue does not declare are left out. Read-only and without a password: it
 serves numbers only, on the address of the run (network.host).
 """
@@ -23,15 +24,17 @@ STEP = _PREFIX + "step"
 
 
 class Endpoint:
-    """A server at `url`, until closed. newest: returns the step and the newest value of each
+    """A server at `url`, until closed.
+
+    run: the label `run` of all metrics; newest: returns the step and the newest value of each
     metric; called from the server's thread.
     """
 
     def __init__(
-        self, host: str, port: int, newest: Callable[[], tuple[int, Mapping[str, float]]]
+        self, host: str, port: int, run: str, newest: Callable[[], tuple[int, Mapping[str, float]]]
     ) -> None:
         registry = CollectorRegistry()
-        registry.register(_Newest(newest))
+        registry.register(_Newest(run, newest))
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
@@ -50,8 +53,8 @@ class Endpoint:
 
 
 class _Newest(Collector):
-    def __init__(self, newest: Callable[[], tuple[int, Mapping[str, float]]]) -> None:
-        self._newest = newest
+    def __init__(self, run: str, newest: Callable[[], tuple[int, Mapping[str, float]]]) -> None:
+        self._run, self._newest = run, newest
 
     def describe(self) -> Iterator[Metric]:
         # Without this the registry would call `collect` at registration, before there are numbers.
@@ -59,13 +62,16 @@ class _Newest(Collector):
 
     def collect(self) -> Iterator[Metric]:
         step, metrics = self._newest()
-        yield GaugeMetricFamily(STEP, "learner steps done", value=step)
+        steps = GaugeMetricFamily(STEP, "learner steps done", labels=["run"])
+        steps.add_metric([self._run], step)
+        yield steps
         # One family per name: the format forbids a second one with other labels.
         families: dict[str, GaugeMetricFamily] = {}
         for name, value in sorted(metrics.items()):
             spec = describe(name)
             if spec is not None:
-                exported, labels = exported_name(name, spec)
+                exported, placeholders = exported_name(name, spec)
+                labels = {"run": self._run, **placeholders}
                 if exported not in families:
                     families[exported] = GaugeMetricFamily(
                         exported, spec.description, labels=list(labels)

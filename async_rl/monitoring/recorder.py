@@ -44,6 +44,9 @@ _DRAW_EVERY_S = 0.5
 """
 _LOG = logging.getLogger("async_rl.metrics")
 
+Histograms = Mapping[str, Sequence[float]]
+Texts = Mapping[str, str]
+
 
 class _RowHead(msgspec.Struct, frozen=True):
     """The part that every row of metrics.jsonl has."""
@@ -65,7 +68,7 @@ class _Row(msgspec.Struct):
 
 class Recorder:
     """Writes the metrics of one run. clock: seconds; on_row: receives the scalars of each written
-    row.
+    row; on_media: receives histograms and texts as they come, those of a step before its row.
     """
 
     def __init__(
@@ -76,12 +79,13 @@ class Recorder:
         hold_s: float = _HOLD_S,
         clock: Callable[[], float] = time.monotonic,
         on_row: Callable[[int, Mapping[str, float]], None] = lambda *_: None,
+        on_media: Callable[[int, Histograms, Texts], None] = lambda *_: None,
     ) -> None:
         self._config = config
         self._hold_s = hold_s
         self._clock = clock
         self._drawn_s = -math.inf
-        self._on_row = on_row
+        self._on_row, self._on_media = on_row, on_media
         self._path = run_dir / "metrics.jsonl"
         self._held_path = run_dir / "metrics.held.json"
         self._refused: set[str] = set()
@@ -109,8 +113,8 @@ class Recorder:
         step: int,
         source: str,
         scalars: Mapping[str, float] | None = None,
-        histograms: Mapping[str, Sequence[float]] | None = None,
-        texts: Mapping[str, str] | None = None,
+        histograms: Histograms | None = None,
+        texts: Texts | None = None,
     ) -> None:
         """Record one part of a step. source: the reporting process, for messages."""
         now_s = self._clock() - self._started_s
@@ -135,6 +139,8 @@ class Recorder:
         if texts:
             # Texts report events, which a person must see before the next periodic flush.
             self._events.flush()
+        if histograms or texts:
+            self._on_media(step, histograms, texts)
         if step >= self._next_step:
             row = self._rows.setdefault(step, _Row(now_s, {}, awaited=self._awaited(step)))
             row.scalars.update(scalars)

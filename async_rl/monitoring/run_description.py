@@ -10,14 +10,15 @@ import msgspec
 from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.monitoring.event_file import EventFile
-from async_rl.observability.catalogue import FIRST_SCREEN
+from async_rl.observability.catalogue import FIRST_SCREEN, with_unit
 
 
 def describe_run(events: EventFile, config: RunConfig) -> None:
     """Write the first screen, the settings as hyper-parameters, and the configuration as text."""
     settings = as_builtins(config)
     watched = [name for _, names in FIRST_SCREEN for name in names]
-    events.first_screen("The ten numbers to watch", FIRST_SCREEN)
+    charts = [(with_unit(title, names[0]), names) for title, names in FIRST_SCREEN]
+    events.first_screen("The ten numbers to watch", charts)
     events.hyper_parameters(dict(_leaves("", settings)), watched)
     # Four spaces are Markdown for text to show as it is.
     text = textwrap.indent(msgspec.yaml.encode(settings).decode(), "    ")

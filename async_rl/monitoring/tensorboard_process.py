@@ -14,6 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from async_rl.core.errors import InfrastructureError
@@ -26,17 +28,24 @@ _RELOAD_S = "1"
 
 
 class TensorBoard:
-    """A running TensorBoard. logdir: event files in it or below it; title: of its window; log: the
-    file for what it prints. Raises InfrastructureError if `port` is taken; 0 takes a free one.
+    """A running TensorBoard with these runs under their names. log: the file for what it prints.
+    Raises InfrastructureError if `port` is taken; 0 takes a free one.
     """
 
-    def __init__(self, logdir: Path, *, title: str, host: str, port: int, log: Path) -> None:
+    def __init__(self, run_dirs: Sequence[Path], *, host: str, port: int, log: Path) -> None:
         port = _claim(host, port)
+        # TensorBoard calls a run after its directory, and the event files of each are in
+        # <run>/tensorboard. Its --logdir_spec could name them, but reads with a slower loader.
+        self._logdir = tempfile.TemporaryDirectory(prefix="async-rl-tensorboard-")
+        for run_dir in run_dirs:
+            target = (run_dir / "tensorboard").absolute()
+            Path(self._logdir.name, run_dir.name).symlink_to(target)
+        self.title = ", ".join(run_dir.name for run_dir in run_dirs)
         self.url = f"http://{host}:{port}/#custom_scalars"
         command = [sys.executable, "-m", "async_rl.monitoring.tensorboard_process"]
-        command += [str(os.getpid()), "--logdir", str(logdir)]
+        command += [str(os.getpid()), "--logdir", self._logdir.name]
         command += ["--host", host, "--port", str(port)]
-        command += ["--window_title", title, "--reload_interval", _RELOAD_S]
+        command += ["--window_title", self.title, "--reload_interval", _RELOAD_S]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -69,6 +78,7 @@ class TensorBoard:
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
             self._process.wait()
+        self._logdir.cleanup()
 
     def _signal(self, number: signal.Signals) -> None:
         # The whole group: TensorBoard starts a data server, which it does not always end.

@@ -38,6 +38,13 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     kind: MetricKind = MetricKind.SCALAR
 
 
+class _Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of the ten charts."""
+
+    metrics: tuple[str, ...]
+    reading: _Text
+
+
 class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One declared metric."""
 
@@ -73,8 +80,13 @@ def _load() -> dict[str, MetricSpec]:
 METRICS: Mapping[str, MetricSpec] = _load()
 """All declared metrics by name; a name may contain placeholders."""
 
-FIRST_SCREEN = tuple(_read("first_screen.toml", dict[str, tuple[str, ...]]).items())
+_CHARTS = _read("first_screen.toml", dict[str, _Chart])
+
+FIRST_SCREEN = tuple((title, chart.metrics) for title, chart in _CHARTS.items())
 """The ten numbers to watch: title of the chart and its metrics."""
+
+HOW_TO_READ = {title: chart.reading for title, chart in _CHARTS.items()}
+"""What each of these charts should look like, and what to do if it does not."""
 
 
 # The supervisor asks for every gauge of every process once per second. The limit is for names that
@@ -90,6 +102,12 @@ def describe(name: str) -> MetricSpec | None:
         if pattern.fullmatch(name):
             return spec
     return None
+
+
+def with_unit(title: str, name: str) -> str:
+    """Return the title with the unit of the metric in brackets, without one if it is a number."""
+    spec = describe(name)
+    return title if spec is None or spec.unit == "1" else f"{title} [{spec.unit}]"
 
 
 @functools.cache

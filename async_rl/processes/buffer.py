@@ -3,7 +3,7 @@
 takes: requests for work, complete and failed groups from generators; takes, commits and evaluations
 from the learner
 waits for: requests; it parks those that cannot be answered yet
-returns: tickets, batches, held-out metrics
+returns: tickets, batches, held-out metrics, samples to look at
 woken by: requests, the end of a generator, deadlines
 """
 
@@ -15,19 +15,21 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 
-from async_rl.buffer.evaluation import report_of
+from async_rl.buffer.evaluation import NUM_SHOWN, report_of, training_texts
 from async_rl.buffer.handlers import handlers_of
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.store import Store
 from async_rl.config.pools import group_role
-from async_rl.core.errors import DataError
+from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.core.types import DropReason, Prompt
 from async_rl.data.run_prompts import load_prompts
 from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size, spare_torch
 from async_rl.protocol.membership import DRAINING
 from async_rl.runtime.context import ProcessContext
 
+_SHOW_EVERY = 5
+"""Steps between two pages of training samples; TensorBoard itself keeps ten."""
 _COUNTED = (DropReason.OVER_AGE, DropReason.UNTRAINABLE, DropReason.GENERATOR_LOST)
 """Reasons that no generator counts itself."""
 
@@ -62,6 +64,7 @@ async def run(context: ProcessContext) -> None:
                     "watch leases": tasks.watch_leases(),
                     "follow generators": tasks.follow_generators(),
                     "report evaluations": tasks.report_evaluations(prompts.held_out, decode),
+                    "show samples": tasks.show_samples(decode),
                     "show state": tasks.show_state(),
                     "watch store": store.failed(),
                     "watch rows": watch_rows(),
@@ -129,6 +132,26 @@ class Tasks:
             await self._context.report(version, scalars=report.scalars, texts=report.texts)
             self._store.finish_evaluation(version, report.scalars)
             await self._store.flush()
+
+    async def show_samples(self, decode: Callable[[Sequence[int]], str]) -> None:
+        """takes: trained steps · waits for: every fifth · returns: some of its samples as text ·
+        woken by: every change
+        """
+        state, shown = self._service.state, self._service.state.learner_version
+        while True:
+            await self._service.changed()
+            is_due = state.learner_version // _SHOW_EVERY > shown // _SHOW_EVERY
+            shown = state.learner_version
+            if not is_due:
+                continue
+            await self._store.flush()
+            trained = [group.group_id for group in await self._store.trained_after(shown - 1)]
+            try:
+                groups = await self._store.read_groups(trained[:NUM_SHOWN])
+            except InfrastructureError:
+                continue  # buffer.keep_steps=0, and a checkpoint was faster
+            if groups:
+                await self._context.report(shown, texts=training_texts(groups, decode))
 
     async def show_state(self) -> None:
         """takes: the buffer's state · waits for: its change · returns: gauges, counts and the

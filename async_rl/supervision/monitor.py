@@ -71,7 +71,7 @@ class Monitor:
             self.tensorboard_url = _open_tensorboard(config, run_dir, outputs, log)
             # Read on the endpoint's thread: copying a dict with str keys is atomic in CPython.
             self.prometheus_url = _open_prometheus(
-                config, lambda: (self.step, dict(self.newest)), outputs, log
+                config, run_dir, lambda: (self.step, dict(self.newest)), outputs, log
             )
             self._outputs = outputs.pop_all()
 
@@ -178,7 +178,7 @@ def _open_recorder(config: RunConfig, run_dir: Path, outputs: contextlib.ExitSta
     else:
         wandb = WandbRun(project, run_dir, config)
         outputs.callback(wandb.close)
-        recorder = Recorder(run_dir, config, on_row=wandb.log)
+        recorder = Recorder(run_dir, config, on_row=wandb.log, on_media=wandb.hold)
     outputs.callback(recorder.close)
     return recorder
 
@@ -191,13 +191,8 @@ def _open_tensorboard(
     if port is None:
         return ""
     host = host_for_people(config.network)  # it has no password
-    board = TensorBoard(
-        run_dir / "tensorboard",
-        title=run_dir.name,
-        host=host,
-        port=port,
-        log=log_path(run_dir, "tensorboard"),
-    )
+    log_file = log_path(run_dir, "tensorboard")
+    board = TensorBoard([run_dir], host=host, port=port, log=log_file)
     outputs.callback(board.close)
     log.info("TensorBoard at %s", board.url)
     return board.url
@@ -205,6 +200,7 @@ def _open_tensorboard(
 
 def _open_prometheus(
     config: RunConfig,
+    run_dir: Path,
     newest: Callable[[], tuple[int, dict[str, float]]],
     outputs: contextlib.ExitStack,
     log: logging.Logger,
@@ -213,7 +209,7 @@ def _open_prometheus(
     port = config.monitoring.prometheus_port
     if port is None:
         return ""
-    endpoint = Endpoint(host_for_people(config.network), port, newest)
+    endpoint = Endpoint(host_for_people(config.network), port, run_dir.name, newest)
     outputs.callback(endpoint.close)
     log.info("Prometheus endpoint at %s", endpoint.url)
     return endpoint.url

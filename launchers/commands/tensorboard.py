@@ -43,22 +43,15 @@ def tensorboard(
 
     # As Ctrl-C: its folder and TensorBoard's own children must not stay.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="async-rl-tensorboard-") as folder:
-        logdir = Path(folder) / "runs"
-        logdir.mkdir()
-        # TensorBoard calls a run after its directory, and the event files of each are in
-        # <run>/tensorboard. Its --logdir_spec could name them, but reads with a slower loader.
-        for run_dir in run_dirs:
-            (logdir / run_dir.name).symlink_to(run_dir / "tensorboard")
-        title = ", ".join(run_dir.name for run_dir in run_dirs)
-        log = Path(folder) / "log"
-        board = TensorBoard(logdir, title=title, host=host, port=port, log=log)
+    with tempfile.NamedTemporaryFile(prefix="async-rl-tensorboard-") as log:
+        board = TensorBoard(run_dirs, host=host, port=port, log=Path(log.name))
         try:
-            typer.echo(f"TensorBoard of {title} at {board.url}")
+            typer.echo(f"TensorBoard of {board.title} at {board.url}")
             typer.echo("Ctrl-C ends it")
             code = board.wait()
-            lines = log.read_text(errors="replace").splitlines() or [f"exit status {code}"]
-            raise InfrastructureError(f"TensorBoard has ended: {lines[-1]}")
+            lines = Path(log.name).read_text(errors="replace").splitlines()
+            reason = lines[-1] if lines else f"exit status {code}"
+            raise InfrastructureError(f"TensorBoard has ended: {reason}")
         except KeyboardInterrupt:
             pass
         finally:

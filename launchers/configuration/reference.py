@@ -19,10 +19,20 @@ from async_rl.launchers.configuration.reference_plans import plans_page
 from async_rl.launchers.configuration.reference_settings import settings_page, table
 from async_rl.launchers.configuration.schema import json_schema
 from async_rl.launchers.qualification.catalogue import hardware_page
-from async_rl.monitoring.prometheus import exported_name
-from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, MetricSpec, describe
+from async_rl.monitoring.prometheus import STEP, exported_name
+from async_rl.observability.catalogue import (
+    FIRST_SCREEN,
+    HOW_TO_READ,
+    METRICS,
+    MetricKind,
+    MetricSpec,
+    describe,
+    with_unit,
+)
 
 _PANEL_WIDTH, _PANEL_HEIGHT = 12, 8  # of Grafana's grid, 24 wide
+_GRAFANA_UNITS = {"share": "percentunit", "s": "s"}
+"""Grafana's names of our units; the others are plain numbers."""
 
 _HEAD = """# Metrics
 
@@ -33,7 +43,8 @@ name of a role.
 
 With `monitoring.prometheus_port` (0 = a free port, which is printed) Prometheus can scrape a run:
 `reward/mean` is `async_rl_reward_mean`, and a part in angle brackets is a label
-(`async_rl_failures{reason="over_age"}`). [grafana.json](grafana.json) is a dashboard to import.
+(`async_rl_failures{reason="over_age"}`). All have the label `run`, the name of the run's directory.
+[grafana.json](grafana.json) is a dashboard to import, with a variable for the runs to show.
 
 ## The ten numbers to watch
 
@@ -64,8 +75,9 @@ def dashboard() -> str:
     """
     panels = []
     for number, (title, names) in enumerate(FIRST_SCREEN):
+        unit = _spec(names[0]).unit
         targets = [
-            {"refId": "ABCDEFG"[i], "expr": _expression(name), "legendFormat": name}
+            {"refId": "ABCDEFG"[i], "expr": _expression(name), "legendFormat": "{{run}} " + name}
             for i, name in enumerate(names)
         ]
         position = {
@@ -79,8 +91,10 @@ def dashboard() -> str:
             {
                 "id": number + 1,
                 "type": "timeseries",
-                "title": title,
+                "title": with_unit(title, names[0]),
+                "description": "\n".join([HOW_TO_READ[title], *map(_meaning, names)]),
                 "datasource": source,
+                "fieldConfig": {"defaults": {"unit": _GRAFANA_UNITS.get(unit, "short")}},
                 "gridPos": position,
                 "targets": targets,
             }
@@ -91,27 +105,42 @@ def dashboard() -> str:
         "type": "datasource",
         "query": "prometheus",
     }
+    run = {
+        "name": "run",
+        "label": "Run",
+        "type": "query",
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+        "query": f"label_values({STEP}, run)",
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+    }
     page = {
         "title": "async-rl: the ten numbers to watch",
         "uid": "async-rl",
         "schemaVersion": 39,
         "refresh": "5s",
         "time": {"from": "now-30m", "to": "now"},
-        "templating": {"list": [variable]},
+        "templating": {"list": [variable, run]},
         "panels": panels,
     }
     return json.dumps(page, indent=1) + "\n"
 
 
 def _expression(name: str) -> str:
+    exported, labels = exported_name(name, _spec(name))
+    chosen = ['run=~"$run"', *(f'{label}="{value}"' for label, value in labels.items())]
+    return f"{exported}{{{','.join(chosen)}}}"
+
+
+def _spec(name: str) -> MetricSpec:
     spec = describe(name)
     assert spec is not None, f"{name} is not in the catalogue"
-    exported, labels = exported_name(name, spec)
-    return exported + (
-        "{" + ",".join(f'{label}="{value}"' for label, value in labels.items()) + "}"
-        if labels
-        else ""
-    )
+    return spec
+
+
+def _meaning(name: str) -> str:
+    return f"{name}: {_spec(name).description}"
 
 
 def metrics_page() -> str:
@@ -119,8 +148,11 @@ def metrics_page() -> str:
     parts = [
         _HEAD,
         table(
-            ("chart", "metrics"),
-            [(title, ", ".join(f"`{n}`" for n in names)) for title, names in FIRST_SCREEN],
+            ("chart", "metrics", "how to read it"),
+            [
+                (title, ", ".join(f"`{n}`" for n in names), HOW_TO_READ[title])
+                for title, names in FIRST_SCREEN
+            ],
         ),
     ]
     by_group = sorted(METRICS.values(), key=_group)

@@ -18,7 +18,7 @@ from async_rl.core.types import Purpose
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import Tasks
 from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import StartEvaluation, TakeBatch
+from async_rl.protocol.learner import CommitStep, StartEvaluation, TakeBatch
 from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Directory
 
@@ -48,8 +48,10 @@ class Surroundings:
         self.version = -1
         self.reports: asyncio.Queue[tuple[int, dict[str, float], dict[str, str]]] = asyncio.Queue()
 
-    async def report(self, step: int, *, scalars: dict[str, float], texts: dict[str, str]) -> None:
-        await self.reports.put((step, scalars, texts))
+    async def report(
+        self, step: int, *, texts: dict[str, str], scalars: dict[str, float] | None = None
+    ) -> None:
+        await self.reports.put((step, scalars or {}, texts))
 
 
 @asynccontextmanager
@@ -104,6 +106,26 @@ def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(tmp_path:
             await ended(task)
         async with working(tmp_path) as it:
             assert not it.service.state.finished_evaluations
+
+    asyncio.run(within(scenario()))
+
+
+def test_every_fifth_step_shows_samples_that_it_trained(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with working(tmp_path) as it:
+            task = asyncio.create_task(it.tasks.show_samples(str))
+            for version in range(6):
+                given = await tickets(it.service, version, credit=2)
+                for ticket in given:
+                    await it.service.put_group(PutGroup(group=make_group(ticket)))
+                taken = (await take(it.service, version)).groups
+                ids = [group.group_id for group in taken]
+                await it.service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+            step, scalars, texts = await it.context.reports.get()
+            assert (step, scalars) == (5, {})
+            assert texts["samples/training"].count("reward 1") == 2
+            assert it.context.reports.empty()
+            await ended(task)
 
     asyncio.run(within(scenario()))
 

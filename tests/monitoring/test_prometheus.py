@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -35,31 +35,35 @@ def answered(url: str) -> dict[tuple[str, tuple[str, ...]], float]:
     with urllib.request.urlopen(url, timeout=5) as response:
         text = response.read().decode()
     samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
-    return {(s.name, tuple(s.labels.values())): s.value for s in samples}
+    return {(s.name, _run_first(s.labels)): s.value for s in samples}
+
+
+def _run_first(labels: Mapping[str, str]) -> tuple[str, ...]:
+    return (labels["run"], *(value for name, value in labels.items() if name != "run"))
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    found = Endpoint("127.0.0.1", 0, lambda: (7, NEWEST | {"not/declared": 1.0}))
+    found = Endpoint("127.0.0.1", 0, "mine", lambda: (7, NEWEST | {"not/declared": 1.0}))
     yield found
     found.close()
 
 
 def test_metrics_are_gauges_with_what_stands_for_a_placeholder_as_label(endpoint: Endpoint) -> None:
     assert answered(endpoint.url) == {
-        ("async_rl_step", ()): 7,
-        ("async_rl_reward_mean", ()): 0.5,
-        ("async_rl_failures", ("over_age",)): 3,
-        ("async_rl_failures", ("generator_lost",)): 1,
-        ("async_rl_stage_s", ("learner", "training")): 2.5,
-        ("async_rl_memory_mb_max", ("generators",)): 9,
+        ("async_rl_step", ("mine",)): 7,
+        ("async_rl_reward_mean", ("mine",)): 0.5,
+        ("async_rl_failures", ("mine", "over_age")): 3,
+        ("async_rl_failures", ("mine", "generator_lost")): 1,
+        ("async_rl_stage_s", ("mine", "learner", "training")): 2.5,
+        ("async_rl_memory_mb_max", ("mine", "generators")): 9,
     }
 
 
 def test_a_port_in_use_is_an_error_with_the_setting(endpoint: Endpoint) -> None:
     port = int(endpoint.url.split(":")[2].split("/")[0])
     with pytest.raises(InfrastructureError, match=r"monitoring\.prometheus_port"):
-        Endpoint("127.0.0.1", port, lambda: (0, {}))
+        Endpoint("127.0.0.1", port, "mine", lambda: (0, {}))
 
 
 def test_no_two_metrics_of_the_catalogue_have_the_same_name_in_prometheus() -> None:
@@ -91,23 +95,34 @@ def test_the_endpoint_is_there_if_the_run_asks_for_it(
         if port == 0:
             monitor.newest["reward/mean"] = 0.25
             monitor.step = 3
-            told = answered(monitor.prometheus_url)
-            assert (told["async_rl_reward_mean", ()], told["async_rl_step", ()]) == (0.25, 3)
+            told, run = answered(monitor.prometheus_url), (tmp_path.name,)
+            assert (told["async_rl_reward_mean", run], told["async_rl_step", run]) == (0.25, 3)
 
 
 def test_the_dashboard_asks_for_names_that_the_endpoint_has() -> None:
-    asked = [
-        target["expr"] for panel in json.loads(dashboard())["panels"] for target in panel["targets"]
-    ]
+    page = json.loads(dashboard())
+    asked = [target["expr"] for panel in page["panels"] for target in panel["targets"]]
     assert len(asked) == sum(len(names) for _, names in FIRST_SCREEN)
-    assert 'async_rl_busy{role="generator"}' in asked
+    assert 'async_rl_busy{run=~"$run",role="generator"}' in asked
     newest = {name: 1.0 for _, names in FIRST_SCREEN for name in names if describe(name)}
-    endpoint = Endpoint("127.0.0.1", 0, lambda: (0, newest))
+    endpoint = Endpoint("127.0.0.1", 0, "mine", lambda: (0, newest))
     try:
         told = {
-            name + (f'{{role="{labels[0]}"}}' if labels else "")
-            for name, labels in answered(endpoint.url)
+            name + "{" + ",".join(['run=~"$run"', *(f'role="{role}"' for role in roles)]) + "}"
+            for name, (_, *roles) in answered(endpoint.url)
         }
     finally:
         endpoint.close()
     assert set(asked) <= told
+
+
+def test_the_dashboard_has_units_meanings_and_a_variable_for_the_run() -> None:
+    page = json.loads(dashboard())
+    assert [variable["name"] for variable in page["templating"]["list"]] == ["source", "run"]
+    assert page["templating"]["list"][1]["query"] == "label_values(async_rl_step, run)"
+    panel = page["panels"][1]
+    assert panel["title"] == "2 held-out pass@1 [share]"
+    assert panel["fieldConfig"]["defaults"]["unit"] == "percentunit"
+    assert "memorizes the prompts" in panel["description"]
+    assert "eval/pass_at_1: held-out samples that pass" in panel["description"]
+    assert panel["targets"][0]["legendFormat"] == "{{run}} eval/pass_at_1"

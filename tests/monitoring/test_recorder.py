@@ -187,6 +187,7 @@ def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen
         values[1, "reward/mean"].metadata.summary_description
         == "mean task reward of the step's samples, before scaling (reward)"
     )
+    assert values[1, "reward/mean"].metadata.display_name == "reward/mean [reward]"
     buckets = tensor_util.make_ndarray(values[1, "staleness/versions"].tensor)
     assert buckets[:, 2].sum() == 4
     assert (buckets[0, 0], buckets[-1, 1]) == (0, 3)
@@ -196,6 +197,8 @@ def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen
         tensor_util.make_ndarray(values[0, "custom_scalars__config__"].tensor).item()
     )
     assert len(layout.category[0].chart) == 10
+    assert layout.category[0].chart[1].title == "2 held-out pass@1 [share]"
+    assert layout.category[0].chart[3].title == "4 effective sample size [share]"
     patterns = list(layout.category[0].chart[1].multiline.tag)
     assert [
         name

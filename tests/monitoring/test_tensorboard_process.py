@@ -42,8 +42,7 @@ def _fetch(url: str) -> bytes:
 
 def open_board(run_dir: Path, *, port: int = 0) -> TensorBoard:
     return TensorBoard(
-        run_dir / "tensorboard",
-        title=run_dir.name,
+        [run_dir],
         host="127.0.0.1",
         port=port,
         log=run_dir / "logs" / "tensorboard.log",
@@ -92,6 +91,7 @@ def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_pa
             assert time.monotonic() < deadline, "TensorBoard has not read the run"
             time.sleep(0.2)
         (group,) = groups
+        assert group["sessions"][0]["name"] == tmp_path.name
         assert group["hparams"] == {"seed": 3, "data.shuffle": True, "run_name": "first"}
         assert [(m["name"]["tag"], m["value"]) for m in group["metricValues"]] == [
             ("reward/mean", 0.5)
@@ -119,7 +119,7 @@ def test_tensorboard_dies_with_a_killed_parent(tmp_path: Path) -> None:
     script = (
         "import sys, signal; from pathlib import Path; from"
         " async_rl.monitoring.tensorboard_process import TensorBoard\nboard ="
-        f" TensorBoard(Path({str(tmp_path)!r}), title='one', host='127.0.0.1',"
+        f" TensorBoard([Path({str(tmp_path)!r})], host='127.0.0.1',"
         f" port=0, log=Path({str(tmp_path / 'log')!r}))\n"
         "sys.stdout.write(f'{board.pid} {board.url}\\n'); sys.stdout.flush();"
         " signal.pause()"

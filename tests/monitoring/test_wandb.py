@@ -1,11 +1,16 @@
-"""Facts about Weights & Biases; the last needs it installed, which the lock does not: pip install
-wandb in a copy of the environment.
+"""Facts about Weights & Biases; the last needs the package, which the lock does not have:
+
+pip install --no-deps --target build/wandb wandb
+PYTHONPATH=build/wandb pytest tests/monitoring/test_wandb.py
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,13 +56,41 @@ def test_each_row_is_handed_on_once_and_in_order(tmp_path: Path, config: RunConf
     ]
 
 
-def test_a_run_is_kept_offline_with_its_numbers(
+def test_a_run_is_kept_offline_with_numbers_histograms_and_samples(
     tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed; see above")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = WandbRun("tests", tmp_path, config)
-    run.log(1, {"reward/mean": 0.25})
+    run.hold(2, {"reward/samples": [0.0, 1.0, 1.0], "length/responses": []}, {})
+    run.hold(1, {}, {"samples/training": "a <b> c"})
+    for step in (1, 2, 3):
+        run.log(step, {"reward/mean": 0.25})
     run.close()
-    (written,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert b"reward/mean" in written.read_bytes()
+    wandb.teardown()  # its own process writes the file to the end
+    rows = {row["_step"]: row for row in _rows(tmp_path)}
+    assert {row["reward/mean"] for row in rows.values()} == {0.25}
+    assert [step for step, row in rows.items() if "samples/training.path" in row] == [1]
+    (step,) = [step for step, row in rows.items() if "reward/samples.values" in row]
+    counts = rows[step]["reward/samples.values"]
+    assert (step, counts[0], counts[-1], sum(counts)) == (2, 1, 2, 3)
+    (page,) = tmp_path.rglob("*.html")
+    assert "<pre>a &lt;b&gt; c</pre>" in page.read_text()
+
+
+def _rows(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of a small offline file: a head of 7 bytes, then the records of one LevelDB block,
+    each with checksum, length and type before it.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = (run_dir / "wandb").glob("offline-run-*/*.wandb")
+    data, at, rows = path.read_bytes(), 7, []
+    while at < len(data):
+        _, size, _ = struct.unpack_from("<IHB", data, at)
+        record = wandb_internal_pb2.Record.FromString(data[at + 7 : at + 7 + size])
+        at += 7 + size
+        if record.HasField("history"):
+            items = record.history.item
+            rows.append({i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items})
+    return rows
