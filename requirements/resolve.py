@@ -51,11 +51,12 @@ def expanded(extra: str, project: dict[str, Any]) -> Iterator[str]:
     pip would look for the project itself, which is not on the package index.
     """
     for line in project["optional-dependencies"][extra]:
-        inner = re.fullmatch(rf"{project['name']}\[(\w+)\]", line)
+        inner = re.fullmatch(rf"{project['name']}\[([\w,]+)\]", line)
         if inner is None:
             yield line
-        else:
-            yield from expanded(inner[1], project)
+            continue
+        for name in inner[1].split(","):
+            yield from expanded(name, project)
 
 
 def resolved(constraints: dict[str, str]) -> dict[str, str]:

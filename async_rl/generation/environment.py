@@ -59,6 +59,9 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
         "VLLM_PLUGINS": "",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # On GPUs vLLM attends in float32 with Triton, whose default rounds products to TF32: about
+        # 1e-3 nats, as much as the probe allows.
+        "TRITON_F32_DEFAULT": "ieee",
     }
     if has_core_process(config):
         # vLLM would fork on CUDA, and this process has ZeroMQ's threads, which a fork leaves in an

@@ -185,4 +185,6 @@ def _spec(
     env = {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"}
     if machine.num_gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _free_gpus(machine, gpus, in_use)))
+        # The numbers are those of the driver. CUDA would give unequal GPUs numbers by their speed.
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return ProcessSpec(name=name, role=role, rank=rank, cores=tuple(cores), gpus=gpus, env=env)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -10,6 +12,9 @@ from async_rl.learner import process_group
 from async_rl.learner.trainer import Trainer
 from async_rl.runtime.context import RENDEZVOUS_FILE, ProcessContext
 from async_rl.weights.transport.communicator_nccl import choose_interface
+
+_ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
+"""Where a user sets torch's allocator, which reads it at its first use."""
 
 
 def learner_device(gpus: float) -> torch.device:
@@ -34,6 +39,10 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
     if device.type == "cuda":
         # FSDP's groups are the first that use NCCL in this process, not those of weight pushes.
         choose_interface(context.host)
+        if config.weights.transfer.kind != "ipc" and not _ALLOCATOR & os.environ.keys():
+            # The plan counts on small gaps (planning/estimate.py). Such memory cannot be mapped by
+            # a process that is no child.
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     world_size = config.learner.ranks
     if world_size > 1:
         # Bounds one collective; between operations the ranks wait without one.

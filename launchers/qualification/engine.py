@@ -124,6 +124,8 @@ async def open_pair(scratch: Path, settings: list[str]) -> AsyncIterator[Pair]:
     """Open both on this machine; on a GPU they share the first one."""
     has_gpu = torch.cuda.is_available()
     shared = ["learner.gpus_each=0.5", "generators.gpus_each=0.5", "hardware=gpu"]
+    # A share of a large GPU would be millions of blocks of so small a model, each a Python object.
+    shared.append("generation.vllm.kv_cache_mb=8192")
     on_device = shared if has_gpu else ["hardware=cpu"]
     path = model_directory(scratch, settings, is_large=False)
     given = with_defaults([*_STEPS, f"model.path={path}"], settings)

@@ -39,6 +39,12 @@ SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"kv_cache_dtype": "auto", "max_logprobs": 20},
         {"kv_cache_dtype": "fp8", "max_logprobs": 7},
     ),
+    (f'{V}extra=["block_size=64"]', {"block_size": 32}, {"block_size": 64}),
+    (
+        f'{V}extra=["use_tqdm_on_load=true"]',
+        {"use_tqdm_on_load": False},
+        {"use_tqdm_on_load": True},
+    ),
     ("model.dtype=bfloat16", {"dtype": "float32"}, {"dtype": "bfloat16"}),
     (
         "data.max_response_tokens=100",

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from async_rl.config.checks.vllm_extra import extra_arguments, extra_problems
+from async_rl.core.errors import ConfigError
 from async_rl.generation.vllm import surface
 from async_rl.generation.vllm.surface import VERSIONS, Use, is_supported, missing, uses
+from async_rl.launchers.configuration.compose import compose
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = surface.installed()
@@ -165,3 +167,13 @@ def test_the_arguments_that_the_engine_sets_are_all_owned() -> None:
     owned = {*vllm_extra._SETTINGS, *vllm_extra._REFUSED}
     # The project's defaults, which a setting of vLLM may replace.
     assert given - owned == {"use_tqdm_on_load", "block_size", "compilation_config"}
+    # Tests: the first two in test_engine_settings.py, the third below.
+
+
+def test_a_compilation_that_eager_mode_would_ignore_is_refused() -> None:
+    entry = 'compilation_config={"mode": 3}'
+    [problem] = extra_problems([entry], is_eager=True)
+    assert problem.startswith(f"generation.vllm.extra={entry}: generation.vllm.enforce_eager=true")
+    assert list(extra_problems([entry])) == []
+    with pytest.raises(ConfigError, match=r"set generation\.vllm\.enforce_eager=false"):
+        compose("grpo_code", [f"generation.vllm.extra=['{entry}']"])

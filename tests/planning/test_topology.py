@@ -91,6 +91,7 @@ def test_gpus_are_dealt_out_whole_or_in_shares_and_hidden_from_the_others() -> N
         "generator-0": "2",
         "generator-1": "2",
     }
+    assert {spec.env["CUDA_DEVICE_ORDER"] for spec in run.values()} == {"PCI_BUS_ID"}
     assert "CUDA_VISIBLE_DEVICES" not in specs()["learner-0"].env
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -75,6 +76,14 @@ def test_pip_never_takes_the_cpu_build_for_the_gpu_lock(tmp_path: Path) -> None:
     assert "===" not in extra
     for refused in (line, extra):
         assert subprocess.run([*pip, refused], capture_output=True).returncode != 0
+
+
+def test_the_resolver_asks_no_index_for_this_project() -> None:
+    resolve = runpy.run_path(str(ROOT / "requirements" / "resolve.py"))
+    project = PROJECT["project"]
+    wanted = [line for extra in resolve["EXTRAS"] for line in resolve["expanded"](extra, project)]
+    assert {"vllm", "pytest", "jinja2"} <= {re.split(r"[^\w-]", line)[0] for line in wanted}
+    assert not [line for line in wanted if line.startswith(project["name"])]
 
 
 @pytest.mark.parametrize(

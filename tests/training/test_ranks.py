@@ -165,7 +165,7 @@ def test_nccl_has_its_interface_before_the_first_group_of_a_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[str | None] = []
-    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(
         building.process_group,
         "join",
@@ -182,7 +182,10 @@ def test_nccl_has_its_interface_before_the_first_group_of_a_process(
     )
     before = torch.get_num_threads()
     building.build_trainer(context, torch.device("cuda", 0))
-    assert seen == ["lo"]
+    assert seen == ["=lo"]
     # A rank of a cluster has no core numbers, and uses the CPUs that it was given.
     assert torch.get_num_threads() == before
-    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setattr(os, "environ", {"PYTORCH_ALLOC_CONF": "backend:native"})
+    building.build_trainer(context, torch.device("cuda", 0))
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ, "the user's choice is kept"

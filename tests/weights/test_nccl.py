@@ -124,7 +124,7 @@ def test_the_environment_is_set_before_the_group_is_made() -> None:
     [group] = PlayedNccl.made
     # 0: torch would otherwise end the process when a peer is lost.
     assert group.environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
-    assert group.environment["NCCL_SOCKET_IFNAME"] == "lo"
+    assert group.environment["NCCL_SOCKET_IFNAME"] == "=lo"
 
 
 def test_an_interface_that_the_user_chose_is_kept() -> None:

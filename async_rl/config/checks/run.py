@@ -167,7 +167,7 @@ def _engine(config: RunConfig) -> Iterator[str]:
             f" raise it to at least {vllm.max_num_seqs}"
         )
     gpus = config.generators.gpus_each
-    yield from extra_problems(vllm.extra)
+    yield from extra_problems(vllm.extra, is_eager=vllm.enforce_eager)
     parts = num_workers(vllm)
     # Without GPUs the parts share the cores of their generator.
     if parts > 1 and gpus not in (0, parts):

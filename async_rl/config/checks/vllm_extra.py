@@ -97,10 +97,13 @@ def num_workers(vllm: VllmConfig, tensor_parallel_size: int | None = None) -> in
     return parts * (stages if isinstance(stages, int) else 1)
 
 
-def extra_problems(entries: Sequence[str], *, names: Collection[str] = ()) -> Iterator[str]:
+def extra_problems(
+    entries: Sequence[str], *, names: Collection[str] = (), is_eager: bool = False
+) -> Iterator[str]:
     """Yield a line for each entry that cannot be passed on.
 
     names: the fields of vLLM's EngineArgs; empty = unknown here, so names are not checked.
+    is_eager: generation.vllm.enforce_eager.
     """
     given: set[str] = set()
     for entry in entries:
@@ -114,6 +117,10 @@ def extra_problems(entries: Sequence[str], *, names: Collection[str] = ()) -> It
         elif name in _REFUSED or prefix:
             reason = _REFUSED.get(name) or _REFUSED_PREFIXES[prefix]
             yield f"{path}: {reason}; remove it"
+        elif is_eager and name == "compilation_config":
+            # vLLM would replace it without an error.
+            eager = "generation.vllm.enforce_eager"
+            yield f"{path}: {eager}=true compiles nothing; set {eager}=false, or remove the entry"
         elif names and name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"

@@ -29,6 +29,8 @@ _CPU_BLOCK_TOKENS = 32
 """The smallest block of vLLM's attention on CPU. Prompts share whole blocks, so smaller blocks
 share more of a short prompt.
 """
+_NO_SHARE = 0.001
+"""The smallest share of a GPU in practice: vLLM refuses 0."""
 
 
 def engine_args(
@@ -49,14 +51,21 @@ def engine_args(
             f" data.max_response_tokens={data.max_response_tokens} exceed the {facts.max_positions}"
             f" positions of the model in {model_path}; lower one of them"
         )
-    settings: dict[str, Any] = {}
-    if vllm.kv_cache_mb:
-        settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
-    if vllm.enforce_eager:
-        settings["compilation_config"] = {"mode": 0}
+    settings: dict[str, Any] = {"gpu_memory_utilization": vllm.gpu_memory_utilization}
+    # The project's defaults, which generation.vllm.extra may replace.
+    settings["use_tqdm_on_load"] = False
     if not uses_gpu(config):
         settings["block_size"] = _CPU_BLOCK_TOKENS
-    elif config.placement == "colocated":
+    settings |= extra_arguments(vllm.extra)
+    if vllm.kv_cache_mb:
+        settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
+        if uses_gpu(config):
+            # vLLM 0.32 does not size the cache by the share then, but refuses to start unless that
+            # much is free: beside a learner that has begun, an engine could never start again.
+            settings["gpu_memory_utilization"] = _NO_SHARE
+    if vllm.enforce_eager:
+        settings["compilation_config"] = {"mode": 0}
+    if uses_gpu(config) and config.placement == "colocated":
         # Memory that vLLM can release must come from its own allocator from the start.
         settings["enable_sleep_mode"] = True
     return AsyncEngineArgs(
@@ -67,7 +76,6 @@ def engine_args(
         dtype=config.model.dtype,
         seed=seed,
         load_format=vllm.load_format,
-        use_tqdm_on_load=False,
         tensor_parallel_size=vllm.tensor_parallel_size,
         # "uni" keeps the model in the process of the core: one import of vLLM less.
         distributed_executor_backend="uni" if num_workers(vllm) == 1 else "mp",
@@ -76,7 +84,6 @@ def engine_args(
         max_model_len=min(longest + 1, facts.max_positions),
         max_num_seqs=vllm.max_num_seqs,
         max_num_batched_tokens=vllm.max_num_batched_tokens,
-        gpu_memory_utilization=vllm.gpu_memory_utilization,
         enforce_eager=vllm.enforce_eager,
         # All samples of a group read one prefill of their prompt.
         enable_prefix_caching=True,
@@ -87,7 +94,6 @@ def engine_args(
         # Otherwise a model's generation_config.json could set top_k or top_p.
         generation_config="vllm",
         **settings,
-        **extra_arguments(vllm.extra),
     )
 
 
