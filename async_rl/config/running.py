@@ -93,7 +93,8 @@ class EvaluationConfig(Section):
     """Held-out evaluation by the generators."""
 
     every_steps: Annotated[int, Field(ge=0)]
-    """learner steps between evaluations; 0 = never"""
+    """learner steps between evaluations; 0 = never, as for data.train_files without
+    data.val_files"""
     num_prompts: Annotated[int, Field(ge=0)]
     """held-out prompts per evaluation, taken from the beginning; 0 = all"""
     num_samples: Annotated[int, Field(ge=1)]

@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -202,8 +203,8 @@ def _messages(origin: str, row: Row, prompt_key: str, shown: Sequence[str]) -> l
     prompt = row.get(prompt_key)
     if prompt is None:
         raise DataError(
-            f"{origin}: no column {prompt_key!r}, only {sorted(row)}; set data.prompt_key to the"
-            " column with the prompt"
+            f"{origin}: no column {prompt_key!r}, only {sorted(row)};"
+            f" {_nearest(prompt_key, row)}set data.prompt_key to the column with the prompt"
         )
     chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not isinstance(chat, list) or not chat or not all(map(_is_message, chat)):
@@ -215,6 +216,11 @@ def _messages(origin: str, row: Row, prompt_key: str, shown: Sequence[str]) -> l
     if shown:
         messages[-1]["content"] += "\nYour code should pass these tests:\n" + "\n".join(shown)
     return messages
+
+
+def _nearest(name: str, row: Row) -> str:
+    best = difflib.get_close_matches(name, row, 1)
+    return f"did you mean {best[0]!r}? " if best else ""
 
 
 def _is_message(value: Any) -> bool:

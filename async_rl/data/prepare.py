@@ -28,6 +28,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.data.cache import build_once, cache_root
 from async_rl.data.embedded import LIST_FUNCTIONS, ListFunctions, TinyCoder, tiny_coder_of
 from async_rl.data.list_functions import fingerprint
+from async_rl.data.model_files import lacking, missing_parts
 
 FORMAT_VERSION = 1
 """Raise it when the making of the embedded model changes in a way that no setting shows."""
@@ -39,7 +40,6 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Other files of a repository (GGUF, ONNX, pytorch_model.bin) can be many times the size of the
 # weights that are loaded.
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py"]
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 def prepare_model(
@@ -128,7 +128,7 @@ def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> 
             on_wait=lambda lock: on_progress(
                 0.0, f"waiting for another run that makes the model (lock {lock})"
             ),
-            is_complete=lambda directory: not _missing_parts(directory),
+            is_complete=lambda directory: not missing_parts(directory),
         )
     except OSError as error:
         raise ConfigError(
@@ -166,11 +166,8 @@ def _resolve(path: str, on_progress: Progress) -> Path:
                 " hub name, or null for the embedded model"
             )
         directory = _from_hub(path, on_progress)
-    if missing := _missing_parts(directory):
-        raise ConfigError(
-            f"model.path={path} lacks {' and '.join(missing)} in {directory}; export the model with"
-            " save_pretrained (model and tokenizer)"
-        )
+    if problem := lacking(path, directory):
+        raise ConfigError(problem)
     return directory.resolve()
 
 
@@ -183,7 +180,7 @@ def _from_hub(name: str, on_progress: Progress) -> Path:
     # First without the network: a cluster node often has none, and asking the hub takes seconds.
     with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
         snapshot = Path(snapshot_download(name, local_files_only=True, allow_patterns=_HUB_FILES))
-        if not _missing_parts(snapshot):
+        if not missing_parts(snapshot):
             return snapshot
     on_progress(0.0, f"downloading {name}")
     try:
@@ -198,13 +195,3 @@ def _from_hub(name: str, on_progress: Progress) -> Path:
             f" downloaded ({type(error).__name__}: {reason}); give the directory of a model, or"
             " download it on a machine with access"
         ) from error
-
-
-def _missing_parts(directory: Path) -> list[str]:
-    """The missing parts of a model's directory, in words."""
-    missing = [] if (directory / "config.json").is_file() else ["config.json"]
-    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
-        missing.append("a tokenizer (tokenizer.json)")
-    if not directory.is_dir() or not any(directory.glob("*.safetensors")):
-        missing.append("weights (*.safetensors)")
-    return missing

@@ -21,9 +21,10 @@ Invariant: a row without usable tests is a DataError that names its origin.
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -55,6 +56,13 @@ _RULES: dict[Any, Literal["gsm8k", "math"]] = {
 }
 # The names that verl uses for its data sets of code.
 _CODE_SOURCES = ("code", "codecontests", "apps", "codeforces", "taco")
+_FIELDS = {
+    str(kind.__struct_config__.tag): {
+        field.name: field.required for field in msgspec.structs.fields(kind)
+    }
+    for kind in get_args(CodeTest)
+}
+"""The fields of each kind of test, and which of them are required."""
 _REMEDY = (
     "give a column `tests` (list of {kind: stdin|call|assert|answer|container, ...}), `test_list`"
     " (assert statements), `test` with `entry_point`, or `input_output`"
@@ -90,6 +98,8 @@ def read_problem(origin: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
         setup = "\n".join(imports)
     elif row.get("tests") is not None:
         setup = _text(origin, "setup", row.get("setup") or "")
+    elif isinstance(row.get("test"), list):
+        raise DataError(f"{origin}: no column tests, but a list in test; rename it to tests")
     elif row.get("test") is not None:
         setup = _helpers(row.get("prompt"), row.get("entry_point"))
     tests = _tests(origin, row, shown)
@@ -211,9 +221,36 @@ def _own_tests(origin: str, value: Any) -> list[CodeTest]:
     try:
         return msgspec.convert(value, list[CodeTest])
     except msgspec.ValidationError as error:
-        raise DataError(
-            f"{origin}: column tests is not as documented ({error}); {_REMEDY}"
-        ) from error
+        problem = _wrong_field(value) or f"is not as documented ({error}); {_REMEDY}"
+        raise DataError(f"{origin}: column tests {problem}") from error
+
+
+def _wrong_field(tests: Any) -> str | None:
+    """The first field of the tests that does not exist or is missing, in words."""
+    for number, test in enumerate(tests if isinstance(tests, list) else (), start=1):
+        given = test if isinstance(test, dict) else {}
+        kind = given.get("kind")
+        if kind not in _FIELDS:
+            # Without a kind, the fields show which one is meant.
+            alike = max(_FIELDS, key=lambda name: len(_FIELDS[name].keys() & given.keys()))
+            example = [f'"{name}": ...' for name, is_needed in _FIELDS[alike].items() if is_needed]
+            return (
+                f"has a test {number} whose kind is {kind or 'missing'}; write one of"
+                f' {", ".join(_FIELDS)}, as in {{"kind": "{alike}", {", ".join(example)}}}'
+            )
+        fields = _FIELDS[kind]
+        unknown = [name for name in given if name not in fields and name != "kind"]
+        missing = [name for name, is_needed in fields.items() if is_needed and name not in given]
+        if unknown:
+            best = difflib.get_close_matches(unknown[0], missing or fields, 1, cutoff=0.4)
+            hint = f"did you mean {best[0]}? " if best else ""
+            return (
+                f"has a test {number} with a field {unknown[0]}, which {kind} does not have;"
+                f" {hint}its fields are {', '.join(fields)}"
+            )
+        if missing:
+            return f"has a test {number} ({kind}) without {', '.join(missing)}"
+    return None
 
 
 def _without_absent(test: Any) -> Any:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from async_rl.config.base import as_builtins, replace
 from async_rl.config.checks.run import check
@@ -48,6 +50,7 @@ from async_rl.launchers.configuration.old_names import (
 )
 from async_rl.launchers.configuration.overrides import Overrides, read_overrides
 from async_rl.launchers.configuration.problems import nearest, problems_of
+from async_rl.launchers.configuration.yaml_problems import not_composed, place
 
 
 def compose(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -125,8 +128,8 @@ def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[Ru
     groups = [*given.groups, *(f"hydra.searchpath=['file://{folder}']" for folder in directories)]
     try:
         tree, preset = compose_files(USER_CONFIG if own else conf, groups, launcher, machine)
-    except ConfigError as error:
-        message = str(error).replace(USER_CONFIG, conf)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        message = not_composed(conf, path if own else None, error, names())
         raise ConfigError("\n".join([*given.problems, message])) from error
     if preset == "cluster" and launcher == "local":
         raise ConfigError(
@@ -170,7 +173,8 @@ def _finished(tree: Tree, given: Overrides, conf: str, own: Tree) -> RunConfig:
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError("\n".join([*given.problems, f"conf={conf}: {error}"])) from error
+        message = not_composed(conf, Path(conf).expanduser() if own else None, error, names())
+        raise ConfigError("\n".join([*given.problems, message])) from error
     assert isinstance(resolved, dict)
     tree = {str(key): value for key, value in resolved.items()}
     for path, setting in schema.settings().items():
@@ -179,7 +183,8 @@ def _finished(tree: Tree, given: Overrides, conf: str, own: Tree) -> RunConfig:
     problems_by_path = problems_of({**tree, "num_steps": 1} if by_epochs else tree)
     of_file = dict(schema.flatten(translated(own)[0])).keys() - dict(given.values).keys()
     located = [
-        f"{conf}: {text}" if path in of_file else text for path, text in problems_by_path.items()
+        f"{place(conf, Path(conf).expanduser(), path)}: {text}" if path in of_file else text
+        for path, text in problems_by_path.items()
     ]
     if problems := [*given.problems, *located]:
         raise ConfigError("\n".join(problems))

@@ -1,7 +1,6 @@
 """The files of a configuration: those of conf/ and the user's own, composed by hydra.
 
-Invariants: hydra's job features (working directory, logging, output folders) are never used; every
-problem is a ConfigError that names the file.
+Invariant: hydra's job features (working directory, logging, output folders) are never used.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import msgspec
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -25,6 +23,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.configuration import hardware
 from async_rl.launchers.configuration.choices import CONF_DIR, Tree
+from async_rl.launchers.configuration.yaml_problems import unreadable
 
 USER_CONFIG = "user_file"
 """Name under which a user's own file is registered with hydra; conf/ has no such file."""
@@ -41,9 +40,10 @@ def compose_files(
     conf: str, groups: Sequence[str], launcher: str, machine: Machine
 ) -> tuple[Tree, str]:
     """The tree that hydra composes from files, with `${...}` as written, and the preset of
-    conf/hardware.
+    conf/hardware. Raises errors of hydra, OmegaConf and yaml.
     """
     OmegaConf.register_new_resolver("with_files", with_files, replace=True)
+    OmegaConf.register_new_resolver("with_held_out", with_held_out, replace=True)
     OmegaConf.register_new_resolver("by_dtype", by_dtype, replace=True)
     for name, function in hardware.resolvers(machine, launcher).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
@@ -54,15 +54,12 @@ def compose_files(
 
 def _hydra(conf: str, groups: tuple[str, ...], fitting: str) -> tuple[Tree, str]:
     """As `compose_files`. fitting: the preset for the machine, which hydra asks a resolver for."""
-    try:
-        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            composed = hydra_compose(conf, overrides=list(groups), return_hydra_config=True)
-        preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
-        with open_dict(composed):
-            del composed["hydra"]
-        tree = OmegaConf.to_container(composed, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"conf={conf}: {error}") from error
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        composed = hydra_compose(conf, overrides=list(groups), return_hydra_config=True)
+    preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
+    with open_dict(composed):
+        del composed["hydra"]
+    tree = OmegaConf.to_container(composed, throw_on_missing=True)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}, preset
 
@@ -91,7 +88,7 @@ def read_user_file(conf: str, path: Path) -> Tree:
     try:
         node = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"conf={conf}: not readable as yaml: {error}") from error
+        raise ConfigError(unreadable(conf, path, error)) from error
     defaults = node.get("defaults") if isinstance(node, DictConfig) else None
     if not isinstance(defaults, ListConfig):
         raise ConfigError(
@@ -111,6 +108,13 @@ def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
     the embedded task.
     """
     return with_them if _root_.data.train_files or _root_.data.val_files else without
+
+
+def with_held_out(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
+    """The second value where the run trains on files of the user's and has none that is held out,
+    else the first.
+    """
+    return without if _root_.data.train_files and not _root_.data.val_files else with_them
 
 
 def by_dtype(float32: Any, bfloat16: Any, *, _root_: DictConfig) -> Any:

@@ -36,6 +36,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.extras import missing
 from async_rl.core.machine import Machine, package_problem
+from async_rl.data.model_files import model_problems
 from async_rl.generation.vllm.surface import vllm_problems
 from async_rl.launchers.backends.choosing import launcher_problems
 from async_rl.launchers.configuration.compose import is_local_model
@@ -179,11 +180,8 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
                 f"model.path={model}: there is no such directory; give a model's directory or its"
                 " hub name (owner/name)"
             )
-        elif not (Path(model) / "config.json").is_file():
-            yield (
-                f"model.path={model}: has no config.json; give the directory of a Hugging Face"
-                " model"
-            )
+        else:
+            yield from model_problems(config.model, Path(model))
 
 
 def _directory_problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:

@@ -207,7 +207,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             "set model.path=<directory or hub name>",
         ),
         (["data.val_files=/d/a.jsonl"], "data.train_files is empty"),
-        ([*FILES], "set data.val_files=<file>, or evaluation.every_steps=0"),
+        ([*FILES, "evaluation.every_steps=5"], "set data.val_files=<file>, or evaluation"),
         ([*FILES, "data.val_files=/d/a.jsonl"], "is also in data.train_files"),
         ([*FILES, "data.val_files=/d/b.csv"], "name a .jsonl, .json or .parquet file"),
         (

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from async_rl.launchers.configuration.compose import compose
 from async_rl.launchers.configuration.first_rows import row_problems
@@ -42,6 +45,18 @@ def problems(tmp_path: Path, rows: list[dict[str, object]] | str, *words: str) -
         ([{"prompt": "x"}], "give a column `tests`"),
         ('{"prompt": "x", \n', "rows.jsonl, row 1: not valid JSON"),
         ([{**GOOD, "tests": []}], "the list of tests is empty"),
+        ([{"promt": "x", "tests": GOOD["tests"]}], "did you mean 'promt'? set data.prompt_key"),
+        ([{"prompt": "x", "test": GOOD["tests"]}], "a list in test; rename it to tests"),
+        (
+            [{"prompt": "x", "tests": [{"input": "1", "output": "2"}]}],
+            "test 1 whose kind is missing; write one of stdin, call, assert, answer, container, as"
+            ' in {"kind": "stdin", "input": ..., "output": ...}',
+        ),
+        (
+            [{"prompt": "x", "tests": [{"kind": "stdin", "input": "1", "outptu": "2"}]}],
+            "a field outptu, which stdin does not have; did you mean output?",
+        ),
+        ([{"prompt": "x", "tests": [{"kind": "stdin", "input": "1"}]}], "(stdin) without output"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_once(
@@ -64,6 +79,23 @@ def test_an_engine_or_a_root_file_system_that_is_missing_is_named(tmp_path: Path
     (listed,) = problems(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}/none}}")
     assert "none is not a directory of this machine" in listed
     assert problems(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}}}") == []
+
+
+def test_prompts_that_are_too_long_are_named_where_the_tokenizer_is_here(
+    tmp_path: Path,
+) -> None:
+    tokenizer = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    long: dict[str, object] = {**GOOD, "prompt": "add the numbers " * 40}
+    words = [f"data.tokenizer={tmp_path}", "data.max_prompt_tokens=64"]
+    (listed,) = problems(tmp_path, [GOOD, long], *words)
+    assert "row 2: the prompt has" in listed
+    assert "over data.max_prompt_tokens=64" in listed
+    assert problems(tmp_path, [GOOD], *words) == []
+    assert problems(tmp_path, [GOOD, long], *words, "data.truncation=drop") == []
+    assert len(problems(tmp_path, [long], *words, "data.truncation=drop")) == 1
+    assert problems(tmp_path, [long], *words, "data.truncation=left") == []
 
 
 def test_rows_that_may_be_dropped_are_no_problem(tmp_path: Path) -> None:

@@ -78,15 +78,16 @@ def test_a_model_directory_must_hold_a_model(tmp_path: Path) -> None:
     assert "there is no such directory" in line
     (tmp_path / "model").mkdir()
     (line,) = problems(tmp_path, f"model.path={tmp_path}/model")
-    assert "has no config.json" in line
+    assert "lacks config.json and a tokenizer (tokenizer.json) and weights" in line
     config = {
+        "model_type": "qwen3",
         "vocab_size": 100,
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
     config |= {"intermediate_size": 128, "max_position_embeddings": 96, "tie_word_embeddings": True}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    write_model(tmp_path / "model", json.dumps(config), weights(8, 8))
     (line,) = problems(
         tmp_path,
         f"model.path={tmp_path}/model",
@@ -94,6 +95,64 @@ def test_a_model_directory_must_hold_a_model(tmp_path: Path) -> None:
         "data.max_response_tokens=64",
     )
     assert "= 128 is above the 96 positions of the model" in line
+
+
+def weights(named: int, written: int) -> bytes:
+    """Return a safetensors file with a header that names so many bytes of a tensor."""
+    header = {"a": {"dtype": "U8", "shape": [named], "data_offsets": [0, named]}}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(written)
+
+
+def write_model(directory: Path, config: str, content: bytes) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(config)
+    (directory / "tokenizer.json").write_text('{"model": {}}')
+    (directory / "model.safetensors").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("config", "content", "index", "problem"),
+    [
+        ('{"model_type": "qwen3"}', weights(8, 8), None, None),
+        ('{"model_type": "qwen3000"}', weights(8, 8), None, "model_type=qwen3000 of config.json"),
+        (
+            '{"model_type":',
+            weights(8, 8),
+            None,
+            "config.json, tokenizer.json or model.safetensors.index.json",
+        ),
+        ('{"model_type": "qwen3"}', weights(8, 3), None, "model.safetensors is missing or damaged"),
+        (
+            '{"model_type": "qwen3"}',
+            weights(8, 8)[:30],
+            None,
+            "model.safetensors is missing or damaged",
+        ),
+        (
+            '{"model_type": "qwen3"}',
+            b"version https://git-lfs",
+            None,
+            "model.safetensors is missing or damaged",
+        ),
+        (
+            '{"model_type": "qwen3"}',
+            weights(8, 8),
+            "b.safetensors",
+            "b.safetensors is missing or damaged",
+        ),
+    ],
+)
+def test_a_damaged_model_is_refused_before_anything_starts(
+    tmp_path: Path, config: str, content: bytes, index: str | None, problem: str | None
+) -> None:
+    write_model(tmp_path / "model", config, content)
+    if index is not None:
+        text = json.dumps({"weight_map": {"a": index}})
+        (tmp_path / "model" / "model.safetensors.index.json").write_text(text)
+    found = problems(tmp_path, f"model.path={tmp_path}/model")
+    assert len(found) == (problem is not None), found
+    assert problem is None or problem in found[0]
 
 
 def test_the_shape_of_a_model_that_is_not_here_is_unknown() -> None:

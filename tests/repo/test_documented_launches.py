@@ -1,7 +1,8 @@
 """Every launch command of every document passes the whole composition and `--dry-run`.
 
-The files that a command names are played: models have only a config.json, of the size that their
-name says. A command of a document about GPUs or clusters gets a machine that has what it needs.
+The files that a command names are played: models have no weights, and a config.json of the size
+that their name says. A command of a document about GPUs or clusters gets a machine that has what it
+needs.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for model in ("models/1.5B", "models/my-model"):
         (tmp_path / model).mkdir(parents=True)
         (tmp_path / model / "config.json").write_text(json.dumps(MODEL))
+        (tmp_path / model / "tokenizer_config.json").write_text("{}")
+        (tmp_path / model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (tmp_path / "data").mkdir()
     for file in ("train", "held_out"):
         (tmp_path / "data" / f"{file}.jsonl").write_text(json.dumps(ROW) + "\n")

@@ -1,0 +1,98 @@
+"""The files of a model's directory, checked without loading the model.
+
+Both the checks before a run and the preparation of its model report what is missing or damaged.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from async_rl.config.generation import ModelConfig
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_INDEX = "model.safetensors.index.json"
+
+
+class _Tokenizer(msgspec.Struct, frozen=True):
+    """The part that every tokenizer.json has."""
+
+    model: dict[str, Any]
+
+
+def missing_parts(directory: Path) -> list[str]:
+    """Return the missing parts of a model's directory, in words."""
+    missing = [] if (directory / "config.json").is_file() else ["config.json"]
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        missing.append("a tokenizer (tokenizer.json)")
+    if not directory.is_dir() or not any(directory.glob("*.safetensors")):
+        missing.append("weights (*.safetensors)")
+    return missing
+
+
+def lacking(path: str | None, directory: Path) -> str:
+    """Return the problem of a directory that has no model, or nothing."""
+    missing = missing_parts(directory)
+    if not missing:
+        return ""
+    return (
+        f"model.path={path} lacks {' and '.join(missing)} in {directory}; export the model with"
+        " save_pretrained (model and tokenizer)"
+    )
+
+
+def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
+    """Yield what is missing or damaged in the directory that model.path names."""
+    from safetensors import SafetensorError, safe_open  # of an extra
+
+    path = model.path
+    if problem := lacking(path, directory):
+        yield problem
+        return
+    try:
+        fields = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
+        named = _indexed_files(directory)
+        for tokenizer in directory.glob("tokenizer.json"):
+            msgspec.json.decode(tokenizer.read_bytes(), type=_Tokenizer)
+    except msgspec.DecodeError as error:
+        yield (
+            f"model.path={path}: config.json, tokenizer.json or {_INDEX} is damaged ({error}); copy"
+            " it again"
+        )
+        return
+    kind = fields.get("model_type")
+    has_own_code = model.trust_remote_code or model.external_lib is not None
+    if not has_own_code and f'"{kind}"' not in _known_types():
+        yield (
+            f"model.path={path}: model_type={kind} of config.json is unknown to the installed"
+            " transformers; correct it, upgrade transformers, or name the module that registers it"
+            " (model.external_lib)"
+        )
+    for file in sorted({*directory.glob("*.safetensors"), *named}):
+        try:
+            with safe_open(file, framework="numpy"):
+                pass  # reads the header, and compares the file's length with it
+        except (SafetensorError, FileNotFoundError):
+            yield f"model.path={path}: {file.name} is missing or damaged; copy or export it again"
+
+
+def _indexed_files(directory: Path) -> set[Path]:
+    """The files that an index of several weight files names."""
+    index = directory / _INDEX
+    if not index.is_file():
+        return set()
+    content = msgspec.json.decode(index.read_bytes(), type=dict[str, Any])
+    return {directory / name for name in content.get("weight_map", {}).values()}
+
+
+def _known_types() -> str:
+    """The source of the tables of transformers: importing them takes seconds and loads torch."""
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    tables = Path(spec.origin).parent.glob("models/auto/*.py")
+    return "".join(table.read_text() for table in tables)
