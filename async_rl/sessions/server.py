@@ -1,9 +1,9 @@
 """The HTTP endpoint of a gateway: Starlette routes around the open sessions.
 
-POST /v1/chat/completions, /v1/completions, /v1/messages; GET /v1/models; GET /v1/session/task,
-POST /v1/session/run and /v1/session/reward. Invariants: every request needs the token of an open
-session, as `Authorization: Bearer T` or `x-api-key: T`; a bad request is answered in the form of
-its API; the calls of a client that disconnects end with it.
+POST to the paths of FORMS, /v1/session/run and /v1/session/reward; GET /v1/models and
+/v1/session/task. Invariants: every request needs the token of an open session, as
+`Authorization: Bearer T` or `x-api-key: T`; a bad request is answered in the form of its API; the
+calls of a client that disconnects end with it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from async_rl.core.errors import AsyncRLError
 from async_rl.sessions.forms.anthropic_messages import messages
 from async_rl.sessions.forms.form import MODEL, Event, Exchange, Form
 from async_rl.sessions.forms.openai_chat import chat_completions
+from async_rl.sessions.forms.openai_responses import responses
 from async_rl.sessions.forms.openai_text import completions
 from async_rl.sessions.refusals import Refused
 from async_rl.sessions.session import Answer, Session
@@ -40,6 +41,7 @@ FORMS: Mapping[str, Form] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
     "/v1/messages": messages,
+    "/v1/responses": responses,
 }
 
 

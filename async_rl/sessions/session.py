@@ -67,7 +67,7 @@ class Session:
     """The calls of one sample.
 
     limit: the most tokens of all segments together. task: the task as the agent receives it.
-    run: a Python tool.
+    run: a Python tool. responses: the messages up to each response that a client may name.
     """
 
     record: Record
@@ -79,6 +79,7 @@ class Session:
     run: Run
     token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     rewards: list[dict[str, float]] = field(default_factory=list)
+    responses: dict[str, list[Any]] = field(default_factory=dict)
     is_truncated: bool = False
     num_open: int = 0
     closed: str = ""
