@@ -77,9 +77,9 @@ test-python: ## the tests that need no torch on another interpreter: make test-p
 	$$venv/bin/python -m pip --disable-pip-version-check -qq install -c build/constraints.txt --editable '.[verifier,dev]'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $$venv/bin/python -m pytest -n 2 --dist loadscope -m "not slow" --ignore=tests/repo --ignore=tests/packaging
 
-adapters: env ## the adapters, called by the trainers' own packages (requirements/adapters.txt)
+adapters: env ## adapters and agents, called by the real packages of others (requirements/adapters.txt)
 	@$(PIP) --no-deps --upgrade --target build/adapters -r requirements/adapters.txt
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=build/adapters $(BIN)/python -m pytest -rs tests/rewards/test_adapters.py
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=build/adapters $(BIN)/python -m pytest -rs tests/rewards/test_adapters.py tests/sessions/test_openai_agents.py
 
 resolve: env ## has every package of the lock a build for the other interpreters? (needs the network, minutes)
 	@mkdir -p build; grep -v '^#' requirements/cpu.lock | sed 's/+cpu$$//' > build/resolve.txt
