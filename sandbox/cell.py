@@ -55,12 +55,12 @@ class CellFailed(Exception):
 class Job(NamedTuple):
     """One program to run: limits, the payload of its child, and one input per stream run.
 
-    The payload of a program never contains an expected output. test: for Mode.JUDGE; only the
-    judging child can read it. files: of Mode.CHECK.
+    payload: arguments of the child's part; that of a program never contains an expected output.
+    test: for Mode.JUDGE; only the judging child can read it. files: of Mode.CHECK.
     """
 
     spec: JobSpec
-    payload: tuple[Any, ...] | str
+    payload: tuple[Any, ...]
     inputs: Sequence[bytes] = ()
     test: TestCode | None = None
     files: Sequence[bytes] = ()
@@ -190,6 +190,18 @@ class Cell:
     def is_alive(self) -> bool:
         """False once killed or ended."""
         return self._host.fileno() >= 0 and self._process.poll() is None
+
+    def end(self) -> None:
+        """End an idle cell; kill it if it does not end.
+
+        A killed cell leaves its inner process to the machine's init, and the init of a container
+        may never collect it.
+        """
+        self._host.close()
+        try:
+            self._process.wait(_CANCEL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
     def kill(self) -> None:
         """End the cell and everything in it."""

@@ -117,7 +117,7 @@ class CommandCells:
         """End the free cells now, and the others when their commands are cancelled."""
         self._is_closed = True
         for cell in self._free:
-            cell.kill()
+            cell.end()
         self._free.clear()
 
 

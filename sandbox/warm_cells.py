@@ -165,7 +165,7 @@ class WarmCells:
             task.cancel()
         await asyncio.gather(*self._replacing, return_exceptions=True)
         for cell in self._cells:
-            cell.kill()
+            cell.end()
         self._cells.clear()
 
     async def __aenter__(self) -> WarmCells:

@@ -127,3 +127,24 @@ def test_closing_a_pool_leaves_no_process_and_no_mount() -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert set(psutil.Process().children(recursive=True)) == before
     assert Path("/proc/self/mounts").read_text() == mounts
+
+
+def test_closed_cells_leave_no_process_to_init() -> None:
+    """A process that collects orphans, as the init of a machine does, gets none."""
+    collector = (
+        "import ctypes, os, subprocess, sys\n"
+        "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"  # PR_SET_CHILD_SUBREAPER
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+        "try:\n    sys.exit(f'left: {os.waitpid(-1, 0)}')\n"
+        "except ChildProcessError:\n    pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", collector, sys.executable, str(SCRIPT), str(ROOT), str(NAMESPACES)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "no jail works" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
