@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from . import habits
 from .frames import Kind
 from .programs import Runner, describe, describe_text, exit_status, open_streams, run_main
+from .protocol import JobSpec
 
 _INPUT, _OUTPUT, _ANSWER, _FEEDBACK = "/input", "/output", "/answer", "/feedback/"
 _ARGUMENTS = {
@@ -32,16 +33,23 @@ _MESSAGE = f"{_FEEDBACK}judgemessage.txt"
 
 
 class Checker(Runner):
-    """Runs a checker. Result: LOADED, then PASSED, FAILED or BROKEN_TEST."""
+    """Runs a checker. Result: LOADED, then PASSED, FAILED or BROKEN_TEST.
 
-    def run(self, code: str, form: str, files: Sequence[int]) -> int:
-        """Check one output. files: descriptors of input, output and answer."""
+    files: descriptors of input, output and answer.
+    """
+
+    def __init__(self, result: int, spec: JobSpec, files: Sequence[int]) -> None:
+        super().__init__(result, spec)
+        self._files = files
+
+    def run(self, code: str, form: str) -> int:
+        """Check one output."""
         compiled = self.compile(code)
         if compiled is None:
             return 0
         self.frame(-1, Kind.LOADED, self.now(), b"0")
         started = self.now()
-        given, output, answer = files
+        given, output, answer = self._files
         os.dup2(output, 0)
         open_streams()
         sys.stdin = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")

@@ -13,13 +13,13 @@ import os
 import resource
 from collections.abc import Callable, Sequence
 from resource import setrlimit as set_limit
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .checker import Checker
 from .comparison import Comparer
 from .judge import Solver, Test
 from .programs import Calls, Streams
-from .protocol import FIRST_STREAM, PAYLOAD, RESULT, JobSpec, Mode, TestCode
+from .protocol import FIRST_STREAM, PAYLOAD, RESULT, JobSpec, Mode
 
 if TYPE_CHECKING:
     from .zygote import Jail
@@ -36,71 +36,72 @@ class Part(NamedTuple):
     """One child of a job.
 
     number: among the job's children; payload, kept: descriptors that it reads and keeps; run: takes
-    the unmarshalled payload and returns the exit status.
+    the fields of the payload and returns the exit status.
     """
 
     number: int
     payload: int
     kept: Sequence[int]
-    run: Callable[[Any], int]
+    run: Callable[..., int]
 
 
 def parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> list[Part]:
     """The children of a job; the job ends with the last one.
 
-    pipes: for Mode.JUDGE, read and write end of the requests, then of the answers.
+    They are prepared before the fork: what is made afterwards costs a child twice as much, because
+    it copies each page that it writes. pipes: for Mode.JUDGE, read and write end of the requests,
+    then of the answers.
     """
     payload, result = descriptors[PAYLOAD], descriptors[RESULT]
-    rest = list(descriptors[FIRST_STREAM:])
+    rest = descriptors[FIRST_STREAM:]
     if spec.mode == Mode.CALLS:
-        return [Part(0, payload, [result], lambda loaded: Calls(result, spec).run(*loaded))]
+        return [Part(0, payload, [result], Calls(result, spec).run)]
     if spec.mode == Mode.STREAMS:
-        kept = [result, *rest]
-        return [Part(0, payload, kept, lambda code: Streams(result, spec).run(code, rest))]
+        return [Part(0, payload, [result, *rest], Streams(result, spec, rest).run)]
     if spec.mode == Mode.COMPARE:
-        return [Part(0, payload, [result], lambda loaded: Comparer(result, spec).run(*loaded))]
+        return [Part(0, payload, [result], Comparer(result, spec).run)]
     if spec.mode == Mode.CHECK:
-        kept = [result, *rest]
-        return [
-            Part(
-                0,
-                payload,
-                kept,
-                lambda loaded: Checker(result, spec).run(loaded[0], loaded[1], rest),
-            )
-        ]
+        return [Part(0, payload, [result, *rest], Checker(result, spec, rest).run)]
     requests_in, requests_out, answers_in, answers_out = pipes
-
-    def solve(code: str) -> int:
-        return Solver(answers_out, spec, requests_in).run(code)
-
-    def test(loaded: tuple[Any, ...]) -> int:
-        return Test(result, spec, requests_out, answers_in).run(TestCode(*loaded))
-
+    solver = Solver(answers_out, spec, requests_in)
+    test = Test(result, spec, requests_out, answers_in)
     return [
-        Part(0, payload, [requests_in, answers_out], solve),
-        Part(1, rest[0], [result, requests_out, answers_in], test),
+        Part(0, payload, [requests_in, answers_out], solver.run),
+        Part(1, rest[0], [result, requests_out, answers_in], test.run),
     ]
 
 
-def main(spec: JobSpec, part: Part, jail: Jail) -> None:
+def limits(spec: JobSpec, jail: Jail) -> list[tuple[int, tuple[int, int]]]:
+    """Arguments of setrlimit for the children of a job."""
+    wanted = (
+        (resource.RLIMIT_CPU, math.ceil(spec.cpu_s) + 2),
+        (resource.RLIMIT_FSIZE, spec.output_bytes + 1),
+        (resource.RLIMIT_NPROC, _MAX_TASKS),
+        (resource.RLIMIT_AS, jail.base_address_space + spec.memory_bytes),
+    )
+    lowered = [(kind, min(value, jail.hard_limits[kind])) for kind, value in wanted]
+    return [(kind, (value, value)) for kind, value in lowered]
+
+
+def main(part: Part, limits: Sequence[tuple[int, tuple[int, int]]], jail: Jail) -> None:
     """Lock down, run, exit. The exit status is 0 unless the program chose another one."""
     code = 1
     try:
-        loaded = marshal.loads(os.pread(part.payload, os.fstat(part.payload).st_size, 0))
+        # os.fstat would make twenty objects, most on a page that this process then has to copy.
+        loaded = marshal.loads(os.pread(part.payload, os.lseek(part.payload, 0, os.SEEK_END), 0))
         try:
-            _lock_down(spec, part, jail)
+            _lock_down(part, limits, jail)
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}".encode()
             length = FAULT_END - FAULT_START
             jail.ready[FAULT_START:FAULT_END] = reason[:length].ljust(length)
             raise
-        code = part.run(loaded)
+        code = part.run(*loaded)
     finally:
         os._exit(code)
 
 
-def _lock_down(spec: JobSpec, part: Part, jail: Jail) -> None:
+def _lock_down(part: Part, limits: Sequence[tuple[int, tuple[int, int]]], jail: Jail) -> None:
     if jail.uid >= 0:
         os.setgroups([])
         os.setresgid(jail.uid, jail.uid, jail.uid)
@@ -112,14 +113,8 @@ def _lock_down(spec: JobSpec, part: Part, jail: Jail) -> None:
         os.closerange(lowest + 1, keep)
         lowest = keep
     os.closerange(lowest + 1, _MAX_DESCRIPTOR)
-    for resource_kind, value in (
-        (resource.RLIMIT_CPU, math.ceil(spec.cpu_s) + 2),
-        (resource.RLIMIT_FSIZE, spec.output_bytes + 1),
-        (resource.RLIMIT_NPROC, _MAX_TASKS),
-        (resource.RLIMIT_AS, jail.base_address_space + spec.memory_bytes),
-    ):
-        limit = min(value, jail.hard_limits[resource_kind])
-        set_limit(resource_kind, (limit, limit))
+    for kind, pair in limits:
+        set_limit(kind, pair)
     for give_up in jail.seal:
         give_up()
     jail.ready[part.number] = 1

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from itertools import repeat, zip_longest
@@ -73,12 +73,15 @@ class PlainRules(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A returned value, as bytes of values.encode, and what it must be. call: for the message."""
+    """A returned value, as bytes of values.encode, and what it must be. function, args: for the
+    message, which is only written for a wrong value.
+    """
 
     body: bytes
     expected: Any
     types: str
-    call: str
+    function: str
+    args: Sequence[Any]
 
     def failure(self, comparison: Comparison) -> str:
         """The reason why it is wrong; empty if it is right."""
@@ -88,7 +91,8 @@ class Returned(NamedTuple):
                 return ""
         except (ValueError, MemoryError):
             return "the returned value is malformed"
-        return f"{self.call} returned {shorten(value)}, not {shorten(self.expected)}"
+        call = call_text(self.function, self.args)
+        return f"{call} returned {shorten(value)}, not {shorten(self.expected)}"
 
 
 class Printed(NamedTuple):
@@ -230,6 +234,11 @@ def _number(token: str) -> Decimal | None:
 def _typed(items: Any) -> set[tuple[type, Any]]:
     """The items with their types, because True == 1 == 1.0."""
     return {(type(item), item) for item in items}
+
+
+def call_text(function: str, args: Sequence[Any]) -> str:
+    """A call for a message."""
+    return f"{function}({', '.join(map(shorten, args))})"
 
 
 def shorten(value: Any) -> str:

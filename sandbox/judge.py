@@ -90,8 +90,8 @@ class Test(Runner):
         self._num_asked = 0
         self._settled: tuple[Kind, bytes] | None = None
 
-    def run(self, test: TestCode) -> int:
-        """Write the verdict as the frame of run 0.
+    def run(self, *fields: Any) -> int:
+        """Write the verdict of a TestCode as the frame of run 0.
 
         A program that does not load has its own frame for run -1 instead.
         """
@@ -102,7 +102,7 @@ class Test(Runner):
         self.frame(-1, loaded.kind, started, loaded.body)
         if loaded.kind is Kind.LOADED:
             started = self.now()
-            kind, body = self._ruling(test)
+            kind, body = self._ruling(TestCode(*fields))
             self.frame(0, kind, started, body)
         return 0
 

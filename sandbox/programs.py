@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Sequence
 from typing import Any
 
 from . import values
@@ -158,16 +159,20 @@ def find_function(namespace: dict[str, Any], name: str) -> Any:
 class Streams(Runner):
     """Runs the code once per pair of standard input and output."""
 
-    def run(self, code: str, streams: list[int]) -> int:
+    def __init__(self, result: int, spec: JobSpec, streams: Sequence[int]) -> None:
+        super().__init__(result, spec)
+        self._streams = streams
+
+    def run(self, code: str) -> int:
         """Write one DONE, ERROR, MEMORY or EXIT frame per run, after LOADED."""
         compiled = self.compile(code)
         if compiled is None:
             return 0
         self.frame(-1, Kind.LOADED, self._clock(), b"0")
-        for run in range(len(streams) // 2):
+        for run in range(len(self._streams) // 2):
             started = self._clock()
             for target in (0, 1):
-                source = streams[2 * run + target]
+                source = self._streams[2 * run + target]
                 os.dup2(source, target)
                 os.close(source)
             open_streams()

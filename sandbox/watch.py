@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from .protocol import Ending, JobSpec
 
 _PID = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
-_TICK_S = 0.02
+_TICK_S, _TICK_MS = 0.02, 20
 _SHARED_SHARE = 0.25
 """A run that takes this share of the limit after others in the same child ends there: it runs again
 in a separate child, with the whole limit. Without this rule, a program that times out in its second
@@ -49,17 +49,26 @@ def watch(
     A run counts as done when the result file grows.
     """
     # Most programs end within the first tick: nothing is measured for them.
-    ready = poller.poll(_TICK_S * 1000)
+    ready = poller.poll(_TICK_MS) or _measured(spec, pids, result, poller, proc)
+    if isinstance(ready, Ending):
+        return ready
+    return Ending.EXITED if any(fd == process for fd, _ in ready) else Ending.CANCELLED
+
+
+def _measured(
+    spec: JobSpec, pids: Sequence[int], result: int, poller: select.poll, proc: int
+) -> list[tuple[int, int]] | Ending:
+    """Wait for what the poller reports, or for the limit that is exceeded first."""
     clocks = [(~pid << 3) | _CLOCK_OF_PROCESS for pid in pids]
     last_cpu, asleep = 0.0, 0.0
     size, run_cpu = os.fstat(result).st_size, 0.0
     has_shared = spec.num_tests > 1 and os.pread(result, _FIRST_FRAMES, 0).count(b"\n") > 1
     tasks: dict[bytes, tuple[int, int]] = {}
-    while not ready:
+    while True:
         before = time.monotonic()
-        ready = poller.poll(_TICK_S * 1000)
+        ready = poller.poll(_TICK_MS)
         if ready:
-            break
+            return ready
         elapsed = min(time.monotonic() - before, 2 * _TICK_S)
         try:
             cpu = sum(map(time.clock_gettime, clocks))
@@ -77,7 +86,6 @@ def watch(
             return Ending.CPU
         if asleep > spec.sleep_s:
             return Ending.WALL
-    return Ending.EXITED if any(fd == process for fd, _ in ready) else Ending.CANCELLED
 
 
 def _asleep(

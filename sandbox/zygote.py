@@ -46,6 +46,8 @@ _LIMITED = {
 }
 """Limits that the zygote sets once for itself and all children; sys.maxsize: set by each child."""
 
+_NO_FAULT = bytes(child.FAULT_END)
+
 
 class Jail(NamedTuple):
     """The steps that lock down each child.
@@ -202,13 +204,13 @@ def _run(spec: JobSpec, descriptors: list[int], jail: Jail, poller: select.poll)
     The reply has the CPU time of all children and the memory of the largest.
     """
     started = time.monotonic()
-    jail.ready[: child.FAULT_END] = bytes(child.FAULT_END)
+    jail.ready[: child.FAULT_END] = _NO_FAULT
     pipes = [*os.pipe(), *os.pipe()] if spec.mode == Mode.JUDGE else []
-    pids = []
+    pids, limits = [], child.limits(spec, jail)
     for part in child.parts(spec, descriptors, pipes):
         pid = linux.fork()
         if pid == 0:
-            child.main(spec, part, jail)
+            child.main(part, limits, jail)
         pids.append(pid)
     result = descriptors[RESULT]
     for descriptor in (*descriptors, *pipes):

@@ -107,7 +107,7 @@ class Judge:
             output = ran.output.decode(errors="replace")
             return Printed(ran.verdict, output, ran.message, ran.wall_s)
         program = await self._program(request)
-        job = program.job(Mode.STREAMS, 1, program.code, inputs=[stdin.encode(errors="replace")])
+        job = program.job(Mode.STREAMS, 1, (program.code,), inputs=[stdin.encode(errors="replace")])
         child = await program.run(job, read_streams)
         answer = child.answers[0]
         output = child.outcome.outputs[0][: program.output_bytes].decode(errors="replace")
@@ -222,7 +222,7 @@ class Judge:
         fault = asked_by(program.setup, test.code).fault
         if fault:
             return _broken(fault)
-        job = program.job(Mode.JUDGE, 1, program.code)
+        job = program.job(Mode.JUDGE, 1, (program.code,))
         job = job._replace(test=judged_test(program.setup, test.code))
         return (await program.run(job, read_judged)).judged_result()
 
@@ -258,7 +258,7 @@ class Judge:
             largest = max(len(test.output.encode(errors="replace")) for test in rest)
             roomy = replace(program, output_bytes=max(program.output_bytes, 2 * largest))
             num = len(rest)
-            job = roomy.job(Mode.STREAMS, num, program.code, num_tests=num, inputs=inputs)
+            job = roomy.job(Mode.STREAMS, num, (program.code,), num_tests=num, inputs=inputs)
             child = await program.run(job, read_streams)
             compared, has_leftovers = await child.stream_results(rest, rule)
             results += compared

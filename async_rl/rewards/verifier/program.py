@@ -33,7 +33,7 @@ class Program:
         self,
         mode: Mode,
         num_runs: int,
-        payload: Any,
+        payload: tuple[Any, ...],
         *,
         num_tests: int = 1,
         inputs: Sequence[bytes] = (),

@@ -24,7 +24,14 @@ from async_rl.rewards.verifier.command_outcomes import Limits
 from async_rl.rewards.verifier.outcomes import read_judged
 from async_rl.rewards.verifier.program import Program
 from async_rl.sandbox.cell import Job
-from async_rl.sandbox.comparison import Comparison, PlainRules, Printed, Returned, shorten
+from async_rl.sandbox.comparison import (
+    Comparison,
+    PlainRules,
+    Printed,
+    Returned,
+    call_text,
+    shorten,
+)
 from async_rl.sandbox.protocol import Mode
 from async_rl.sandbox.values import decode
 
@@ -53,15 +60,15 @@ class Rulings:
 
     async def of_value(self, test: CallTest, body: bytes, program: Program) -> Ruling:
         """The ruling on a returned value. Raises InfrastructureError."""
-        call = f"{test.function}({', '.join(map(shorten, test.args))})"
-        returned = Returned(body, test.expected, test.types, call)
         if self._checker is None:
+            returned = Returned(body, test.expected, test.types, test.function, test.args)
             return await self._compared(returned, len(body), program)
         try:
             value = await asyncio.to_thread(decode, body)
         except (ValueError, MemoryError):
             return Ruling(Verdict.WRONG_ANSWER, _MALFORMED)
         is_right = await asyncio.to_thread(ask, self._checker, test.args, value, test.expected)
+        call = call_text(test.function, test.args)
         message = f"{call} returned {shorten(value)}, not {shorten(test.expected)}"
         return _RIGHT if is_right else Ruling(Verdict.WRONG_ANSWER, message)
 
