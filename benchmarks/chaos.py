@@ -2,8 +2,8 @@
 
 Faults: kill -9 and SIGSTOP of every process (the supervisor too), the end of all processes
 together, files damaged between two lives, an output that is not read, a second resume of the live
-run, unknown clients at every listener, and with --remote a reward server that answers errors and
-garbage.
+run (also with the mark of another process, as after a change of the clock), unknown clients at
+every listener, and with --remote a reward server that answers errors and garbage.
 
 The faults are in chaos_faults.py, the audit in chaos_audit.py. The audit reads SQLite and
 metrics.jsonl directly and shares no code with `async-rl ledger`.

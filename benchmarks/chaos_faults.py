@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import random
 import signal
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from async_rl.launchers.commands.control import MARK
 from benchmarks.chaos_run import COMMAND, Run
 
 PAUSE_S = 20.0
@@ -38,6 +40,7 @@ class Chaos:
             "crash of everything": self._crash,
             "crash and a damaged file": self._damage,
             "second resume": self._second_resume,
+            "second resume, wrong mark": self._second_resume_with_wrong_mark,
             "strangers": self._strangers,
         }
 
@@ -105,6 +108,19 @@ class Chaos:
         )
         if done.returncode != 2:
             self.problems.append(f"a second resume of the live run exited {done.returncode}")
+        return True
+
+    def _second_resume_with_wrong_mark(self) -> bool:
+        """As after a change of the clock: the mark names another process, and the lock decides."""
+        mark = self._run.run_dir / MARK
+        before = mark.read_bytes()
+        fields = json.loads(before)
+        fields["start_ticks"] += self._rng.choice([-500, 500])
+        mark.write_text(json.dumps(fields))
+        self._second_resume()
+        if json.loads(mark.read_bytes()) != fields:
+            self.problems.append("a second resume replaced the mark of the live run")
+        mark.write_bytes(before)
         return True
 
     def _strangers(self) -> bool:
