@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 
@@ -11,19 +12,36 @@ def learning_rate(
     *,
     lr: float,
     warmup_steps: int,
-    num_steps: int,
+    span: Sequence[float],
     schedule: Literal["constant", "cosine"],
     min_lr_ratio: float,
 ) -> float:
     """Return the learning rate of step 0, 1, ...
 
     Linear warm-up from lr / warmup_steps at step 0 to lr at step warmup_steps - 1.  Then either lr
-    ("constant"), or a cosine from lr to min_lr_ratio * lr at num_steps, which stays there
-    (arXiv 1608.03983 eq. 5, one period).
+    ("constant"), or a cosine from lr at the first step of `span` to min_lr_ratio * lr at its last,
+    which stays there (arXiv 1608.03983 eq. 5, one period).
     """
     if step < warmup_steps:
         return lr * (step + 1) / warmup_steps
     if schedule == "constant":
         return lr
-    progress = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
-    return lr * (min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
+    cosine = math.cos(math.pi * progress(step, span))
+    return lr * (min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + cosine))
+
+
+def progress(step: float, span: Sequence[float]) -> float:
+    """Return the part of the schedule that has passed, 0 to 1."""
+    begin, end = span
+    return min(1.0, max(0.0, (step - begin) / max(1.0, end - begin)))
+
+
+def stretched(step: float, span: Sequence[float], end: float) -> list[float]:
+    """Return the span that ends at `end` and has the progress of `span` at a step; `span` itself if
+    it has ended by then.
+    """
+    passed = progress(step, span)
+    if passed >= 1.0:
+        return list(span)
+    # Solved for the begin: passed = (step - begin) / (end - begin).
+    return [(step - passed * end) / (1.0 - passed), end]

@@ -29,6 +29,8 @@ class OptimizerConfig(Section):
     """learning rate after the warm-up"""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)]
     """smallest learning rate of the cosine schedule, as a share of lr"""
+    schedule_span: Annotated[list[float], Field(max_length=2)]
+    """steps at which the cosine begins and ends; empty = the end of the warm-up, and num_steps"""
     grad_clip: Annotated[float, Field(gt=0)]
     """largest global norm of the gradient"""
 

@@ -41,7 +41,7 @@ class ModelOptimizer:
         self._model = model
         self._is_offloaded = is_offloaded
         self._config = config
-        self._num_steps = num_steps
+        self._span = config.schedule_span or (config.warmup_steps, num_steps)
         self._lr = config.lr
         self.num_updates = 0
         self._parameters = [p for p in parameters if p.requires_grad]
@@ -62,7 +62,7 @@ class ModelOptimizer:
             step,
             lr=config.lr,
             warmup_steps=config.warmup_steps,
-            num_steps=self._num_steps,
+            span=self._span,
             schedule=config.schedule,
             min_lr_ratio=config.min_lr_ratio,
         )

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from async_rl.algorithms.schedule import stretched
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.config.base import replace
 from async_rl.config.checks.run import raise_if_any
@@ -21,6 +22,7 @@ from async_rl.launchers.commands.control import leave_mark, living_pid
 from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.changes import Changes, changes
 from async_rl.launchers.configuration.compose import recompose, to_yaml
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.planning.topology import SCALE_FILE
 from async_rl.supervision.scaler import wanted_counts
 from async_rl.training import checkpoints
@@ -42,9 +44,14 @@ FIXED = {
 """Settings and sections that a resumed run cannot change, and why."""
 
 
-def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
+def resumed_config(
+    run_dir: Path, overrides: Sequence[str], *, is_stretched: bool = False
+) -> tuple[RunConfig, list[str]]:
     """Return the configuration to continue with, and a line per changed setting. Raises ConfigError
     if the run is still running or cannot continue with it.
+
+    is_stretched: a cosine schedule falls from its present value until the new last step; otherwise
+    it continues as it was, whatever num_steps is.
     """
     pid = living_pid(run_dir)
     if pid is not None:
@@ -54,13 +61,46 @@ def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, 
         )
     before = runs.config_of(run_dir)
     after = recompose(run_dir / "config.yaml", overrides)
+    kept = list(_kept_schedules(run_dir, before, after, is_stretched=is_stretched))
+    if kept:
+        after = recompose(run_dir / "config.yaml", with_defaults(overrides, kept))
     changed = changes(before, after)
     raise_if_any(_refusals(run_dir, before, after, changed))
     lines = [
         f"{path}={schema.show(new)} (was {schema.show(old)})"
         for path, (old, new) in changed.items()
     ]
+    if kept and not is_stretched:
+        lines.append(
+            f"the learning rate as it was scheduled, at its least value from step"
+            f" {before.num_steps} on; --stretch lets it fall until step {after.num_steps}"
+        )
     return after, lines
+
+
+def _kept_schedules(
+    run_dir: Path, before: RunConfig, after: RunConfig, *, is_stretched: bool
+) -> Iterator[str]:
+    """Yield the spans of the cosine schedules as overrides, where the number of steps changes.
+
+    By num_steps alone, a longer run would raise the rate that a finished one had lowered.
+    """
+    if before.num_steps == after.num_steps:
+        return
+    saved = max(checkpoints.versions(run_dir), default=0)
+    critic = before.algorithm.critic
+    schedules = [
+        ("learner", before.learner.optimizer, 0 if critic is None else critic.warmup_steps)
+    ]
+    if critic is not None:
+        schedules.append(("algorithm.advantage.critic", critic.optimizer, 0))
+    for owner, optimizer, first in schedules:
+        if optimizer.schedule != "cosine":
+            continue
+        span = optimizer.schedule_span or [optimizer.warmup_steps, before.num_steps - first]
+        if is_stretched:
+            span = stretched(saved - first, span, after.num_steps - first)
+        yield f"{owner}.optimizer.schedule_span=[{span[0]:g},{span[1]:g}]"
 
 
 def _refusals(

@@ -18,7 +18,7 @@ from async_rl.algorithms.schedule import learning_rate
 def test_warm_up_never_has_a_rate_of_zero_and_ends_at_lr() -> None:
     rates = [
         learning_rate(
-            k, lr=1.0, warmup_steps=4, num_steps=10, schedule="constant", min_lr_ratio=0.1
+            k, lr=1.0, warmup_steps=4, span=(4, 10), schedule="constant", min_lr_ratio=0.1
         )
         for k in range(6)
     ]
@@ -27,7 +27,7 @@ def test_warm_up_never_has_a_rate_of_zero_and_ends_at_lr() -> None:
 
 def test_no_warm_up_begins_at_lr() -> None:
     assert (
-        learning_rate(0, lr=2.0, warmup_steps=0, num_steps=10, schedule="cosine", min_lr_ratio=0.1)
+        learning_rate(0, lr=2.0, warmup_steps=0, span=(0, 10), schedule="cosine", min_lr_ratio=0.1)
         == 2.0
     )
 
@@ -36,7 +36,7 @@ def test_no_warm_up_begins_at_lr() -> None:
 def test_cosine_falls_to_its_floor_and_stays() -> None:
     rates = {
         k: learning_rate(
-            k, lr=1.0, warmup_steps=2, num_steps=12, schedule="cosine", min_lr_ratio=0.1
+            k, lr=1.0, warmup_steps=2, span=(2, 12), schedule="cosine", min_lr_ratio=0.1
         )
         for k in (2, 7, 12, 50)
     }

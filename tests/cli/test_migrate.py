@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from empty_model import write_model
 from migration_sources import AREAL, VERL_FIRST, VERL_TODAY
 from typer.testing import CliRunner
 
@@ -77,7 +78,7 @@ def test_a_launch_takes_the_result_where_files_and_gpus_are_there(
     row["tests"] = [{"kind": "stdin", "input": "1", "output": "1"}]
     for file in ("rows.jsonl", "metadata.jsonl", "held_out.jsonl"):
         (tmp_path / file).write_text(json.dumps(row) + "\n")
-    (tmp_path / "config.json").write_text("{}")
+    write_model(tmp_path)
     given = [
         f"model.path={tmp_path}",
         f"data.train_files={tmp_path}/rows.jsonl",

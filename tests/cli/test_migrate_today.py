@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from empty_model import write_model
 from migration_of_today import AREAL_NOW, OPENRLHF, PRIME_RL, TRL_ARGUMENTS, VERL_SCRIPT
 from typer.testing import CliRunner
 
@@ -63,7 +64,7 @@ def launched(tmp_path: Path, migration: Migration) -> None:
     }
     for name in ("rows.jsonl", "held_out.jsonl"):
         (tmp_path / name).write_text(json.dumps(row) + "\n")
-    (tmp_path / "config.json").write_text("{}")
+    write_model(tmp_path)
     given = [
         f"model.path={tmp_path}",
         f"data.train_files={tmp_path}/rows.jsonl",

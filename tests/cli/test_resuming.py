@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from async_rl.algorithms.schedule import learning_rate
+from async_rl.config.run import RunConfig
 from async_rl.core.checksums import write_sums
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.control import leave_mark, living_pid
@@ -179,3 +182,43 @@ def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(
         str(tmp_path / "there"),
     )
     assert changes(config_of(run_dir), config_of(there)).keys() == {"output_dir"}
+
+
+def _rates(config: RunConfig, steps: Sequence[int]) -> list[float]:
+    optimizer = config.learner.optimizer
+    return [
+        learning_rate(
+            step,
+            lr=1.0,
+            warmup_steps=0,
+            span=optimizer.schedule_span or (0, config.num_steps),
+            schedule=optimizer.schedule,
+            min_lr_ratio=0.0,
+        )
+        for step in steps
+    ]
+
+
+def test_more_steps_do_not_raise_the_learning_rate_of_a_cosine_schedule(tmp_path: Path) -> None:
+    words = ["run_name=a", "num_steps=8", "learner.optimizer.schedule=cosine"]
+    config = compose("ppo_code", [*words, "learner.optimizer.warmup_steps=0"])
+    write_config(config, tmp_path / "config.yaml")
+    for name in ("store.sqlite", "metrics.jsonl"):
+        (tmp_path / name).touch()
+    directory_of(tmp_path, 4).mkdir(parents=True)
+    before = _rates(config, range(8))
+    # cos(pi / 2) half of the way: 0.5 at step 4.
+    assert before[4] == pytest.approx(0.5)
+    kept, lines = resumed_config(tmp_path, ["num_steps=16"])
+    assert _rates(kept, range(8)) == before
+    assert _rates(kept, [8, 12, 16]) == pytest.approx([0, 0, 0])
+    assert "learner.optimizer.schedule_span=[0.0,8.0] (was [])" in lines
+    assert "at its least value from step 8 on; --stretch lets it fall until step 16" in lines[-1]
+    longer, _ = resumed_config(tmp_path, ["num_steps=16"], is_stretched=True)
+    # The second half of the cosine takes the 12 steps from 4 to 16: three quarters at step 10.
+    assert _rates(longer, [4, 10, 16]) == pytest.approx([0.5, 0.1464466, 0.0])
+    own = ["num_steps=16", "learner.optimizer.schedule_span=[0,16]"]
+    assert _rates(resumed_config(tmp_path, own)[0], [8]) == pytest.approx([0.5])
+    directory_of(tmp_path, 8).mkdir()
+    ended, _ = resumed_config(tmp_path, ["num_steps=16"], is_stretched=True)
+    assert _rates(ended, [8, 12, 16]) == pytest.approx([0, 0, 0])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from e2e_support import LiveRun
+from empty_model import write_model
 
 pytestmark = pytest.mark.slow
 
@@ -40,9 +41,7 @@ def test_a_wrong_setting_is_answered_before_anything_starts(
 
 
 def test_a_data_file_that_cannot_be_read_names_the_file(launch: Launch, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
+    model = write_model(tmp_path / "model")
     said = refused(
         launch(
             "conf=ppo_code",

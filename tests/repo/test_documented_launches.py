@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from empty_model import write_model
 from repository import ROOT
 from test_documents import DOCUMENTS, code_lines, name, spans
 
@@ -67,10 +68,7 @@ COMMANDS = [
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with the files of the documents, which is also the working directory."""
     for model in ("models/1.5B", "models/my-model"):
-        (tmp_path / model).mkdir(parents=True)
-        (tmp_path / model / "config.json").write_text(json.dumps(MODEL))
-        (tmp_path / model / "tokenizer_config.json").write_text("{}")
-        (tmp_path / model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+        write_model(tmp_path / model, MODEL)
     (tmp_path / "data").mkdir()
     for file in ("train", "held_out"):
         (tmp_path / "data" / f"{file}.jsonl").write_text(json.dumps(ROW) + "\n")
