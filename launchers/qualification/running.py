@@ -80,14 +80,12 @@ def run_limited(command: list[str], limit_s: float, errors: Path) -> str:
         except subprocess.TimeoutExpired:
             return f"it ran past its limit of {limit_s:g} s; {_last_lines(errors)}"
         finally:
-            # Processes that it left behind would measure with the next one.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM if process.poll() is None else signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            # Processes that it left behind, hanging ones too, would measure with the next one.
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE_S)
     return f"exit code {code}: {_last_lines(errors)}" if code else ""
 
 

@@ -38,7 +38,13 @@ from async_rl.weights.transport.broadcast import Broadcaster
 LAST = 6
 LIFE = ("generator", 1)
 NO_TENSORS = Manifest(version=0, path="", tensors=[], total_bytes=0, checksum=0)
-EXTRA = ["enable_chunked_prefill=true", "kv_cache_dtype=auto", "async_scheduling=false"]
+EXTRA = [
+    "enable_chunked_prefill=true",
+    "kv_cache_dtype=auto",
+    "async_scheduling=false",
+    # A prompt is prefilled in two steps.
+    "long_prefill_token_threshold=48",
+]
 CONFIG = compose("grpo_code", ["weights.transfer=collective", "weights.transfer.bucket_mb=1"])
 
 

@@ -19,6 +19,7 @@ os.environ |= {"TRITON_INTERPRET": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLU
 
 import numpy as np
 import torch
+from triton import knobs
 from triton.backends import backends
 
 # vLLM's CPU build uses Triton only if it has a backend of this name; the interpreter needs none.
@@ -163,4 +164,6 @@ if __name__ == "__main__":
         for dtype in (torch.float32, torch.bfloat16)
     }
     said |= {"frequencies": frequencies(), "far_apart": far_apart()}
+    # tl.dot takes it where a kernel names no precision.
+    said["float32_products"] = knobs.language.fp32_default
     Path(sys.argv[1]).write_text(json.dumps(said))

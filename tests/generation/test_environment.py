@@ -73,6 +73,12 @@ def test_the_kv_cache_setting_is_not_overridden_from_outside(
     assert "VLLM_CPU_KVCACHE_SPACE" not in os.environ
 
 
+def test_float32_products_of_triton_are_not_rounded(environment: pytest.MonkeyPatch) -> None:
+    prepare_environment(compose("grpo_code"), [])
+    # The name and the value are Triton's; test_gpu_kernels.py asks it.
+    assert os.environ["TRITON_F32_DEFAULT"] == "ieee"
+
+
 def test_threads_follow_the_cores_given(environment: pytest.MonkeyPatch) -> None:
     pinned: list[list[int]] = []
     environment.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append(list(cores)))

@@ -34,7 +34,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("kernels") / "said.json"
     done = subprocess.run(
         [sys.executable, str(HERE / "gpu_kernels_scenario.py"), str(out)],
-        env=os.environ | {"PYTHONPATH": str(TRITON), "OMP_NUM_THREADS": "1"},
+        env=os.environ
+        | {"PYTHONPATH": str(TRITON), "OMP_NUM_THREADS": "1", "TRITON_F32_DEFAULT": "ieee"},
         capture_output=True,
         text=True,
         check=False,
@@ -89,3 +90,7 @@ def test_tokens_are_drawn_as_often_as_their_logprobs_say(said: dict[str, Any]) -
 
 def test_large_logits_do_not_overflow(said: dict[str, Any]) -> None:
     assert said["far_apart"] == pytest.approx([-3.0 - np.log1p(np.exp(-3.0))], abs=1e-3)
+
+
+def test_triton_reads_the_precision_of_float32_products(said: dict[str, Any]) -> None:
+    assert said["float32_products"] == "ieee"

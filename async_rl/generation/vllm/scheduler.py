@@ -12,6 +12,7 @@ Written against vLLM 0.32.
 from __future__ import annotations
 
 import multiprocessing
+import time
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -52,8 +53,19 @@ class _Salting(Scheduler):  # type: ignore[misc]  # vLLM is untyped here
         super().set_pause_state(pause_state)
         if pause_state is PauseState.UNPAUSED:
             self._num_changes += 1
+            self._prefill_again()
             for request in self.waiting:
                 self._salt(request)
+
+    def _prefill_again(self) -> None:
+        """Let the requests of which a part is prefilled begin again: the rest by other weights
+        would give them tokens of a distribution that no version has, under the label of the new.
+        """
+        for request in [request for request in self.running if request.is_prefill_chunk]:
+            self.running.remove(request)
+            self._preempt_request(request, time.monotonic(), drop_stale_output=True)
+            # It may run in the next step: workers must not continue it from the last one.
+            self.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def _salt(self, request: Request) -> None:
         request.cache_salt = str(self._num_changes)
