@@ -59,9 +59,9 @@ class LearnerConfig(Section):
     """packed tokens of one forward and backward pass; affects memory, not the gradient"""
     gradient_checkpointing: bool
     """recompute activations in the backward pass, to save memory"""
-    min_shard_params: Annotated[int, Field(ge=0)]
-    """parameters from which a module is a shard unit; 0 = the units are the model's blocks that
-    must not be split"""
+    shard_units: Annotated[int, Field(ge=0)] | list[Annotated[str, Field(pattern="^\\w+$")]]
+    """modules that FSDP gathers separately: names of their classes, or the parameters from which a
+    module is one; 0 = the blocks that the model must not split"""
     offload: Literal["none", "optimizer", "parameters"]
     """keep in host memory while not in use: optimizer = AdamW's moments, parameters = parameters,
     gradients and moments"""

@@ -152,8 +152,9 @@ class RewardConfig(Section):
     clip: Annotated[float, Field(gt=0)]
     """bound on the absolute scaled reward"""
     placement: Literal["end", "steps", "step_deltas"]
-    """end = one reward at the last token; steps = one per complete code block, its score;
-    step_deltas = the change of the score since the block before"""
+    """end = one reward at the last token; steps = one per complete code block, its score, and from
+    functions one per paragraph if there is no block; step_deltas = the change of the score since
+    the step before"""
     overlong_tokens: Annotated[int, Field(ge=0)]
     """length of the range below data.max_response_tokens in which the penalty rises; 0 = no
     penalty"""

@@ -7,6 +7,7 @@ would compute wrongly is rejected at the start, not trained wrongly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,7 +48,7 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     policy, weights = _open_policy(
         config, path, ranks, has_value_head=critic is not None and not has_own_backbone
     )
-    blocks = policy.lm._no_split_modules or ()
+    blocks = _blocks(config.learner.shard_units, policy)
 
     def sharded(model: AnyModel, part: nn.Module, prefix: str, dtype: torch.dtype) -> AnyModel:
         fill = None
@@ -108,6 +109,22 @@ def _open_policy(
         _disable_dropout(lm)
         lm.train()
     return policy, weights
+
+
+def _blocks(shard_units: int | list[str], policy: Policy) -> Sequence[str]:
+    """Return the classes of the modules that are shard units. Raises ConfigError if the model does
+    not have a named one.
+    """
+    if not isinstance(shard_units, list):
+        return policy.lm._no_split_modules or ()
+    classes = {type(module).__name__ for module in policy.lm.modules()}
+    missing = set(shard_units) - classes
+    if missing:
+        raise ConfigError(
+            f"learner.shard_units: the model has no module of the class {', '.join(missing)}; it"
+            f" has {', '.join(sorted(classes))}"
+        )
+    return shard_units
 
 
 def load_policy(

@@ -84,12 +84,13 @@ class Trainer:
         self._config = config
         self._failed_batches = failed_batches
         self._dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
+        units = config.learner.shard_units
         self._ranks = Ranks(
             rank=rank,
             world_size=world_size,
             device=device,
             dtype=self._dtype,
-            min_shard_params=config.learner.min_shard_params,
+            min_shard_params=0 if isinstance(units, list) else units,
             offload=config.learner.offload,
         )
         import_external(config.model)

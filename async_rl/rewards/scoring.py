@@ -12,6 +12,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,6 +31,9 @@ FunctionScores = dict[str, dict[str, float]]
 """Name of a function -> its parts, "score" among them."""
 AskFunctions = Callable[[Sequence[str], RewardSample], Coroutine[Any, Any, FunctionScores]]
 
+_PARAGRAPH_END = re.compile(r"\S\n[ \t]*\n")
+_MOST_PARAGRAPHS = 64
+"""Scored paragraphs of a response; each costs a call of every function."""
 _SPECIAL = re.compile(r"[^\w.-]")
 """Characters that the name of a metric cannot contain."""
 
@@ -97,30 +101,40 @@ class Scorer:
         *,
         num_tokens: int,
         tokens_until: Callable[[int], int],
+        sample: Callable[[], RewardSample] | None = None,
     ) -> Score:
-        """As `score`, with a score of each complete code block.
+        """As `score`, with a score of each step: the response up to the end of each complete code
+        block. Without a block, functions score each paragraph, and tests the response as one step.
 
-        The last block's score is that of the response. A response without a block is one step.
-        tokens_until: maps a number of characters to the number of tokens that contain them.
+        The last step's score is that of the response. tokens_until: maps a number of characters to
+        the number of tokens that contain them.
         """
         blocks = []
         if not prompt.problem.wants_words:
             blocks = await self._extractor.blocks(response_text, prompt.problem.language)
-        if not blocks:
-            score = await self.score_by_tests(prompt, response_text)
-            steps = [StepScore(end_tokens=num_tokens, reward=score.reward)]
-        else:
-            async with asyncio.TaskGroup() as group:
-                judging = [
-                    group.create_task(self._judge(prompt, response_text, code))
-                    for _, code in blocks
-                ]
-            score = judging[-1].result()
-            steps = [
-                StepScore(end_tokens=tokens_until(end), reward=task.result().reward)
-                for (end, _), task in zip(blocks, judging, strict=True)
+        ends = {end: tokens_until(end) for end, _ in blocks}
+        terms = terms_of(self._reward, prompt.data_source)
+        if sample is not None and any(term.function != TESTS for term in terms):
+            whole = sample()
+            if not ends:
+                ends = {end: tokens_until(end) for end in _paragraph_ends(response_text)}
+                ends[len(response_text)] = num_tokens
+            scoring = [
+                self.score(prompt, response_text[:end], partial(_until, whole, end, count))
+                for end, count in ends.items()
             ]
-        return msgspec.structs.replace(score, steps=tuple(steps))
+        elif blocks:
+            scoring = [self._judge(prompt, response_text, code) for _, code in blocks]
+        else:
+            ends = {len(response_text): num_tokens}
+            scoring = [self.score_by_tests(prompt, response_text)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in scoring]
+        steps = [
+            StepScore(end_tokens=count, reward=task.result().reward)
+            for count, task in zip(ends.values(), tasks, strict=True)
+        ]
+        return msgspec.structs.replace(tasks[-1].result(), steps=tuple(steps))
 
     async def _judge(self, prompt: Prompt, text: str, code: str | None) -> Score:
         started = time.monotonic()
@@ -165,3 +179,21 @@ class Scorer:
             return of_program
         answer_problem = msgspec.structs.replace(problem, tests=answers)
         return [*await self._verifier.verify(answer_problem, text), *of_program]
+
+
+def _paragraph_ends(text: str) -> list[int]:
+    """The positions at which paragraphs end, the end of the text last; evenly fewer of many."""
+    ends = [match.start() + 1 for match in _PARAGRAPH_END.finditer(text.rstrip())]
+    stride = len(ends) // _MOST_PARAGRAPHS + 1
+    return [*ends[stride - 1 :: stride], len(text)]
+
+
+def _until(whole: RewardSample, end: int, num_tokens: int) -> RewardSample:
+    """The sample as if the response had ended there."""
+    return msgspec.structs.replace(
+        whole,
+        response=whole.response[:end],
+        transcript=whole.transcript[:end],
+        token_ids=whole.token_ids[:num_tokens],
+        is_written=whole.is_written[:num_tokens],
+    )

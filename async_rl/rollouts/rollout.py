@@ -271,6 +271,7 @@ class Rollouts:
                     done.answer,
                     num_tokens=len(done.token_ids),
                     tokens_until=functools.partial(self._tokens_until, done.token_ids),
+                    sample=asked,
                 )
         if done.score is None:
             self._control.remember(ticket.prompt, done.answer, asked)

@@ -28,10 +28,18 @@ def _adam_betas(given: Given) -> Fate:
     return Fate("translated", settings={given.rule.targets[0]: betas})
 
 
+_CALLS = ("actor_train", "critic_train", "critic_inf", "ref_inf")
+"""The calls of the learner, each with a budget in the source."""
+
+
 def _budget(given: Given) -> Fate:
-    if given.value >= _NO_BUDGET:
+    named = [given.source.get(f"{call}.mb_spec.max_tokens_per_mb") for call in _CALLS]
+    # One budget serves all calls, so it must fit into the memory of each.
+    budget = min(value for value in (given.value, *named) if value is not None)
+    if budget >= _NO_BUDGET:
         return Fate("defaulted", "a pass holds learner.budget_tokens tokens")
-    return Fate("translated", settings={"learner.budget_tokens": given.value})
+    note = "the smallest budget of all calls: they share their passes"
+    return Fate("translated", note, {"learner.budget_tokens": budget})
 
 
 def _top_k(given: Given) -> Fate:

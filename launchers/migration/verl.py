@@ -198,6 +198,13 @@ def _offload(given: Given) -> Fate:
     return Fate("translated", settings={"learner.offload": offload})
 
 
+def _layer_classes(given: Given) -> Fate:
+    if not given.value:
+        return Fate("defaulted", "the blocks that the model must not split are the shard units")
+    classes = [given.value] if isinstance(given.value, str) else list(given.value)
+    return Fate("translated", settings={"learner.shard_units": classes})
+
+
 def _is_kl_in_reward(given: Given) -> bool:
     """The first releases always had it there, and only they had this key of the reward model."""
     is_first = "reward_model.model.input_tokenizer" in given.source
@@ -261,6 +268,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "clip_ratio": _clip_ratio,
     "warmup_steps": _warmup_steps,
     "offload": _offload,
+    "layer_classes": _layer_classes,
     "kl_in_reward": _kl_in_reward,
     "kl_loss": _kl_loss,
     "evaluation_samples": _evaluation_samples,

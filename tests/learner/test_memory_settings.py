@@ -19,6 +19,7 @@ from transformers import AutoConfig
 
 from async_rl.config import learner
 from async_rl.config.base import replace
+from async_rl.core.errors import ConfigError
 from async_rl.learner import sharding
 from async_rl.learner.trainer import Trainer
 
@@ -108,18 +109,22 @@ def test_a_smaller_chunk_bounds_the_logits_that_exist_together(
     assert 4 * small <= 0.0006 * 2**20, "bytes of float32"
 
 
-@pytest.mark.proves("learner.min_shard_params")
+@pytest.mark.proves("learner.shard_units")
 def test_the_least_size_of_a_unit_decides_what_is_sharded_alone(
     model_path: Path, process_group: None
 ) -> None:
-    def units(size: int) -> list[str]:
-        config = offloaded(f"learner.min_shard_params={size}")
+    def units(chosen: int | str) -> list[str]:
+        config = offloaded(f"learner.shard_units={chosen}")
         trainer = make(model_path, config)
         modules = trainer._policy.modules()
         return [type(m).__name__.removeprefix("FSDP") for m in modules if isinstance(m, FSDPModule)]
 
     assert units(0).count("Qwen3DecoderLayer") == 2
     assert units(10**9).count("Qwen3DecoderLayer") == 0
+    named = units("[Qwen3MLP]")
+    assert (named.count("Qwen3MLP"), named.count("Qwen3DecoderLayer")) == (2, 0)
+    with pytest.raises(ConfigError, match=r"no module of the class Qwen9MLP; it has .*Qwen3MLP"):
+        units("[Qwen9MLP]")
 
 
 @pytest.mark.proves("learner.offload")

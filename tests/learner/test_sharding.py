@@ -60,7 +60,7 @@ def test_neither_offloading_nor_the_shard_units_change_what_is_trained(
     plain = make_trainer(model_path, "ppo_code")
     other = make(
         model_path,
-        offloaded(make_config("ppo_code", f"learner.min_shard_params={min_params}"), offload),
+        offloaded(make_config("ppo_code", f"learner.shard_units={min_params}"), offload),
     )
     for trainer in (plain, other):
         for version in range(2):

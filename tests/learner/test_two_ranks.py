@@ -47,7 +47,7 @@ OBJECTIVES = {
     "an adapter": ("grpo_code", (*EXACT_KL, "model.lora=lora", "model.lora.rank=4")),
 }
 MEMORY_KNOBS = {
-    "ppo": ("learner.gradient_checkpointing=true", "learner.min_shard_params=1000"),
+    "ppo": ("learner.gradient_checkpointing=true", "learner.shard_units=1000"),
     "ppo on one backbone": ("learner.budget_tokens=30",),
     "grpo": (),
     "grpo with silent groups": ("learner.budget_tokens=30",),

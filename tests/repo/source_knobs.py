@@ -94,6 +94,7 @@ KNOBS = {
         "rw_type, use_dense_reward",
         "reward_delta",
         "dense: a score per block",
+        "dense: a score per step by a function",
         "code extraction",
         "check_xml_format",
         "score mapping",

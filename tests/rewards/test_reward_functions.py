@@ -249,7 +249,8 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     assert found(*terms, "reward.terms.length.weight=-0.1") == []
     own = ("reward.terms.mine=plugin", "reward.terms.mine.fn=lenght")
     assert "neither package.module:function" in found(*own)[0]
-    assert "functions score whole responses" in "".join(found(*terms, "reward.placement=steps"))
+    assert found("reward.terms.length=length", "reward.placement=steps") == []
+    assert "does not show progress" in found(*terms, "reward.placement=steps")[0]
     assert "have the name tests" in found("reward.terms.tests=length")[0]
     assert "have the name tests" in found("reward.terms.mine=tests")[0]
     assert "becomes the name of metrics" in found("reward.terms.a-b=length")[0]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from async_rl.config.run import RunConfig
 from async_rl.core.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
 from async_rl.launchers.configuration.compose import compose
-from async_rl.rewards.scoring import Scorer
+from async_rl.rewards.scoring import FunctionScores, Scorer
+from async_rl.rewards.verifier.protocol import RewardSample
 
 TESTS = [CallTest(function="f", args=[i], expected=i) for i in range(4)]
 PROMPT = Prompt(
@@ -46,6 +48,61 @@ def score(response: str) -> Score:
             PROMPT, response, num_tokens=len(response) + 1, tokens_until=lambda chars: chars
         )
     )
+
+
+def score_by_function(response: str) -> tuple[Score, list[RewardSample]]:
+    """The function counts letters x of what it is shown."""
+    config = compose("grpo_code", ["reward.placement=steps", "reward.terms.mine=length"])
+    asked: list[RewardSample] = []
+
+    async def ask(names: Sequence[str], sample: RewardSample) -> FunctionScores:
+        asked.append(sample)
+        return {"mine": {"score": float(sample.response.count("x"))}}
+
+    whole = RewardSample(
+        prompt_id="p", prompt="", response=response, transcript=response,
+        token_ids=list(range(len(response) + 1)), is_written=[True] * (len(response) + 1),
+        data_source="code", row={}, tests=[], setup="", is_truncated=False, max_tokens=999,
+    )  # fmt: skip
+    scorer = Scorer(config, CountsPasses(), ask)
+    found = asyncio.run(
+        scorer.score_steps(
+            PROMPT,
+            response,
+            num_tokens=len(response) + 1,
+            tokens_until=lambda chars: chars,
+            sample=lambda: whole,
+        )
+    )
+    return found, asked
+
+
+@pytest.mark.covers("dense: a score per step by a function")
+def test_a_function_scores_the_response_up_to_the_end_of_each_block() -> None:
+    response = f"x\n{FIRST}\nbetter:\n{SECOND}\ndone"
+    found, asked = score_by_function(response)
+    ends = [response.index(part) + len(part) for part in (FIRST, SECOND)]
+    assert [(step.end_tokens, step.reward) for step in found.steps] == [(ends[0], 2), (ends[1], 5)]
+    assert found.reward == 5
+    assert [len(sample.token_ids) for sample in asked] == ends
+    assert [sample.response for sample in asked] == [response[:end] for end in ends]
+
+
+def test_without_a_block_a_function_scores_each_paragraph() -> None:
+    found, asked = score_by_function("x y\n\nxx\nx\n \nno\n\n")
+    assert [sample.response for sample in asked] == [
+        "x y",
+        "x y\n\nxx\nx",
+        "x y\n\nxx\nx\n \nno\n\n",
+    ]
+    assert [step.reward for step in found.steps] == [1, 4, 4]
+    assert found.steps[-1].end_tokens == len("x y\n\nxx\nx\n \nno\n\n") + 1
+
+
+def test_of_many_paragraphs_some_are_scored() -> None:
+    found, asked = score_by_function("x\n\n" * 1000)
+    assert len(asked) == len(found.steps) <= 65
+    assert found.steps[-1].reward == 1000
 
 
 FIRST, SECOND = block("answer = 'x' + 'one long line'"), block("answer = 'xxx' + 'one long line'")

@@ -75,7 +75,13 @@ class ScriptedScorer:
         return Score(reward=float(min(len(text), 6)), parts={}, verdicts=(), latency_s=0.0)
 
     async def score_steps(
-        self, prompt: Prompt, text: str, *, num_tokens: int, tokens_until: Callable[[int], int]
+        self,
+        prompt: Prompt,
+        text: str,
+        *,
+        num_tokens: int,
+        tokens_until: Callable[[int], int],
+        sample: object,
     ) -> Score:
         steps = tuple(
             StepScore(end_tokens=tokens_until(chars), reward=1.0) for chars in (1, 2, 3, 99)

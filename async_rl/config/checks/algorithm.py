@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from async_rl.config.policy_losses import BehaviorLoss
+from async_rl.config.reward_terms import TESTS
 from async_rl.config.run import RunConfig
 
 COMPARING_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "oapl", "reinforce_plus_plus_baseline")
@@ -104,7 +105,8 @@ def _steps(config: RunConfig) -> Iterator[str]:
     reward = config.reward
     if reward.placement == "end":
         return
-    if reward.mode == "all_or_nothing":
+    has_tests = not reward.terms or TESTS in reward.terms
+    if has_tests and reward.mode == "all_or_nothing":
         yield (
             f"reward.placement={reward.placement} with reward.mode=all_or_nothing: the verdict does"
             " not show progress between steps; set reward.mode=fraction, or reward.placement=end"

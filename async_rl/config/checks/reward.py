@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from async_rl.config.plugins import REWARD, ROLLOUT, is_plugin
-from async_rl.config.reward_terms import TESTS, functions_of
+from async_rl.config.reward_terms import TESTS
 from async_rl.config.rewards import PluginTerm
 from async_rl.config.run import RunConfig
 
@@ -75,12 +75,6 @@ def _functions(config: RunConfig) -> Iterator[str]:
                 f"{path}.fn={term.fn}: is neither package.module:function nor file.py:function, nor"
                 " an entry point of async_rl.rewards; correct it"
             )
-    functions = functions_of(reward)
-    if functions and reward.placement != "end":
-        yield (
-            f"reward.placement={reward.placement} with reward.terms.{functions[0]}: functions score"
-            " whole responses; set reward.placement=end"
-        )
 
 
 def _format(config: RunConfig) -> Iterator[str]:
