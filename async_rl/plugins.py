@@ -47,7 +47,9 @@ class RolloutFunction(Protocol):
     """Conducts the turns of one sample; an async function; runs in the generators."""
 
     async def __call__(self, talk: Conversation, /) -> str | None:
-        """Return the text that is scored, or None for the policy's last text."""
+        """Return the text that is scored, or None for the policy's last text. An exception fails
+        the attempt of the group, which is then repeated.
+        """
 
 
 class EngineOpener(Protocol):
@@ -83,7 +85,8 @@ class PolicyLossFunction(Protocol):
         log_ratio: float32 [R], log-probs of the policy (with gradient) minus those of the proximal
         policy, in nats. advantages, behavior_weight: float32 [R], without gradient. sequences: the
         sequence of each token; its mask is the trained tokens. A loss must not depend on other
-        sequences, or it would depend on the packing.
+        sequences, or it would depend on the packing. An exception ends the run; a loss that is not
+        finite drops the batch.
         """
 
 
@@ -93,8 +96,9 @@ class AdvantageFunction(Protocol):
     def __call__(self, rewards: Tensor, /, *, groups: Parts) -> Tensor:
         """Return the advantage of each of B responses: float32 [B] -> float32 [B].
 
-        rewards: after scaling and with the KL subtracted if the reward has one. groups: the group
-        of each response; its mask excludes truncated responses that are not trained.
+        rewards: after scaling and with the KL subtracted if the reward has one, in units of reward.
+        groups: the group of each response; its mask excludes truncated responses that are not
+        trained. An exception ends the run.
         """
 
 
@@ -105,5 +109,5 @@ class CorrectionFunction(Protocol):
         """Return the weights of R tokens, without gradient.
 
         log_ratio: float32 [R], log-probs of the proximal minus those of the behavior policy, in
-        nats. sequences: as for a policy loss.
+        nats. sequences: as for a policy loss. An exception ends the run.
         """

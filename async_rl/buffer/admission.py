@@ -40,6 +40,8 @@ class Gate:
         """Return why a generator at this version may not start a group with `ahead` active groups
         before it, or an empty string if it may.
         """
+        # Groups are trained in the order of admission, so the number of groups ahead fixes the step
+        # that will train this one, before its first token is sampled.
         steps_ahead = ahead // self.groups_per_step
         lag = max(learner_version - generator_version, 0)
         if learner_version + steps_ahead >= self.num_steps:
@@ -57,6 +59,8 @@ class Gate:
                 f"the next group needs weights of version {needed} or later, the generator has"
                 f" {generator_version}"
             )
+        # After a crash the learner resumes from a checkpoint and gives the same numbers to other
+        # weights. Tokens of the discarded weights would then carry the wrong version.
         if generator_version > learner_version:
             return (
                 f"the generator has weights of version {generator_version}, which were discarded"
@@ -140,6 +144,7 @@ class Admission:
         """Return why a generator at this version gets no ticket for these purposes, or an empty
         string if it gets one.
         """
+        # Evaluations are not limited: they are never trained, so their age does not matter.
         if Purpose.EVAL in purposes and self._first_waiting(Purpose.EVAL, version) is not None:
             return ""
         if Purpose.TRAIN in purposes:
@@ -162,6 +167,8 @@ class Admission:
         if self.refusal(version, {purpose}):
             return None
         group_id = self._first_waiting(purpose, version)
+        # A group that waits for its next attempt comes before a new one: it was admitted earlier,
+        # so it is trained earlier, and a batch may have to wait for it.
         if group_id is None:
             group = OpenGroup(group_id=self.next_group_id, purpose=purpose, index=self.next_index)
             self.next_group_id += 1
@@ -202,6 +209,7 @@ class Admission:
         """
         group = self._remove(group_id)
         num_spared = group.num_spared + int(is_spared)
+        # Without a limit, a prompt that no attempt can finish would hold up a batch for ever.
         if group.attempt - num_spared >= self._max_attempts:
             return False
         self._open(

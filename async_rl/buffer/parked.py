@@ -54,6 +54,8 @@ class ParkedRequests:
     def add(self, request: RequestWork, tickets: list[Ticket]) -> Parked:
         """Park the request. tickets: those that its reply contains in any case."""
         name = request.generator
+        # The generator repeats a request whose reply was lost. Nothing waits for the older one any
+        # more, and tickets in its reply would be handed out to no one.
         if name in self._parked:
             self._parked[name].done.set()
         parked = Parked(
@@ -88,6 +90,7 @@ class ParkedRequests:
 
     def serve(self, now_s: float) -> None:
         """Hand out the tickets that admission allows."""
+        # Evaluation first: its groups are few, and its result is wanted for the present step.
         for purpose in (Purpose.EVAL, Purpose.TRAIN):
             if self._state.num_free(purpose, now_s) > 0:
                 self._serve(purpose, now_s)
@@ -97,6 +100,8 @@ class ParkedRequests:
         for order, (name, parked) in enumerate(self._parked.items()):
             if purpose in parked.purposes and parked.credit > 0:
                 loads.append((self._state.num_of_generator(name), order, name))
+        # One ticket at a time, to the generator with the fewest groups. In the order of arrival the
+        # first generator would get all free tickets, and the others would be idle.
         heapq.heapify(loads)
         # A generator that is refused a training ticket because of its old weights loads newer ones
         # soon. Without a reserve, the others would take its share in the meantime.

@@ -57,6 +57,8 @@ class Sync:
 
 
 def _order(group: StoredGroup) -> tuple[bool, int, int]:
+    # Planned groups come first, in their former batches: a step that is repeated after a crash then
+    # trains the same groups, and its weights are the same as before.
     return group.planned == NO_VERSION, group.planned, group.group_id
 
 
@@ -123,6 +125,7 @@ class Replay:
         unfinished: the open training groups, oldest admission first. Raises ProtocolError if it is
         not that version's turn.
         """
+        # The request is repeated if its reply was lost; it must get the same batch.
         if train_version in self.leases:
             return Take(group_ids=_ids(self.leases[train_version]))
         if train_version != self.next_train_version:
@@ -131,6 +134,8 @@ class Replay:
                 f" {self.learner_version} with {len(self.leases)} leased batches; send SyncVersion"
                 " after a restart"
             )
+        # Before counting: groups over age must not complete a batch. They only exist after a crash,
+        # since admission bounds the age of all others.
         over_age = [g for g in self.ready.values() if self._is_over_age(g, train_version)]
         dropped = _ids(over_age)
         for group_id in dropped:
@@ -140,6 +145,7 @@ class Replay:
             reason = f"{len(self.ready)} of {wanted} groups are ready for step {train_version + 1}"
             return Take(dropped=dropped, waits_for=reason)
         oldest = heapq.nsmallest(self._groups_per_step, self.ready.values(), key=_order)
+        # Sorted, so that the batch does not depend on the order in which its groups finished.
         chosen = sorted(oldest, key=lambda group: group.group_id)
         blocking = self._blocking(train_version, chosen, unfinished)
         if blocking is not None:
@@ -172,6 +178,7 @@ class Replay:
                 f"step {version} reports groups {sorted(group_ids)}, its lease is"
                 f" {sorted(_ids(batch))}"
             )
+        # Checked again, although `take` did: this is the last place before the step is on record.
         over_age = [g.group_id for g in batch if self._is_over_age(g, version - 1)]
         if over_age:
             raise StalenessError(
@@ -198,6 +205,7 @@ class Replay:
         """
         batch = self.leases.get(train_version, ())
         known = {group.group_id for leased in self.leases.values() for group in leased}
+        # A repeated request after a lost reply.
         if not known.intersection(group_ids):
             return None
         if train_version != self.learner_version or set(_ids(batch)) != set(group_ids):

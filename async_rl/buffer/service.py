@@ -100,7 +100,7 @@ class BufferService:
         waits_for = ""
         if not parked.tickets:
             waits_for = self.state.refusal(parked.version, parked.purposes)
-        await self._stored()
+        await self._stored()  # first: a ticket that a crash forgets would be issued twice
         return Work(tickets=parked.tickets, waits_for=waits_for)
 
     async def put_group(self, request: PutGroup) -> Message:

@@ -110,6 +110,8 @@ class BufferState(BufferQueries):
             raise ProtocolError(
                 f"group {group.group_id} was not issued here; its generator may be of another run"
             )
+        # A repeated message, or the result of an attempt that was given up. Its tokens may be
+        # valid, but the next attempt has begun, and only one of the two may be trained.
         if known is None or known.attempt != group.attempt:
             return
         self._tickets.check(group, known, newest_version=self._newest_version)
@@ -121,6 +123,7 @@ class BufferState(BufferQueries):
             self._evaluations.end_group(known.evaluation)
             return
         self._tickets.note_rewards(known.index, group)
+        # Such a group would count towards its batch and contribute no gradient.
         if summary.oldest_version == NO_VERSION:
             self._drop(group.group_id, DropReason.UNTRAINABLE, "no token is trained")
             return
@@ -229,6 +232,8 @@ class BufferState(BufferQueries):
             self._changes.append(changes.Undone(version=version, group_ids=synced.returned))
         self.num_trained -= len(undone)
         self._evaluations.forget_after(version)
+        # A generator may have sampled the first tokens with weights that are now discarded; they
+        # count as the version the learner returned to, so the bound of their age stays true.
         self._admission.lower_version(list(self._admission.open), version)
 
     def start_evaluation(self, version: int) -> None:

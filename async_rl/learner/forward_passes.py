@@ -114,6 +114,7 @@ class ForwardPasses:
         is_trained = has_gradient.tolist()
         plan = []
         for sequences in self._minibatches(batch, version, epoch):
+            # Packed apart: one sequence with a gradient would make its whole row need a graph.
             zero = self._passes(batch, [s for s in sequences if not is_trained[s]])
             trained = self._passes(batch, [s for s in sequences if is_trained[s]])
             plan.append(

@@ -78,6 +78,7 @@ class Updater:
         started_s = time.perf_counter()
         updates = self._plan(batch, mask, version)
         waits = needs_policy_before(self._algorithm, self._models)
+        # With one update the training pass itself records the proximal log-probs.
         records_policy = trains_policy and len(updates) == 1 and not waits
         before, kept = self._forward.run(
             batch,
@@ -120,9 +121,7 @@ class Updater:
         )
 
     def _set_learning_rates(self, version: int) -> tuple[float, float | None]:
-        """Set and return the learning rates of policy and critic; the schedule of the policy begins
-        after the critic's warm-up.
-        """
+        """Set and return the learning rates; that of the policy begins after the warm-up."""
         policy_lr, value_lr = 0.0, None
         if self._critic_optimizer is not None:
             value_lr = self._critic_optimizer.set_step(version)
@@ -199,7 +198,7 @@ class Updater:
         """Run one optimizer step of the policy."""
         sums = self._zeros(len(PolicySums._fields))
         for row in minibatch.passes:
-            has_gradient = row not in minibatch.zero_gradient
+            has_gradient = row not in minibatch.zero_gradient  # without: only for its metrics
             with torch.set_grad_enabled(has_gradient):
                 output = self._policy_output(step, row)
                 if step.kept.records_policy:
@@ -251,6 +250,7 @@ class Updater:
         if step.trains_policy:
             self._apply_policy(step, minibatch, sums)
         else:
+            # The value loss has put gradients on the backbone, which the warm-up must not move.
             self._policy_optimizer.discard()
         self._apply_critic(step.totals, total, optimizer)
 

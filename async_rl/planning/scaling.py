@@ -68,6 +68,8 @@ def decide(
     )
     balance -= others
     wanted = count
+    # Only the side that waits more is relieved. If both wait (for scores, for example), another
+    # number of generators does not help.
     if learner_waits > max(TOLERANCE, held_back):
         target = min(balance, count * _MOST_GROWTH)
         wanted = max(count, math.floor(target + 0.5 - _DEAD_BAND))
@@ -108,6 +110,7 @@ class Steering:
         self._trial = None
         is_starved = learner_waits > max(TOLERANCE, held_back)
         if trial is not None and count > trial.count and is_starved:
+            # As a share of all generators, because `rate` is the rate of all of them.
             growth = (count - trial.count) / (trial.count + others)
             if rate < trial.rate * (1.0 + _LEAST_GAIN * growth):
                 self._most = trial.count

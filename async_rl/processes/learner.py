@@ -131,6 +131,8 @@ class Learner:
                 break
             batches = upcoming.result()
             waited_s = time.monotonic() - started_s
+            # Requested before training, so that the buffer reads and sends it during the step. One
+            # request ahead hides that time; more would only need memory.
             first = self._version + len(batches)
             if first < self._config.num_steps:
                 upcoming = group.create_task(self._taker.take(first), name="take batch")
@@ -162,6 +164,8 @@ class Learner:
         self._age_watch.observe(self._version, result.scalars)
         ids = [g.group_id for g in groups]
         commit = CommitStep(life=self._life, version=self._version, group_ids=ids)
+        # Before the weights are published: admission then opens for the version that they have, and
+        # no generator reports a version that the buffer does not know.
         await self._buffer.call(commit, timeout_s=self._call_s)
         await self._pool.keep_advantages(result)
         is_last = self._version == self._config.num_steps

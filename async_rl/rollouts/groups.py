@@ -127,7 +127,8 @@ class Groups:
             wait = activity.blocked(f"scoring: {self._outage}")
         else:
             wait = activity.blocked("admission: the learner is behind")
-        # The buffer issues tickets again that an earlier reply lost.
+        # The buffer issues tickets again that an earlier reply lost. Without this list a lost reply
+        # would block their groups until the ticket expires.
         unacknowledged = sorted(ticket.group_id for ticket in self._in_flight.values())
         with wait:
             return await self._request(credit=credit, wait_s=_PARK_S, held=unacknowledged)

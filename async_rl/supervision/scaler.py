@@ -232,6 +232,8 @@ class Scaler:
                 for pool in self._registry.pools()
                 if pool.work not in ("", "evaluation")
             }
+            # A generator that starts or drains works only for a part of the window, so the shares
+            # of time are not those of the wanted number.
             if any(pool.live != pool.wanted or pool.draining for pool in pools.values()):
                 before = []  # shares of time from before a change say nothing about it
                 continue

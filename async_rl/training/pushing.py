@@ -81,6 +81,8 @@ class Pusher:
 
     async def publish(self, version: int) -> None:
         """Write the weights into the block as soon as no generator reads it, and start the push."""
+        # There is one block. A generator that reads it while it is written would get a mixture of
+        # two versions, and refuse it.
         await self._until_no_load()
         self._manifest = replace(await self._pool.publish(version), life=self._life)
         line = Published(version=version, checksum=self._manifest.checksum)
@@ -167,6 +169,7 @@ class Pusher:
                 routes = [self._routes[life] for life in members]
                 push = self._push_together(sender, self._membership.begin(members), routes)
                 tasks.create_task(push, name=f"broadcast {self._manifest.version}")
+        # Each of the others loads on its own, so a slow generator delays none of them.
         for life in self._membership.behind().difference(*together.values()):
             self._create_push(tasks, self._membership.begin([life]), self._routes[life])
 

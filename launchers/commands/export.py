@@ -31,7 +31,7 @@ def export(
         int | None, typer.Option(help="step of the checkpoint; default: the newest")
     ] = None,
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="write the LoRA adapter alone, in PEFT's form")
+        bool, typer.Option("--adapter", help="write the LoRA adapter alone, in PEFT's format")
     ] = False,
     output_dir: OutputDir = None,
 ) -> None:
@@ -44,8 +44,8 @@ def export(
     version = saved_version(run_dir, step)
     if adapter and config.model.lora.kind == "none":
         raise ConfigError(
-            f"{run_dir.name} has model.lora=none, so there is no adapter; leave --adapter out to"
-            " write the model"
+            f"{run_dir.name} has model.lora=none and so no adapter; omit --adapter to write the"
+            " model"
         )
     # Files of another model would mix with this one.
     if directory.exists() and any(directory.iterdir()):

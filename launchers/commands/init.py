@@ -59,8 +59,8 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a small task that runs, to start your own from: problems with tests, a configuration, a
-    test.
+    """Write a small working task as a start for your own: problems with tests, a configuration and
+    a test.
 
     Examples: async-rl init my_task; async-rl init my_task --model /models/mine
     """

@@ -40,7 +40,7 @@ def migrate(
         typer.Option(help="the file to write; default: NAME.async_rl.yaml beside the source"),
     ] = None,
 ) -> None:
-    """Translate a configuration of verl, AReaL, TRL, prime-rl or OpenRLHF, and list the fate of
+    """Translate a configuration of verl, AReaL, TRL, prime-rl or OpenRLHF, and list the result for
     every key. The exit status is 3 if keys were refused.
 
     Examples: async-rl migrate ppo_trainer.yaml; async-rl migrate rl.toml --output ours.yaml

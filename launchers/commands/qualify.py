@@ -1,4 +1,4 @@
-"""`async-rl qualify`: measures what only this machine can show, and writes a report."""
+"""`async-rl qualify`: measures properties of this machine, and writes a report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def qualify(
         bool, typer.Option("--list", help="list the qualifications and run none")
     ] = False,
 ) -> None:
-    """Measure what this machine can show: log-probs, pushes, rates, memory. Writes report.html and
+    """Measure log-probs, pushes, rates and memory on this machine. Writes report.html and
     report.json, to attach to an issue. Exit code 1 if one failed.
 
     Examples: async-rl qualify; async-rl qualify --only parity_bfloat16 model.path=/models/policy

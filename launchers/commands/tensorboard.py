@@ -32,7 +32,7 @@ def tensorboard(
     ] = "127.0.0.1",
     output_dir: OutputDir = None,
 ) -> None:
-    """Open TensorBoard with runs under their names, ended ones too, until Ctrl-C.
+    """Serve TensorBoard with live and ended runs under their names, until Ctrl-C.
 
     Examples: async-rl tensorboard; async-rl tensorboard my-run other-run; async-rl tensorboard
     /data/runs

@@ -36,7 +36,10 @@ class _ServesByDefault(TyperGroup):
         return super().parse_args(ctx, args if named else [_SERVE, *args])
 
 
-verifier_commands = typer.Typer(cls=_ServesByDefault)
+verifier_commands = typer.Typer(
+    cls=_ServesByDefault,
+    help="Serve verdicts over HTTP without a run; `verifier attack URL` attacks a grader.",
+)
 _TOKEN_BYTES = 24
 _INPUT_BYTES = 4096
 _LEVELS = {1: "namespaces", 2: "Landlock and seccomp", 3: "none: programs run unconfined"}

@@ -124,7 +124,7 @@ def test_a_run_trains_in_the_environment_with_the_loss(files: Path) -> None:
     small += [
         "buffer.groups_per_step=2",
         "evaluation.every_steps=0",
-        "monitoring.tensorboard=false",
+        "monitoring.tensorboard_port=null",
     ]
     assert conf is not None
     run = async_rl.launch(conf, [*overrides, *small, f"output_dir={files}"])

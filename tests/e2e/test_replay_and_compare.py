@@ -205,10 +205,10 @@ def swapped_batch(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("inject", "expected"),
     [
-        (reward, "part at step 3: reward, prompt "),
-        (token, "part at step 4: sampled token, prompt "),
-        (learning_rate, "part at step 5: learning rate, policy/lr"),
-        (swapped_batch, "part at step 2: prompts of the batch, group "),
+        (reward, "differ at step 3: reward, prompt "),
+        (token, "differ at step 4: sampled token, prompt "),
+        (learning_rate, "differ at step 5: learning rate, policy/lr"),
+        (swapped_batch, "differ at step 2: prompts of the batch, group "),
     ],
 )
 def test_an_injected_difference_is_found_at_its_place(
@@ -237,5 +237,5 @@ def test_equal_runs_have_no_difference_and_the_page_shows_both(
     refused = async_rl("compare", str(killed), str(copy), "--html", str(page))
     assert (refused.returncode, "the file exists" in refused.stderr) == (2, True)
     other = async_rl("compare", str(killed), str(two_ranks))
-    assert "part at step 1: " in other.stdout
+    assert "differ at step 1: " in other.stdout
     assert "learner.ranks" in other.stdout

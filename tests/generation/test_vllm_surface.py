@@ -116,7 +116,7 @@ def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPa
         ("hf_overrides={}", "set model.override_config"),
         ("data_parallel_size=2", "raise generators.count"),
         ("logprobs_mode=raw_logprobs", "remove it"),
-        ("scheduler_cls=x", "pushes and their labels"),
+        ("scheduler_cls=x", "weight pushes and the versions"),
         ('speculative_config={"method": "ngram"}', "the log-probs of accepted tokens are wrong"),
     ],
 )

@@ -70,6 +70,9 @@ class SharedWeightsExtension:
             # No other rank will come, and a killed process would leave the file behind.
             Path(meeting_point.removeprefix("file://")).unlink(missing_ok=True)
         is_cpu = config.device_config.device_type == "cpu"
+        # On a CPU reading and packing take as long as many engine steps; with a second copy the
+        # engine continues during that time. A GPU loads in place: a second model there would take
+        # the memory of the KV cache.
         if wants_spare and is_cpu and config.quant_config is None:
             self._spare = SpareModel(self.model_runner.get_model(), config)  # type: ignore[attr-defined]
         return self._spare is not None
@@ -151,6 +154,7 @@ class SpareModel:
 
     def load(self, tensors: Tensors) -> None:
         """Fill the spare copy; the one in use does not change."""
+        # The last exchange left packed parameters here, which have no values to load into.
         for (_, theirs), unpacked in zip(self._pairs, self._unpacked, strict=True):
             theirs._parameters.update(unpacked)
         with torch.no_grad(), set_current_vllm_config(self._config):
