@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help adapters env demo real test check mutants explore resolve docs notebooks site bench clean test-python
+.PHONY: help adapters env demo real test check types rules mutants explore resolve docs notebooks site bench clean test-python
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -65,7 +65,13 @@ check: env ## style and types; layers, documents and the other rules of tests/re
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(TREE)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync types rules
+
+# The two halves of `check` that take a minute or more, beside each other.
+types:
 	@cd build/tree && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p async_rl
+
+rules:
 	@$(BIN)/zensical build --clean --strict
 	@$(BIN)/python -m pytest tests/repo
 

@@ -1,17 +1,27 @@
-"""Processes of tests that need torch: forked from a server that has imported it once.
+"""Processes of tests, forked from a server that has imported torch, the learner and the commands.
 
-Importing it takes two to eight seconds of processor time, the learner's modules included.
+Importing them takes two to eight seconds of processor time, the learner's modules included.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
 # By their full names: the server of Python 3.11 does not know the path of the tests, and ignores a
 # module of theirs without a word. One list for all tests, because a worker of the suite has one
 # server, which the first process starts.
-_IMPORTS = ["async_rl.weights.transport.table", "async_rl.learner.trainer"]
+_IMPORTS = [
+    "async_rl.weights.transport.table",
+    "async_rl.learner.trainer",
+    "async_rl.launchers.cli",
+]
 
 
 def warm_context() -> ForkServerContext:
@@ -19,3 +29,40 @@ def warm_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTS)
     return context
+
+
+def run_command(
+    words: Sequence[str | Path], *, folder: Path | None = None, timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run `async-rl` with these words in a process of its own, as subprocess.run would; it is
+    forked, so it has imported what it needs.
+    """
+    arguments = [str(word) for word in words]
+    with tempfile.TemporaryDirectory(prefix="command-") as directory:
+        out, err = Path(directory, "out"), Path(directory, "err")
+        child = warm_context().Process(
+            target=_command, args=(arguments, out, err, folder or Path.cwd(), dict(os.environ))
+        )
+        child.start()
+        child.join(timeout_s)
+        if child.exitcode is None:
+            child.kill()
+            child.join()
+            raise subprocess.TimeoutExpired(["async-rl", *arguments], timeout_s)
+        return subprocess.CompletedProcess(
+            ["async-rl", *arguments], child.exitcode, out.read_text(), err.read_text()
+        )
+
+
+def _command(arguments: list[str], out: Path, err: Path, folder: Path, env: dict[str, str]) -> None:
+    for path, number in ((out, 1), (err, 2)):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), number)
+    # The server may be older than the variables and the directory of the test.
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+    sys.argv = ["async-rl", *arguments]
+    from async_rl.launchers.main import main
+
+    main()

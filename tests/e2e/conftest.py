@@ -4,7 +4,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from e2e_support import LiveRun
+from e2e_support import LiveRun, async_rl
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_server() -> None:
+    """Start the server of warm processes before any run: it imports for seconds, which would
+    disturb what a test measures.
+    """
+    assert async_rl("--version").returncode == 0
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import psutil
+from warm_processes import run_command
 
 from async_rl.launchers.commands.control import ask_status
 
@@ -23,9 +24,7 @@ _LOOK_S = 0.1
 
 def async_rl(*words: str) -> subprocess.CompletedProcess[str]:
     """What a person gets who runs `async-rl` with these words in another terminal."""
-    return subprocess.run(
-        [*_COMMAND, *words], capture_output=True, text=True, check=False, timeout=120
-    )
+    return run_command(words)
 
 
 SMALL = (
@@ -38,6 +37,18 @@ SMALL = (
 """A run whose steps take a second: the transformers engine stands in for vLLM, whose start adds
 nothing to these facts.
 """
+
+
+def cores_of_worker() -> list[str]:
+    """Settings that exchange the cores of the generators and of the others, for the second worker
+    of the suite. By default the generators are on the first core: those of the runs of two workers
+    would share it, while the other core waits.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if os.environ.get("PYTEST_XDIST_WORKER") != "gw1" or len(cores) < 2:
+        return []
+    first, second = cores[: len(cores) // 2], cores[len(cores) // 2 :]
+    return [f"generators.cores={second}", f"learner.cores={first}", f"verifiers.cores={first}"]
 
 
 class LiveRun:
@@ -55,6 +66,8 @@ class LiveRun:
         copy: str = "",
     ) -> None:
         # The last value of a setting: tests pass a tuple of common settings, then their own.
+        is_here = not resumes and not any(word.startswith("launcher=") for word in settings)
+        settings = (*(cores_of_worker() if is_here else ()), *settings)
         settings = tuple({word.partition("=")[0]: word for word in settings}.values())
         self.run_dir = output_dir / name
         self._output = output_dir / f"{name}.terminal"
@@ -152,20 +165,13 @@ class LiveRun:
 
     def status(self) -> str:
         """Return the output of `async-rl status`."""
-        done = subprocess.run(
-            [*_COMMAND, "status", str(self.run_dir)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        return done.stdout
+        return async_rl("status", str(self.run_dir)).stdout
 
     def now(self) -> dict[str, Any]:
         """Return the reply behind `async-rl status`, without members while the run does not answer.
 
-        For conditions that are polled: a command costs a second of one of two cores, which the run
-        needs itself.
+        For conditions that are polled: a command takes a third of a second of one of two cores,
+        which the run needs itself.
         """
         reply = ask_status(self.run_dir)
         if reply is None:
@@ -175,23 +181,14 @@ class LiveRun:
 
     def told(self) -> dict[str, Any]:
         """Return the output of `async-rl status --json`."""
-        done = subprocess.run(
-            [*_COMMAND, "status", str(self.run_dir), "--json"],
-            capture_output=True,
-            check=True,
-            timeout=60,
-        )
+        done = async_rl("status", str(self.run_dir), "--json")
+        assert done.returncode == 0, done
         found: dict[str, Any] = msgspec.json.decode(done.stdout)
         return found
 
     def audit(self) -> dict[str, Any]:
         """What `async-rl ledger --audit` finds; its exit code says the same."""
-        done = subprocess.run(
-            [*_COMMAND, "ledger", str(self.run_dir), "--audit", "--json"],
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
+        done = async_rl("ledger", str(self.run_dir), "--audit", "--json")
         found = msgspec.json.decode(done.stdout)
         assert (done.returncode == 0) == (found["problems"] == []), done
         return found

@@ -49,4 +49,4 @@ def test_a_run_survives_every_fault(tmp_path: Path) -> None:
 
 
 def test_a_run_with_vllm_survives_a_killed_generator_and_a_killed_learner(tmp_path: Path) -> None:
-    survive(tmp_path, ["generators.count=1"], ["generator in a push", "learner"], num_steps=70)
+    survive(tmp_path, ["generators.count=1"], ["generator in a push", "learner"], num_steps=50)

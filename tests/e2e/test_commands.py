@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from e2e_support import LiveRun
 from typer.testing import CliRunner
+from warm_processes import run_command
 
 from async_rl.launchers.cli import app
 
@@ -35,14 +36,7 @@ QUICK = (
 
 def tell(*arguments: str | Path, code: int = 0, folder: Path | None = None) -> str:
     """What `async-rl` prints, called in the folder."""
-    done = subprocess.run(
-        [_COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        cwd=folder,
-    )
+    done = run_command(arguments, folder=folder)
     assert done.returncode == code, (
         f"async-rl {' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}"
     )
@@ -186,6 +180,7 @@ def test_a_task_that_init_wrote_is_checked_verified_and_runs(tmp_path: Path) -> 
     settings = (
         "generation.engine=hf",
         "buffer.groups_per_step=2",
+        "generation.group_size=4",
         "evaluation.every_steps=0",
         "num_steps=2",
     )

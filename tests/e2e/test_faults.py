@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from e2e_support import SMALL, LiveRun, shared_memory
+from e2e_support import SMALL, LiveRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -23,7 +23,7 @@ QUICK = (
 def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
     launch: Launch,
 ) -> None:
-    run = launch(*QUICK, "num_steps=60", "checkpoint.every_steps=4")
+    run = launch(*QUICK, "num_steps=44", "checkpoint.every_steps=4")
     run.until(lambda: run.step >= 3, "step 3")
     others = ("generator-0", "verifier-0", "buffer")
     times_s: dict[str, float] = {}
@@ -48,11 +48,11 @@ def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
 
     assert run.wait() == 0, run.terminal
     assert (run.run_dir / "logs" / "supervisor.log").read_text().count("learner-0 started") == 2
-    assert [row["step"] for row in run.rows] == list(range(1, 61))
+    assert [row["step"] for row in run.rows] == list(range(1, 45))
     assert max(row["staleness/max_versions"] for row in run.rows) <= 2
     assert run.processes() == []
     found = run.audit()
-    assert (found["problems"], found["num_steps"]) == ([], 60)
+    assert (found["problems"], found["num_steps"]) == ([], 44)
     assert found["num_undone_steps"] > 0
     with contextlib.closing(sqlite3.connect(run.run_dir / "store.sqlite")) as store:
         given_back = store.execute(
@@ -60,33 +60,6 @@ def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
         ).fetchall()
     after_s = [at_s - times_s["generator-0"] for (at_s,) in given_back]
     assert max(after_s) < 2.0, "a killed generator's work goes back within two seconds"
-
-
-def test_nothing_is_left_running_after_the_supervisor_was_killed(launch: Launch) -> None:
-    before = shared_memory()
-    run = launch(*QUICK, "num_steps=1000", "monitoring.tensorboard_port=0")
-    run.until(lambda: run.step >= 2, "step 2")
-    commands = [" ".join(process.info["cmdline"]) for process in run.processes()]
-    assert sum("--name" in command for command in commands) == 4
-    assert any("tensorboard" in command for command in commands)
-    run.process.kill()
-    run.process.wait()
-    deadline_s = time.monotonic() + 10
-    while run.processes() and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert run.processes() == []
-    assert shared_memory() == before
-
-
-def test_a_second_ctrl_c_ends_the_run_at_once(launch: Launch) -> None:
-    run = launch(*QUICK, "num_steps=1000")
-    run.until(lambda: run.step >= 1, "step 1")
-    run.kill("learner-0", signal.SIGSTOP)
-    run.process.send_signal(signal.SIGINT)
-    run.until(lambda: "Ctrl-C again" in run.terminal, "the first Ctrl-C was taken")
-    run.process.send_signal(signal.SIGINT)
-    assert run.wait(timeout_s=15) == 0
-    assert run.processes() == []
 
 
 def test_a_learner_that_dies_too_often_ends_the_run_non_zero_with_the_cause_first(
@@ -116,9 +89,10 @@ def test_a_hung_generator_is_cut_off_at_the_deadline_and_comes_back(launch: Laun
     )
     at = run.step
     run.until(lambda: run.step >= at + 2, "the run goes on")
+    _leaves_in_order(run)
 
 
-def test_a_generator_that_hangs_where_no_deadline_sees_it_is_found_by_its_silence(
+def test_a_generator_that_hangs_unseen_is_found_by_its_silence_and_a_second_ctrl_c_ends_at_once(
     launch: Launch,
 ) -> None:
     run = launch(*QUICK, "num_steps=1000", "timeouts.call_s=2")
@@ -137,7 +111,12 @@ def test_a_generator_that_hangs_where_no_deadline_sees_it_is_found_by_its_silenc
     at = run.step
     run.until(lambda: run.step >= at + 4, "the run goes on")
     assert run.audit()["problems"] == []
-    _leaves_in_order(run)
+    run.kill("learner-0", signal.SIGSTOP)
+    run.process.send_signal(signal.SIGINT)
+    run.until(lambda: "Ctrl-C again" in run.terminal, "the first Ctrl-C was taken")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(timeout_s=15) == 0
+    assert run.processes() == []
 
 
 def _leaves_in_order(run: LiveRun) -> None:

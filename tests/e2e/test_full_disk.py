@@ -26,7 +26,7 @@ NO_ROOM = (65_536, resource.RLIM_INFINITY)
 def test_a_store_that_cannot_grow_for_a_moment_costs_a_restart_of_the_buffer_and_nothing_else(
     launch: Launch,
 ) -> None:
-    run = launch(*QUICK, "num_steps=20")
+    run = launch(*QUICK, "num_steps=14")
     run.until(lambda: run.step >= 3, "step 3")
     resource.prlimit(run.pid_of("buffer"), resource.RLIMIT_FSIZE, NO_ROOM)
     assert run.wait() == 0, run.terminal
@@ -34,7 +34,7 @@ def test_a_store_that_cannot_grow_for_a_moment_costs_a_restart_of_the_buffer_and
     assert "store.sqlite cannot be written" in log
     assert log.count("buffer started") == 2
     assert run.audit()["problems"] == []
-    assert [row["step"] for row in run.rows] == list(range(1, 21))
+    assert [row["step"] for row in run.rows] == list(range(1, 15))
 
 
 def test_a_full_disk_ends_the_run_with_what_to_do_and_resume_goes_on_when_there_is_room(

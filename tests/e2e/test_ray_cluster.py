@@ -5,21 +5,18 @@ another.
 import os
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import LiveRun
+from e2e_support import LiveRun, async_rl
 from ray_cluster import RayCluster, missing
 
-_ASYNC_RL = str(Path(sys.executable).with_name("async-rl"))
 SETTINGS = (
     *(
-        "conf=ppo_code",
+        "conf=grpo_code",
         "launcher=ray",
         "launcher.node_kind=generator",
         "verifiers.cells=1",
@@ -29,6 +26,7 @@ SETTINGS = (
         "num_steps=100000",
         "generation.engine=hf",
         "buffer.groups_per_step=2",
+        "generation.group_size=4",
         "evaluation.every_steps=0",
         "checkpoint.every_minutes=0",
     ),
@@ -106,12 +104,7 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     cluster.add_node(4, cpus=2, generators=2)
     run.until(lambda: places(run, node, "generator").get(lost) == 4, f"{lost} on the new node")
     write_table(run, node, "node 4 is added")
-    subprocess.run(
-        [_ASYNC_RL, "scale", str(run.run_dir), "generators=3"],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+    assert async_rl("scale", str(run.run_dir), "generators=3").returncode == 0
     run.until(
         lambda: sorted(places(run, node, "generator").values()) == [2, 4, 4],
         "a third generator, on the new node",
@@ -120,9 +113,7 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     run.until(lambda: run.step >= at_join + 2, "two steps with all three")
     write_table(run, node, "scale generators=3")
 
-    subprocess.run(
-        [_ASYNC_RL, "stop", str(run.run_dir)], check=True, capture_output=True, timeout=120
-    )
+    assert async_rl("stop", str(run.run_dir)).returncode == 0
     assert run.wait(timeout_s=120) == 0, run.terminal
     assert run.audit()["problems"] == []
     assert "finished" in (run.run_dir / "logs" / "generator-1.log").read_text(), (

@@ -6,8 +6,9 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
-from e2e_support import LiveRun
+from e2e_support import LiveRun, async_rl
 from empty_model import write_model
 
 pytestmark = pytest.mark.slow
@@ -15,12 +16,15 @@ pytestmark = pytest.mark.slow
 Launch = Callable[..., LiveRun]
 
 
-def refused(run: LiveRun) -> str:
-    assert run.wait(timeout_s=60) == 2, run.terminal
-    assert run.processes() == []
-    assert not run.run_dir.exists()
-    assert "Traceback" not in run.terminal
-    return run.terminal
+def refused(output_dir: Path, *settings: str) -> str:
+    done = async_rl("launch", *settings, f"output_dir={output_dir}", "run_name=run")
+    said = done.stdout + done.stderr
+    assert done.returncode == 2, said
+    assert "Traceback" not in said
+    assert not (output_dir / "run").exists()
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert [words for words in commands if str(output_dir) in " ".join(words)] == []
+    return said
 
 
 @pytest.mark.parametrize(
@@ -35,31 +39,30 @@ def refused(run: LiveRun) -> str:
     ],
 )
 def test_a_wrong_setting_is_answered_before_anything_starts(
-    launch: Launch, setting: str, expected: str
+    tmp_path: Path, setting: str, expected: str
 ) -> None:
-    assert expected in refused(launch("conf=ppo_code", setting))
+    assert expected in refused(tmp_path, "conf=ppo_code", setting)
 
 
-def test_a_data_file_that_cannot_be_read_names_the_file(launch: Launch, tmp_path: Path) -> None:
+def test_a_data_file_that_cannot_be_read_names_the_file(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     said = refused(
-        launch(
-            "conf=ppo_code",
-            f"model.path={model}",
-            f"data.train_files={tmp_path}/none.jsonl",
-            "evaluation.every_steps=0",
-        )
+        tmp_path,
+        "conf=ppo_code",
+        f"model.path={model}",
+        f"data.train_files={tmp_path}/none.jsonl",
+        "evaluation.every_steps=0",
     )
     assert f"data.train_files={tmp_path}/none.jsonl: there is no such file" in said
 
 
-def test_a_port_in_use_is_named(launch: Launch) -> None:
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert f"network.control_port={port}: cannot be used" in refused(
-            launch("conf=ppo_code", f"network.control_port={port}")
+            tmp_path, "conf=ppo_code", f"network.control_port={port}"
         )
 
 

@@ -8,8 +8,9 @@ prompts has no end (async_rl/data/order.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -18,7 +19,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-Launch = Callable[..., LiveRun]
 PATIENT = (
     *SMALL,
     "verifiers.memo_programs=0",
@@ -63,12 +63,33 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with_that_sentence(
-    launch: Launch,
-) -> None:
-    run = launch(*PATIENT)
-    run.until(lambda: run.step >= 2, "step 2")
+class Stalled:
+    """A run that is held up at one place after the other, at last for good."""
 
+    def __init__(self, run: LiveRun) -> None:
+        self.run = run
+
+    @functools.cached_property
+    def sentences(self) -> list[str]:
+        """What was said about it before its learner was stopped for good."""
+        self.run.until(lambda: self.run.step >= 2, "step 2")
+        return held_up(self.run)
+
+
+@pytest.fixture(scope="session")
+def stalled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stalled]:
+    """Of the whole session: tests of other modules run while it waits for its deadline
+    (tests/conftest.py).
+    """
+    run = LiveRun(tmp_path_factory.mktemp("stalled"), *PATIENT)
+    try:
+        yield Stalled(run)
+    finally:
+        run.end()
+
+
+def held_up(run: LiveRun) -> list[str]:
+    """Hold up one process after the other, at last the learner."""
     verifier = psutil.Process(run.pid_of("verifier-0"))
     sentences = [
         said_while(
@@ -106,8 +127,16 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
         "generator-0: starting",
         "learner-0 waits for a batch",
     )
-
     run.kill("learner-0", signal.SIGSTOP)
+    return sentences
+
+
+def test_whoever_holds_a_run_up_is_named_and_it_continues_after_each(stalled: Stalled) -> None:
+    assert len(stalled.sentences) == 2, "each was found in the log and in the status"
+
+
+def test_past_the_deadline_the_run_ends_with_that_sentence(stalled: Stalled) -> None:
+    run, sentences = stalled.run, stalled.sentences
     assert run.wait(timeout_s=240) == 1
     first, _, rest = run.terminal.partition("the run has failed at step")[2].partition(
         "no learner step after version"
@@ -124,7 +153,7 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
     assert run.processes() == []
     assert run.audit()["problems"] == []
 
-    sentences.append(told(run)[-1])
+    sentences = [*sentences, told(run)[-1]]
     events = EventAccumulator(str(run.run_dir / "tensorboard"))
     events.Reload()
     texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("run/stalled")]

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
-from e2e_support import SMALL, LiveRun
+from e2e_support import SMALL, LiveRun, shared_memory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -51,9 +51,10 @@ def seconds_until(run: LiveRun, condition: Callable[[], bool], what: str) -> flo
     return time.monotonic() - started_s
 
 
-def test_stopped_and_killed_processes_show_in_status_and_tensorboard_with_their_cause(
+def test_stopped_and_killed_processes_show_with_their_cause_and_nothing_outlives_the_supervisor(
     launch: Launch, record_property: Callable[[str, object], None]
 ) -> None:
+    before = shared_memory()
     run = launch(*QUICK)
     run.until(lambda: run.step >= 1, "step 1")
     run.until(lambda: bool(texts(run, "run/config")), "TensorBoard answers")
@@ -93,3 +94,18 @@ def test_stopped_and_killed_processes_show_in_status_and_tensorboard_with_their_
     for what, seconds in took_s.items():
         record_property(what, f"{seconds:.1f} s")
     assert statistics.median(took_s.values()) < VISIBLE_S, took_s
+    _leaves_nothing(run)
+    assert shared_memory() <= before
+
+
+def _leaves_nothing(run: LiveRun) -> None:
+    """The supervisor is killed."""
+    commands = [" ".join(process.info["cmdline"]) for process in run.processes()]
+    assert sum("--name" in command for command in commands) == 4
+    assert any("tensorboard" in command for command in commands)
+    run.process.kill()
+    run.process.wait()
+    deadline_s = time.monotonic() + 10
+    while run.processes() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert run.processes() == []

@@ -2,6 +2,7 @@
 push.
 """
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -23,17 +24,29 @@ def test_a_generator_that_dies_is_replaced_and_both_are_fed_from_files(
 ) -> None:
     run = launch(
         *QUICK,
-        "num_steps=40",
+        "num_steps=1000",
         "generators.count=2",
         "weights.transfer=filesystem",
         "weights.probe_every_pushes=2",
     )
     run.until(lambda: run.step >= 2, "step 2")
     assert {path.suffix for path in (run.run_dir / "weights").iterdir()} <= {".safetensors"}
+    killed = run.pid_of("generator-1")
     run.kill("generator-1")
+    run.until(lambda: serves(run, "generator-1", other_than=killed), "its next life, with weights")
+    at = run.step
+    run.until(lambda: run.step >= at + 4, "steps with both")
+    run.process.send_signal(signal.SIGINT)
     assert run.wait() == 0, run.terminal
-    assert [row["step"] for row in run.rows] == list(range(1, 41))
+    assert [row["step"] for row in run.rows] == list(range(1, len(run.rows) + 1))
     assert max(row["weights/probe_abs_max"] for row in run.rows) < 1e-3
     assert max(row["staleness/max_versions"] for row in run.rows) <= 2
     assert run.audit()["problems"] == []
     assert list((run.run_dir / "weights").iterdir()) == []
+
+
+def serves(run: LiveRun, name: str, *, other_than: int) -> bool:
+    return any(
+        (member["name"], member["pid"] != other_than, member["version"] >= 0) == (name, True, True)
+        for member in run.now()["members"]
+    )
