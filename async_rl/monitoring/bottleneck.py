@@ -132,11 +132,16 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
 
 
 def advice(
-    members: Sequence[Member], before: Sequence[Member] = (), *, pools: Sequence[PoolCount] = ()
+    members: Sequence[Member],
+    before: Sequence[Member] = (),
+    *,
+    pools: Sequence[PoolCount] = (),
+    sentence: str = "",
 ) -> str:
     """Return how many generators to add or remove to balance the run; empty if it is balanced.
 
-    pools: the pools whose size may change.
+    pools: the pools whose size may change; sentence: the bottleneck's, which this must not
+    contradict.
     """
     shares = _shares(members, before)
     # While the number of processes changes, the shares are those of another number.
@@ -150,6 +155,8 @@ def advice(
         return ""
     if missing > 0 and shares.unscored > shares.writing:
         # More generators would only wait for verdicts too.
+        return ""
+    if sentence.startswith("the learner" if missing > 0 else "generation"):
         return ""
     reason = f"generators are held back {held_back:.0%}"
     comparison = "fewer"

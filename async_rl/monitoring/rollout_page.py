@@ -159,7 +159,11 @@ def _verdict(group: Group, sample: Trajectory) -> Text:
         text += f" in {num_segments} segments"
     if sample.is_truncated:
         text += ", cut at the length limit"
-    text += f"; tests: {', '.join(verdicts) or 'no test was run'}"
+    # Functions alone run no test, and only programs compile.
+    if "compiles" in score.parts or not score.parts:
+        text += f"; tests: {', '.join(verdicts) or 'no test was run'}"
+    elif "tests_passed" in score.parts:
+        text += f"; the answer is {'right' if is_passed(sample) else 'wrong'}"
     return Text(text, style="green" if is_passed(sample) else "red")
 
 

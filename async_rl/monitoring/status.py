@@ -105,7 +105,7 @@ def _diagnosis(reply: StatusReply, past: Sequence[Member], last: str) -> Text:
     sentence = bottleneck(training, past, last=last)
     if not sentence:
         return Text()
-    balance = advice(training, past, pools=reply.pools)
+    balance = advice(training, past, pools=reply.pools, sentence=sentence)
     return Text("\n".join(["", f"bottleneck: {sentence}", *filter(None, [balance])]), style="cyan")
 
 

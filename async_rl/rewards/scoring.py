@@ -153,7 +153,9 @@ class Scorer:
         fraction = verdicts.count(Verdict.PASS) / max(len(verdicts), len(prompt.problem.tests))
         share = fraction if reward.mode == "fraction" else float(fraction == 1.0)
         value = reward.fail_reward + share * (reward.pass_reward - reward.fail_reward)
-        parts = {"tests_passed": fraction, "compiles": float(Verdict.COMPILE_ERROR not in verdicts)}
+        parts = {"tests_passed": fraction}
+        if not prompt.problem.wants_words:
+            parts["compiles"] = float(Verdict.COMPILE_ERROR not in verdicts)
         if reward.format_reward is not None:
             is_formed = is_well_formed(text)
             parts["format"] = float(is_formed)

@@ -8,9 +8,11 @@ settings.
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
 
 _ONLY_FOR_TRAINING = "data.val_files is set but"
 """Beginning of the one problem of a configuration that does not matter without training."""
+_QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
 # A line every few seconds at the usual speed.
 _PROGRESS_EVERY = 64
 
@@ -62,6 +69,9 @@ def evaluate(
     """
     from async_rl.launchers.configuration.compose import recompose
 
+    # What libraries say while they load models hides the figures; errors are raised.
+    os.environ.update(_QUIET)
+    warnings.simplefilter("ignore")
     conf, overrides = split_conf(settings or [])
     run_dir, step = _run_of(checkpoint, output_dir or runs.default_output_dir())
     # The exported policy is needed for this command only.
@@ -104,6 +114,11 @@ def _run_of(checkpoint: str, output_dir: Path) -> tuple[Path | None, int | None]
     candidates = (output_dir / checkpoint, path)
     if any((directory / "config.yaml").is_file() for directory in candidates):
         return runs.find(checkpoint, output_dir), None
+    if "/" not in checkpoint and not path.is_dir():
+        raise ConfigError(
+            f"{checkpoint} is neither a run nor a model: {output_dir} has no such run; give a run,"
+            " a model's directory, or a hub name (owner/name)"
+        )
     return None, None
 
 
@@ -162,7 +177,8 @@ def _show(checkpoint: str, evaluated: Standalone) -> None:
     for name, value in evaluated.scalars.items():
         if name.endswith("_error"):
             continue
-        line = f"  {name.removeprefix('eval/'):16}{value:10.4f}"
+        shown = f"{value:.4f}".rstrip("0").rstrip(".")
+        line = f"  {name.removeprefix('eval/'):16}{shown:>10}"
         error = evaluated.scalars.get(f"{name}_error")
         if error is not None:
             line += f" +- {error:.4f}"

@@ -203,6 +203,9 @@ def _show_groups(terminal: Console, groups: Sequence[LedgerGroup]) -> None:
         return
     titles = "group,prompt,state,attempt,generator,versions,trained on,step,rewards,parts,history"
     table = open_table(*titles.split(","))
+    # An id is copied into --prompt, so it is neither shortened nor broken.
+    table.columns[1].no_wrap = True
+    table.columns[1].min_width = max(len(group.prompt_id) for group in groups[-_MOST_SHOWN:])
     # The newest: a person asks about what has just happened.
     for group in groups[-_MOST_SHOWN:]:
         versions = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -23,12 +24,42 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """Return `conf=NAME` and settings that begin like this."""
+    """Return `conf=NAME`, settings and their values that begin like this."""
+    from async_rl.launchers.configuration.choices import CONF_DIR
     from async_rl.launchers.configuration.files import names
-    from async_rl.launchers.configuration.schema import settings
+    from async_rl.launchers.configuration.schema import find, settings
 
-    words = [f"conf={name}" for name in names()] + [f"{path}=" for path in settings()]
-    return [word for word in words if word.startswith(incomplete)]
+    before = _before_the_break()
+    typed = before + ("" if incomplete in ("=", ":") else incomplete)
+    path = typed.partition("=")[0]
+    setting = find(path)
+    values = sorted(file.stem for file in CONF_DIR.glob(f"{path}/*.yaml"))
+    if path == "conf":
+        values = names()
+    elif setting is not None:
+        is_bool = setting.spec.get("type") == "boolean"
+        values = ["true", "false"] if is_bool else [str(value) for value in setting.choices]
+    words = [f"{path}={value}" for value in values]
+    if "=" not in typed:
+        words += ["conf=", *(f"{name}=" for name in settings())]
+    matches = [word.removeprefix(before) for word in words if word.startswith(typed)]
+    if len(matches) == 1 and matches[0].endswith("=") and "COMP_WORDS" in os.environ:
+        matches.append(f"{matches[0]}...")  # after a single match bash adds a space
+    return matches
+
+
+def _before_the_break() -> str:
+    """Return what stands before the part of a word that bash completes, such as `conf=`.
+
+    Bash splits words at = and : too (COMP_WORDBREAKS), and replaces only the last part. Other
+    shells do not set COMP_WORDS.
+    """
+    words = os.environ.get("COMP_WORDS", "").split("\n")
+    last = min(int(os.environ.get("COMP_CWORD", "0")), len(words) - 1)
+    start = last
+    while start > 0 and (words[start] in ("=", ":") or words[start - 1] in ("=", ":")):
+        start -= 1
+    return "".join(words[start : last + (words[last] in ("=", ":"))])
 
 
 Run = Annotated[

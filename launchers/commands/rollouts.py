@@ -34,7 +34,9 @@ def show_rollouts(
     num: Annotated[
         int, typer.Option("--num", "-n", min=1, help="number of samples, one of each group")
     ] = 3,
-    colour: Annotated[Colour, typer.Option(help="meaning of a token's colour")] = Colour.LOGPROB,
+    colour: Annotated[
+        Colour, typer.Option("--colour", "--color", help="meaning of a token's colour")
+    ] = Colour.LOGPROB,
     export: Annotated[
         Path | None,
         typer.Option(

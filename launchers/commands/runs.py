@@ -59,8 +59,10 @@ def find(run: str | None, output_dir: Path | None) -> Path:
     output_dir = output_dir or default_output_dir()
     runs = all_runs(output_dir)
     if run is None:
+        # One that failed before its first step is found by its name; its logs tell why.
+        started = (path for path in runs if outcome(path)[0] != "failed" or _has_steps(path))
         if runs:
-            return runs[0]
+            return next(started, runs[0])
         raise ConfigError(
             f"no run exists in {output_dir}; give its directory, or start one with async-rl"
             " launch conf=ppo_code"
@@ -76,6 +78,10 @@ def find(run: str | None, output_dir: Path | None) -> Path:
     elif names:
         hint = f"; the newest are {', '.join(names[:_NUM_SUGGESTED])}"
     raise ConfigError(f"{run}: neither a run in {output_dir} nor the directory of one{hint}")
+
+
+def _has_steps(run_dir: Path) -> bool:
+    return bool(_last_row(run_dir / "metrics.jsonl"))
 
 
 def is_directory_of_runs(path: Path) -> bool:

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from async_rl.config.pools import VERIFIERS
 from async_rl.core.errors import ConfigError
+from async_rl.core.machine import this_machine
 from async_rl.launchers.api.run import open_run
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, complete_run
@@ -40,10 +42,22 @@ def scale(
     """
     run = None if "=" in words[0] else words[0]
     wanted = counts(words[1:] if run else words)
-    opened = open_run(runs.find(run, output_dir))
-    for pool in opened.scale(is_forced=is_forced, **wanted):
+    run_dir = runs.find(run, output_dir)
+    pools = open_run(run_dir).scale(is_forced=is_forced, **wanted)
+    for pool in pools:
         state = f"live {pool.live}, starting {pool.starting}, draining {pool.draining}"
         typer.echo(f"{pool.pool}: wanted {pool.wanted}; now {state}")
+
+    config = runs.config_of(run_dir).generators
+    number = sum(pool.wanted for pool in pools if pool.pool != VERIFIERS)
+    cores = len(config.cores or this_machine().cores)
+    if runs.config_of(run_dir).launcher.kind == "local" and not config.gpus_each and number > cores:
+        have = f"{cores} core{'s' * (cores > 1)}"
+        typer.echo(
+            f"warning: {number} generators share {have}, so each becomes slower; more than"
+            f" {cores} rarely help",
+            err=True,
+        )
 
 
 def counts(words: list[str]) -> dict[str, int]:

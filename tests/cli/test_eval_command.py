@@ -43,3 +43,8 @@ def test_a_model_needs_a_configuration_and_held_out_files_without_files_to_train
     assert (config.evaluation.num_prompts, config.data.max_response_tokens) == (0, 1024)
     with pytest.raises(ConfigError, match="the greedy samples of a prompt are identical"):
         _composed("ppo_math", ["model.path=owner/name", "evaluation.temperature=0"])
+
+
+def test_a_name_that_is_nothing_is_answered_as_such(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nosuch is neither a run nor a model"):
+        _run_of("nosuch", tmp_path)

@@ -121,3 +121,15 @@ def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_pat
         ),
     ):
         remains(run_dir)
+
+
+def test_a_run_that_failed_before_its_first_step_is_not_the_newest(tmp_path: Path) -> None:
+    for name in ("trained", "never_began"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").touch()
+        (tmp_path / name / "state.json").write_text('{"outcome": "failed", "cause": "no disk"}')
+    os.utime(tmp_path / "trained" / "config.yaml", (1, 1))
+    assert find(None, tmp_path).name == "never_began", "no other run can be meant"
+    (tmp_path / "trained" / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert find(None, tmp_path).name == "trained"
+    assert find("never_began", tmp_path).name == "never_began"

@@ -312,3 +312,13 @@ def test_status_shows_each_pool_and_what_brings_generators_back() -> None:
         "verifiers: 1 wanted, 1 live; generators: 0 wanted, 2 draining (async-rl scale generators=1"
         " continues)" in text
     )
+
+
+def test_the_advice_does_not_contradict_the_bottleneck() -> None:
+    # The learner works more than it waits, but one side waits so much that numbers would balance.
+    members = [learner(66, 34), generator(100, 0, 0)]
+    sentence = bottleneck(members)
+    assert sentence.startswith("the learner")
+    assert "more generators do not" in sentence
+    assert advice(members, sentence=sentence) == ""
+    assert advice(members, sentence="generation: the learner waits") != ""
