@@ -88,6 +88,10 @@ class Replay:
         self._max_staleness = max_staleness_versions
         self._over_age = over_age
         self._exact_until = exact_until
+        # Groups that were put since all ready ones were compared with the bound of this version: a
+        # waiting learner asks again after every put, and thousands of groups may be ready.
+        self._compared_version = NO_VERSION
+        self._new: set[int] = set()
         for group in sorted(leased, key=lambda group: (group.planned, group.group_id)):
             batch = self.leases.get(group.planned, ())
             self.leases[group.planned] = (*batch, group)
@@ -118,6 +122,7 @@ class Replay:
     def put(self, group: StoredGroup) -> None:
         """The group is ready to be taken."""
         self.ready[group.group_id] = group
+        self._new.add(group.group_id)
 
     def take(self, train_version: int, unfinished: Iterable[OpenGroup]) -> Take:
         """Lease the batch to be trained on weights of `train_version`.
@@ -136,10 +141,7 @@ class Replay:
             )
         # Before counting: groups over age must not complete a batch. They only exist after a crash,
         # since admission bounds the age of all others.
-        over_age = [g for g in self.ready.values() if self._is_over_age(g, train_version)]
-        dropped = _ids(over_age)
-        for group_id in dropped:
-            del self.ready[group_id]
+        dropped = self._drop_over_age(train_version)
         wanted = self._num_wanted(train_version)
         if len(self.ready) < wanted:
             reason = f"{len(self.ready)} of {wanted} groups are ready for step {train_version + 1}"
@@ -244,6 +246,17 @@ class Replay:
             self.put(group)
         self.learner_version = version
         return Sync(trained=trained, returned=_ids(returned))
+
+    def _drop_over_age(self, train_version: int) -> tuple[int, ...]:
+        candidates: Iterable[StoredGroup] = self.ready.values()
+        if train_version == self._compared_version:
+            candidates = [self.ready[i] for i in sorted(self._new & self.ready.keys())]
+        dropped = _ids(g for g in candidates if self._is_over_age(g, train_version))
+        for group_id in dropped:
+            del self.ready[group_id]
+        self._compared_version = train_version
+        self._new.clear()
+        return dropped
 
     def _is_over_age(self, group: StoredGroup, train_version: int) -> bool:
         # Where over-age tokens are masked, one young token is enough.

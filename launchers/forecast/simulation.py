@@ -245,13 +245,12 @@ class _Run:
         version = self._replay.learner_version
         if self._trains or version >= self._scenario.num_steps:
             return
-        ready = dict(self._replay.ready)
-        take = self._replay.take(version, list(self._admission.training()))
+        take = self._replay.take(version, self._admission.training())
         if take.group_ids:
             self._trains = True
             self._waited_s += self._now_s - self._waits_since
-            ages = [version - ready[group_id].oldest_version for group_id in take.group_ids]
-            self._ages.append(max(ages))
+            lease = self._replay.leases[version]
+            self._ages.append(version - min(group.oldest_version for group in lease))
             step_s = self._recorded.step_s[version % len(self._recorded.step_s)]
             self._after(
                 step_s / self._scenario.learner_speed, lambda: self._commit(list(take.group_ids))

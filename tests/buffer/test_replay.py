@@ -77,6 +77,16 @@ def test_over_age_groups_are_dropped_before_sampling() -> None:
     assert taken.group_ids == (1, 2)
 
 
+def test_a_group_that_comes_too_late_is_dropped_by_the_next_attempt_for_the_same_version() -> None:
+    buffer = replay(version=5)
+    put(buffer, 0, oldest=5)
+    assert buffer.take(5, []).dropped == ()
+    put(buffer, 1, oldest=3)
+    assert buffer.take(5, []).dropped == (1,)
+    put(buffer, 2, oldest=4)
+    assert buffer.take(5, []).group_ids == (0, 2)
+
+
 @pytest.mark.proves("buffer.over_age")
 @pytest.mark.parametrize(("over_age", "dropped"), [("drop", (0, 1)), ("mask", ())])
 def test_a_group_with_a_young_and_an_old_token_is_dropped_or_kept_as_the_setting_says(
