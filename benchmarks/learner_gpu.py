@@ -96,7 +96,6 @@ def step_s(
     """Return the median seconds of a step of the Trainer, and its peak memory in GB."""
     knobs = [
         "model.dtype=bfloat16",
-        "weights.probe_tolerance=0.3",
         "data.max_prompt_tokens=1",
         "data.max_response_tokens=1",
         f"learner.budget_tokens={budget_tokens}",

@@ -6,19 +6,20 @@ with several ranks each is a collective operation.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from async_rl.core.frozen import frozen
+
 
 def _alone(x: Tensor) -> Tensor:
     return x
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Across:
     """sum, maximum: replace the elements of a tensor by their sum or maximum over the ranks."""
 

@@ -6,15 +6,14 @@ the rule for elements that do not count.
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
 from async_rl.algorithms.across import ALONE, Across
+from async_rl.core.frozen import frozen
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Parts:
     """N elements divided into `count` parts.
 

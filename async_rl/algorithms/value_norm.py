@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from async_rl.algorithms.across import ALONE, Across
+from async_rl.core.frozen import frozen
 
 ValueNorm = Literal["exp", "ma"]
 
@@ -16,7 +16,7 @@ _MIN_VARIANCE = 1e-2
 _BOUND = 5.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ValueUnits:
     """The unit of the critic's values: return = value * std + mean."""
 
@@ -35,7 +35,7 @@ class ValueUnits:
         return torch.clamp((returns - self.mean) / self.std, -_BOUND, _BOUND)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Moments:
     """Weighted sums of x and x^2, and the sum of the weights: mean = total / weight."""
 

@@ -9,7 +9,6 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,11 +17,12 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.across import ALONE, Across
+from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleHead, SampleId, head_of, sample_ids
 from async_rl.core.types import Group, IntArray, Trajectory
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BatchPart:
     """The heads of a whole batch, and the tokens of the sequences that one rank owns.
 
@@ -57,7 +57,7 @@ def whole(groups: Sequence[Group]) -> BatchPart:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sizes:
     """The sizes of the B sequences, by which they are divided among ranks and passes.
 
@@ -74,7 +74,7 @@ class Sizes:
         return len(self.prompt_key)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Steps:
     """The S scored steps of all sequences, in order.
 
@@ -88,7 +88,7 @@ class Steps:
     is_first: Tensor
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Baselines:
     """The greedy answer of each group, which is not trained.
 
@@ -100,7 +100,7 @@ class Baselines:
     is_truncated: Tensor
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Batch(Sizes):
     """The sequences of one step, as one rank has them.
 

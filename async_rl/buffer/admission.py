@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from async_rl.buffer.groups import OpenGroup
 from async_rl.buffer.replay import Replay
+from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, GroupState, Purpose
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gate:
     """The bound on how far generation may run ahead of training."""
 

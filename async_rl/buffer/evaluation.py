@@ -13,11 +13,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.store import KEPT_SAMPLES
+from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory
 from async_rl.rewards.votes import vote_of
 
@@ -31,7 +31,7 @@ Decode = Callable[[Sequence[int]], str]
 Extraction = Literal["auto", "fenced", "whole"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EvaluationReport:
     """The metrics and sample texts of one evaluation; num_failed: prompts without a sample."""
 
@@ -40,7 +40,7 @@ class EvaluationReport:
     num_failed: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PromptResult:
     """The results of one prompt's samples: one entry per sample.
 

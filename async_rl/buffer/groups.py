@@ -6,12 +6,12 @@ An open group is admitted and not finished. A stored group is complete and not t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, GroupState, Purpose
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OpenGroup:
     """One admitted, unfinished group: issued or generating.
 
@@ -35,7 +35,7 @@ class OpenGroup:
     issued_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StoredGroup:
     """One finished training group.
 
@@ -49,7 +49,7 @@ class StoredGroup:
     planned: int = NO_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Recovered:
     """The state that a store contains when a buffer starts.
 

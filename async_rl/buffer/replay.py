@@ -23,15 +23,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from async_rl.buffer.groups import OpenGroup, StoredGroup
 from async_rl.core.errors import ProtocolError, StalenessError
+from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, GroupState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Take:
     """The result of one attempt to take a batch.
 
@@ -44,7 +45,7 @@ class Take:
     waits_for: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sync:
     """The changes at a learner's start.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from async_rl.config.plugins import is_function
 from async_rl.config.rollout import RolloutConfig
+from async_rl.core.frozen import frozen
 
 _MEMORY_MB = 4096
 """Address space, of which Python with an SDK maps about 1 GB and uses a tenth."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Agent:
     """The program or the function that makes a sample, and the limits of its processes.
 

@@ -11,50 +11,39 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section, Tag
-from async_rl.config.learner import OptimizerConfig
+from async_rl.config.base import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Tag,
+    Text,
+)
 from async_rl.config.policy_losses import EffectiveStepScale, NoStepScale, PolicyLoss
 
 
-class NoValueNorm(Section):
-    """The critic predicts returns as they are."""
+class ValueNorm(Section):
+    """The unit of the critic's targets."""
 
-    kind: Literal["none"]
-
-
-class MeanValueNorm(Section):
-    """Normalization of the critic's targets by the mean over all tokens so far."""
-
-    kind: Literal["ma"]
-    eps: Annotated[float, Field(gt=0)]
-    """smallest weight by which the running means are divided"""
-
-
-class ExpValueNorm(Section):
-    """Normalization of the critic's targets by an exponential average."""
-
-    kind: Literal["exp"]
-    eps: Annotated[float, Field(gt=0)]
-    """smallest weight by which the running means are divided"""
-    beta: Annotated[float, Field(ge=0, lt=1)]
-    """decay per step of the exponential average"""
-
-
-ValueNorm = NoValueNorm | MeanValueNorm | ExpValueNorm
+    kind: Literal["none", "ma", "exp"]
 
 
 class CriticConfig(Section):
     """The value model of gae and vtrace."""
 
     kind: Literal["own", "shared"]
-    optimizer: OptimizerConfig
-    warmup_steps: Annotated[int, Field(ge=0)]
+    lr: PositiveFloat
+    """peak learning rate; the rest of its AdamW is that of learner.optimizer"""
+    schedule: Literal["constant", "cosine"]
+    """learning rate after the warm-up of learner.optimizer"""
+    warmup_steps: NonNegativeInt
     """learner steps in which only the critic is trained; only its head if the backbone is shared"""
-    value_clip: Annotated[float, Field(gt=0)] | None
+    value_clip: PositiveFloat | None
     """clip range of the value update; null = off"""
-    value_coef: Annotated[float, Field(gt=0)]
+    value_coef: PositiveFloat
     """weight of the value loss"""
-    value_norm: Annotated[ValueNorm, Tag]
+    value_norm: ValueNorm
     """normalize the critic's targets by a running mean and standard deviation: exponential (exp),
     or over all tokens so far (ma)"""
 
@@ -69,7 +58,7 @@ class SoftAdvantage(Section):
     """Each reward is compared with the soft maximum of its group."""
 
     kind: Literal["oapl"]
-    beta: Annotated[float, Field(gt=0)]
+    beta: PositiveFloat
     """temperature of the soft maximum of a group's rewards, in units of reward"""
 
 
@@ -103,17 +92,13 @@ class VtraceAdvantage(CriticAdvantage):
     """V-trace: temporal differences with capped behavior weights."""
 
     kind: Literal["vtrace"]
-    rho_max: Annotated[float, Field(gt=0)]
-    """cap of the behavior weight of a temporal difference"""
-    c_max: Annotated[float, Field(gt=0)]
-    """cap of the behavior weight that propagates later differences back"""
 
 
 class PluginAdvantage(Section):
     """Advantages of responses by a plug-in."""
 
     kind: Literal["plugin"]
-    fn: Annotated[str, Field(min_length=1)]
+    fn: Text
     """function of the advantages: package.module:function, file.py:function, or an entry point of
     async_rl.advantages"""
 
@@ -138,9 +123,9 @@ class AdaptiveKl(Section):
     """The coefficient changes so that the KL approaches a target."""
 
     kind: Literal["adaptive"]
-    target: Annotated[float, Field(gt=0)]
+    target: PositiveFloat
     """nats of KL per sequence"""
-    horizon: Annotated[float, Field(gt=0)]
+    horizon: PositiveFloat
     """sequences over which the controller corrects an error"""
 
 
@@ -153,7 +138,7 @@ class NoKl(Section):
 class KlConfig(Section):
     """The KL to a reference model."""
 
-    coef: Annotated[float, Field(gt=0)]
+    coef: PositiveFloat
     """weight of the KL to the reference"""
     controller: Annotated[FixedKl | AdaptiveKl, Tag]
     """adaptive changes the coefficient so that the KL approaches a target"""
@@ -188,7 +173,7 @@ class SumAggregation(Section):
     """The mean over sequences of sums divided by a constant."""
 
     kind: Literal["sequence_sum"]
-    tokens: Annotated[int, Field(ge=1)]
+    tokens: PositiveInt
     """constant that the sums are divided by"""
 
 
@@ -202,7 +187,7 @@ class AlgorithmConfig(Section):
     policy_loss: Annotated[PolicyLoss, Tag]
     """ppo = decoupled clipped surrogate; ppo_vanilla clips the ratio of policy to behavior
     policy"""
-    entropy_coef: Annotated[float, Field(ge=0)]
+    entropy_coef: NonNegativeFloat
     """weight of the full-vocabulary entropy bonus"""
     kl: Annotated[NoKl | RewardKl | LossKl, Tag]
     """subtract the KL to a reference from the reward per token, or add it to the loss; none = no

@@ -6,13 +6,18 @@ a field is its description; error messages and docs/configuration.md show it.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 AnySection = TypeVar("AnySection", bound="Section")
 
 
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
 Tag = Field(discriminator="kind")
 """Marks a choice: a union of sections, distinguished by their field `kind`."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section
+from async_rl.config.base import PositiveFloat, PositiveInt, Section, Text
 
 
 class ScoreFilterConfig(Section):
@@ -39,21 +39,21 @@ class DataConfig(Section):
     """jsonl, json or parquet files, globs (*.parquet) or fsspec URLs; empty = the embedded task"""
     val_files: list[str]
     """files of the held-out evaluation; empty with train_files set = no evaluation"""
-    metadata_file: Annotated[str, Field(min_length=1)] | None
+    metadata_file: Text | None
     """file with further columns of the rows, joined by id (AReaL's code metadata); null = the rows
     are complete"""
-    epochs: Annotated[float, Field(gt=0)] | None
+    epochs: PositiveFloat | None
     """passes over the training rows; num_steps=null is computed from it"""
-    tokenizer: Annotated[str, Field(min_length=1)] | None
+    tokenizer: Text | None
     """directory of the tokenizer; null = the model's tokenizer"""
-    prompt_key: Annotated[str, Field(min_length=1)]
+    prompt_key: Text
     """column with the prompt, a string or a chat list; `question` in rows without it"""
-    id_key: Annotated[str, Field(min_length=1)] | None
+    id_key: Text | None
     """column with a row's id; null = the first existing one of prompt_id, id, query_id, task_id,
     else the row's number"""
-    max_prompt_tokens: Annotated[int, Field(ge=1)]
+    max_prompt_tokens: PositiveInt
     """tokens of a prompt, chat template included"""
-    max_response_tokens: Annotated[int, Field(ge=1)]
+    max_response_tokens: PositiveInt
     """tokens generated per sample at most"""
     truncation: Literal["error", "drop", "left", "right", "middle"]
     """a prompt longer than max_prompt_tokens: fail, drop its row, or cut it on the named side"""

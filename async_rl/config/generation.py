@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section, Tag
+from async_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Section, Tag, Text
+
+Dtype = Literal["float32", "bfloat16"]
 
 
 class NoAdapter(Section):
@@ -24,7 +26,7 @@ class LoraAdapter(Section):
     kind: Literal["lora"]
     rank: Annotated[int, Field(ge=1, le=512)]
     """columns of the matrix B and rows of A, whose product is added to a weight"""
-    alpha: Annotated[int, Field(ge=1)]
+    alpha: PositiveInt
     """the product is multiplied by alpha / rank"""
     targets: list[Annotated[str, Field(pattern="^\\w+$")]]
     """names of the linear layers with an adapter, for example q_proj; empty = all but the output
@@ -36,7 +38,7 @@ class ModelConfig(Section):
 
     path: str | None
     """directory or hub name of a Hugging Face causal LM; null = the embedded tiny_coder"""
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Dtype
     """compute dtype of learner and generators; master weights are float32"""
     trust_remote_code: bool
     """allow transformers to run code from the model's repository"""
@@ -52,20 +54,18 @@ class ModelConfig(Section):
 class VllmConfig(Section):
     """Settings passed to vLLM."""
 
-    tensor_parallel_size: Annotated[int, Field(ge=1)]
+    tensor_parallel_size: PositiveInt
     """devices per engine"""
-    max_num_seqs: Annotated[int, Field(ge=1)]
+    max_num_seqs: PositiveInt
     """sequences decoded in one batch"""
-    max_num_batched_tokens: Annotated[int, Field(ge=1)]
+    max_num_batched_tokens: PositiveInt
     """tokens processed in one engine step"""
-    kv_cache_mb: Annotated[int, Field(ge=0)]
+    kv_cache_mb: NonNegativeInt
     """MB of KV cache per engine; 0 = determined by gpu_memory_utilization (GPU only)"""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
     """share of the GPU's memory for the engine"""
     enforce_eager: bool
     """disable compilation and CUDA graphs"""
-    load_format: Literal["auto", "dummy"]
-    """dummy = random weights until the first push"""
     extra: list[Annotated[str, Field(pattern="^\\w+=.+$")]]
     """name=value pairs of further vLLM engine arguments; the value is JSON or text"""
 
@@ -73,20 +73,20 @@ class VllmConfig(Section):
 class GenerationConfig(Section):
     """Sampling of the responses, and the engine."""
 
-    engine: Annotated[str, Field(min_length=1)]
+    engine: Text
     """vllm, hf (transformers) for debugging, or a plug-in: package.module:function,
     file.py:function, or an entry point of async_rl.engines"""
-    group_size: Annotated[int, Field(ge=1)]
+    group_size: PositiveInt
     """samples per prompt that are trained"""
-    generation_size: Annotated[int, Field(ge=1)] | None
+    generation_size: PositiveInt | None
     """samples drawn per prompt, of which the group_size best are kept; null = group_size"""
     temperature: Annotated[float, Field(gt=0, le=10)]
     """divisor of the logits, in generators and learner"""
     ignore_eos: bool
     """continue after an end token, up to data.max_response_tokens; for stress tests"""
-    max_concurrent_groups: Annotated[int, Field(ge=1)]
+    max_concurrent_groups: PositiveInt
     """groups in flight per generator"""
-    max_attempts: Annotated[int, Field(ge=1)]
+    max_attempts: PositiveInt
     """attempts to generate a group before it is dropped"""
     vllm: VllmConfig
 
@@ -96,55 +96,55 @@ class AutoscaleConfig(Section):
 
     enabled: bool
     """add and remove generators until neither generators nor learner wait"""
-    min: Annotated[int, Field(ge=1)]
+    min: PositiveInt
     """fewest generators"""
-    max: Annotated[int, Field(ge=1)]
+    max: PositiveInt
     """most generators"""
-    pool: Annotated[str, Field(min_length=1)]
+    pool: Text
     """pool whose size changes: generators, or generators.NAME of a pool that trains"""
 
 
 class PoolConfig(Section):
     """A further pool of generators; a setting that is omitted has the value of the main pool."""
 
-    count: Annotated[int, Field(ge=0)]
+    count: NonNegativeInt
     """processes at the start, until async-rl scale changes it"""
     work: Literal["train", "evaluation", "both"]
     """train = training groups; evaluation = held-out evaluations, which then run in this pool only;
     both"""
     cores: list[int] | None = None
     """instead of generators.cores"""
-    gpus_each: Annotated[float, Field(ge=0)] | None = None
+    gpus_each: NonNegativeFloat | None = None
     """instead of generators.gpus_each; if only tensor_parallel_size is set and generators use GPUs,
     it is that number"""
-    max_concurrent_groups: Annotated[int, Field(ge=1)] | None = None
+    max_concurrent_groups: PositiveInt | None = None
     """instead of generation.max_concurrent_groups"""
-    tensor_parallel_size: Annotated[int, Field(ge=1)] | None = None
+    tensor_parallel_size: PositiveInt | None = None
     """instead of generation.vllm.tensor_parallel_size"""
-    max_num_seqs: Annotated[int, Field(ge=1)] | None = None
+    max_num_seqs: PositiveInt | None = None
     """instead of generation.vllm.max_num_seqs"""
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_num_batched_tokens: PositiveInt | None = None
     """instead of generation.vllm.max_num_batched_tokens"""
-    kv_cache_mb: Annotated[int, Field(ge=0)] | None = None
+    kv_cache_mb: NonNegativeInt | None = None
     """instead of generation.vllm.kv_cache_mb"""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """instead of generation.vllm.gpu_memory_utilization"""
-    cpus_each: Annotated[int, Field(ge=1)] | None = None
+    cpus_each: PositiveInt | None = None
     """instead of launcher.generator_cpus"""
-    node_kind: Annotated[str, Field(min_length=1)] | None = None
+    node_kind: Text | None = None
     """instead of launcher.node_kind"""
 
 
 class GeneratorsConfig(Section):
     """The main pool of generator processes, and further pools."""
 
-    count: Annotated[int, Field(ge=0)]
+    count: NonNegativeInt
     """processes at the start, until async-rl scale changes it; 0 = wait for async-rl scale"""
     cores: list[int]
     """numbers of the CPU cores for generators, assigned in turn; empty = all"""
-    cores_each: Annotated[int, Field(ge=0)]
+    cores_each: NonNegativeInt
     """cores per process, taken from `cores`; 0 = every process may use all of them"""
-    gpus_each: Annotated[float, Field(ge=0)]
+    gpus_each: NonNegativeFloat
     """GPUs per process"""
     pools: dict[str, PoolConfig]
     """further pools by name: generators.pools.NAME.<setting>=<value>"""

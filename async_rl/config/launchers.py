@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section
+from async_rl.config.base import NonNegativeInt, PositiveInt, Section, Text
 
 
 class LocalLaunch(Section):
@@ -23,14 +23,14 @@ class ClusterLaunch(Section):
     learner.gpus_each.
     """
 
-    nodes: Annotated[int, Field(ge=1)]
+    nodes: PositiveInt
     """number of machines; determines hardware=cluster and the job of launcher=slurm"""
-    gpus_per_node: Annotated[int, Field(ge=0)]
+    gpus_per_node: NonNegativeInt
     """GPUs of one machine; determines hardware=cluster and the job of launcher=slurm"""
-    generator_cpus: Annotated[int, Field(ge=1)]
+    generator_cpus: PositiveInt
     """CPUs reserved for each generator, and its number of threads; with GPUs at least 2 and one per
     GPU"""
-    learner_cpus: Annotated[int, Field(ge=1)]
+    learner_cpus: PositiveInt
     """CPUs reserved for each learner rank, and its number of threads; with a GPU at least 2"""
     shared_run_dir: bool
     """output_dir is on a filesystem that all nodes share; false: buffer and learner run on the
@@ -44,7 +44,7 @@ class RayLaunch(ClusterLaunch):
     """Actors of a Ray cluster."""
 
     kind: Literal["ray"]
-    address: Annotated[str, Field(min_length=1)]
+    address: Text
     """HOST:PORT of a cluster's head; auto = the cluster this machine belongs to; local = start a
     new one on this machine"""
 
@@ -59,7 +59,7 @@ class SlurmLaunch(ClusterLaunch):
     """sbatch --account; null = the user's default"""
     time: Annotated[str, Field(pattern="^(\\d+|\\d+:\\d+(:\\d+)?|\\d+-\\d+(:\\d+){0,2})$")]
     """time limit: minutes, HH:MM:SS or days-HH:MM:SS"""
-    cpus_per_node: Annotated[int, Field(ge=0)]
+    cpus_per_node: NonNegativeInt
     """CPUs of each node; 0 = exclusive nodes"""
     extra: list[str]
     """further options of sbatch, such as --constraint=a100"""

@@ -9,21 +9,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section
+from async_rl.config.base import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
 
 
 class OptimizerConfig(Section):
     """AdamW and its schedule."""
 
-    lr: Annotated[float, Field(gt=0)]
+    lr: PositiveFloat
     """peak learning rate"""
-    weight_decay: Annotated[float, Field(ge=0)]
+    weight_decay: NonNegativeFloat
     """decoupled weight decay"""
     betas: Annotated[tuple[float, float], Field(strict=False)]
     """AdamW's moment decays"""
-    eps: Annotated[float, Field(gt=0)]
+    eps: PositiveFloat
     """AdamW's epsilon"""
-    warmup_steps: Annotated[int, Field(ge=0)]
+    warmup_steps: NonNegativeInt
     """learner steps of linear warm-up; the first step has lr / warmup_steps, never 0"""
     schedule: Literal["constant", "cosine"]
     """learning rate after the warm-up"""
@@ -31,7 +37,7 @@ class OptimizerConfig(Section):
     """smallest learning rate of the cosine schedule, as a share of lr"""
     schedule_span: Annotated[list[float], Field(max_length=2)]
     """steps at which the cosine begins and ends; empty = the end of the warm-up, and num_steps"""
-    grad_clip: Annotated[float, Field(gt=0)]
+    grad_clip: PositiveFloat
     """largest global norm of the gradient"""
 
 
@@ -42,24 +48,24 @@ _GPU_LOGITS_MB = 512.0
 class LearnerConfig(Section):
     """The learner pool."""
 
-    ranks: Annotated[int, Field(ge=1)]
+    ranks: PositiveInt
     """number of FSDP2 ranks"""
     cores: list[int]
     """numbers of the CPU cores for the ranks, assigned in turn; empty = all"""
-    gpus_each: Annotated[float, Field(ge=0)]
+    gpus_each: NonNegativeFloat
     """GPUs per rank"""
-    minibatches: Annotated[int, Field(ge=1)]
+    minibatches: PositiveInt
     """optimizer updates per batch and epoch"""
-    epochs: Annotated[int, Field(ge=1)]
+    epochs: PositiveInt
     """passes over each batch"""
     shuffle: bool
     """assign the groups to minibatches at random, differently in each epoch; false = in batch
     order"""
-    budget_tokens: Annotated[int, Field(ge=1)]
+    budget_tokens: PositiveInt
     """packed tokens of one forward and backward pass; affects memory, not the gradient"""
     gradient_checkpointing: bool
     """recompute activations in the backward pass, to save memory"""
-    shard_units: Annotated[int, Field(ge=0)] | list[Annotated[str, Field(pattern="^\\w+$")]]
+    shard_units: NonNegativeInt | list[Annotated[str, Field(pattern="^\\w+$")]]
     """modules that FSDP gathers separately: names of their classes, or the parameters from which a
     module is one; 0 = the blocks that the model must not split"""
     offload: Literal["none", "optimizer", "parameters"]

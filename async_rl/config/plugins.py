@@ -15,7 +15,6 @@ import inspect
 import re
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +23,7 @@ from typing import Any
 from async_rl.config.generation import ModelConfig
 from async_rl.config.rollout import RolloutConfig
 from async_rl.core.errors import ConfigError
+from async_rl.core.frozen import frozen
 
 NAME = r"^(?:[\w.]+|.+\.py):\w+$"
 """Pattern of the value of such a setting."""
@@ -41,7 +41,7 @@ _FAILURES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Kind:
     """A kind of plug-in. group: of its entry points; takes: the arguments that it is called with,
     by position, and named: those by keyword. async_rl/plugins.py has their types.

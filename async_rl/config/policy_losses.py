@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section, Tag
+from async_rl.config.base import PositiveFloat, Section, Tag, Text
 
 
 class Correction(Section):
@@ -49,7 +49,7 @@ class MomentCorrection(Correction):
     """M2PO: the tokens with the largest ratios are masked, as many as the batch needs."""
 
     kind: Literal["m2po"]
-    max_moment: Annotated[float, Field(gt=0)]
+    max_moment: PositiveFloat
     """bound on the mean square of proximal - behavior log-probs over the tokens that are kept"""
 
 
@@ -57,7 +57,7 @@ class PluginCorrection(Correction):
     """Behavior weights by a plug-in."""
 
     kind: Literal["plugin"]
-    fn: Annotated[str, Field(min_length=1)]
+    fn: Text
     """function of the weights: package.module:function, file.py:function, or an entry point of
     async_rl.corrections"""
 
@@ -88,7 +88,7 @@ class ClippedLoss(CorrectedLoss):
     kind: Literal["ppo", "gspo"]
     clip_low: Annotated[float, Field(gt=0, lt=1)]
     """the ratio is clipped below 1 - clip_low"""
-    clip_high: Annotated[float, Field(gt=0)]
+    clip_high: PositiveFloat
     """the ratio is clipped above 1 + clip_high"""
     clip_dual: Annotated[float, Field(gt=1)] | None
     """bound on the loss of negative advantages; null = off"""
@@ -107,7 +107,7 @@ class VanillaLoss(BehaviorLoss):
     kind: Literal["ppo_vanilla"]
     clip_low: Annotated[float, Field(gt=0, lt=1)]
     """the ratio is clipped below 1 - clip_low"""
-    clip_high: Annotated[float, Field(gt=0)]
+    clip_high: PositiveFloat
     """the ratio is clipped above 1 + clip_high"""
     clip_dual: Annotated[float, Field(gt=1)] | None
     """bound on the loss of negative advantages; null = off"""
@@ -119,7 +119,7 @@ class CispoLoss(CorrectedLoss):
     kind: Literal["cispo"]
     clip_low: Annotated[float, Field(gt=0, lt=1)] | None
     """the ratio is clipped below 1 - clip_low; null = no lower bound, as published"""
-    clip_high: Annotated[float, Field(gt=0)]
+    clip_high: PositiveFloat
     """the ratio is clipped above 1 + clip_high"""
 
 
@@ -133,10 +133,6 @@ class SapoLoss(CorrectedLoss):
     """A soft gate of the ratio instead of a clip."""
 
     kind: Literal["sapo"]
-    tau_positive: Annotated[float, Field(gt=0)]
-    """temperature of the gate for positive advantages; a higher one closes nearer to ratio 1"""
-    tau_negative: Annotated[float, Field(gt=0)]
-    """temperature of the gate for other advantages"""
 
 
 class DppoLoss(BehaviorLoss):
@@ -152,21 +148,13 @@ class VespoLoss(BehaviorLoss):
     """The policy gradient with a smooth bounded weight of the whole sequence."""
 
     kind: Literal["vespo"]
-    k_positive: Annotated[float, Field(ge=0)]
-    """power of the sequence's ratio for advantages of at least 0"""
-    lambda_positive: Annotated[float, Field(gt=0)]
-    """decay of the weight with the sequence's ratio for advantages of at least 0"""
-    k_negative: Annotated[float, Field(ge=0)]
-    """power of the sequence's ratio for negative advantages"""
-    lambda_negative: Annotated[float, Field(gt=0)]
-    """decay of the weight with the sequence's ratio for negative advantages"""
 
 
 class OaplLoss(BehaviorLoss):
     """The regression of the sequence's log-ratio on its advantage."""
 
     kind: Literal["oapl"]
-    beta: Annotated[float, Field(gt=0)]
+    beta: PositiveFloat
     """weight of the KL to the behavior policy, in units of reward per nat"""
 
 
@@ -174,7 +162,7 @@ class PluginLoss(CorrectedLoss):
     """A policy loss by a plug-in."""
 
     kind: Literal["plugin"]
-    fn: Annotated[str, Field(min_length=1)]
+    fn: Text
     """function of the loss: package.module:function, file.py:function, or an entry point of
     async_rl.policy_losses"""
 

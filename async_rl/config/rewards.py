@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section, Tag
+from async_rl.config.base import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Tag,
+    Text,
+)
 
 Extraction = Literal["auto", "fenced", "whole"]
 
@@ -17,11 +25,11 @@ Extraction = Literal["auto", "fenced", "whole"]
 class SandboxConfig(Section):
     """Limits on one program that the policy wrote, and the comparison of its results."""
 
-    timeout_s: Annotated[float, Field(gt=0)]
+    timeout_s: PositiveFloat
     """CPU seconds per test"""
     memory_mb: Annotated[int, Field(ge=16)]
     """MB of address space beyond what the interpreter uses"""
-    output_kb: Annotated[int, Field(ge=1)]
+    output_kb: PositiveInt
     """KB of output per test, or twice the expected output if that is more"""
     allow_unsafe: bool
     """run even if neither namespaces nor seccomp are available"""
@@ -45,13 +53,13 @@ class SandboxConfig(Section):
 class VerifiersConfig(Section):
     """The pool of verifier processes and the calls to them."""
 
-    count: Annotated[int, Field(ge=1)]
+    count: PositiveInt
     """number of processes"""
-    cells: Annotated[int, Field(ge=1)]
+    cells: PositiveInt
     """programs run in parallel per process"""
     cores: list[int]
     """numbers of the CPU cores for verifiers; empty = all"""
-    memo_programs: Annotated[int, Field(ge=0)]
+    memo_programs: NonNegativeInt
     """programs whose verdicts a generator caches; 0 = judge every sample"""
 
 
@@ -60,7 +68,7 @@ class Term(Section):
 
     weight: float
     """factor on the term's score in the sum"""
-    sources: list[Annotated[str, Field(min_length=1)]]
+    sources: list[Text]
     """values of data_source: terms with a row's source score it instead of those without sources;
     empty = every other row"""
 
@@ -75,7 +83,7 @@ class PluginTerm(Term):
     """A function of yours."""
 
     kind: Literal["plugin"]
-    fn: Annotated[str, Field(min_length=1)]
+    fn: Text
     """function that scores a sample: package.module:function, file.py:function, or an entry point
     of async_rl.rewards"""
 
@@ -88,7 +96,7 @@ class RewardModelTerm(Term):
     """directory or hub name of the model, which must have a chat template"""
     max_tokens: Annotated[int, Field(ge=8)]
     """tokens of prompt and response in the model's chat template; the end is cut off beyond them"""
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: PositiveInt
     """largest number of samples scored in one pass"""
     device: Annotated[str, Field(pattern="^(cpu|cuda(:\\d+)?)$")]
     """torch device"""
@@ -96,7 +104,7 @@ class RewardModelTerm(Term):
     """subtracted from the score before scaling"""
     scale: float
     """factor on (score - bias)"""
-    clip: Annotated[float, Field(gt=0)]
+    clip: PositiveFloat
     """bound on the absolute scaled score"""
 
 
@@ -109,7 +117,7 @@ class RemoteTerm(Term):
     form: Literal["plain", "verifier"]
     """plain = send the sample as JSON, receive a score; verifier = another async-rl verifier judges
     the row's tests"""
-    attempts: Annotated[int, Field(ge=1)]
+    attempts: PositiveInt
     """requests to a server that fails, within timeouts.group_s / 12"""
     token_env: Annotated[str, Field(pattern="^\\w+$")] | None
     """environment variable that contains the bearer token; null = send none"""
@@ -130,7 +138,7 @@ class RewardConfig(Section):
     stop_if_all_fail: bool
     """stop the run before a step in which no sample has more than fail_reward, since scoring may be
     broken"""
-    concurrency: Annotated[int, Field(ge=1)]
+    concurrency: PositiveInt
     """concurrent calls in each verifier; set 1 for functions that are not thread-safe"""
     format_reward: float | None
     """reward of a wrong answer in the format <think>..</think><answer>..</answer>; null = the
@@ -149,14 +157,14 @@ class RewardConfig(Section):
     """factor on (reward - bias)"""
     bias: float
     """subtracted from the reward before scaling"""
-    clip: Annotated[float, Field(gt=0)]
+    clip: PositiveFloat
     """bound on the absolute scaled reward"""
     placement: Literal["end", "steps", "step_deltas"]
     """end = one reward at the last token; steps = one per complete code block, its score, and from
     functions one per paragraph if there is no block; step_deltas = the change of the score since
     the step before"""
-    overlong_tokens: Annotated[int, Field(ge=0)]
+    overlong_tokens: NonNegativeInt
     """length of the range below data.max_response_tokens in which the penalty rises; 0 = no
     penalty"""
-    overlong_penalty: Annotated[float, Field(ge=0)]
+    overlong_penalty: NonNegativeFloat
     """penalty of an answer of data.max_response_tokens, subtracted after scaling"""

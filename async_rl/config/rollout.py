@@ -9,15 +9,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from async_rl.config.base import Section
+from async_rl.config.base import PositiveInt, Section, Text
 
 
 class RolloutConfig(Section):
     """The function that conducts a sample, and its number of turns."""
 
-    fn: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None
+    fn: Text | Annotated[list[str], Field(min_length=1)] | None
     """async function that conducts the turns of each sample: package.module:function or
     file.py:function; a list = an agent that calls an endpoint: [program, argument, ...], or
     [function] of (task, endpoint); null = one answer per sample"""
-    max_turns: Annotated[int, Field(ge=1)]
+    max_turns: PositiveInt
     """largest number of turns of the policy in one sample"""

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from async_rl.config.agents import Agent, agent_of
 from async_rl.config.algorithm import AlgorithmConfig
-from async_rl.config.base import Section, Tag
+from async_rl.config.base import NonNegativeInt, PositiveInt, Section, Tag, Text
 from async_rl.config.data import DataConfig
 from async_rl.config.generation import GenerationConfig, GeneratorsConfig, ModelConfig
 from async_rl.config.launchers import Launch
@@ -39,15 +37,15 @@ from async_rl.config.timeouts import TimeoutsConfig
 class RunConfig(Section):
     """The complete configuration of one run."""
 
-    run_name: Annotated[str, Field(min_length=1)] | None
+    run_name: Text | None
     """name of the directory under output_dir; null = a generated unique name"""
-    output_dir: Annotated[str, Field(min_length=1)]
+    output_dir: Text
     """directory of all runs"""
     cache_dir: str | None
     """directory of the embedded model; null = ~/.cache/async_rl"""
-    num_steps: Annotated[int, Field(ge=1)]
+    num_steps: PositiveInt
     """learner steps; null at launch = computed from data.epochs"""
-    seed: Annotated[int, Field(ge=0)]
+    seed: NonNegativeInt
     """seed of data order, sampling and initialization"""
     launcher: Annotated[Launch, Tag]
     """processes run on this machine, in a Ray cluster, or in a Slurm job"""

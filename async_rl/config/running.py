@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section, Tag
+from async_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Section, Tag, Text
 
 
 class BufferConfig(Section):
     """Admission, age and storage."""
 
-    groups_per_step: Annotated[int, Field(ge=1)]
+    groups_per_step: PositiveInt
     """groups of one learner step"""
-    max_staleness_versions: Annotated[int, Field(ge=0)]
+    max_staleness_versions: NonNegativeInt
     """largest learner version minus version of a sample's oldest trained token; 0 = synchronous"""
     exact_age: bool
     """for experiments: train every batch at exactly max_staleness_versions, from the first step at
@@ -30,10 +30,10 @@ class BufferConfig(Section):
     """drop groups with tokens above max_staleness_versions, or mask these tokens"""
     durability: Literal["normal", "full"]
     """SQLite synchronous level: normal survives the crash of a process, full also of the machine"""
-    keep_steps: Annotated[int, Field(ge=0)]
+    keep_steps: NonNegativeInt
     """newest steps whose trajectories remain stored for async-rl rollouts even if no checkpoint
     needs them"""
-    keep_groups: Annotated[int, Field(ge=0)] | None
+    keep_groups: NonNegativeInt | None
     """newest trained groups that keep their rows in the ledger; older ones become sums per step,
     unless data.filter is set; null = keep all"""
 
@@ -56,7 +56,7 @@ class CollectiveTransfer(Section):
     """A broadcast: over NCCL if every rank has a whole GPU, else over gloo."""
 
     kind: Literal["collective"]
-    bucket_mb: Annotated[int, Field(ge=1)]
+    bucket_mb: PositiveInt
     """MB of the buffer of a broadcast; it grows to the size of the largest tensor"""
 
 
@@ -66,7 +66,7 @@ class AutoTransfer(Section):
     kind: Literal["auto"]
     path: str | None
     """fsspec URL of the directory of weight files; null = in the run's directory"""
-    bucket_mb: Annotated[int, Field(ge=1)]
+    bucket_mb: PositiveInt
     """MB of the buffer of a broadcast; it grows to the size of the largest tensor"""
 
 
@@ -81,43 +81,41 @@ class WeightsConfig(Section):
     broadcast) also other machines, ipc a vLLM generator on the learner's GPU (placement=colocated);
     auto = collective if every rank has a whole GPU, else shared_memory, or filesystem if that
     fails"""
-    push_every_steps: Annotated[int, Field(ge=1)]
+    push_every_steps: PositiveInt
     """learner steps between pushes"""
-    probe_every_pushes: Annotated[int, Field(ge=0)]
+    probe_every_pushes: NonNegativeInt
     """pushes between log-prob probes; 0 = only at the first load of a generator"""
-    probe_tolerance: Annotated[float, Field(gt=0)]
-    """nats, largest allowed difference of learner and generator on a probe token"""
 
 
 class EvaluationConfig(Section):
     """Held-out evaluation by the generators."""
 
-    every_steps: Annotated[int, Field(ge=0)]
+    every_steps: NonNegativeInt
     """learner steps between evaluations; 0 = never, as for data.train_files without
     data.val_files"""
-    num_prompts: Annotated[int, Field(ge=0)]
+    num_prompts: NonNegativeInt
     """held-out prompts per evaluation, taken from the beginning; 0 = all"""
-    num_samples: Annotated[int, Field(ge=1)]
+    num_samples: PositiveInt
     """samples per held-out prompt; more than one adds pass@k, maj@k and one greedy answer, and
     needs temperature > 0"""
-    temperature: Annotated[float, Field(ge=0)]
+    temperature: NonNegativeFloat
     """sampling temperature; 0 = greedy"""
 
 
 class CheckpointConfig(Section):
     """Intervals, number and copies of the checkpoints."""
 
-    every_steps: Annotated[int, Field(ge=0)]
+    every_steps: NonNegativeInt
     """learner steps between checkpoints; 0 = no checkpoints by steps; the last step is always
     saved"""
-    every_minutes: Annotated[float, Field(ge=0)]
+    every_minutes: NonNegativeFloat
     """minutes since the last checkpoint after which the next step is saved; 0 = never"""
-    keep: Annotated[int, Field(ge=1)]
+    keep: PositiveInt
     """newest checkpoints to keep"""
     mirror: str | None
     """fsspec URL of a directory that receives a copy of each kept checkpoint and of the ledger;
     null = none"""
-    keep_best: Annotated[int, Field(ge=0)]
+    keep_best: NonNegativeInt
     """older checkpoints to keep in addition, those with the best held-out pass rate"""
 
 
@@ -128,16 +126,14 @@ class MonitoringConfig(Section):
     """port of the TensorBoard that starts with the run; 0 = a free one, null = none"""
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None
     """port of the endpoint for Prometheus; 0 = a free one, null = none"""
-    wandb: Annotated[str, Field(min_length=1)] | None
+    wandb: Text | None
     """project in Weights & Biases that also receives the metrics; null = none"""
-    live_line: bool
-    """show progress in the terminal"""
 
 
 class NetworkConfig(Section):
     """Addresses of the sockets."""
 
-    host: Annotated[str, Field(min_length=1)]
+    host: Text
     """the supervisor's address; auto = loopback with launcher=local, else the node's address"""
     interface: str | None
     """network interface that every node uses; null = the interface that routes to the supervisor"""
@@ -148,6 +144,6 @@ class NetworkConfig(Section):
 class SupervisorConfig(Section):
     """Restarts of processes."""
 
-    max_restarts: Annotated[int, Field(ge=0)]
+    max_restarts: NonNegativeInt
     """restarts of one process within timeouts.restart_window_s (at least 5 minutes); the run fails
     at the next one"""

@@ -6,11 +6,7 @@ the interval of heartbeats is below the silence that ends a process, which is be
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from async_rl.config.base import Section
+from async_rl.config.base import PositiveFloat, Section
 
 _TOKENS_PER_GROUP_S = 1200
 
@@ -18,17 +14,17 @@ _TOKENS_PER_GROUP_S = 1200
 class TimeoutsConfig(Section):
     """Time limits in seconds; docs/operations.md explains when to raise them."""
 
-    call_s: Annotated[float, Field(gt=0)]
+    call_s: PositiveFloat
     """one remote call; the interval of heartbeats is derived from it"""
-    start_s: Annotated[float, Field(gt=0)]
+    start_s: PositiveFloat
     """start of a process without progress (reading, memory, a new stage); the time limits of a
     weight push are derived from it"""
-    stop_s: Annotated[float, Field(gt=0)]
+    stop_s: PositiveFloat
     """finishing and saving the step after a stop request"""
-    group_s: Annotated[float, Field(gt=0)]
+    group_s: PositiveFloat
     """generating and scoring one group of up to 1,200 tokens per sample; in proportion for longer
     ones, until the measured rate is known"""
-    stall_s: Annotated[float, Field(gt=0)]
+    stall_s: PositiveFloat
     """time without a learner step after which the run fails"""
 
     def longest_group_s(self, max_tokens: int) -> float:

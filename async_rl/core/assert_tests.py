@@ -14,9 +14,9 @@ import symtable
 import sys
 import warnings
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
 
 from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
 from async_rl.core.types import AssertTest, CodeProblem
 from async_rl.sandbox.judge import OFFERED
 
@@ -24,7 +24,7 @@ _BUILTINS = frozenset(vars(builtins))
 _SOLUTION = "solution"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Asked:
     """The names of the program that a test uses.
 

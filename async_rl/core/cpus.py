@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from async_rl.core.frozen import frozen
 
 _SYSTEM = Path("/sys/devices/system")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cpus:
     """CPUs by number.
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass
 
 import pynvml
+
+from async_rl.core.frozen import frozen
 
 _P2P_READ = 0  # pynvml 13 declares its constant for it as the tuple (0,), which ctypes refuses
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gpu:
     """One device.
 
@@ -32,7 +33,7 @@ class Gpu:
     numa_node: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gpus:
     """The answer of the driver.
 

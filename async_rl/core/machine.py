@@ -9,16 +9,16 @@ import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from async_rl.core.cpus import arranged
+from async_rl.core.frozen import frozen
 from async_rl.core.gpus import Gpus, read_gpus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Machine:
     """The resources for processes.
 

@@ -5,17 +5,18 @@ Pure; the buffer computes it once per put.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, Group
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Summary:
     """Versions are those of the trained tokens, NO_VERSION without any. pass_rate: share of samples
     that passed every test.
@@ -33,7 +34,7 @@ class Summary:
     @property
     def row(self) -> tuple[Any, ...]:
         """The values in the order of the fields."""
-        return tuple(getattr(self, name) for name in self.__slots__)
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
 def part_means(samples: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from async_rl.config.run import RunConfig
 from async_rl.core.assert_tests import require_importable
 from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt
 from async_rl.data.files import Placed, Rejected, Row, read_rows
 from async_rl.data.fitting import filled, fitted
@@ -32,7 +32,7 @@ MAX_ID_LENGTH = 256
 """Characters. Ids are stored with every group and shown in tables, so a longer one is a bad row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Draft:
     """A prompt before tokenization."""
 

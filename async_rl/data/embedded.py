@@ -7,12 +7,11 @@ parameters, so tests build smaller ones.  Every value is part of the key of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from async_rl.config.run import RunConfig
+from async_rl.core.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ListFunctions:
     """Natural-language specs of small list functions (filter x map x reduce).
 
@@ -25,7 +24,7 @@ class ListFunctions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TinyCoder:
     """A small Qwen3 that is built and trained briefly (warm start) on first use.
 

@@ -5,17 +5,17 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Prompt, Purpose
 from async_rl.data.order import PromptOrder
 from async_rl.data.prompts import PromptList, load_eval_prompts, load_train_prompts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunPrompts:
     """Training prompts with their order, and the prompts of one evaluation.
 

@@ -10,16 +10,16 @@ prompt never returns; a decision is returned to the caller, which stores it befo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from async_rl.config.run import RunConfig
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Purpose
 from async_rl.data.run_prompts import RunPrompts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Leaver:
     """A prompt that leaves: its index among the training prompts, its id and its mean reward."""
 

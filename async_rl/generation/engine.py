@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, import_external, load_function
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, WeightsError
+from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Completion:
     """One finished sample: position t of each array is about its t-th new token, including the
     end-of-sequence token.
@@ -101,7 +101,7 @@ OpenEngine = Callable[[], Awaitable[Engine]]
 """Starts an engine. Raises ConfigError if it refuses the settings or the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelFacts:
     """Facts that the engines read from the model's directory."""
 

@@ -11,19 +11,20 @@ attention_stages.py divides a row into parts.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from async_rl.core.frozen import frozen
+
 # The log-sum-exp of a token without keys in a part. Infinity would make 0 x inf where no part of a
 # token has been merged yet.
 _NOTHING = -1e30
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Part:
     """One kernel call: N rows of Q queries attend to N rows of K keys of the packed row.
 
@@ -59,7 +60,7 @@ class Part:
         return gathered.view(self.num_rows, -1, *x.shape[1:]).transpose(1, 2)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Stage:
     """Parts in which each token is a query at most once.
 

@@ -18,6 +18,7 @@ from async_rl.batching.batch import Batch, Sizes, sizes_of
 from async_rl.batching.packing import Pass, pack
 from async_rl.batching.partition import cost_tokens, minibatches, passes, share_out
 from async_rl.config.learner import LearnerConfig
+from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead
 from async_rl.learner.models import LearnerModels, PolicyOutput, States, Values
 from async_rl.learner.objective import BatchOutputs
@@ -28,7 +29,7 @@ from async_rl.learner.sharding import Ranks
 _CACHE_TOKENS = 1280
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Minibatch:
     """The passes of this rank for one optimizer step, and the sequences of all ranks.
 
@@ -41,7 +42,7 @@ class Minibatch:
     sequences: list[int]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KeptOutputs:
     """Outputs with their graphs, which the first update uses instead of running the models again.
 

@@ -7,7 +7,6 @@ a model against its own plain forward pass, are in loading.py.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from async_rl.algorithms.kl import full_kl
 from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.batching.packing import Pass
+from async_rl.core.frozen import frozen
 from async_rl.learner.attention import plan
 from async_rl.learner.sharding import local, reshard
 from async_rl.weights.lora import adapter_weights, merged_weights, without_adapter
@@ -162,7 +162,7 @@ class Critic(nn.Module):
         return _values(self.head, _hidden_states(self.backbone, row), row)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LearnerModels:
     """The models of a run. reference: None without a KL; critic: None without its own backbone."""
 

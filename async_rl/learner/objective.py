@@ -7,8 +7,6 @@ batch are sums over the ranks (`batch.across`).
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
@@ -36,10 +34,15 @@ from async_rl.config.plugins import ADVANTAGE, load_once
 from async_rl.config.policy_losses import MomentCorrection
 from async_rl.config.running import BufferConfig
 from async_rl.core.errors import StalenessError
+from async_rl.core.frozen import frozen
 from async_rl.learner.token_rewards import RewardRules
 
+# The caps of V-trace's weights: 1, as in all published uses. A lower one biases the values towards
+# an older policy, a higher one lets single tokens dominate.
+_WEIGHT_CAP = 1.0
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+
+@frozen
 class BatchOutputs:
     """The outputs of the models for the own sequences, before the update.
 
@@ -55,7 +58,7 @@ class BatchOutputs:
     bootstrap: Tensor | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Targets:
     """The targets of the update, each float32 [R].
 
@@ -248,8 +251,8 @@ def _critic_targets(
             log_ratio=batch.rows(outputs.proximal_logprobs - batch.behavior_logprobs),
             gamma=gamma,
             lam=lam,
-            rho_max=advantage.rho_max,
-            c_max=advantage.c_max,
+            rho_max=_WEIGHT_CAP,
+            c_max=_WEIGHT_CAP,
         )
     return batch.flat(advantages), batch.flat(returns)
 

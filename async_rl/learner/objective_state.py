@@ -12,7 +12,12 @@ from torch import Tensor
 from async_rl.algorithms.across import ALONE, Across
 from async_rl.algorithms.kl import adapted_kl_coef
 from async_rl.algorithms.value_norm import Moments, ValueUnits
-from async_rl.config.algorithm import AdaptiveKl, AlgorithmConfig, ExpValueNorm, NoValueNorm
+from async_rl.config.algorithm import AdaptiveKl, AlgorithmConfig
+
+# The decay per step of the exponential moments and the smallest weight that they are divided by:
+# those of AReaL, with which runs are compared. A step of 128 samples forgets slowly enough.
+_BETA = 0.99995
+_LEAST_WEIGHT = 1e-5
 
 
 class ObjectiveState:
@@ -24,7 +29,7 @@ class ObjectiveState:
     def __init__(self, algorithm: AlgorithmConfig) -> None:
         reference, critic = algorithm.reference, algorithm.critic
         self._controller = reference.controller if reference is not None else None
-        self._value_norm = critic.value_norm if critic is not None else NoValueNorm(kind="none")
+        self._value_norm = critic.value_norm.kind if critic is not None else "none"
         self.kl_coef = reference.coef if reference is not None else 0.0
         self.moments = Moments()
 
@@ -41,16 +46,15 @@ class ObjectiveState:
         returns: float32 [R]; mask: bool [R] -> targets: float32 [R], the returns in the unit of the
         new moments.  across: the ranks that have returns.
         """
-        norm = self._value_norm
-        if isinstance(norm, NoValueNorm):
+        if self._value_norm == "none":
             return self.moments, returns
-        beta = norm.beta if isinstance(norm, ExpValueNorm) else 0.0
-        moments = self.moments.observed(returns[mask], kind=norm.kind, beta=beta, across=across)
+        moments = self.moments.observed(
+            returns[mask], kind=self._value_norm, beta=_BETA, across=across
+        )
         return moments, self._units(moments).to_values(returns)
 
     def _units(self, moments: Moments) -> ValueUnits:
-        norm = self._value_norm
-        return ValueUnits() if isinstance(norm, NoValueNorm) else moments.units(eps=norm.eps)
+        return ValueUnits() if self._value_norm == "none" else moments.units(eps=_LEAST_WEIGHT)
 
     def end_step(self, moments: Moments, *, kl: float, num_sequences: int) -> None:
         """Update the state after a step. kl: nats of KL(proximal, reference) per sequence."""

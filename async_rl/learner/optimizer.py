@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from async_rl.algorithms.schedule import learning_rate
+from async_rl.config.base import replace
 from async_rl.config.learner import OptimizerConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError
@@ -150,7 +151,14 @@ def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
     }
     if critic_config is None:
         return trained
-    settings = critic_config.optimizer
+    span = learner.optimizer.schedule_span
+    settings = replace(
+        learner.optimizer,
+        lr=critic_config.lr,
+        schedule=critic_config.schedule,
+        # The policy's steps begin after the critic's warm-up, so the same end is a later step.
+        schedule_span=[*span[:1], *(end + critic_config.warmup_steps for end in span[1:])],
+    )
     if critic is not None:
         trained["critic"] = (critic, optimizer("critic", critic, critic, settings, total))
     elif policy.value_head is not None:

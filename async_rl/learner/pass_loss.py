@@ -56,6 +56,12 @@ from async_rl.config.policy_losses import (
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, Targets
 
+# The published temperatures of SAPO for positive and other advantages (arXiv 2511.20347), and the
+# powers and decays of VESPO (arXiv 2602.10693). Whoever tunes a gate chooses another loss first.
+_SAPO_TAUS = (1.0, 1.05)
+_VESPO_POSITIVE = (2.0, 3.0)
+_VESPO_NEGATIVE = (3.0, 2.0)
+
 
 class PolicySums(NamedTuple):
     """Sums over trained tokens.
@@ -207,8 +213,8 @@ def _policy_loss(
                 log_ratio,
                 advantages=advantages,
                 behavior_weight=behavior_weight,
-                tau_positive=settings.tau_positive,
-                tau_negative=settings.tau_negative,
+                tau_positive=_SAPO_TAUS[0],
+                tau_negative=_SAPO_TAUS[1],
             )
         case DppoLoss() | VespoLoss() | OaplLoss():
             return _behavior_loss(settings, logprobs, log_ratio, advantages, sequences)
@@ -246,8 +252,8 @@ def _behavior_loss(
                 log_ratio=log_ratio,
                 advantages=advantages,
                 sequences=sequences,
-                positive=(settings.k_positive, settings.lambda_positive),
-                negative=(settings.k_negative, settings.lambda_negative),
+                positive=_VESPO_POSITIVE,
+                negative=_VESPO_NEGATIVE,
             )
         case OaplLoss():
             return oapl_loss(

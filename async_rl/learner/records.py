@@ -11,13 +11,14 @@ from async_rl.batching.batch import Batch
 from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.config.learner import LearnerConfig
 from async_rl.config.running import BufferConfig
+from async_rl.core.frozen import frozen
 from async_rl.learner.forward_passes import KeptOutputs
 from async_rl.learner.objective import BatchOutputs, Targets
 from async_rl.learner.pass_loss import PolicySums
 from async_rl.learner.token_rewards import RewardRules
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class UpdateSettings:
     """The sections of the configuration that a step reads."""
 
@@ -41,7 +42,7 @@ class Totals:
     value_grad_norm: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StepRecord:
     """The results of a step, from which its metrics are computed.
 
@@ -61,7 +62,7 @@ class StepRecord:
     update_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Step:
     """The values that all updates of a step share.
 

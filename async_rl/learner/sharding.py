@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -30,10 +29,11 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from async_rl.algorithms.across import Across
+from async_rl.core.frozen import frozen
 from async_rl.learner.process_group import ensure_group_of_one
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ranks:
     """The rank of this process in the learner pool, and how models are sharded over the pool."""
 

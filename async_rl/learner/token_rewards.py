@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
 from async_rl.algorithms.rewards import overlong_penalty, scaled, step_rewards
 from async_rl.batching.batch import Batch
 from async_rl.config.rewards import RewardConfig
+from async_rl.core.frozen import frozen
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RewardRules:
     """The settings that turn scores into rewards.
 

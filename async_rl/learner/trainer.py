@@ -11,7 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -28,6 +27,7 @@ from async_rl.config.generation import LoraAdapter
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
+from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleId
 from async_rl.core.summary import failed_share
 from async_rl.core.types import FloatArray, Group, IntArray
@@ -49,7 +49,7 @@ TensorSpec = tuple[str, str, tuple[int, ...], int]
 """Hugging Face name, torch dtype name, shape, size in bytes."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StepResult:
     """The results of a step for other processes.
 

@@ -103,9 +103,6 @@ class Console:
             left_s=self._pace.left_s(),
         )
         self._log(line)
-        # Messages and the end are still printed: they report events, not progress.
-        if not self._config.monitoring.live_line:
-            return
         if self._terminal.is_terminal:
             grid = Table.grid(padding=(0, 1))
             grid.add_column(no_wrap=True)

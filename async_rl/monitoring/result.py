@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from async_rl.core.frozen import frozen
 from async_rl.monitoring.status import duration
 
 _NUM_AVERAGED = 5  # rewards of single steps differ by more than a run's progress in a few steps
@@ -27,7 +27,7 @@ class _Row(msgspec.Struct, frozen=True):
     reward: float | None = msgspec.field(name="reward/mean", default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Evaluation:
     step: int
     pass_at_1: float

@@ -8,10 +8,9 @@ context, the buffers of NCCL, gaps of the allocator) is added by estimate.py.  P
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
+from async_rl.core.frozen import frozen
 from async_rl.planning.shape import ModelShape
 
 FLOAT32_BYTES = 4
@@ -20,7 +19,7 @@ _CACHE_TOKENS = 1280
 """Tokens of a pass of one rank without FSDP (learner/forward_passes.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LearnerMemory:
     """Bytes of one rank.
 

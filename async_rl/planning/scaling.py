@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
 from async_rl.config.generation import AutoscaleConfig
+from async_rl.core.frozen import frozen
 
 # The share of a generator beyond the middle of two counts at which the other count is chosen. With
 # a balance of 2.5 the run would otherwise alternate between 2 and 3.
@@ -32,7 +32,7 @@ _LEAST_GAIN = 0.25
 TOLERANCE = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Decision:
     """The number of generators from now on, and the reason."""
 
@@ -78,7 +78,7 @@ def decide(
     return Decision(wanted=min(max(wanted, config.min), config.max), reason=reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Trial:
     """The state before generators were added: their number, and tokens per second of all."""
 

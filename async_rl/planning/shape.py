@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from async_rl.core.frozen import frozen
 
 EMBEDDED_VOCABULARY, EMBEDDED_POSITIONS, EMBEDDED_MLP_FACTOR = 1024, 512, 3
 
@@ -13,7 +14,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _WITH_QK_NORM = ("qwen3", "olmo2", "olmoe", "gemma3")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelShape:
     """The sizes of a decoder-only policy.
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from async_rl.config.pools import VERIFIERS, config_of, pool_counts, process_name
 from async_rl.config.run import RunConfig
+from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine
 from async_rl.core.types import Role
 
@@ -29,7 +29,7 @@ SCALE_FILE = "scale.json"
 """In the run directory: the processes of each pool that were requested last, if not configured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProcessSpec:
     """One process of a run.
 

@@ -16,13 +16,13 @@ rollout.py makes one Conversation per sample. It is the only class that users' f
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from async_rl.core.errors import AsyncRLError
+from async_rl.core.frozen import frozen
 from async_rl.core.types import (
     NO_VERSION,
     BoolArray,
@@ -45,7 +45,7 @@ class RolloutEnded(AsyncRLError):
     """No further turn fits, so the sample ends here, truncated. Functions do not catch this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Written:
     """A sample without its score: arrays over the tokens after the prompt, as in Trajectory.
 
@@ -64,7 +64,7 @@ class Written:
     score: Score | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Part:
     """Text of the policy (is_written) or text that it reads."""
 

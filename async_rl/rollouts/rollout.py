@@ -13,7 +13,7 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from async_rl.core.errors import (
     Unavailable,
     WeightsError,
 )
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Group, IntArray, Purpose, Sampling, Ticket, Trajectory
 from async_rl.generation.engine import Completion, Generates
 from async_rl.observability.activity import Activity
@@ -58,7 +59,7 @@ def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
     return num_samples + has_greedy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Samples:
     """Samples of one ticket on their way to their scores, by index."""
 

@@ -15,13 +15,13 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from async_rl.buffer.evaluation import PromptResult, evaluation_scalars, result_of
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of
 from async_rl.core.errors import ConfigError, InfrastructureError, RewardError, root_cause
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Group, Prompt, Purpose, Ticket
 from async_rl.data.prompts import load_eval_prompts
 from async_rl.data.tokenizer import load_tokenizer
@@ -35,7 +35,7 @@ from async_rl.wire.addresses import LOOPBACK
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Standalone:
     """The metrics, under the names that they have in a run.
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, BoolArray, FloatArray, IntArray
 from async_rl.protocol.generator import Completed
 
@@ -27,7 +28,7 @@ History = tuple[str, ...]
 """One key per message of a request; the first one is that of the tools."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Context:
     """The input of a call.
 
@@ -68,7 +69,7 @@ class Turn:
         return self.limit if self.answer is None else len(self.answer.token_ids)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Row:
     """A session as one row of tokens after the prompt, as in Trajectory.
 

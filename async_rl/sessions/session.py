@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completed
 from async_rl.sessions.chat import Chat, key_of, parse_answer
@@ -32,7 +33,7 @@ Write = Callable[[str, IntArray, int], Awaitable[Completed]]
 """(id of the call, tokens so far, most new tokens) -> the policy's continuation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Call:
     """A request for one answer.
 
@@ -50,7 +51,7 @@ class Call:
     prompt: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Answer:
     """An answer to the agent. text: without the stop text. why: stop, length or tool_calls."""
 

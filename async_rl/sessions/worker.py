@@ -15,12 +15,12 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import msgspec
 
 from async_rl.config.plugins import AGENT, load_function
+from async_rl.core.frozen import frozen
 from async_rl.sessions.forms.form import MODEL
 
 _MOST_THREADS = 256
@@ -43,7 +43,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Endpoint:
     """The second argument of an agent's function: how it reaches the policy.
 

@@ -7,9 +7,9 @@ import collections
 import logging
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from async_rl.core.frozen import frozen
 from async_rl.core.os import RESTART_CODE
 from async_rl.planning.topology import ProcessSpec
 from async_rl.supervision.launcher import Launcher, ProcessHandle
@@ -23,7 +23,7 @@ _LAST_LINES = 15
 _PLACED_SOON_S = 5.0  # a process that waits longer for resources of the cluster is logged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class End:
     """The end of one life. is_own_failure: an error of the process, not a signal or silence."""
 

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 from async_rl.config.run import RunConfig
+from async_rl.core.frozen import frozen
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, StopRun
 from async_rl.protocol.learner import StartFrom
@@ -55,7 +55,7 @@ class StopRequest:
         self.graceful.set()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ControlService:
     """One handler per message of the control socket. started_s: Unix time."""
 

@@ -18,11 +18,11 @@ import asyncio
 import functools
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import AsyncRLError, RunFailed
+from async_rl.core.frozen import frozen
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.buffer import ReleaseGenerator
 from async_rl.runtime.context import RENDEZVOUS_FILE
@@ -37,7 +37,7 @@ from async_rl.supervision.registry import Registry
 _AFTERMATH_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lost:
     """A process ended and is about to restart."""
 
@@ -45,7 +45,7 @@ class Lost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Left:
     """A process left for good. reason: why it was given up; empty if it was removed on request."""
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from async_rl.core.checksums import damage
 from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Choice:
     """The checkpoint to resume from, or None before the first. refused: newer ones, with the reason
     as half a sentence.

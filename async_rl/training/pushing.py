@@ -73,7 +73,11 @@ class Pusher:
         )
         self._senders = open_senders(learner)
         self._routes: dict[Life, Route] = {}
-        self._prober = Prober(self._config, push_s=context.config.timeouts.push_s)
+        self._prober = Prober(
+            self._config,
+            dtype=context.config.model.dtype,
+            push_s=context.config.timeouts.push_s,
+        )
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
         self._times: dict[str, float] = {}

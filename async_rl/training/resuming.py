@@ -7,15 +7,15 @@ damaged too. Then an older one is used, and its later steps are trained again.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
+from async_rl.core.frozen import frozen
 from async_rl.protocol.learner import GetHistory, History, StartFrom, Synced, SyncVersion
 from async_rl.runtime.context import ProcessContext
 from async_rl.training import checkpoints
 from async_rl.training.ranks import TrainingPool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Start:
     """The version that a life of the learner starts from, and the number of the life."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.rollouts import Rollout, rollouts
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core.errors import ConfigError
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Score, Trajectory
 
 MOST_GROUPS = 256
@@ -18,7 +18,7 @@ _INCOMPLETE = "\ufffd"  # of the bytes of a character, some are in tokens that f
 Decode = Callable[[list[int]], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sample:
     """One stored response.
 

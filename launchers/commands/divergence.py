@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from async_rl.buffer.store.batches import Batches, TrainedGroup
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Group, Trajectory
 from async_rl.training.published import read
 
@@ -26,7 +27,7 @@ _SECTIONS = ("loss/", "policy/", "value/", "advantage/", "reward/")
 Decode = Callable[[list[int]], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Difference:
     """The first one. subject: of the input or the result, such as `reward`; where: within the step,
     as words; the two values as text.
@@ -38,7 +39,7 @@ class Difference:
     values: tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Found:
     """num_steps: compared ones, up to the first difference. notes: what could not be compared."""
 

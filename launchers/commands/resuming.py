@@ -88,19 +88,17 @@ def _kept_schedules(
     if before.num_steps == after.num_steps:
         return
     saved = max(checkpoints.versions(run_dir), default=0)
-    critic = before.algorithm.critic
-    schedules = [
-        ("learner", before.learner.optimizer, 0 if critic is None else critic.warmup_steps)
-    ]
+    critic, optimizer = before.algorithm.critic, before.learner.optimizer
+    schedules, first = {optimizer.schedule}, 0
     if critic is not None:
-        schedules.append(("algorithm.advantage.critic", critic.optimizer, 0))
-    for owner, optimizer, first in schedules:
-        if optimizer.schedule != "cosine":
-            continue
-        span = optimizer.schedule_span or [optimizer.warmup_steps, before.num_steps - first]
-        if is_stretched:
-            span = stretched(saved - first, span, after.num_steps - first)
-        yield f"{owner}.optimizer.schedule_span=[{span[0]:g},{span[1]:g}]"
+        schedules.add(critic.schedule)
+        first = critic.warmup_steps
+    if "cosine" not in schedules:
+        return
+    span = optimizer.schedule_span or [optimizer.warmup_steps, before.num_steps - first]
+    if is_stretched:
+        span = stretched(saved - first, span, after.num_steps - first)
+    yield f"learner.optimizer.schedule_span=[{span[0]:g},{span[1]:g}]"
 
 
 def _refusals(

@@ -44,7 +44,6 @@ def compose_files(
     """
     OmegaConf.register_new_resolver("with_files", with_files, replace=True)
     OmegaConf.register_new_resolver("with_held_out", with_held_out, replace=True)
-    OmegaConf.register_new_resolver("by_dtype", by_dtype, replace=True)
     for name, function in hardware.resolvers(machine, launcher).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
     composed = _hydra if conf == USER_CONFIG else _hydra_once
@@ -115,8 +114,3 @@ def with_held_out(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
     else the first.
     """
     return without if _root_.data.train_files and not _root_.data.val_files else with_them
-
-
-def by_dtype(float32: Any, bfloat16: Any, *, _root_: DictConfig) -> Any:
-    """The value for model.dtype."""
-    return bfloat16 if _root_.model.dtype == "bfloat16" else float32

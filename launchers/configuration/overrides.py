@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from async_rl.core.errors import ConfigError
+from async_rl.core.frozen import frozen
 from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.choices import KIND, choices_first
 from async_rl.launchers.configuration.old_names import is_old, present_name
@@ -72,7 +72,7 @@ def with_defaults(overrides: Sequence[str], defaults: Sequence[str]) -> list[str
     return [*(word for word in defaults if _name(word) not in given), *overrides]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Overrides:
     """groups: choices of files, as hydra reads them; values: settings by path, choices of variants
     first; problems: one line for each wrong override.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from async_rl.config.run import RunConfig
+from async_rl.core.frozen import frozen
 from async_rl.launchers.configuration.choices import KIND
 
 Spec = Mapping[str, Any]
@@ -36,7 +36,7 @@ _BOUNDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Setting:
     """One leaf of the schema. spec: its JSON schema, with the range; is_choice: its value names a
     variant; variants: those of the enclosing choice that have it, empty outside of a choice.

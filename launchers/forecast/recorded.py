@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from async_rl.buffer.store.times import GroupTimes, group_times, step_times
 from async_rl.core.errors import ConfigError
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Purpose
 from async_rl.launchers.api.metrics import RowReader
 
@@ -26,7 +26,7 @@ _LEAST_STEPS = 8
 _WARM_SHARE = 0.2  # of the steps, in which the run fills its buffer; they are left out of rates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Work:
     """One group. units: seconds of generation if it were alone; scoring_s: from its last token
     until it is stored.
@@ -36,7 +36,7 @@ class Work:
     scoring_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Recorded:
     """The times of a run.
 

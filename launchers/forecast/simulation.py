@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,13 +17,14 @@ from async_rl.buffer.admission import Admission, Gate
 from async_rl.buffer.groups import OpenGroup, StoredGroup
 from async_rl.buffer.replay import Replay
 from async_rl.config.run import RunConfig
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Purpose
 from async_rl.launchers.forecast.recorded import Recorded, Work
 
 _PURPOSES = (Purpose.EVAL, Purpose.TRAIN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Scenario:
     """The values that may differ from the recorded run. *_speed: 1 is the recorded speed."""
 
@@ -40,7 +40,7 @@ class Scenario:
     generation_speed: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Forecast:
     """steps_per_s: after the warm-up steps. Shares of time: the learner waits for a batch; a
     generator has no group in flight. age: mean versions of the oldest token of a trained group.

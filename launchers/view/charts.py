@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from async_rl.core.frozen import frozen
 from async_rl.launchers.view.curves import Floats
 from async_rl.launchers.view.texts import number
 
@@ -32,7 +32,7 @@ _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 NUM_COLOURS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Line:
     """One run's curve: points of an SVG polyline, smoothed and as measured."""
 
@@ -42,7 +42,7 @@ class Line:
     measured: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Tick:
     """A mark of an axis: its position in the drawing, and its label."""
 
@@ -50,7 +50,7 @@ class Tick:
     label: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Chart:
     """A drawing. x, y: smallest and largest value of each axis."""
 
@@ -64,7 +64,7 @@ class Chart:
     y_ticks: list[Tick]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Series:
     """The values of one run. colour: index of its colour, the same in all charts of a page."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from async_rl.buffer.store import browse
 from async_rl.buffer.store.browse import Filter
 from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Group
 from async_rl.launchers.api.samples import Decode
 
@@ -53,7 +53,7 @@ advantages one per response token, null unless a step with a critic stored them.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Form:
     """A file format. stream: from rows to pieces of the file."""
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ import msgspec
 from async_rl.buffer.store.browse import Browser, browsing
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core.errors import ConfigError
+from async_rl.core.frozen import frozen
 from async_rl.launchers.api.samples import Decode, decoder
 from async_rl.launchers.api.status import RunState, RunStatus
 from async_rl.launchers.commands import runs
@@ -35,7 +35,7 @@ _ANSWER_S = 1.5
 """A run that does not answer in this time is shown from its files: a page must not wait for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Summary:
     """A run in one line. errors are half the widths of 95 % intervals; times are Unix seconds."""
 

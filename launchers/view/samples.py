@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, Group, Trajectory
 from async_rl.monitoring.rollout_page import token_advantages
 
@@ -22,7 +22,7 @@ _ADVANTAGES = (-1.5, -0.5, -1e-6, 1e-6, 0.5, 1.5)
 _NUM_VERSION_COLOURS = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Token:
     """The text that a token adds, the class of each of its colours, and a hint with its values."""
 
@@ -31,7 +31,7 @@ class Token:
     hint: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Response:
     """One sample of a group. verdicts: (result, number of equal neighbours)."""
 

@@ -153,8 +153,8 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["reward.scale=-1"], "turn a pass into -1 and a fail into 0"),
         (["reward.bias=-5", "reward.clip=1"], "turn a pass into 1 and a fail into 1"),
         (
-            ["algorithm.advantage.critic.optimizer.betas=[0.9,1.0]"],
-            "algorithm.advantage.critic.optimizer.betas=[0.9, 1.0]",
+            ["learner.optimizer.betas=[0.9,1.0]"],
+            "learner.optimizer.betas=[0.9, 1.0]",
         ),
         (
             ["weights.push_every_steps=2", "buffer.exact_age=true"],
@@ -163,10 +163,6 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (
             ["weights.push_every_steps=2", "buffer.max_staleness_versions=0"],
             "raise buffer.max_staleness_versions to at least 1",
-        ),
-        (
-            ["model.dtype=bfloat16", "weights.probe_tolerance=1e-3"],
-            "set weights.probe_tolerance=0.3",
         ),
         (
             ["weights.transfer=filesystem", "launcher=ray", "launcher.shared_run_dir=false"],

@@ -67,7 +67,7 @@ def test_an_old_name_on_the_command_line_works_and_names_the_new_one(
             ["learner.critic.backbone=shared", "learner.critic.optimizer.lr=3e-3"],
             [
                 "algorithm.advantage.critic=shared",
-                "algorithm.advantage.critic.optimizer.lr=3e-3",
+                "algorithm.advantage.critic.lr=3e-3",
             ],
         ),
         ("grpo_code", ["algorithm.mask_truncated=true"], ["algorithm.truncated=mask"]),

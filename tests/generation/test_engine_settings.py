@@ -28,7 +28,6 @@ SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     (f"{V}tensor_parallel_size=2", {"tensor_parallel_size": 1}, {"tensor_parallel_size": 2}),
     (f"{V}enforce_eager=false", {"enforce_eager": True}, {"enforce_eager": False}),
-    (f"{V}load_format=dummy", {"load_format": "auto"}, {"load_format": "dummy"}),
     (
         f"{V}kv_cache_mb=32",
         {"kv_cache_memory_bytes": 64 << 20},

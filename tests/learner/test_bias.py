@@ -45,13 +45,7 @@ def test_dividing_by_the_standard_deviation_or_by_the_length_is_a_bias(
 @pytest.mark.proves(
     "algorithm.advantage.beta",
     "algorithm.policy_loss.beta",
-    "algorithm.policy_loss.tau_positive",
-    "algorithm.policy_loss.tau_negative",
     "algorithm.policy_loss.max_shift",
-    "algorithm.policy_loss.k_positive",
-    "algorithm.policy_loss.k_negative",
-    "algorithm.policy_loss.lambda_positive",
-    "algorithm.policy_loss.lambda_negative",
     "algorithm.policy_loss.correction.max_moment",
 )
 @pytest.mark.parametrize(
@@ -59,13 +53,7 @@ def test_dividing_by_the_standard_deviation_or_by_the_length_is_a_bias(
     [
         ("advantage=oapl", "advantage.beta=0.2", "fresh"),
         ("policy_loss=oapl", "policy_loss.beta=0.2", "old"),
-        ("policy_loss=sapo", "policy_loss.tau_positive=3", "later"),
-        ("policy_loss=sapo", "policy_loss.tau_negative=3", "later"),
         ("policy_loss=dppo", "policy_loss.max_shift=0.02", "old"),
-        ("policy_loss=vespo", "policy_loss.k_positive=1", "old"),
-        ("policy_loss=vespo", "policy_loss.k_negative=1", "old"),
-        ("policy_loss=vespo", "policy_loss.lambda_positive=1", "old"),
-        ("policy_loss=vespo", "policy_loss.lambda_negative=1", "old"),
         ("policy_loss.correction=m2po", "policy_loss.correction.max_moment=0.4", "old"),
     ],
 )

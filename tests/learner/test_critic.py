@@ -153,8 +153,8 @@ def policy_of(trainer: Trainer) -> list[Tensor]:
 WARMING = (
     "algorithm.advantage.critic=shared",
     "algorithm.advantage.critic.warmup_steps=30",
-    "algorithm.advantage.critic.optimizer.lr=1e-1",
-    "algorithm.advantage.critic.optimizer.warmup_steps=0",
+    "algorithm.advantage.critic.lr=1e-1",
+    "learner.optimizer.warmup_steps=0",
 )
 
 

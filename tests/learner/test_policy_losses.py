@@ -357,7 +357,7 @@ def test_a_ppo_step_with_critic_reference_and_kl_in_the_reward_equals_the_oracle
         *PPO,
         f"algorithm.advantage={advantage}",
         "learner.optimizer.lr=1e-2",
-        "algorithm.advantage.critic.optimizer.lr=1e-2",
+        "algorithm.advantage.critic.lr=1e-2",
     )
     trainer = make_trainer(reference_path, "ppo_code", *knobs)
     trainer.step(groups, 0)

@@ -103,7 +103,7 @@ def test_every_update_of_a_step_has_the_gradient_of_the_oracle(
     conf, *overrides = case.split()
     rates = ["learner.optimizer.lr=3e-3"]
     if conf == "ppo_code":
-        rates.append("algorithm.advantage.critic.optimizer.lr=3e-3")
+        rates.append("algorithm.advantage.critic.lr=3e-3")
     trainer = make_trainer(model_path, conf, *overrides, *rates)
     # After one step the policy differs from its reference, and values from 0.
     trainer.step(conversations(make_groups(), trainer), 0)

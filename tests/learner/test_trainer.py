@@ -145,7 +145,7 @@ def test_the_critic_learns_the_returns(model_path: Path) -> None:
     trainer = make_trainer(
         model_path,
         "ppo_code",
-        "algorithm.advantage.critic.optimizer.lr=1e-2",
+        "algorithm.advantage.critic.lr=1e-2",
         "algorithm.advantage.critic.warmup_steps=30",
     )
     groups = make_groups()
@@ -159,6 +159,7 @@ def test_the_critic_learns_the_returns(model_path: Path) -> None:
     assert last.scalars["policy/lr"] == 0.0
 
 
+@pytest.mark.proves("algorithm.advantage.critic.lr", "algorithm.advantage.critic.schedule")
 def test_the_schedule_of_the_policy_begins_after_the_warm_up_of_the_critic(
     model_path: Path,
 ) -> None:
@@ -168,16 +169,17 @@ def test_the_schedule_of_the_policy_begins_after_the_warm_up_of_the_critic(
         "algorithm.advantage.critic.warmup_steps=3",
         "learner.optimizer.lr=1e-3",
         "learner.optimizer.warmup_steps=4",
-        "algorithm.advantage.critic.optimizer.lr=1e-2",
-        "algorithm.advantage.critic.optimizer.warmup_steps=2",
-        "algorithm.advantage.critic.optimizer.schedule=constant",
+        "algorithm.advantage.critic.lr=1e-2",
+        "algorithm.advantage.critic.schedule=constant",
     )
     trainer = make_trainer(model_path, "ppo_code", *knobs)
     found = [trainer.step(make_groups(version=v), v).scalars for v in range(8)]
     assert [step["policy/lr"] for step in found[:7]] == pytest.approx(
         [0, 0, 0, 0.25e-3, 0.5e-3, 0.75e-3, 1e-3]
     )
-    assert [step["value/lr"] for step in found] == pytest.approx([0.5e-2, *[1e-2] * 7])
+    assert [step["value/lr"] for step in found] == pytest.approx(
+        [0.25e-2, 0.5e-2, 0.75e-2, *[1e-2] * 5]
+    )
 
 
 def test_the_cosine_of_the_policy_reaches_its_floor_whatever_the_critics_warm_up(
@@ -455,7 +457,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(
     model_path: Path, tmp_path: Path
 ) -> None:
-    knobs = ("model.dtype=bfloat16", "weights.probe_tolerance=0.3")
+    knobs = ("model.dtype=bfloat16",)
     try:
         trainer = make_trainer(model_path, "ppo_code", *knobs)
         result = trainer.step(make_groups(), 0)

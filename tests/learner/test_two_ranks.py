@@ -25,7 +25,6 @@ from async_rl.learner import process_group
 ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
 OVERRIDES = ("learner.minibatches=2", "learner.optimizer.eps=1e-4")
-CRITIC = ("algorithm.advantage.critic.optimizer.eps=1e-4",)
 EXACT_KL = (
     "algorithm.entropy_coef=0.01",
     "algorithm.kl=loss",
@@ -33,11 +32,10 @@ EXACT_KL = (
     "algorithm.kl.estimator=full",
 )
 OBJECTIVES = {
-    "ppo": ("ppo_code", (*CRITIC, *EXACT_KL)),
+    "ppo": ("ppo_code", EXACT_KL),
     "ppo on one backbone": (
         "ppo_code",
         (
-            *CRITIC,
             "algorithm.advantage.critic=shared",
             "algorithm.advantage.critic.warmup_steps=1",
         ),

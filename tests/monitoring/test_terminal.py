@@ -166,20 +166,6 @@ def test_off_a_terminal_a_plain_line_is_written_every_five_seconds_at_most(
     assert screen.lines == ["step 0/4", "step 5/4", "step 10/4"]
 
 
-def test_without_the_live_line_only_notes_and_the_end_are_shown(
-    config: RunConfig, tmp_path: Path
-) -> None:
-    quiet = replace(config, monitoring=replace(config.monitoring, live_line=False))
-    screen = Screen(quiet, tmp_path, is_terminal=False)
-    screen.console.progress(1, {}, [])
-    screen.console.note("generator-0 came back")
-    screen.console.end("finished", "", 4)
-    assert screen.lines == [
-        "generator-0 came back",
-        "the run has finished at step 4 of 4",
-    ]
-
-
 def test_the_end_says_what_the_run_achieved(config: RunConfig, tmp_path: Path) -> None:
     rows = [
         {"step": 0, "time_s": 3.0, "eval/pass_at_1": 0.25, "eval/pass_at_1_error": 0.06},
@@ -232,11 +218,10 @@ def test_the_line_says_how_long_the_run_still_takes(config: RunConfig, tmp_path:
     assert screen.lines[-1] == "step 3/100", "the learner went back to a checkpoint"
 
 
-def test_progress_is_logged_without_a_live_line(
+def test_progress_is_logged_beside_the_live_line(
     config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    quiet = replace(config, monitoring=replace(config.monitoring, live_line=False))
-    screen = Screen(quiet, tmp_path, is_terminal=False)
+    screen = Screen(config, tmp_path, is_terminal=False)
     with caplog.at_level("INFO", logger="async_rl.progress"):
         for step in range(100):
             screen.console.progress(step, {}, [])

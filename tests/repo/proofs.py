@@ -15,9 +15,6 @@ from types import MappingProxyType
 
 from repository import ROOT, files
 
-SAME_CLASS = (("algorithm.advantage.critic.optimizer.", "learner.optimizer."),)
-"""Sections of one class: a test of the second proves the settings of the first."""
-
 
 @functools.cache
 def marked(kind: str) -> Mapping[str, tuple[str, ...]]:
@@ -32,13 +29,8 @@ def marked(kind: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def proofs_of(setting: str) -> tuple[str, ...]:
-    """Return the node ids of the tests that prove a setting, directly or for a section alike."""
-    proofs = marked("proves")
-    tests = proofs.get(setting, ())
-    for copy, original in SAME_CLASS:
-        if setting.startswith(copy):
-            tests += proofs.get(setting.replace(copy, original, 1), ())
-    return tests
+    """Return the node ids of the tests that prove a setting."""
+    return marked("proves").get(setting, ())
 
 
 def _marks(path: Path, kind: str) -> Iterator[tuple[str, str]]:

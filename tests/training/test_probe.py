@@ -24,7 +24,8 @@ def check(difference: float, *overrides: str, version: int = 0) -> dict[str, flo
     expected = [np.zeros(len(row), np.float32) for row in rows]
     answer = [row.copy() for row in expected]
     answer[-1][-1] += difference
-    prober = Prober(compose("grpo_code", list(overrides)).weights, push_s=60)
+    config = compose("grpo_code", list(overrides))
+    prober = Prober(config.weights, dtype=config.model.dtype, push_s=60)
     own = Expected(version=0, is_due=True, rows=rows, logprobs=expected)
     prober.compare(("generator-0", 7), Logprobs(version=version, rows=answer), own)
     return prober.metrics
@@ -45,8 +46,10 @@ def test_a_larger_difference_ends_the_run_with_its_likely_causes(difference: flo
         check(difference)
 
 
-def test_the_tolerance_is_the_configured_one() -> None:
-    check(0.01, "weights.probe_tolerance=0.1")
+def test_rounding_of_bfloat16_is_no_difference() -> None:
+    check(0.2, "model.dtype=bfloat16")
+    with pytest.raises(WeightsError, match=r"with model\.dtype=bfloat16 at most 0\.3"):
+        check(0.4, "model.dtype=bfloat16")
 
 
 def test_an_answer_of_another_version_is_not_compared() -> None:
@@ -82,9 +85,8 @@ def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
     every: int, due: list[int]
 ) -> None:
     """Another one joins at push 4, and is restarted as another process at push 5."""
-    prober = Prober(
-        compose("grpo_code", [f"weights.probe_every_pushes={every}"]).weights, push_s=60
-    )
+    weights = compose("grpo_code", [f"weights.probe_every_pushes={every}"]).weights
+    prober = Prober(weights, dtype="float32", push_s=60)
     pool: Any = Pool()
     probed: dict[tuple[str, int], list[int]] = {}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core import codec
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Group
 
 # The buffer orders a batch by group (buffer/replay.py).
@@ -32,7 +32,7 @@ _STORED = (
 _PAYLOAD = "SELECT payload FROM blobs WHERE group_id=?"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TrainedGroup:
     """The row of a group, which outlives its trajectories. rewards: of each sample."""
 

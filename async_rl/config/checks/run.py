@@ -230,15 +230,12 @@ def _shards(config: RunConfig) -> Iterator[str]:
 
 
 def _optimizers(config: RunConfig) -> Iterator[str]:
-    sections = {"learner.optimizer": config.learner.optimizer}
-    if config.algorithm.critic is not None:
-        sections["algorithm.advantage.critic.optimizer"] = config.algorithm.critic.optimizer
-    for path, optimizer in sections.items():
-        if not all(0 <= beta < 1 for beta in optimizer.betas):
-            yield (
-                f"{path}.betas={list(optimizer.betas)}: decay rates of AdamW lie in [0, 1); set"
-                f" {path}.betas=[0.9,0.95]"
-            )
+    betas = config.learner.optimizer.betas
+    if not all(0 <= beta < 1 for beta in betas):
+        yield (
+            f"learner.optimizer.betas={list(betas)}: decay rates of AdamW lie in [0, 1); set"
+            " learner.optimizer.betas=[0.9,0.95]"
+        )
 
 
 def _timeouts(config: RunConfig) -> Iterator[str]:

@@ -23,7 +23,7 @@ _SETTINGS = {
     # Rope scaling among them: the learner must compute with it too.
     "hf_overrides": "model.override_config, which the learner reads too",
     "kv_cache_memory_bytes": "generation.vllm.kv_cache_mb",
-    "load_format": "generation.vllm.load_format",
+    "load_format": "model.path, from which every engine loads",
     "max_model_len": "data.max_prompt_tokens and data.max_response_tokens",
     "max_num_batched_tokens": "generation.vllm.max_num_batched_tokens",
     "max_num_seqs": "generation.vllm.max_num_seqs",

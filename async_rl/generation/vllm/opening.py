@@ -75,7 +75,7 @@ def engine_args(
         trust_remote_code=config.model.trust_remote_code,
         dtype=config.model.dtype,
         seed=seed,
-        load_format=vllm.load_format,
+        load_format="auto",
         tensor_parallel_size=vllm.tensor_parallel_size,
         # "uni" keeps the model in the process of the core: one import of vLLM less.
         distributed_executor_backend="uni" if num_workers(vllm) == 1 else "mp",

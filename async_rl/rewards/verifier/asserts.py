@@ -16,10 +16,10 @@ import builtins
 import functools
 import warnings
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from async_rl.core.assert_tests import asked_by, leftmost_call
+from async_rl.core.frozen import frozen
 from async_rl.rewards.verifier.pure_expressions import FUNCTIONS, NotPure, require_pure, value_of
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.judge import OFFERED
@@ -38,7 +38,7 @@ class FunctionCall(NamedTuple):
     keywords: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Assertion:
     """One assert statement: its calls, and an expression on their values."""
 

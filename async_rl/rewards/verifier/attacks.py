@@ -19,6 +19,8 @@ from typing import Any
 
 import httpx
 
+from async_rl.core.frozen import frozen
+
 ANSWER_S = 60.0
 """A grader that needs longer for a program with a limit of TIMEOUT_S has crashed."""
 TIMEOUT_S = 2.0
@@ -34,7 +36,7 @@ class Outcome(enum.StrEnum):
     CRASHED = "crashed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Attack:
     """One program. kinds: the forms of test that it attacks; language: as every form knows it."""
 
@@ -45,7 +47,7 @@ class Attack:
     language: str = "python"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Trial:
     """One program against one form of test; seconds until the verdict."""
 

@@ -7,9 +7,9 @@ is one check, an assert test is one per assert statement.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from async_rl.core.frozen import frozen
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.asserts import FunctionCall
 from async_rl.rewards.verifier.outcomes import Answer
@@ -33,7 +33,7 @@ class Check(NamedTuple):
     rule: Callable[[list[bytes]], Awaitable[Ruling]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ChildRun:
     """The outcome and the answers of one child, and the seconds of the whole job.
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from async_rl.config.rewards import SandboxConfig
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.checks import Ruling
 from async_rl.rewards.verifier.compiling import ENVIRONMENT, Program, printable
@@ -27,7 +27,7 @@ _MIB = 1 << 20
 _CHECKED = ("input", "output", "answer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Limits:
     """The limits of one test; cpu_s does not include the start of the runtime."""
 
@@ -45,7 +45,7 @@ class Limits:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ran:
     """The result of one run of a program. verdict: pass if it ended without an error; the output
     is not compared yet.

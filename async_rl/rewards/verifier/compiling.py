@@ -11,9 +11,9 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from async_rl.core.errors import InfrastructureError
+from async_rl.core.frozen import frozen
 from async_rl.rewards.verifier.binaries import Binaries, key_of
 from async_rl.rewards.verifier.languages import Compile, Toolchain, source_names
 from async_rl.sandbox.cell import CellFailed
@@ -38,7 +38,7 @@ _FORM = "1"
 _UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Program:
     """A program that is ready to run. content: an executable, an archive or the source itself."""
 
@@ -47,7 +47,7 @@ class Program:
     names: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Source:
     """The input of a compilation, and the key of its product."""
 

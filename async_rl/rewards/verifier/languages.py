@@ -13,12 +13,12 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 
 import msgspec
 
 from async_rl.core.errors import Unsupported
+from async_rl.core.frozen import frozen
 
 _VERSION_S = 30
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
@@ -80,7 +80,7 @@ def table() -> dict[str, LanguageRow]:
     return msgspec.convert(tomllib.loads(text), dict[str, LanguageRow])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Toolchain:
     """One language on this machine. version: text that the tool prints about itself."""
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from async_rl.core.frozen import frozen
 from async_rl.core.types import Verdict
 from async_rl.sandbox.cell import Outcome
 from async_rl.sandbox.comparison import shorten
@@ -22,7 +22,7 @@ _LARGE_SHARE = 0.9
 """A child that was killed with this share of its memory limit in use counts as out of memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Answer:
     """The result of one run.
 
@@ -35,7 +35,7 @@ class Answer:
     cpu_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Answers:
     """Answers of the first runs.
 

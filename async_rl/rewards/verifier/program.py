@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from async_rl.core.errors import InfrastructureError
+from async_rl.core.frozen import frozen
 from async_rl.rewards.verifier.checks import ChildRun
 from async_rl.rewards.verifier.outcomes import Answers, ChildFault
 from async_rl.sandbox.cell import CellFailed, Job, Outcome, job_spec
@@ -17,7 +17,7 @@ from async_rl.sandbox.warm_cells import WarmCells
 _TRIES = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Program:
     """One program of a request. stop: its results end at the first failure."""
 

@@ -15,12 +15,13 @@ originals; a request that cannot be served (an unknown language, remote tests, f
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from async_rl.core.frozen import frozen
 from async_rl.core.languages import PYTHON
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.service import Refused, VerifierService
@@ -35,7 +36,7 @@ from async_rl.rewards.verifier.wire_requests import Body, Timeout, memory_mb_of,
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Form(Generic[R]):
     """One route of another system.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from async_rl.config.running import WeightsConfig
+from async_rl.core.frozen import frozen
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import DeviceBlock, Manifest, Source
 from async_rl.weights.membership import Life, Load, Membership
@@ -35,7 +35,7 @@ class Exporter(Protocol):
         """Free that buffer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LearnerSide:
     """The facts about the learner that senders need.
 

@@ -7,17 +7,17 @@ sends from the block itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from async_rl.core.errors import WeightsError
+from async_rl.core.frozen import frozen
 from async_rl.protocol.weights import Manifest, TensorEntry
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Bucket:
     """The bytes of the block from `begin` to `end`, and the tensors in it."""
 

@@ -1,0 +1,16 @@
+"""The decorator of values that stay inside one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,)
+)
+def frozen(cls: type[T]) -> type[T]:
+    """Make the class a dataclass whose objects are immutable, slotted and made by keyword."""
+    return dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
