@@ -123,6 +123,17 @@ def test_the_floor_of_the_cosine_is_a_share_of_lr() -> None:
     assert trained(high) != pytest.approx(trained(settings()), abs=1e-3)
 
 
+@pytest.mark.proves("learner.optimizer.schedule_span")
+def test_the_span_of_the_cosine_replaces_the_length_of_the_run() -> None:
+    model = nn.Linear(4, 3)
+    config = settings("min_lr_ratio=0", "schedule_span=[2,6]")
+    optimizer = ModelOptimizer(
+        "m", model, config, parameters=model.parameters(), num_steps=NUM_STEPS, is_offloaded=False
+    )
+    # Half of the cosine from step 2 to 6 is over at step 4; without a span at step 7.
+    assert [optimizer.set_step(step) for step in (4, 6)] == pytest.approx([0.025, 0.0])
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
 @pytest.mark.parametrize("position", [0, 1])
 def test_gradients_that_are_not_finite_change_nothing_even_if_the_loss_is_finite(
