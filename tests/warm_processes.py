@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 # By their full names: the server of Python 3.11 does not know the path of the tests, and ignores a
@@ -29,6 +30,17 @@ def warm_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTS)
     return context
+
+
+def script_process(script: Path, *arguments: object) -> ForkServerProcess:
+    """Return a process that runs the script as `python SCRIPT ARGUMENTS` would."""
+    words = [str(script), *map(str, arguments)]
+    return warm_context().Process(target=_script, args=(words,))
+
+
+def _script(words: list[str]) -> None:
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def run_command(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from warm_processes import run_command
 
 import async_rl
 
@@ -23,9 +22,7 @@ SMALL = {
 
 
 def command(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "async_rl.launchers.cli", *words], capture_output=True, text=True
-    )
+    done = run_command(words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from warm_processes import script_process
 
 from async_rl.core.errors import ConfigError, NonFiniteError, Superseded
 from async_rl.core.machine import Machine
@@ -110,14 +109,12 @@ def test_weights_are_packed_into_one_buffer_of_the_device_at_a_time(
 @pytest.mark.slow
 def test_a_rank_waits_for_rank_0_for_longer_than_a_collective_may_take(tmp_path: Path) -> None:
     script = Path(__file__).with_name("two_ranks.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), tmp_path], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    ranks = [script_process(script, rank, tmp_path) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
     expected = [*(2.0 * version + 1.01 for version in range(20)), []]
     assert (tmp_path / "results").read_text() == repr(expected)
 
