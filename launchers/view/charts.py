@@ -153,5 +153,9 @@ def _points(xs: Floats, ys: Floats, x: tuple[float, float], y: tuple[float, floa
         bounds = np.linspace(0, len(xs), _MOST_POINTS + 1).astype(int)[:-1]
         sizes = np.diff([*bounds, len(xs)])
         xs, ys = np.add.reduceat(xs, bounds) / sizes, np.add.reduceat(ys, bounds) / sizes
+    if len(xs) == 1:
+        # A line of one point would be invisible.
+        at, value = _x_of(xs[0], x), _y_of(ys[0], y)
+        return f"{at - 3:g},{value:g} {at + 3:g},{value:g}"
     pairs = zip(xs.tolist(), ys.tolist(), strict=True)
     return " ".join(f"{_x_of(at, x):g},{_y_of(value, y):g}" for at, value in pairs)

@@ -141,10 +141,10 @@ def prompt_page(run: RunView, prompt_id: str, purpose: str) -> Content:
     if not prompt and not rows:
         raise ConfigError(f"{run.name} has no prompt {prompt_id}")
     scored = [row for row in reversed(rows) if row.reward_mean is not None]
-    xs = np.array([row.group_id for row in scored], dtype=np.float64)
+    xs = np.array([row.newest_version or 0 for row in scored], dtype=np.float64)
     ys = np.array([row.reward_mean for row in scored], dtype=np.float64)
     series = [Series(label=run.name, colour=0, xs=xs, ys=ys)]
-    chart = line_chart("mean reward by group", "reward", "", series, smoothing=0.0)
+    chart = line_chart("mean reward by policy version", "reward", "", series, smoothing=0.0)
     return {"run": run, "prompt_id": prompt_id, "prompt": prompt, "rows": rows, "chart": chart}
 
 

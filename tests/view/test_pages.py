@@ -13,8 +13,11 @@ import pytest
 from starlette.testclient import TestClient
 from view_support import HOSTILE
 
+from async_rl.launchers.view import library
 from async_rl.launchers.view.library import Library
 from async_rl.launchers.view.server import build_app
+from async_rl.protocol.control import StatusReply
+from async_rl.protocol.membership import Member
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +87,17 @@ def test_a_smoothed_curve_lags_behind_the_measured_one(client: TestClient) -> No
     assert smooth is not None
     last = [float(m[1].split()[-1].partition(",")[2]) for m in (measured, smooth)]
     assert last[0] < last[1]
+
+
+def test_the_history_of_a_prompt_is_drawn_by_version_even_if_it_has_one_group(
+    client: TestClient,
+) -> None:
+    page = text(client, "/runs/one/prompt?prompt_id=t2")
+    assert "mean reward by policy version" in page
+    (points,) = re.findall(r'<polyline class="c0" points="([^"]+)"', page)
+    first, second = [point.split(",") for point in points.split()]
+    assert float(second[0]) - float(first[0]) == 6
+    assert first[1] == second[1]
 
 
 def test_one_section_of_metrics_is_shown(client: TestClient) -> None:
@@ -248,3 +262,25 @@ def test_a_run_that_has_just_begun_has_pages(tmp_path: Path, directory: Path) ->
     reply = client.get("/runs/new/samples")
     assert reply.status_code == 503
     assert "has stored nothing yet" in reply.text
+
+
+def test_a_live_run_shows_its_processes_and_what_they_wait_for(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Member(
+        name="learner-0", role="learner", pid=1, address="", state="running",
+        waits_for="a <batch>", since_s=0.0, version=7, counters={},
+    )  # fmt: skip
+    reply = StatusReply(
+        run_name="one", run_dir="", step=2, num_steps=9, started_s=0.0, tensorboard_url="",
+        members=[waiting], metrics={}, stalled="generator-0 does not answer",
+    )  # fmt: skip
+    monkeypatch.setattr(library, "living_pid", lambda run_dir: 1)
+    monkeypatch.setattr(library, "ask_status", lambda run_dir: reply)
+    client = TestClient(build_app(Library(directory), token=""), base_url="http://localhost")
+    page = text(client, "/runs/one")
+    row = page[page.index("<td>learner-0</td>") :].split("</tr>")[0]
+    assert "a &lt;batch&gt;" in row
+    assert ">7<" in row
+    assert "generator-0 does not answer" in page
+    assert 'data-refresh="3"' in page
