@@ -33,6 +33,10 @@ BASE_MB: Mapping[Role, int] = {
     "learner": 800,
 }
 TENSORBOARD_MB = 300
+_CPU_COPIES = 5
+"""The weights in an engine without GPU: in use, in the spare copy, packed for the next push, the
+block that it maps, and what the allocator keeps. Measured 4.7 with 135 million parameters.
+"""
 CUDA_BASE_MB = 3000
 """Main memory of a process that uses CUDA, beyond BASE_MB: the libraries and pinned buffers."""
 CUDA_CONTEXT_MB = 1500
@@ -127,8 +131,7 @@ def _generator_mb(config: RunConfig, shape: ModelShape | None) -> int:
         return CUDA_BASE_MB + others * (BASE_MB["generator"] + CUDA_BASE_MB)
     if shape is None:
         return vllm.kv_cache_mb
-    # A push loads the new weights beside the old ones.
-    return vllm.kv_cache_mb + _mb(2 * shape.num_parameters * dtype_bytes(config))
+    return vllm.kv_cache_mb + _mb(_CPU_COPIES * shape.num_parameters * dtype_bytes(config))
 
 
 def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:

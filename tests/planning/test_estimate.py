@@ -110,6 +110,17 @@ def test_derived_numbers_follow_from_the_settings() -> None:
     assert rows["evaluations"].startswith("4 of 256 held-out prompts")
 
 
+def test_a_run_of_135_million_parameters_took_no_more_than_its_plan() -> None:
+    llama = QWEN3_06B | {"model_type": "llama", "vocab_size": 49152, "hidden_size": 576}
+    llama |= {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+    shape = shape_from_hf(llama | {"intermediate_size": 1536, "head_dim": 64})
+    assert shape.num_parameters == pytest.approx(134.5e6, rel=0.001)
+    config = compose("real", ["hardware=cpu", "generators.cores=[0]", "learner.cores=[1]"])
+    # The largest of the 14 steps of `make real`: memory/generators_mb_max, memory/learner_mb_max.
+    assert 3989 <= memory_mb(config, "generator", shape) < 1.5 * 3989
+    assert 4720 <= memory_mb(config, "learner", shape) < 1.5 * 4720
+
+
 def test_more_of_anything_needs_more_memory() -> None:
     base = compose("ppo_code", ["generators.cores=[0]", "learner.cores=[1]"])
     shape = shape_from_hf(QWEN3_06B)
