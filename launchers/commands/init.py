@@ -6,29 +6,39 @@ embedded model can learn them without changes.
 
 from __future__ import annotations
 
+import enum
+from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+import async_rl.examples
 from async_rl.core.errors import ConfigError
 
 # Enough to see learning, small enough to check in seconds.
 _TRAIN, _HELD_OUT = 512, 128
-_CONF = """# GRPO on the problems beside this file. Other settings keep their values from conf/; any
-# of them can be changed here.
+_CONF = """# Other settings keep their values from conf/; any of them can be changed here.
+# ${{beside:x}} is the file x in the directory of this file.
 defaults:
-  - grpo_code
+  - {base}
   - _self_
 data:
-  train_files: ["{directory}/train.jsonl"]
-  val_files: ["{directory}/held_out.jsonl"]
+  train_files: ["${{beside:train.jsonl}}"]
+  val_files: ["${{beside:held_out.jsonl}}"]
   max_prompt_tokens: 64
-  max_response_tokens: 64
+  max_response_tokens: {length}
 model:
   path: "{model}"
 """
+_REWARD = '''"""A reward of your own: a function receives one sample and returns a number."""
+
+
+def score(sample) -> float:
+    """Prefer short programs; sample.row has every column of the row."""
+    return 1.0 if len(sample.response) < 120 else 0.0
+'''
 _TEST = '''"""Every row has a prompt, tests, and a reference solution that passes them."""
 
 import json
@@ -48,10 +58,54 @@ def test_every_reference_solution_passes_its_tests() -> None:
 '''
 
 
+class Template(enum.StrEnum):
+    """What a new task is an example of."""
+
+    CODE = "code"
+    MATH = "math"
+    REWARD = "reward"
+    TOOL = "tool"
+    AGENT = "agent"
+
+
+_PARTS = {
+    Template.CODE: ("grpo_code", 64, "", ""),
+    Template.MATH: ("ppo_math", 256, "", ""),
+    Template.REWARD: (
+        "grpo_code",
+        64,
+        """reward:
+  terms:
+    tests: {kind: tests}
+    mine: {kind: plugin, fn: "${beside:reward.py}:score", weight: 0.1}
+""",
+        "",
+    ),
+    Template.TOOL: (
+        "grpo_code_retry",
+        176,
+        'rollout:\n  fn: "${beside:tool.py}:rollout"\n',
+        "run_and_retry",
+    ),
+    Template.AGENT: (
+        "agent_code",
+        176,
+        'rollout:\n  fn: ["${beside:agent.py}:solve"]\n',
+        "tool_agent",
+    ),
+}
+"""The configuration that a template builds on, tokens of a response (solutions of the embedded task
+have at most 43), its own settings, and the example in async_rl/examples that it copies.
+"""
+
+
 def init(
     directory: Annotated[
         Path, typer.Argument(metavar="DIRECTORY", help="a new directory for the task")
     ],
+    template: Annotated[
+        Template, typer.Option(help="what the task shows how to write")
+    ] = Template.CODE,
     model: Annotated[
         str | None,
         typer.Option(
@@ -62,8 +116,14 @@ def init(
     """Write a small working task as a start for your own: problems with tests, a configuration and
     a test.
 
-    Examples: async-rl init my_task; async-rl init my_task --model /models/mine
+    Examples: async-rl init my_task; async-rl init my_task --template reward; async-rl init sums
+    --template math --model /models/mine
     """
+    if template is Template.MATH and model is None:
+        raise ConfigError(
+            "--template math: the embedded model writes programs only; give --model <directory or"
+            " hub name>"
+        )
     try:
         directory.mkdir(parents=True)
     except OSError as error:
@@ -71,27 +131,51 @@ def init(
             f"{directory}: cannot be made ({error.strerror}); give a directory that does not"
             " exist yet"
         ) from error
-    train, held_out = _rows()
+    train, held_out = _sums() if template is Template.MATH else _rows()
+    base, length, extra, example = _PARTS[template]
     for name, rows in (("train.jsonl", train), ("held_out.jsonl", held_out)):
         (directory / name).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    (directory / "conf.yaml").write_text(
-        _CONF.format(directory=directory.absolute(), model=model or _embedded_model())
-    )
-    (directory / "test_task.py").write_text(_TEST)
+    conf = _CONF.format(base=base, length=length, model=model or _embedded_model(base))
+    texts = {"conf.yaml": conf + extra}
+    check = f"data check {directory}/train.jsonl conf={directory}/conf.yaml"
+    if template is not Template.MATH:
+        texts["test_task.py"] = _TEST
+        check = f"verify {directory}/train.jsonl --references"
+    if template is Template.REWARD:
+        texts["reward.py"] = _REWARD
+    elif example:
+        source = resources.files(async_rl.examples) / f"{example}.py"
+        texts[f"{template}.py"] = source.read_text()
+    for name, text in texts.items():
+        (directory / name).write_text(text)
     typer.echo(
         f"{directory}: train.jsonl ({len(train)} problems), held_out.jsonl ({len(held_out)}),"
-        " conf.yaml, test_task.py"
+        f" {', '.join(texts)}"
     )
-    typer.echo(f"check the data:  async-rl verify {directory}/train.jsonl --references")
+    typer.echo(f"check the data:  async-rl {check}")
     typer.echo(f"run it:          async-rl launch conf={directory}/conf.yaml")
 
 
-def _embedded_model() -> Path:
+def _embedded_model(base: str) -> Path:
     """Return the directory of the embedded model; the first use makes it in one or two minutes."""
     from async_rl.data.prepare import prepare_model
     from async_rl.launchers.configuration.compose import compose
 
-    return prepare_model(compose("grpo_code"), lambda _, text: typer.echo(text, err=True))
+    return prepare_model(compose(base), lambda _, text: typer.echo(text, err=True))
+
+
+def _sums() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """Return training and held-out sums, whose answers are numbers in words."""
+    rows: list[dict[str, object]] = [
+        {
+            "id": f"{a}+{b}",
+            "prompt": f"What is {a} + {b}? End with #### and the number.",
+            "tests": [{"kind": "answer", "rule": "gsm8k", "expected": f"#### {a + b}"}],
+        }
+        for a in range(20, 40)
+        for b in range(11, 43)
+    ]
+    return [row for n, row in enumerate(rows) if n % 5], rows[::5]
 
 
 def _rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:

@@ -84,6 +84,8 @@ def read_user_file(conf: str, path: Path) -> Tree:
             f"conf={conf}: there is no such file; give the path of a yaml file or one of"
             f" {', '.join(names())}"
         )
+    here = path.resolve().parent
+    OmegaConf.register_new_resolver("beside", lambda name: str(here / name), replace=True)
     try:
         node = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
