@@ -15,6 +15,7 @@ import time
 from typing import Protocol
 
 from async_rl.config.pools import evaluates_only
+from async_rl.config.rewards import RemoteTerm
 from async_rl.config.sampling import num_drawn
 from async_rl.core.errors import (
     AgentError,
@@ -33,6 +34,12 @@ from async_rl.runtime.context import ProcessContext
 
 _PARK_S = 20.0
 """Longest time that the buffer keeps a request without an answer."""
+
+
+_MOST_FAILED = 20
+"""Groups in a row, of one generator. The pauses between them grow, so this takes about two minutes:
+time for a disk or a service that the function uses to come back.
+"""
 
 
 class Source(Protocol):
@@ -61,6 +68,9 @@ class Groups:
         self._in_flight: dict[asyncio.Task[None], Ticket] = {}
         self._num_writing: dict[int, int] = {}
         self._outage = ""
+        self._num_failed = 0
+        remote = (isinstance(term, RemoteTerm) for term in self._config.reward.terms.values())
+        self._may_recover = any(remote)
         self._has_weights = asyncio.Event()
         self._has_room = asyncio.Event()
         self._draining = asyncio.Event()
@@ -182,12 +192,27 @@ class Groups:
                 reason = DropReason.SCORING_OUTAGE
                 # In the live line: an HTTP error has several lines.
                 self._outage = " ".join(str(cause).split())
+                self._count_failure(cause, error)
             await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
         else:
-            self._outage = ""
+            self._outage, self._num_failed = "", 0
             longest = max(sample.response_length for sample in group.trajectories)
             self._pace.note(longest, time.monotonic() - started_s)
             await self._put(group)
+
+    def _count_failure(self, cause: BaseException, error: Exception) -> None:
+        """Raise RewardError once a function on this machine has failed for too many groups in a
+        row. The groups stay issued, so that a resumed run makes them again.
+        """
+        # A server or a verifier that is away comes back; a function with a fault does not.
+        if not isinstance(cause, RewardError) or self._may_recover:
+            return
+        self._num_failed += 1
+        if self._num_failed >= _MOST_FAILED:
+            raise RewardError(
+                f"{self._num_failed} groups in a row could not be scored; the last reason:"
+                f" {cause}. Correct it, then run async-rl resume; no prompt is lost"
+            ) from error
 
     async def _put(self, group: Group) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,12 +53,12 @@ class Buffer:
         return Work(tickets=[])
 
 
-async def roll_out(scorer: FailingScorer, *prompts: str) -> Buffer:
+async def roll_out(scorer: FailingScorer, *prompts: str, words: Sequence[str] = ()) -> Buffer:
     """Roll out these prompts; after the one that is called down, nothing can be scored."""
     activity = Activity()
     buffer = Buffer(activity)
     context: Any = SimpleNamespace(
-        config=compose("grpo_code", ["generation.group_size=2"]),
+        config=compose("grpo_code", ["generation.group_size=2", *words]),
         model_path=None, token="t", name="generator-0", incarnation="a", version=0,
         activity=activity, log=logging.getLogger("test"), peer=lambda _: buffer,
     )  # fmt: skip
@@ -107,3 +108,27 @@ def test_a_group_that_is_scored_ends_the_outage_for_its_generator() -> None:
     buffer = asyncio.run(roll_out(scorer, "poison", "good"))
     assert [reason for reason, _ in buffer.failed] == ["scoring_outage"]
     assert buffer.waits == ["admission: the learner is behind"]
+
+
+def test_a_function_that_always_fails_ends_the_run_with_its_reason() -> None:
+    error = RewardError("mine raised KeyError: 'level' (/task.py:3)")
+    with pytest.raises(
+        RewardError, match=r"20 groups in a row .* KeyError: 'level' \(/task.py:3\)"
+    ):
+        asyncio.run(roll_out(FailingScorer(None, error), *["any"] * 20))
+    assert len(asyncio.run(roll_out(FailingScorer(None, error), *["any"] * 19)).failed) == 19
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (InfrastructureError("no verifier answers"), ()),
+        (
+            RewardError("http://judge gave no score"),
+            ("reward.terms.judge=remote", "reward.terms.judge.url=http://judge"),
+        ),
+    ],
+)
+def test_what_may_come_back_is_waited_for(error: Exception, words: Sequence[str]) -> None:
+    buffer = asyncio.run(roll_out(FailingScorer(None, error), *["any"] * 25, words=words))
+    assert [reason for reason, _ in buffer.failed] == ["scoring_outage"] * 25
