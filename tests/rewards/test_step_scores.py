@@ -50,9 +50,10 @@ def score(response: str) -> Score:
     )
 
 
-def score_by_function(response: str) -> tuple[Score, list[RewardSample]]:
+def score_by_function(response: str, *settings: str) -> tuple[Score, list[RewardSample]]:
     """The function counts letters x of what it is shown."""
-    config = compose("grpo_code", ["reward.placement=steps", "reward.terms.mine=length"])
+    terms = ["reward.placement=steps", "reward.terms.mine=length", *settings]
+    config = compose("grpo_code", terms)
     asked: list[RewardSample] = []
 
     async def ask(names: Sequence[str], sample: RewardSample) -> FunctionScores:
@@ -86,6 +87,12 @@ def test_a_function_scores_the_response_up_to_the_end_of_each_block() -> None:
     assert found.reward == 5
     assert [len(sample.token_ids) for sample in asked] == ends
     assert [sample.response for sample in asked] == [response[:end] for end in ends]
+
+
+def test_tests_beside_a_function_judge_the_block_of_the_step() -> None:
+    settings = ("reward.mode=fraction", "reward.terms.tests=tests")
+    found, _ = score_by_function(f"{FIRST}\n{SECOND}", *settings)
+    assert [step.reward for step in found.steps] == [1 + 0.25, 4 + 0.75]
 
 
 def test_without_a_block_a_function_scores_each_paragraph() -> None:
