@@ -26,6 +26,7 @@ from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.rewards.verifier.reward_process import RewardProcess
 
 HERE = Path(__file__).parent / "reward_functions_for_tests.py"
 SAMPLE = RewardSample(
@@ -271,3 +272,20 @@ def test_a_term_without_what_its_kind_needs_cannot_be_written(override: str, sai
     with pytest.raises(ConfigError) as refused:
         compose("grpo_code", [override])
     assert said in str(refused.value)
+
+
+def test_a_process_that_is_cancelled_while_it_loads_its_functions_is_ended(tmp_path: Path) -> None:
+    file = tmp_path / "slow_to_load.py"
+    file.write_text("import time\ntime.sleep(60)\ndef score(sample): return 1.0\n")
+    config = run_config(f"{file}:score")
+
+    async def main() -> set[psutil.Process]:
+        before = set(psutil.Process().children(recursive=True))
+        rewards = RewardProcess(config.reward, timeouts=config.timeouts)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await rewards.start()
+        await rewards.close()
+        return set(psutil.Process().children(recursive=True)) - before
+
+    assert asyncio.run(main()) == set()

@@ -52,7 +52,10 @@ class ChildProcess(Generic[A]):
 
     async def exit_code(self) -> int:
         """Wait for the end of the child; the exit status, or the signal as a negative number."""
-        return await self._process.wait()
+        code = await self._process.wait()
+        # The event loop may end before it notices the broken pipe; Python 3.12 warns then.
+        self._stdin.close()
+        return code
 
     def interrupt(self) -> None:
         """Send SIGUSR1."""

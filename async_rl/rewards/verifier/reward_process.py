@@ -148,6 +148,10 @@ class _Child:
                 f"the reward functions were not loaded within {load_s:g} s"
                 " (2/3 of timeouts.start_s); raise timeouts.start_s"
             ) from late
+        except asyncio.CancelledError:
+            # No one has the child yet, so no one else would end it.
+            await child.kill()
+            raise
         if loaded.error:
             await child.kill()
             raise ConfigError(loaded.error)
