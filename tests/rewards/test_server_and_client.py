@@ -273,6 +273,9 @@ def test_scorer_gives_rewards_by_mode() -> None:
                 scores = await asyncio.gather(*(scorer.score(_prompt(), text) for text in texts))
                 assert [score.reward for score in scores] == pytest.approx(expected)
                 assert [score.parts["compiles"] for score in scores] == [1, 1, 0, 0]
+                # With all_or_nothing the tests after the first failure did not run.
+                passed = [score.parts["tests_passed"] for score in scores]
+                assert passed == pytest.approx([1, 1 / 3, 0, 0])
                 assert client.latency_quantile_s(0.5) > 0
                 await client.close()
 
