@@ -119,7 +119,7 @@ def test_a_clipped_value_update_costs_what_lies_beyond_the_clip(model_path: Path
             model_path,
             "ppo_code",
             "learner.epochs=3",
-            "algorithm.advantage.critic.lr=3e-2",
+            "algorithm.advantage.critic.lr=6e-3",
             *knobs,
         )
         return trainer.step(make_groups(), 0).scalars["value/loss"]
