@@ -29,7 +29,7 @@ MACHINES = {
     "docs/tutorials/gpu.md": "cores=32,gpus=2,gpu_gb=80,memory_gb=256,disk_gb=2000",
     "docs/hardware.md": "cores=32,gpus=1,gpu_gb=80,memory_gb=256,disk_gb=2000",
 }
-HERE = "cores=8,gpus=0,memory_gb=64,disk_gb=1000"
+HERE = "cores=8,gpus=0,memory_gb=128,disk_gb=1000"
 MODEL = {
     "model_type": "qwen2",
     "vocab_size": 151936,
