@@ -90,7 +90,7 @@ composition.compose_unchecked = composed_once(composition.compose_unchecked)
 
 
 NO_TORCH = importlib.util.find_spec("torch") is None
-"""`make test-python` installs no package of training; what needs one is skipped there."""
+"""Without the packages of training, what needs one is skipped."""
 collect_ignore = ["learner"] if NO_TORCH else []
 """Its conftest.py imports torch, so its modules cannot be skipped one by one."""
 
