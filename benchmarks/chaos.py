@@ -55,7 +55,7 @@ def attack(arguments: argparse.Namespace, directory: Path, settings: list[str]) 
     started_s = time.monotonic()
     try:
         if not run.until_progress(0):
-            return ["the run did not start"]
+            return [f"the run did not start: {run.last_line}"]
         names = arguments.fault or list(chaos.faults())
         while time.monotonic() - started_s < 60 * arguments.minutes:
             # Every fault in turn first, then at random.

@@ -26,6 +26,7 @@ class Run:
     def __init__(self, directory: Path, settings: list[str], rng: random.Random) -> None:
         self.run_dir = directory / "run"
         self._rng = rng
+        self.last_line = ""
         self.process = self._start(
             "launch", *settings, f"output_dir={directory}", "run_name=run", "num_steps=1000000"
         )
@@ -40,9 +41,16 @@ class Run:
         assert process.stdout is not None
         # Half of the lives lose their output at a random moment; the others are read to the end.
         is_closed = self._rng.random() < 0.5
-        reader = threading.Thread(target=_read, args=(process.stdout, is_closed), daemon=True)
+        reader = threading.Thread(target=self._read, args=(process.stdout, is_closed), daemon=True)
         reader.start()
         return process
+
+    def _read(self, output: Any, is_closed: bool) -> None:
+        for number, line in enumerate(output):
+            self.last_line = line.decode(errors="replace").strip() or self.last_line
+            if is_closed and number > 20:
+                break
+        output.close()
 
     def resume(self, *settings: str) -> None:
         """Continue in a new life."""
@@ -80,10 +88,3 @@ class Run:
         self.process.wait()
         _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive, f"outlived the supervisor: {alive}"
-
-
-def _read(output: Any, is_closed: bool) -> None:
-    for number, _ in enumerate(output):
-        if is_closed and number > 20:
-            break
-    output.close()
