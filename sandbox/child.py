@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from resource import setrlimit as set_limit
 from typing import TYPE_CHECKING, NamedTuple
 
+from . import linux
 from .checker import Checker
 from .comparison import Comparer
 from .judge import Solver, Test
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from .zygote import Jail
 
 _MAX_TASKS = 64
-_MAX_DESCRIPTOR = 1 << 20
 FAULT_START, FAULT_END = 8, 264
 """Bytes of the shared page for the reason why a child could not be locked down. Before them, the
 page has one byte per child, set once the child is locked down.
@@ -108,11 +108,7 @@ def _lock_down(part: Part, limits: Sequence[tuple[int, tuple[int, int]]], jail: 
         os.setresuid(jail.uid, jail.uid, jail.uid)
     for give_up in jail.confine:
         give_up()
-    lowest = 2
-    for keep in sorted(part.kept):
-        os.closerange(lowest + 1, keep)
-        lowest = keep
-    os.closerange(lowest + 1, _MAX_DESCRIPTOR)
+    linux.close_all_except(part.kept)
     for kind, pair in limits:
         set_limit(kind, pair)
     for give_up in jail.seal:

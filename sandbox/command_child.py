@@ -18,7 +18,6 @@ from typing import NamedTuple
 from . import command_filters, landlock, linux, namespaces, one_exec
 from .command_protocol import FIRST_FILE, STDIN, STDOUT, CommandSpec, Profile
 
-_MAX_DESCRIPTOR = 1 << 20
 _MAX_OPEN = 256
 _FAULT_BYTES = 256
 
@@ -67,14 +66,10 @@ def _execute(spec: CommandSpec, descriptors: Sequence[int], start: Start) -> Non
         [namespaces.SCRATCH],
         spec.runnable,
     )
-    kept = sorted({executable, ruleset, start.zygote.fileno()} - {-1})
+    kept = {executable, ruleset, start.zygote.fileno()} - {-1}
     for target, source in enumerate((descriptors[STDIN], descriptors[STDOUT], start.stderr)):
         os.dup2(source, target)
-    lowest = 2
-    for keep in kept:
-        os.closerange(lowest + 1, keep)
-        lowest = keep
-    os.closerange(lowest + 1, _MAX_DESCRIPTOR)
+    linux.close_all_except(kept)
     _limit(spec)
     linux.prepare_capability_drop()()
     if ruleset >= 0:

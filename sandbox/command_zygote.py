@@ -49,20 +49,12 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"a command cell needs namespaces (level {NAMESPACES}), not level {level}")
     # Before the namespaces hide it: the limits of a command are watched there.
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    namespaces.enter(arguments[3:])
-    linux.die_with(host)
-    inner = os.fork()
-    if inner:
-        os.close(descriptor)
-        _, status = os.waitpid(inner, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 0x7F)
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    namespaces.become_first_process(arguments[3:], host, descriptor)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.drop_capability_bounds()
     # The first process of a namespace gets only the signals that it handles: a command must not
     # reach Python's handler.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    namespaces.mount_scratch()
     _serve(_socket.socket(fileno=descriptor), proc)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 MACHINE_SUPPORTED = (
-    sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 2**32
+    sys.platform == "linux" and os.uname().machine == "x86_64" and sys.maxsize > 2**32
 )
 
 CLONE_NEWNS = 0x00020000
@@ -55,6 +54,7 @@ _SYS_LANDLOCK_CREATE_RULESET = 444
 _SYS_LANDLOCK_ADD_RULE = 445
 _SYS_LANDLOCK_RESTRICT_SELF = 446
 _CAPABILITY_VERSION_3 = 0x20080522
+_MAX_DESCRIPTOR = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -126,6 +126,15 @@ def set_mount_attributes(target: str, attributes: int) -> None:
 def pivot_root(new_root: str, put_old: str) -> None:
     """pivot_root(2)."""
     syscall("pivot_root", _SYS_PIVOT_ROOT, os.fsencode(new_root), os.fsencode(put_old))
+
+
+def close_all_except(kept: Iterable[int]) -> None:
+    """Close every descriptor but 0, 1, 2 and `kept`."""
+    lowest = 2
+    for keep in sorted(kept):
+        os.closerange(lowest + 1, keep)
+        lowest = keep
+    os.closerange(lowest + 1, _MAX_DESCRIPTOR)
 
 
 def prctl(option: int, value: int = 0) -> None:

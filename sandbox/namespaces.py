@@ -58,6 +58,23 @@ def enter(readable: Sequence[str]) -> None:
     os.close(process_directory)
 
 
+def become_first_process(readable: Sequence[str], host: int, descriptor: int) -> None:
+    """Enter the namespaces and return as their first process, with a scratch.
+
+    The process that entered waits for it outside, and both end with the host process. descriptor:
+    of the host's socket, which only the first process keeps. Raises OSError.
+    """
+    enter(readable)
+    linux.die_with(host)
+    inner = os.fork()
+    if inner:
+        os.close(descriptor)
+        _, status = os.waitpid(inner, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0x7F)
+    linux.prepare_death_with_parent()()
+    mount_scratch()
+
+
 def renew_scratch(size_bytes: int = SCRATCH_BYTES) -> None:
     """Replace the scratch by an empty file system of this size."""
     with contextlib.suppress(OSError):

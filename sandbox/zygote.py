@@ -82,15 +82,7 @@ def main(arguments: list[str]) -> None:
     preload.load_packages(dict(named.split("=", 1) for named in rest if not named.startswith("/")))
     proc = watch.open_proc()  # before the namespaces hide it
     if level == NAMESPACES:
-        namespaces.enter(readable)
-        linux.die_with(host)
-        inner = os.fork()
-        if inner:
-            os.close(descriptor)
-            _, status = os.waitpid(inner, 0)
-            os._exit(os.waitstatus_to_exitcode(status) & 0x7F)
-        linux.prctl(linux.PR_SET_PDEATHSIG, _SIGKILL)
-        namespaces.mount_scratch()
+        namespaces.become_first_process(readable, host, descriptor)
         os.chdir(namespaces.SCRATCH)
     else:
         linux.die_with(host)

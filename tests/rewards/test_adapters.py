@@ -289,7 +289,7 @@ def test_open_instruct_verifier_scores_by_the_server(url: str) -> None:
 
 
 def test_livecodebench_runner_counts_our_verdicts() -> None:
-    metrics = pytest.importorskip("livecodebench.evaluation.compute_code_generation_metrics")
+    metrics = pytest.importorskip("lcb_runner.evaluation.compute_code_generation_metrics")
     samples = [{"input_output": json.dumps(PAIRS)}, {"input_output": json.dumps(SUMS)}]
     programs = [["def add(a, b):\n    return a + b", "def add(a, b):\n    return 3"], [SUM, "1 +"]]
     stock = metrics.check_correctness
