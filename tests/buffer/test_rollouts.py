@@ -197,7 +197,7 @@ def test_the_command_shows_prompt_response_reward_and_verdicts(
     assert "text of t" in text
     assert "w3" in text
     assert "[0]" in text
-    assert "reward 0 (mean of its group 0.00), style 0.5; tests: wrong_answer" in text
+    assert "reward 0 (mean of its group 0.00), style 0.5\n" in text
     assert "versions 0 to 0" in text
 
 
