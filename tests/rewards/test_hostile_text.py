@@ -15,7 +15,7 @@ import pytest
 
 from async_rl.core.output_rules import OutputRules
 from async_rl.core.types import AnswerTest, CallTest, CodeProblem
-from async_rl.rewards import extraction
+from async_rl.rewards import extraction, scoring
 from async_rl.rewards.answers import answer_of, boxed, is_right
 from async_rl.rewards.extraction import complete_blocks, extract_code
 from async_rl.rewards.extractor import Extractor
@@ -62,6 +62,7 @@ LINEAR: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         lambda text: COMPARISON.outputs_equal(text, "2.5 " * (len(text) // 2), LOOSE),
         ("1 ", "1.5 ", "1e9999 ", "1e-9999 "),
     ),
+    "paragraphs": (scoring._PARAGRAPH_END.findall, ("a\n ", "a\n\t", "a\n", "\n", " ")),
     "java names": (
         source_names,
         (
@@ -91,6 +92,7 @@ READERS = {
     "rewards/answers.py:_BRACE": "box",
     "rewards/extraction.py:_WORD": "fences",
     "rewards/formats.py:_FORM": "form",
+    "rewards/scoring.py:_PARAGRAPH_END": "paragraphs",
     "rewards/scoring.py:_SPECIAL": "none: the name of a part, which is the user's",
     "generation/vllm/surface.py:re.findall": "none: the version of vLLM",
     "rewards/verifier/compiling.py:_UNPRINTABLE": "compiler's text",
