@@ -49,10 +49,7 @@ def ledger(
     step: Annotated[int | None, typer.Option(help="the groups that this step trained")] = None,
     state: Annotated[str | None, typer.Option(help="the groups in this state")] = None,
     left: Annotated[
-        bool,
-        typer.Option(
-            "--left", help="the prompts that data.filter removed because of their mean reward"
-        ),
+        bool, typer.Option("--left", help="the prompts that data.filter removed")
     ] = False,
     summary: Annotated[bool, typer.Option("--summary", help="counts; the default")] = False,
     audit: Annotated[
@@ -77,7 +74,6 @@ def ledger(
     if state is not None and state not in tuple(GroupState):
         raise ConfigError(f"--state {state}: a group is one of {', '.join(GroupState)}")
     run_dir = runs.find(run, output_dir)
-    config = runs.config_of(run_dir)
     if drop is not None:
         asyncio.run(drop_group(run_dir / STORE_FILE, drop))
         typer.echo(f"group {drop} is dropped; async-rl resume {run_dir.name} trains others")
@@ -94,9 +90,9 @@ def ledger(
         elif left:
             answer = history.left()
         elif audit:
-            answer = check_history(connection, promise_of(config))
-            wrong = [*answer.problems, *checkpoints.damaged(run_dir)]
-            answer = msgspec.structs.replace(answer, problems=wrong)
+            checked = check_history(connection, promise_of(runs.config_of(run_dir)))
+            wrong = [*checked.problems, *checkpoints.damaged(run_dir)]
+            answer = msgspec.structs.replace(checked, problems=wrong)
         else:
             answer = history.summary()
     if as_json:

@@ -61,13 +61,7 @@ def show_rollouts(
     chosen = choose(stored, is_best=best, is_worst=worst, is_failed=failed)[:num]
     terminal = console()
     if not chosen:
-        with reading(run_dir / STORE_FILE) as connection:
-            kept = stored_steps(connection)
-        span = f"steps {kept[0]} to {kept[1]} are stored" if kept else "no step is stored yet"
-        terminal.print(
-            f"no such rollout; {span} (steps older than buffer.keep_steps are deleted unless a"
-            " checkpoint needs them)"
-        )
+        terminal.print(_why_none(run_dir))
         return
     decode = decoder(run_dir)
     legend = LEGEND[colour]
@@ -85,6 +79,16 @@ def show_rollouts(
             advantages=rollout.advantages,
         )
         terminal.print(shown)
+
+
+def _why_none(run_dir: Path) -> str:
+    with reading(run_dir / STORE_FILE) as connection:
+        kept = stored_steps(connection)
+    span = f"steps {kept[0]} to {kept[1]} are stored" if kept else "no step is stored yet"
+    return (
+        f"no such rollout; {span} (steps older than buffer.keep_steps are deleted unless a"
+        " checkpoint needs them)"
+    )
 
 
 def write(run_dir: Path, file: Path, chosen: Filter) -> int:

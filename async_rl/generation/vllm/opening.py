@@ -51,23 +51,6 @@ def engine_args(
             f" data.max_response_tokens={data.max_response_tokens} exceed the {facts.max_positions}"
             f" positions of the model in {model_path}; lower one of them"
         )
-    settings: dict[str, Any] = {"gpu_memory_utilization": vllm.gpu_memory_utilization}
-    # The project's defaults, which generation.vllm.extra may replace.
-    settings["use_tqdm_on_load"] = False
-    if not uses_gpu(config):
-        settings["block_size"] = _CPU_BLOCK_TOKENS
-    settings |= extra_arguments(vllm.extra)
-    if vllm.kv_cache_mb:
-        settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
-        if uses_gpu(config):
-            # vLLM 0.32 does not size the cache by the share then, but refuses to start unless that
-            # much is free: beside a learner that has begun, an engine could never start again.
-            settings["gpu_memory_utilization"] = _NO_SHARE
-    if vllm.enforce_eager:
-        settings["compilation_config"] = {"mode": 0}
-    if uses_gpu(config) and config.placement == "colocated":
-        # Memory that vLLM can release must come from its own allocator from the start.
-        settings["enable_sleep_mode"] = True
     return AsyncEngineArgs(
         model=str(model_path),
         # Token ids go in and out; the tokenizer would only delay the start.
@@ -93,8 +76,31 @@ def engine_args(
         disable_log_stats=True,
         # Otherwise a model's generation_config.json could set top_k or top_p.
         generation_config="vllm",
-        **settings,
+        **_settings(config),
     )
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """The arguments that depend on the device, and those of generation.vllm.extra."""
+    vllm = config.generation.vllm
+    settings: dict[str, Any] = {"gpu_memory_utilization": vllm.gpu_memory_utilization}
+    # The project's defaults, which generation.vllm.extra may replace.
+    settings["use_tqdm_on_load"] = False
+    if not uses_gpu(config):
+        settings["block_size"] = _CPU_BLOCK_TOKENS
+    settings |= extra_arguments(vllm.extra)
+    if vllm.kv_cache_mb:
+        settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
+        if uses_gpu(config):
+            # vLLM 0.32 does not size the cache by the share then, but refuses to start unless that
+            # much is free: beside a learner that has begun, an engine could never start again.
+            settings["gpu_memory_utilization"] = _NO_SHARE
+    if vllm.enforce_eager:
+        settings["compilation_config"] = {"mode": 0}
+    if uses_gpu(config) and config.placement == "colocated":
+        # Memory that vLLM can release must come from its own allocator from the start.
+        settings["enable_sleep_mode"] = True
+    return settings
 
 
 async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> tuple[AsyncLLM, bool]:
