@@ -20,8 +20,9 @@ from async_rl.launchers.configuration.compose import compose
 
 path = Path(sys.argv[1])
 gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
-given = [*gpus, "generation.vllm.kv_cache_mb=99", "generation.vllm.gpu_memory_utilization=0.4"]
-measured = [*given, "generation.vllm.kv_cache_mb=0"]
+shared = [*gpus, "generation.vllm.gpu_memory_utilization=0.4"]
+given = [*shared, "generation.vllm.kv_cache_mb=99"]
+measured = [*shared, "generation.vllm.kv_cache_mb=0"]
 for overrides in (["placement=colocated"], ["placement=colocated", *given], given, measured):
     args = engine_args(compose("grpo_code", overrides), path, read_model_facts(path), 0)
     print(args.enable_sleep_mode, args.gpu_memory_utilization, args.kv_cache_memory_bytes)
