@@ -224,8 +224,8 @@ class Score(Value):
     """The verifier's score of one trajectory.
 
     reward is the task's score before the algorithm scales it; parts are its named components;
-    verdicts has one entry per test run; steps, where they are scored (reward.placement), are in
-    order.
+    verdicts has one entry per test run; failure is what the first of them that failed says, for
+    example "f(3) returned 4, not 9"; steps, where they are scored (reward.placement), are in order.
     """
 
     reward: float
@@ -233,6 +233,7 @@ class Score(Value):
     verdicts: tuple[Verdict, ...]
     latency_s: float
     steps: tuple[StepScore, ...] = ()
+    failure: str = ""
 
     @property
     def is_passed(self) -> bool:

@@ -164,6 +164,8 @@ def _verdict(group: Group, sample: Trajectory) -> Text:
         text += f"; tests: {', '.join(verdicts) or 'no test was run'}"
     elif "tests_passed" in score.parts:
         text += f"; the answer is {'right' if is_passed(sample) else 'wrong'}"
+    if score.failure:
+        text += f"\nfirst failure: {score.failure}"
     return Text(text, style="green" if is_passed(sample) else "red")
 
 

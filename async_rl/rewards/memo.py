@@ -18,6 +18,7 @@ from collections import OrderedDict
 from typing import Protocol
 
 from async_rl.core.codec import encode
+from async_rl.core.frozen import frozen
 from async_rl.core.types import CodeProblem, Verdict
 
 _LASTING = frozenset(
@@ -25,11 +26,21 @@ _LASTING = frozenset(
 )
 
 
-class Verifier(Protocol):
-    """Judges a program: one verdict per test that ran."""
+@frozen
+class Judged:
+    """The result of a program: one verdict per test that ran, and the message of the first of them
+    that failed.
+    """
 
-    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
-        """The verdicts of `code`. Raises InfrastructureError if it could not be judged."""
+    verdicts: tuple[Verdict, ...]
+    failure: str = ""
+
+
+class Verifier(Protocol):
+    """Judges a program."""
+
+    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+        """The result of `code`. Raises InfrastructureError if it could not be judged."""
 
 
 class VerdictMemo:
@@ -41,8 +52,8 @@ class VerdictMemo:
     def __init__(self, verifier: Verifier, *, size: int) -> None:
         self._verifier = verifier
         self._size = size
-        self._known: OrderedDict[bytes, list[Verdict]] = OrderedDict()
-        self._running: dict[bytes, asyncio.Task[list[Verdict]]] = {}
+        self._known: OrderedDict[bytes, Judged] = OrderedDict()
+        self._running: dict[bytes, asyncio.Task[Judged]] = {}
         self.num_asked = 0
         self.num_remembered = 0
 
@@ -51,8 +62,8 @@ class VerdictMemo:
         """Share of the programs so far whose verdict was known."""
         return self.num_remembered / max(self.num_asked, 1)
 
-    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
-        """The verdicts, remembered or new. Raises InfrastructureError as the verifier does."""
+    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+        """The result, remembered or new. Raises InfrastructureError as the verifier does."""
         self.num_asked += 1
         if self._size == 0:
             return await self._verifier.verify(problem, code)
@@ -72,16 +83,16 @@ class VerdictMemo:
         # deadline bounds it.
         return await asyncio.shield(self._running[key])
 
-    async def _judge(self, key: bytes, problem: CodeProblem, code: str) -> list[Verdict]:
+    async def _judge(self, key: bytes, problem: CodeProblem, code: str) -> Judged:
         try:
-            verdicts = await self._verifier.verify(problem, code)
+            judged = await self._verifier.verify(problem, code)
         finally:
             del self._running[key]
-        if _LASTING.issuperset(verdicts):
-            self._known[key] = verdicts
+        if _LASTING.issuperset(judged.verdicts):
+            self._known[key] = judged
             if len(self._known) > self._size:
                 self._known.popitem(last=False)
-        return verdicts
+        return judged
 
     async def close(self) -> None:
         """Cancel the judgements that are running."""

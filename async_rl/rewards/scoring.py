@@ -24,7 +24,7 @@ from async_rl.core.types import AnswerTest, CodeTest, Prompt, Score, StepScore, 
 from async_rl.rewards.extractor import Extractor
 from async_rl.rewards.formats import is_well_formed
 from async_rl.rewards.functions import SCORE
-from async_rl.rewards.memo import Verifier
+from async_rl.rewards.memo import Judged, Verifier
 from async_rl.rewards.verifier.protocol import RewardSample
 
 FunctionScores = dict[str, dict[str, float]]
@@ -87,8 +87,14 @@ class Scorer:
                 parts[name if part == SCORE else f"{name}.{_SPECIAL.sub('_', part)}"] = value
             reward += weight * parts[name]
         if judged is not None:
-            verdicts = judged.verdicts
-        elif reward >= self._reward.pass_reward:
+            return Score(
+                reward=reward,
+                parts=parts,
+                verdicts=judged.verdicts,
+                latency_s=0.0,
+                failure=judged.failure,
+            )
+        if reward >= self._reward.pass_reward:
             verdicts = (Verdict.PASS,)
         else:
             verdicts = (Verdict.WRONG_ANSWER,)
@@ -138,7 +144,8 @@ class Scorer:
 
     async def _judge(self, prompt: Prompt, text: str, code: str | None) -> Score:
         started = time.monotonic()
-        verdicts = await self._verdicts(prompt, text, code)
+        judged = await self._verdicts(prompt, text, code)
+        verdicts = judged.verdicts
         if Verdict.INFRASTRUCTURE_ERROR in verdicts:
             raise InfrastructureError(
                 f"the verifier could not judge a response to prompt {prompt.prompt_id}"
@@ -162,25 +169,37 @@ class Scorer:
             if is_formed and share == 0:
                 value = reward.format_reward
         latency_s = time.monotonic() - started
-        return Score(reward=value, parts=parts, verdicts=tuple(verdicts), latency_s=latency_s)
+        return Score(
+            reward=value,
+            parts=parts,
+            verdicts=verdicts,
+            latency_s=latency_s,
+            failure=judged.failure,
+        )
 
-    async def _verdicts(self, prompt: Prompt, text: str, code: str | None) -> list[Verdict]:
+    async def _verdicts(self, prompt: Prompt, text: str, code: str | None) -> Judged:
         """Verdicts of answers, judged on the whole text, then of the other tests on the program."""
         problem = prompt.problem
         answers: list[CodeTest] = []
         others: list[CodeTest] = []
         for test in problem.tests:
             (answers if isinstance(test, AnswerTest) else others).append(test)
-        of_program: list[Verdict] = []
+        of_program = Judged(verdicts=())
         if others and code is None:
-            of_program = [Verdict.COMPILE_ERROR]
+            of_program = Judged(
+                verdicts=(Verdict.COMPILE_ERROR,), failure="the response has no program"
+            )
         elif others and code is not None:
             code_problem = msgspec.structs.replace(problem, tests=others)
             of_program = await self._verifier.verify(code_problem, code)
         if others and not answers:
             return of_program
         answer_problem = msgspec.structs.replace(problem, tests=answers)
-        return [*await self._verifier.verify(answer_problem, text), *of_program]
+        of_answers = await self._verifier.verify(answer_problem, text)
+        return Judged(
+            verdicts=of_answers.verdicts + of_program.verdicts,
+            failure=of_answers.failure or of_program.failure,
+        )
 
 
 def _paragraph_ends(text: str) -> list[int]:

@@ -160,6 +160,8 @@ def _evaluate(config: RunConfig, model_path: Path, version: int) -> Standalone:
     from async_rl.generation.environment import prepare_environment
 
     prepare_environment(config, ())
+    # It asks for vLLM's warnings, which belong into a generator's log.
+    os.environ.update(_QUIET)
     from async_rl.rollouts import standalone  # imports torch, which needs the environment above
 
     def on_done(num_done: int, total: int) -> None:

@@ -33,13 +33,16 @@ class Token:
 
 @frozen
 class Response:
-    """One sample of a group. verdicts: (result, number of equal neighbours)."""
+    """One sample of a group. verdicts: (result, number of equal neighbours). failure: the message
+    of the first test that failed.
+    """
 
     index: int
     tokens: list[Token]
     trajectory: Trajectory
     advantage: float
     verdicts: list[tuple[str, int]]
+    failure: str
     versions: tuple[int, int] | None
 
 
@@ -67,6 +70,7 @@ def response(
         tokens=[_token(*value) for value in values],
         trajectory=sample,
         advantage=float(np.mean(own)) if own else 0.0,
+        failure=sample.score.failure,
         verdicts=[
             (verdict.value, len(list(same)))
             for verdict, same in itertools.groupby(sample.score.verdicts)

@@ -16,6 +16,7 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
 from async_rl.launchers.configuration.compose import compose
 from async_rl.rewards.answers import boxed, is_right
+from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.answer_process import AnswerProcess
 
@@ -143,12 +144,13 @@ async def test_a_cancelled_comparison_leaves_no_answer_for_the_next_one() -> Non
 class ByRule:
     """A verifier that compares in this process."""
 
-    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
-        return [
+    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+        verdicts = [
             Verdict.PASS if is_right(test, code) else Verdict.WRONG_ANSWER
             for test in problem.tests
             if isinstance(test, AnswerTest)
         ]
+        return Judged(verdicts=tuple(verdicts))
 
 
 @pytest.mark.parametrize(

@@ -334,16 +334,16 @@ def test_a_run_and_the_server_reach_containers(engine: Engine) -> None:
     )  # fmt: skip
     unknown = CodeProblem(tests=[ContainerTest(image="no-such", command=PYTHON)])
 
-    async def ask() -> tuple[list[Verdict], str]:
+    async def ask() -> tuple[tuple[Verdict, ...], str]:
         async with verifier_process(config) as client:
-            found = await client.verify(problem, "cat; exit 0")
+            judged = await client.verify(problem, "cat; exit 0")
             with pytest.raises(InfrastructureError) as caught:
                 await client.verify(unknown, "")
-            return found, str(caught.value)
+            return judged.verdicts, str(caught.value)
 
     found, reason = asyncio.run(ask())
     # 7 is 7.0 by the rules of standard output; the second command runs a file that is not there.
-    assert found == ["pass", "wrong_answer"]
+    assert found == ("pass", "wrong_answer")
     assert "has no image no-such on this machine" in reason
 
 

@@ -15,6 +15,7 @@ from rewards_support import LIMITS
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, CodeProblem, Prompt, StdinTest, Verdict
 from async_rl.launchers.configuration.compose import compose
+from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
@@ -72,8 +73,8 @@ class Answers:
     def __init__(self, *verdicts: Verdict) -> None:
         self._verdicts = list(verdicts)
 
-    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
-        return self._verdicts
+    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+        return Judged(verdicts=tuple(self._verdicts))
 
 
 PROMPT = Prompt(

@@ -6,10 +6,12 @@ import pytest
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, CodeProblem, Verdict
-from async_rl.rewards.memo import VerdictMemo
+from async_rl.rewards.memo import Judged, VerdictMemo
 
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[1], expected=2)])
 OTHER = CodeProblem(tests=[CallTest(function="f", args=[1], expected=3)])
+
+PASSES = Judged(verdicts=(Verdict.PASS,), failure="pass")
 
 
 class Counting:
@@ -18,12 +20,12 @@ class Counting:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
+    async def verify(self, problem: CodeProblem, code: str) -> Judged:
         self.asked.append(code)
         await asyncio.sleep(0)
         if code == "broken":
             raise InfrastructureError("no verifier")
-        return [Verdict(code)]
+        return Judged(verdicts=(Verdict(code),), failure=code)
 
 
 def test_a_known_program_is_not_judged_again_and_another_problem_is() -> None:
@@ -31,7 +33,7 @@ def test_a_known_program_is_not_judged_again_and_another_problem_is() -> None:
         verifier = Counting()
         memo = VerdictMemo(verifier, size=8)
         for problem in (PROBLEM, PROBLEM, OTHER):
-            assert await memo.verify(problem, "pass") == [Verdict.PASS]
+            assert await memo.verify(problem, "pass") == PASSES
         assert (memo.num_asked, memo.num_remembered) == (3, 1)
         return verifier.asked
 
@@ -62,7 +64,7 @@ def test_verdicts_that_hinge_on_the_machine_are_not_kept(verdict: str) -> None:
 
 
 def test_samples_that_ask_together_share_one_judgement_even_if_the_first_leaves() -> None:
-    async def main() -> tuple[list[Verdict], int]:
+    async def main() -> tuple[Judged, int]:
         verifier = Counting()
         memo = VerdictMemo(verifier, size=8)
         first = asyncio.create_task(memo.verify(PROBLEM, "pass"))
@@ -71,7 +73,7 @@ def test_samples_that_ask_together_share_one_judgement_even_if_the_first_leaves(
         first.cancel()
         return await second, len(verifier.asked)
 
-    assert asyncio.run(main()) == ([Verdict.PASS], 1)
+    assert asyncio.run(main()) == (PASSES, 1)
 
 
 def test_a_failed_judgement_reaches_everyone_and_is_tried_again() -> None:

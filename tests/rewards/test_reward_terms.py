@@ -18,6 +18,7 @@ from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict
 from async_rl.data.problems import read_hidden
 from async_rl.launchers.configuration.compose import compose
+from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.protocol import RewardSample
 
@@ -32,12 +33,13 @@ class Verifier:
     def __init__(self) -> None:
         self.asked: list[tuple[int, str]] = []
 
-    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
+    async def verify(self, problem: CodeProblem, code: str) -> Judged:
         self.asked.append((len(problem.tests), code))
         passes = [
             ("right" if isinstance(test, AnswerTest) else "def f") in code for test in problem.tests
         ]
-        return [Verdict.PASS if passed else Verdict.WRONG_ANSWER for passed in passes]
+        verdicts = [Verdict.PASS if passed else Verdict.WRONG_ANSWER for passed in passes]
+        return Judged(verdicts=tuple(verdicts))
 
 
 async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:

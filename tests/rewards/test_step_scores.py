@@ -9,6 +9,7 @@ import pytest
 from async_rl.config.run import RunConfig
 from async_rl.core.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
 from async_rl.launchers.configuration.compose import compose
+from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import FunctionScores, Scorer
 from async_rl.rewards.verifier.protocol import RewardSample
 
@@ -29,11 +30,12 @@ CONFIG: RunConfig = compose(
 class CountsPasses:
     """Says that a program passes as many tests as it has the letter x."""
 
-    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
+    async def verify(self, problem: CodeProblem, code: str) -> Judged:
         passed = code.count("x")
-        return [
+        verdicts = [
             Verdict.PASS if i < passed else Verdict.WRONG_ANSWER for i in range(len(problem.tests))
         ]
+        return Judged(verdicts=tuple(verdicts))
 
 
 def block(program: str) -> str:

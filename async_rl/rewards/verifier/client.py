@@ -26,6 +26,7 @@ from async_rl.core.errors import DeadlineExceeded, InfrastructureError, RewardEr
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import CodeProblem, CodeTest, Verdict
 from async_rl.observability.activity import Activity
+from async_rl.rewards.memo import Judged
 from async_rl.rewards.verifier.connection import FIRST_PAUSE_S, Connection
 from async_rl.rewards.verifier.protocol import (
     RewardSample,
@@ -39,6 +40,8 @@ MAX_ATTEMPTS = 4
 is one, and a program that breaks four is more likely at fault than the verifiers.
 """
 _LATENCIES_KEPT = 2048
+_MAX_FAILURE = 400
+"""Characters of a message that are kept with each sample."""
 _MAX_IDLE_CONNECTIONS = 64
 
 
@@ -82,8 +85,8 @@ class VerifierClient:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
-        """One verdict per test that ran. Raises InfrastructureError if no verifier could judge."""
+    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+        """Judge a program. Raises InfrastructureError if no verifier could."""
         results = await self.test(
             code,
             problem.tests,
@@ -91,7 +94,11 @@ class VerifierClient:
             language=problem.language,
             stop_at_first_failure=self._stops,
         )
-        return [result.verdict for result in results]
+        failed = [result.message for result in results if result.verdict is not Verdict.PASS]
+        return Judged(
+            verdicts=tuple(result.verdict for result in results),
+            failure=failed[0][:_MAX_FAILURE] if failed else "",
+        )
 
     async def test(
         self,
