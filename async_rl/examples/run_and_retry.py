@@ -25,6 +25,6 @@ async def rollout(talk: Conversation) -> None:
     results = await talk.test(program, talk.tests[_SHOWN])
     if all(result.verdict is Verdict.PASS for result in results):
         return
-    outcome = results[0].message.rpartition(" gave ")[2] or results[0].verdict.value
+    outcome = results[0].message.rpartition(" returned ")[2] or results[0].verdict.value
     talk.tell(second_prompt(outcome, talk.prompt.text))
     await talk.write(max_tokens=_MAX_TURN_TOKENS)

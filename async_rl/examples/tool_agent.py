@@ -33,7 +33,7 @@ async def solve(task: dict[str, Any], endpoint: Endpoint) -> None:
         results: Any = await client.post("/session/run", body=request, cast_to=object)
         if results[0]["verdict"] == "pass":
             return
-        outcome = results[0]["message"].rpartition(" gave ")[2] or results[0]["verdict"]
+        outcome = results[0]["message"].rpartition(" returned ")[2] or results[0]["verdict"]
         messages += [message, {"role": "user", "content": f"# {outcome}\n{task['prompt']}"}]
         await client.chat.completions.create(
             model=endpoint.model,

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import types
+from collections.abc import Sequence
 
 import pytest
 from rewards_support import Jail
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AssertTest, CallTest, StdinTest
-from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.examples import run_and_retry
+from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 
 
 def _verdicts(
@@ -172,3 +176,24 @@ def test_fifty_megabytes_of_output_pass_under_a_limit_that_allows_them(jail: Jai
         "pass",
         "output_limit",
     ]
+
+
+def test_the_second_prompt_of_the_example_has_the_form_of_its_warm_start(jail: Jail) -> None:
+    told: list[str] = []
+
+    class Talk:
+        prompt = types.SimpleNamespace(text="double each\n")
+        tests = tuple(CallTest(function="f", args=[[n]], expected=[2 * n]) for n in (0, 3))
+
+        async def write(self, *, max_tokens: int) -> str:
+            return "def f(xs):\n    return xs"
+
+        async def test(self, program: str, tests: Sequence[CallTest]) -> list[TestResult]:
+            request = VerifyRequest(code=program, tests=list(tests))
+            return (await asyncio.to_thread(jail.verify, request)).tests
+
+        def tell(self, text: str) -> None:
+            told.append(text)
+
+    asyncio.run(run_and_retry.rollout(Talk()))  # type: ignore[arg-type]
+    assert told == ["# [3], not [6]\ndouble each\n"]
