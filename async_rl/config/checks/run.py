@@ -236,6 +236,13 @@ def _optimizers(config: RunConfig) -> Iterator[str]:
             f"learner.optimizer.betas={list(betas)}: decay rates of AdamW lie in [0, 1); set"
             " learner.optimizer.betas=[0.9,0.95]"
         )
+    span = config.learner.optimizer.schedule_span
+    is_ordered = len(span) == 2 and 0 <= span[0] < span[1]
+    if span and not is_ordered:
+        yield (
+            f"learner.optimizer.schedule_span={span}: the cosine needs the step at which it begins"
+            " and a later one at which it ends, as in [5,60]; or set it to []"
+        )
 
 
 def _timeouts(config: RunConfig) -> Iterator[str]:
