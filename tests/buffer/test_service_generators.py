@@ -243,7 +243,7 @@ def test_a_group_of_another_run_is_refused(tmp_path: Path) -> None:
         other = tmp_path / "other"
         other.mkdir()
         async with opened(other, make_config()) as service:
-            with pytest.raises(ProtocolError, match="never issued"):
+            with pytest.raises(ProtocolError, match="group 3 was not issued here"):
                 await service.put_group(PutGroup(group=make_group(stranger)))
 
     run(scenario())

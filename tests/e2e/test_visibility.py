@@ -38,7 +38,7 @@ def texts(run: LiveRun, tag: str) -> str:
     assert found, run.terminal
     try:
         with urllib.request.urlopen(
-            f"{found[1]}/data/plugin/text/text?run=.&tag={tag}", timeout=10
+            f"{found[1]}/data/plugin/text/text?run={run.run_dir.name}&tag={tag}", timeout=10
         ) as reply:
             return str(json.loads(reply.read()))
     except (urllib.error.URLError, ValueError):  # not up yet, or no such tag yet
