@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.config import learner
 from async_rl.core.types import Group
+from async_rl.learner import update
 from async_rl.learner.update import Updater
 
 
@@ -157,7 +158,7 @@ def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     groups = make_groups(ages=(0, 1), version=1)
     streamed = make_trainer(model_path, "grpo_code").step(groups, 1)
-    monkeypatch.setattr(Updater, "_needs_policy_before", True)
+    monkeypatch.setattr(update, "needs_policy_before", lambda *_: True)
     monkeypatch.setattr(ForwardPasses, "_reusable", lambda *_: set())
     separate = make_trainer(model_path, "grpo_code").step(groups, 1)
     first, second = collected["policy"]
