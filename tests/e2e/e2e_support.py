@@ -223,9 +223,9 @@ def shared_memory() -> set[str]:
 
 def _unused(names: set[str]) -> set[str]:
     folder = "/dev/shm/"
-    # Tests of engines of several workers run at the same time, and kill workers; no run of these
-    # tests has several.
-    names = {name for name in names if not name.startswith("vllm_dist_")}
+    # Tests of engines of several workers run at the same time, and kill workers, which leave vLLM's
+    # segments and Python's semaphores; no run of these tests has several.
+    names = {name for name in names if not name.startswith(("vllm_dist_", "sem.mp-"))}
     names = {name for name in names if os.path.isfile(folder + name)}
     if not names:
         return names

@@ -40,7 +40,7 @@ def test_a_larger_difference_ends_the_run_with_its_likely_causes(difference: flo
     with pytest.raises(
         WeightsError,
         match=(
-            r"generator-0 and the learner disagree by .* nats on version 0 .*likely causes: .*dtype"
+            r"generator-0 and the learner disagree by .* on version 0, .*likely causes: .*dtype"
         ),
     ):
         check(difference)
