@@ -140,13 +140,14 @@ class LiveRun:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that belongs to the run, whoever its parent is."""
-        mine = str(self.run_dir)
+        # TensorBoard reads links to runs, and its command line names the supervisor instead.
+        mine, supervisor = str(self.run_dir), str(self.process.pid)
         own = {self.process.pid, os.getpid()}
         return [
             p
             for p in psutil.process_iter(["cmdline", "status"])
             if p.pid not in own
-            and any(mine in part for part in p.info["cmdline"] or [])
+            and any(part == supervisor or mine in part for part in p.info["cmdline"] or [])
             and p.info["status"] != psutil.STATUS_ZOMBIE
         ]
 

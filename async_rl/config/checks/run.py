@@ -237,7 +237,8 @@ def _optimizers(config: RunConfig) -> Iterator[str]:
             " learner.optimizer.betas=[0.9,0.95]"
         )
     span = config.learner.optimizer.schedule_span
-    is_ordered = len(span) == 2 and 0 <= span[0] < span[1]
+    # A stretched cosine may begin before the run: the part that is left begins at its height now.
+    is_ordered = len(span) == 2 and span[0] < span[1]
     if span and not is_ordered:
         yield (
             f"learner.optimizer.schedule_span={span}: the cosine needs the step at which it begins"
