@@ -19,6 +19,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+# Weights of other types have scales beside them, which transformers applies on loading.
+_PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
+
 
 class PretrainedWeights:
     """The safetensors files of a model whose names are those of the model's parameters."""
@@ -28,14 +31,20 @@ class PretrainedWeights:
         self._config = config
         self._trust_remote_code = trust_remote_code
         self._files: dict[str, Path] = {}
+        self._shapes: dict[str, list[int]] = {}
         for file in sorted(path.glob("*.safetensors")):
             with safe_open(file, framework="pt") as weights:
-                self._files |= dict.fromkeys(weights.keys(), file)
+                for name in weights.keys():  # noqa: SIM118  safe_open is no mapping
+                    stored = weights.get_slice(name)
+                    if stored.get_dtype() in _PLAIN_TYPES:
+                        self._files[name] = file
+                        self._shapes[name] = stored.get_shape()
 
     @classmethod
     def open(cls, path: Path, *, trust_remote_code: bool) -> PretrainedWeights | None:
         """Open a directory. None if its weights must be converted or renamed on loading, as those
-        of mixtures of experts, or have another format: such a model has to be loaded whole.
+        of mixtures of experts, are quantised, or have another format: such a model has to be
+        loaded whole.
         """
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -44,9 +53,8 @@ class PretrainedWeights:
         except (OSError, ValueError, SafetensorError):
             # Loading the whole model reports the reason.
             return None
-        stored = weights._files.keys()
-        is_complete = all(name in stored for name, _ in lm.named_parameters())
-        return weights if is_complete else None
+        fits = (weights._shapes.get(name) == list(p.shape) for name, p in lm.named_parameters())
+        return weights if all(fits) else None
 
     def empty_model(self) -> PreTrainedModel:
         """Return the model with parameters on the meta device; buffers have their values."""

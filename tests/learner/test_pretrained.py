@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from learner_support import make_config, make_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from warm_processes import warm_context
 
@@ -105,6 +106,22 @@ def test_weights_that_are_converted_on_loading_are_left_to_transformers(tmp_path
         moe_intermediate_size=24,
         head_dim=8,
     )
+    assert PretrainedWeights.open(path, trust_remote_code=False) is None
+
+
+@pytest.mark.parametrize("change", ["quantised", "shape"])
+def test_weights_that_do_not_fit_as_they_are_are_left_to_transformers(
+    tmp_path: Path, change: str
+) -> None:
+    path = save(tmp_path / "model", "Llama")
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj.weight"
+    if change == "quantised":  # its scales are in a tensor of another name
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    else:
+        tensors[name] = tensors[name][1:].clone()
+    save_file(tensors, file, metadata={"format": "pt"})
     assert PretrainedWeights.open(path, trust_remote_code=False) is None
 
 
