@@ -17,23 +17,32 @@ from typing import Any
 
 import msgspec
 
+from async_rl.config.reward_terms import needs_tests
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AgentError
-from async_rl.core.types import CodeTest, IntArray, Sampling, Score, Ticket
+from async_rl.core.types import CodeTest, IntArray, Prompt, Sampling, Score, Ticket, Verdict
 from async_rl.generation.engine import Generates
 from async_rl.protocol.generator import Completed
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.environments import Environments
+from async_rl.rollouts.journal import Journal
 from async_rl.sessions.chat import Chat
 from async_rl.sessions.forms.form import read
 from async_rl.sessions.record import Record
 from async_rl.sessions.server import Sessions
 from async_rl.sessions.session import Session
 
+_MOST_NAMES = 20
+"""Environments with metrics of their own; a name per row would fill every heartbeat."""
+_PLAIN = str.maketrans("/<>", "___")
+_RAN = (Verdict.PASS, Verdict.WRONG_ANSWER)
+
 
 class Agents:
-    """Makes samples with environments. url: of the endpoint of `sessions`."""
+    """Makes samples with environments. url: of the endpoint of `sessions`; journal: what earlier
+    lives of this gateway served.
+    """
 
     def __init__(
         self,
@@ -42,13 +51,20 @@ class Agents:
         tokenizer: Any,
         sessions: Sessions,
         environments: Environments,
+        journal: Journal,
         url: str,
     ) -> None:
         self._config = config
         self._chat = Chat(tokenizer)
         self._sessions = sessions
         self._environments = environments
+        self._journal = journal
         self._url = url
+        self._environments_seen: set[str] = set()
+
+    def forget(self, ticket: Ticket) -> None:
+        """The group has ended: no further life of the gateway continues it."""
+        self._journal.forget(ticket.group_id)
 
     async def sample(
         self,
@@ -62,36 +78,53 @@ class Agents:
         name = f"{ticket.group_id}.{ticket.attempt}.{index}"
 
         async def write(call: str, token_ids: IntArray, limit: int) -> Completed:
+            known = self._journal.take(ticket, index, token_ids, limit)
+            if known is not None:
+                return known
             limited = msgspec.structs.replace(sampling, max_new_tokens=limit)
             ids = token_ids.tolist()
             completions = engine.generate(f"{name}/{call}", ids, 1, limited)
             done = await anext(completions)
             await completions.aclose()
-            return Completed(
-                token_ids=done.token_ids,
-                logprobs=done.logprobs,
-                versions=done.versions,
-                is_truncated=done.is_truncated,
-            )
+            completed = done.completed
+            self._journal.add(ticket, index, token_ids, completed)
+            return completed
 
+        task = task_of(ticket, index)
         session = Session(
             record=Record(ticket.prompt.token_ids),
             chat=self._chat,
             write=write,
             limit=sampling.max_new_tokens,
             max_turns=self._config.rollout.max_turns,
-            task=task_of(ticket, index),
+            task=task,
+            environment=self._environment_of(task["row"]),
             run=functools.partial(_run, verifier),
         )
         with self._sessions.open(session):
             returned = await self._environments.run(self._url, session.token, session.task)
-        return self._written(session, returned)
+        return self._written(ticket.prompt, session, score_of(returned, session.rewards))
 
-    def _written(self, session: Session, returned: Any) -> Written:
+    def _environment_of(self, row: dict[str, Any]) -> str:
+        """The name under which a sample is counted: the environment of its row, else the agent."""
+        name = row.get("environment")
+        if not isinstance(name, str) or len(self._environments_seen | {name}) > _MOST_NAMES:
+            return self._config.agent.name
+        self._environments_seen.add(name)
+        # Names of metrics have slashes between their parts.
+        return name.translate(_PLAIN)
+
+    def _written(self, prompt: Prompt, session: Session, score: Score | None) -> Written:
         if not session.record.turns:
             raise AgentError(
                 "the agent ended without a call of the policy; it has to use OPENAI_BASE_URL and"
                 " OPENAI_API_KEY"
+            )
+        needs = needs_tests(self._config.reward, prompt.data_source)
+        if score is None and needs and not prompt.problem.tests:
+            raise AgentError(
+                "the agent gave no reward, and its row has no tests that the verifiers could run;"
+                " return a reward, post one, or add tests to the row"
             )
         row = session.record.row()
         return Written(
@@ -103,7 +136,7 @@ class Agents:
             answer=session.last_text,
             transcript=self._chat.decode(row.token_ids),
             starts=row.starts,
-            score=score_of(returned, session.rewards),
+            score=score,
         )
 
 
@@ -115,11 +148,14 @@ class _Program(msgspec.Struct, kw_only=True):
     setup: str = ""
 
 
-async def _run(verifier: VerifierClient, body: bytes) -> Any:
-    """Run a program in the jail; return the verdict and the message of each test."""
+async def _run(verifier: VerifierClient, body: bytes) -> tuple[Any, bool]:
+    """Run a program in the jail; return the verdict and the message of each test, and whether the
+    program failed to run: a wrong answer is the outcome of one that ran.
+    """
     request = read(body, _Program)
     results = await verifier.test(request.program, request.tests, request.setup)
-    return [{"verdict": str(result.verdict), "message": result.message} for result in results]
+    shown = [{"verdict": str(result.verdict), "message": result.message} for result in results]
+    return shown, any(result.verdict not in _RAN for result in results)
 
 
 def task_of(ticket: Ticket, index: int) -> dict[str, Any]:
@@ -140,7 +176,8 @@ def score_of(returned: Any, posted: list[dict[str, float]]) -> Score | None:
     Raises AgentError for a value that is not a reward.
     """
     rewards = list(posted)
-    if returned is not None:
+    # An empty dict has no reward in it.
+    if returned not in (None, {}):
         rewards.append(returned if isinstance(returned, dict) else {"reward": returned})
     if not rewards:
         return None

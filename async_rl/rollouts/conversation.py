@@ -15,6 +15,7 @@ rollout.py makes one Conversation per sample. It is the only class that users' f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class Written:
 
     answer: the text to score. transcript: all text after the prompt. starts: positions in these
     arrays at which a further segment begins. score: the one that an environment gave.
+    first_s: of the first turn, as in Completion.
     """
 
     token_ids: IntArray
@@ -62,6 +64,7 @@ class Written:
     transcript: str
     starts: tuple[int, ...] = ()
     score: Score | None = None
+    first_s: float = math.nan
 
 
 @frozen
@@ -102,6 +105,7 @@ class Conversation:
         self._parts: list[_Part] = []
         self._num_tokens = 0
         self._is_truncated = False
+        self._first_s = math.nan
 
     async def write(self, *, max_tokens: int | None = None) -> str:
         """Let the policy continue; return its text without special tokens.
@@ -125,6 +129,8 @@ class Conversation:
             token_ids += part.token_ids.tolist()
         done = await self._write(token_ids, self.num_turns, sampling)
         self._append(done.token_ids, done.logprobs, done.versions, is_written=True)
+        if self.num_turns == 0:
+            self._first_s = done.first_s
         self.num_turns += 1
         # A turn that only reached its own limit does not truncate the sample.
         self._is_truncated = done.is_truncated and len(done.token_ids) >= room
@@ -186,6 +192,7 @@ class Conversation:
             is_truncated=self._is_truncated,
             answer=answer,
             transcript=self._decode(token_ids),
+            first_s=self._first_s,
         )
 
     def _append(
@@ -210,4 +217,5 @@ def one_answer(done: Completion, text: str) -> Written:
         is_truncated=done.is_truncated,
         answer=text,
         transcript=text,
+        first_s=done.first_s,
     )

@@ -21,6 +21,7 @@ from async_rl.core.errors import (
     AgentError,
     EngineDead,
     InfrastructureError,
+    NotTaken,
     ProtocolError,
     RewardError,
     root_cause,
@@ -29,7 +30,8 @@ from async_rl.core.types import DropReason, Group, Purpose, Ticket
 from async_rl.generation.engine import Generates
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.rollouts.pace import Pace
-from async_rl.rollouts.rollout import Rollouts, num_written
+from async_rl.rollouts.rollout import Rollouts
+from async_rl.rollouts.samples import num_written
 from async_rl.runtime.context import ProcessContext
 
 _PARK_S = 20.0
@@ -184,6 +186,8 @@ class Groups:
             reason = DropReason.GENERATION_FAILED
             if is_reward:
                 reason = DropReason.REWARD_FAILED
+            elif isinstance(cause, NotTaken):
+                reason = DropReason.NOT_TAKEN
             elif isinstance(cause, AgentError):
                 reason = DropReason.AGENT_FAILED
             elif isinstance(cause, InfrastructureError):
@@ -199,6 +203,7 @@ class Groups:
             longest = max(sample.response_length for sample in group.trajectories)
             self._pace.note(longest, time.monotonic() - started_s)
             await self._put(group)
+            self._rollouts.forget(ticket)
 
     def _count_failure(self, cause: BaseException, error: Exception) -> None:
         """Raise RewardError once a function on this machine has failed for too many groups in a
@@ -222,6 +227,8 @@ class Groups:
             self._context.log.error("%s", error)
 
     async def _fail(self, ticket: Ticket, reason: DropReason, message: str) -> None:
+        # First, so that no attempt begins with what this one was served.
+        self._rollouts.forget(ticket)
         self._context.activity.count(f"failures/{reason}", 1)
         self._context.log.warning(
             "group %d, attempt %d: %s: %s", ticket.group_id, ticket.attempt, reason, message

@@ -25,6 +25,8 @@ class Pace:
     @property
     def limit_s(self) -> float:
         """Seconds that a group may take: group_s or more, and no more than the buffer waits."""
+        # Before the first group nothing is known about the engine, and a limit that is too short
+        # would fail every group, so that nothing would ever be known.
         if not self._rates:
             return self._most_s
         expected_s = self._max_tokens / min(self._rates)

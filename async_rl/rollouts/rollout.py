@@ -39,31 +39,19 @@ from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.conversation import Conversation, RolloutEnded, Written, one_answer
-from async_rl.rollouts.samples import reward_sample, trajectory
+from async_rl.rollouts.samples import num_written, reward_sample, trajectory
 
 _SCORING_FAILURES = (RewardError, InfrastructureError)
 _GREEDY = -1
 """Index of the greedy answer, which is not a member of the group."""
 
 
-def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
-    """Return the samples that the engine writes for a ticket of `num_samples`.
-
-    ReMax adds a greedy answer in training. In evaluation several samples have one beside them,
-    which costs little then and shows how much sampling loses.
-    """
-    if purpose is Purpose.TRAIN:
-        has_greedy = config.algorithm.advantage.kind == "remax"
-    else:
-        has_greedy = config.evaluation.num_samples > 1
-    return num_samples + has_greedy
-
-
 @frozen
 class _Samples:
-    """Samples of one ticket on their way to their scores, by index."""
+    """Samples of one ticket on their way to their scores, by index. started_s: monotonic."""
 
     ticket: Ticket
+    started_s: float
     engine: Generates
     group: asyncio.TaskGroup
     scoring: dict[int, asyncio.Task[Trajectory]] = field(default_factory=dict)
@@ -109,6 +97,11 @@ class Rollouts:
         await self._memo.close()
         await self._client.close()
 
+    def forget(self, ticket: Ticket) -> None:
+        """The attempt has failed, or its group is with the buffer."""
+        if self._agents is not None:
+            self._agents.forget(ticket)
+
     async def is_outage(self, failure: BaseException) -> bool:
         """Return whether scoring failed for a reason that has nothing to do with the sample."""
         if isinstance(failure, BrokenTest) or not isinstance(failure, _SCORING_FAILURES):
@@ -122,9 +115,9 @@ class Rollouts:
 
         written: called once the engine has written all samples, while some still wait for scores.
         """
-        started_s = time.monotonic()
+        started_s, started_unix_s = time.monotonic(), time.time()
         async with asyncio.TaskGroup() as tasks:
-            samples = _Samples(ticket=ticket, engine=engine, group=tasks)
+            samples = _Samples(ticket=ticket, started_s=started_s, engine=engine, group=tasks)
             with self._activity("generating"):
                 # A nested task group: it ends with the writing, while scores are pending.
                 async with asyncio.TaskGroup() as writing:
@@ -155,6 +148,7 @@ class Rollouts:
             trajectories=trajectories,
             generation_s=generation_s,
             baseline=None if greedy is None else greedy.result(),
+            started_s=started_unix_s,
         )
 
     async def _write(self, samples: _Samples) -> None:
@@ -256,10 +250,11 @@ class Rollouts:
             self._activity.count("tokens_generated", int(done.is_written.sum()))
         ticket = samples.ticket
         samples.scoring[index] = samples.group.create_task(
-            self._score(ticket, done), name=f"score {ticket.group_id}.{ticket.attempt}.{index}"
+            self._score(samples, done), name=f"score {ticket.group_id}.{ticket.attempt}.{index}"
         )
 
-    async def _score(self, ticket: Ticket, done: Written) -> Trajectory:
+    async def _score(self, samples: _Samples, done: Written) -> Trajectory:
+        ticket, written_s = samples.ticket, time.monotonic()
         asked = functools.partial(reward_sample, ticket, done)
         with self._activity.waiting("verdicts"):
             if done.score is not None:
@@ -277,7 +272,11 @@ class Rollouts:
         if done.score is None:
             self._control.remember(ticket.prompt, done.answer, asked)
         self._activity.count("samples_scored", 1)
-        return trajectory(ticket.prompt, done, score)
+        clock: tuple[float, ...] = ()
+        if self._config.recording != "off":
+            moments = (done.first_s, written_s, time.monotonic())
+            clock = tuple(moment - samples.started_s for moment in moments)
+        return trajectory(ticket.prompt, done, score, clock=clock)
 
     def _tokens_until(self, token_ids: IntArray, num_chars: int) -> int:
         """Return the number of leading tokens whose text has the first `num_chars` characters."""

@@ -1,5 +1,5 @@
-"""A written sample in the two forms that leave the rollout: a trajectory, and the argument of a
-reward function. Pure.
+"""The number of samples to write, and the two forms in which one leaves the rollout: a trajectory
+and the argument of a reward function. Pure.
 """
 
 from __future__ import annotations
@@ -7,12 +7,28 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from async_rl.core.types import NO_VERSION, Prompt, Score, Ticket, Trajectory
+from async_rl.config.run import RunConfig
+from async_rl.core.types import NO_VERSION, Prompt, Purpose, Score, Ticket, Trajectory
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rollouts.conversation import Written
 
 
-def trajectory(prompt: Prompt, done: Written, score: Score) -> Trajectory:
+def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
+    """Return the samples that the engine writes for a ticket of `num_samples`.
+
+    ReMax adds a greedy answer in training. In evaluation several samples have one beside them,
+    which costs little then and shows how much sampling loses.
+    """
+    if purpose is Purpose.TRAIN:
+        has_greedy = config.algorithm.advantage.kind == "remax"
+    else:
+        has_greedy = config.evaluation.num_samples > 1
+    return num_samples + has_greedy
+
+
+def trajectory(
+    prompt: Prompt, done: Written, score: Score, *, clock: tuple[float, ...] = ()
+) -> Trajectory:
     """Return the sample behind its prompt, of which nothing is trained."""
     num_prompt = len(prompt.token_ids)
     no_logprobs = np.zeros(num_prompt, np.float32)
@@ -26,6 +42,7 @@ def trajectory(prompt: Prompt, done: Written, score: Score) -> Trajectory:
         is_truncated=done.is_truncated,
         score=score,
         starts=tuple(num_prompt + start for start in done.starts),
+        clock=clock,
     )
 
 

@@ -10,8 +10,10 @@ A streamed answer, and one that a text may stop, is written in pieces of PIECE_T
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,14 +23,17 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completed
 from async_rl.sessions.chat import Chat, key_of, parse_answer
+from async_rl.sessions.pieces import certain, cut, joined
 from async_rl.sessions.record import Context, History, Record
 from async_rl.sessions.refusals import Refused, too_long
+from async_rl.sessions.usage import Usage
 
 PIECE_TOKENS = 32
 """A piece is a request of the engine, which costs about as much as a few tokens."""
-_REPLACEMENT = "\ufffd"
-Run = Callable[[bytes], Awaitable[Any]]
-"""Runs the program of a request in the jail; returns what JSON can express. Raises Refused."""
+Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
+"""Runs the program of a request in the jail; returns what JSON can express, and whether the program
+failed to run. Raises Refused.
+"""
 Write = Callable[[str, IntArray, int], Awaitable[Completed]]
 """(id of the call, tokens so far, most new tokens) -> the policy's continuation."""
 
@@ -68,7 +73,8 @@ class Session:
     """The calls of one sample.
 
     limit: the most tokens of all segments together. task: the task as the agent receives it.
-    run: a Python tool. responses: the messages up to each response that a client may name.
+    environment: the name under which it is counted. run: a Python tool. responses: the messages up
+    to each response that a client may name. clock: monotonic seconds.
     """
 
     record: Record
@@ -78,6 +84,7 @@ class Session:
     max_turns: int
     task: dict[str, Any]
     run: Run
+    environment: str = "agent"
     token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     rewards: list[dict[str, float]] = field(default_factory=list)
     responses: dict[str, list[Any]] = field(default_factory=dict)
@@ -85,6 +92,50 @@ class Session:
     num_open: int = 0
     closed: str = ""
     last_text: str = ""
+    num_tool_runs: int = 0
+    num_tool_errors: int = 0
+    clock: Callable[[], float] = time.monotonic
+    opened_s: float = field(init=False)
+    calling_s: float = 0.0
+    _called_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.opened_s = self.clock()
+
+    @property
+    def usage(self) -> Usage:
+        """How the agent has used the endpoint so far."""
+        turns = self.record.turns
+        return Usage(
+            environment=self.environment,
+            num_turns=len(turns),
+            num_tokens=sum(turn.num_written for turn in turns),
+            num_tool_runs=self.num_tool_runs,
+            num_tool_errors=self.num_tool_errors,
+            open_s=self.clock() - self.opened_s,
+            calling_s=self.calling_s,
+        )
+
+    async def run_tool(self, body: bytes) -> Any:
+        """Run the program of a request. Raises Refused."""
+        self.require_open()
+        self.num_tool_runs += 1
+        results, is_error = await self.run(body)
+        self.num_tool_errors += is_error
+        return results
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """The time in which at least one call is open counts as the engine's."""
+        if not self.num_open:
+            self._called_s = self.clock()
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            if not self.num_open:
+                self.calling_s += self.clock() - self._called_s
 
     def close(self, reason: str) -> None:
         """Refuse all further calls."""
@@ -142,17 +193,16 @@ class Session:
         written: Completed | None = None
         seen = ""
         is_finished = False
-        self.num_open += 1
         try:
-            async for piece in self._pieces(call, number, limit):
-                written, text, is_last = piece
-                is_finished = is_last
-                visible = _certain(text, call.stops)
-                if call.in_pieces and not is_last and visible != seen:
-                    on_text(visible[len(seen) :])
-                    seen = visible
+            with self._calling():
+                async for piece in self._pieces(call, number, limit):
+                    written, text, is_last = piece
+                    is_finished = is_last
+                    visible = certain(text, call.stops)
+                    if call.in_pieces and not is_last and visible != seen:
+                        on_text(visible[len(seen) :])
+                        seen = visible
         finally:
-            self.num_open -= 1
             # In every case, also when the agent disconnects: return the reserved room, and keep
             # the text that the agent has read, because its next call will contain it.
             if written is None or not (seen or is_finished):
@@ -238,36 +288,3 @@ class Session:
             if stop in self.chat.decode(token_ids[:count])
         )
         return text[:start], num_kept
-
-
-def _certain(text: str, stops: Sequence[str]) -> str:
-    """The part of an unfinished text that no further token changes."""
-    text = text.rstrip(_REPLACEMENT)
-    longest = 0
-    for stop in stops:
-        for size in range(1, len(stop)):
-            if text.endswith(stop[:size]):
-                longest = max(longest, size)
-    return text[: len(text) - longest]
-
-
-def joined(parts: Sequence[Completed]) -> Completed:
-    """Return consecutive pieces as one answer."""
-    return Completed(
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        versions=np.concatenate([part.versions for part in parts]),
-        is_truncated=parts[-1].is_truncated,
-    )
-
-
-def cut(written: Completed, num_kept: int) -> Completed:
-    """Return the first tokens of an answer; one that is cut has no end token."""
-    if num_kept == len(written.token_ids):
-        return written
-    return Completed(
-        token_ids=written.token_ids[:num_kept],
-        logprobs=written.logprobs[:num_kept],
-        versions=written.versions[:num_kept],
-        is_truncated=True,
-    )

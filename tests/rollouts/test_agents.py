@@ -14,13 +14,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
 from async_rl.config.checks.run import problems
 from async_rl.core.errors import AgentError, ConfigError, Unavailable, root_cause
 from async_rl.core.machine import this_machine
-from async_rl.core.types import CodeProblem, Group, Prompt, Purpose, Sampling, Score, Ticket
+from async_rl.core.types import (
+    AssertTest,
+    CodeProblem,
+    CodeTest,
+    Group,
+    Prompt,
+    Purpose,
+    Sampling,
+    Score,
+    Ticket,
+)
 from async_rl.generation.engine import Completion
 from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.launchers.configuration.preflight import preflight
@@ -29,6 +40,7 @@ from async_rl.protocol.generator import Completed, Continuation
 from async_rl.protocol.membership import Member
 from async_rl.rollouts.agents import Agents, score_of
 from async_rl.rollouts.environments import open_environments
+from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.runtime.directory import Directory
@@ -146,6 +158,30 @@ class Parrot:
         )
 
 
+class Drawing:
+    """Never says the same twice, and is gone after `limit` answers."""
+
+    def __init__(self, first: int, limit: int) -> None:
+        self.said: list[tuple[list[int], int]] = []
+        self._letters = iter(range(first, 27))
+        self._limit = limit
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncGenerator[Completion, None]:
+        if len(self.said) == self._limit:
+            raise Unavailable("killed")
+        letter = next(self._letters)
+        self.said.append((list(prompt_token_ids), letter))
+        yield Completion(
+            index=0,
+            token_ids=np.array([letter, 0], np.int32),
+            logprobs=np.full(2, -letter, np.float32),
+            versions=np.full(2, letter, np.int32),
+            is_truncated=False,
+        )
+
+
 class Judge:
     def __init__(self) -> None:
         self.judged: list[str] = []
@@ -158,9 +194,12 @@ class Judge:
         pass
 
 
-def ticket(num_samples: int) -> Ticket:
+TESTS = [AssertTest(code="assert u")]
+
+
+def ticket(num_samples: int, tests: list[CodeTest]) -> Ticket:
     ids = np.array([1, 2], np.int32)
-    problem = CodeProblem(tests=[], row="{}")
+    problem = CodeProblem(tests=tests, row="{}")
     return Ticket(
         group_id=1,
         attempt=1,
@@ -178,6 +217,9 @@ def groups(
     count: int = 1,
     size: int = 2,
     limit_s: float = 60,
+    tests: Sequence[CodeTest] = TESTS,
+    engine: Any = None,
+    attempt: int = 1,
     **limits: int,
 ) -> tuple[list[Group], Judge]:
     """Groups of the same agents, one after another."""
@@ -196,6 +238,7 @@ def groups(
                     tokenizer=Alphabet(),
                     sessions=sessions,
                     environments=environments,
+                    journal=Journal(path / "sessions", "1"),
                     url=url,
                 )
                 rollouts = Rollouts(
@@ -211,7 +254,10 @@ def groups(
                 try:
                     for _ in range(count):
                         async with asyncio.timeout(limit_s):
-                            group = rollouts.group(ticket(size), Parrot(), written=lambda: None)
+                            asked = msgspec.structs.replace(
+                                ticket(size, list(tests)), attempt=attempt
+                            )
+                            group = rollouts.group(asked, engine or Parrot(), written=lambda: None)
                             made.append(await group)
                 finally:
                     await environments.close()
@@ -222,9 +268,9 @@ def groups(
     return asyncio.run(run()), judge
 
 
-def failure(path: Path, *overrides: str, limit_s: float = 60, **limits: int) -> BaseException:
+def failure(path: Path, *overrides: str, limit_s: float = 60, **more: Any) -> BaseException:
     with pytest.raises((ExceptionGroup, TimeoutError)) as caught:
-        groups(path, *overrides, limit_s=limit_s, **limits)
+        groups(path, *overrides, limit_s=limit_s, **more)
     return root_cause(caught.value)
 
 
@@ -261,6 +307,7 @@ def test_posted_rewards_add_up(tmp_path: Path) -> None:
     (group,), _ = groups(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:posts]")
     assert [sample.score.reward for sample in group.trajectories] == [0.75, 0.75]
     assert score_of(None, []) is None
+    assert score_of({}, []) is None
     with pytest.raises(AgentError, match="neither a finite number"):
         score_of(float("nan"), [])
 
@@ -291,6 +338,117 @@ def test_an_environment_that_fails_gives_no_reward(tmp_path: Path, name: str, wo
     cause = failure(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:{name}]")
     assert isinstance(cause, AgentError)
     assert words in str(cause)
+
+
+def test_a_group_goes_on_with_what_a_killed_gateway_served(tmp_path: Path) -> None:
+    agent = f"rollout.fn=[{tmp_path}/agent.py:two_turns]"
+    killed = Drawing(3, limit=3)
+    failure(tmp_path, agent, engine=killed)
+    assert len(killed.said) == 3
+    (file,) = (tmp_path / "sessions" / "records-of-life-1").iterdir()
+    # The kill came while a record was written.
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[:20])
+    successor = Drawing(13, limit=99)
+    (group,), _ = groups(tmp_path, agent, engine=successor, attempt=2)
+    # Only the fourth answer was missing.
+    assert len(successor.said) == 1
+    trained = [
+        (int(token), float(logprob), int(version))
+        for sample in group.trajectories
+        for token, logprob, version in zip(
+            sample.token_ids[sample.loss_mask],
+            sample.behavior_logprobs[sample.loss_mask],
+            sample.versions[sample.loss_mask],
+            strict=True,
+        )
+        if token
+    ]
+    letters = [letter for _, letter in killed.said + successor.said]
+    assert sorted(trained) == [(letter, -float(letter), letter) for letter in sorted(letters)]
+    # The context of the last answer has what the killed gateway served.
+    assert set(successor.said[0][0]) & {letter for _, letter in killed.said}
+    # Both lives are read by a third one.
+    (again,), _ = groups(tmp_path, agent, engine=Drawing(26, limit=0), attempt=3)
+    assert [s.token_ids.tolist() for s in again.trajectories] == [
+        s.token_ids.tolist() for s in group.trajectories
+    ]
+
+
+def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> None:
+    def completed(*ids: int, is_truncated: bool = False) -> Completed:
+        return Completed(
+            token_ids=np.array(ids, np.int32),
+            logprobs=np.zeros(len(ids), np.float32),
+            versions=np.zeros(len(ids), np.int32),
+            is_truncated=is_truncated,
+        )
+
+    def taken(journal: Journal, sample: int, before: list[int], limit: int) -> list[int] | None:
+        done = journal.take(asked, sample, np.array(before, np.int32), limit)
+        return None if done is None else done.token_ids.tolist()
+
+    asked = ticket(2, [])
+    folder = tmp_path / "gateway-0"
+    first = Journal(folder, "1")
+    before = np.array([1, 2], np.int32)
+    assert taken(first, 0, [1, 2], 9) is None
+    first.add(asked, 0, before, completed(5, 6))
+    # Another gateway that gets the group reads the records, and removes them with its own.
+    elsewhere = Journal(tmp_path / "gateway-1", "1")
+    assert taken(elsewhere, 0, [1, 2], 9) == [5, 6]
+    assert taken(elsewhere, 0, [1, 2], 9) is None
+    first.add(asked, 0, before, completed(7, 8, is_truncated=True))
+    assert taken(first, 0, [1, 2], 9) is None, "its own records are with their agents"
+    second = Journal(folder, "1")
+    assert taken(second, 1, [1, 2], 9) is None
+    assert taken(second, 0, [1, 3], 9) is None
+    assert taken(second, 0, [1, 2], 1) is None
+    assert taken(second, 0, [1, 2], 2) == [5, 6]
+    assert taken(second, 0, [1, 2], 9) is None, "the other one was ended by a limit of 2"
+    assert taken(second, 0, [1, 2], 2) == [7, 8]
+    assert taken(second, 0, [1, 2], 2) is None
+    # What the newest attempt was served comes first.
+    second.add(msgspec.structs.replace(asked, attempt=2), 0, before, completed(9))
+    assert taken(Journal(folder, "1"), 0, [1, 2], 9) == [9]
+    second.forget(asked.group_id)
+    assert taken(Journal(folder, "1"), 0, [1, 2], 9) is None
+    second.add(asked, 0, before, completed(5))
+    elsewhere.forget(asked.group_id)
+    assert taken(Journal(folder, "1"), 0, [1, 2], 9) is None, "forgotten by the other gateway"
+    second.add(asked, 0, before, completed(5))
+    (tmp_path / "notes" / "of a person").mkdir(parents=True)
+    assert taken(Journal(folder, "2"), 0, [1, 2], 9) is None, "another supervisor's"
+    assert (tmp_path / "notes" / "of a person").exists(), "only records are removed"
+    assert [path.name for path in tmp_path.glob("gateway-*/*")] == ["records-of-life-2"]
+
+
+def test_a_sample_is_counted_under_the_environment_of_its_row(tmp_path: Path) -> None:
+    config = compose("grpo_code", [f"rollout.fn=[{tmp_path}/agent.py:posts]"])
+    agents = Agents(
+        config,
+        tokenizer=Alphabet(),
+        sessions=Sessions(),
+        environments=open_environments(config.agent),
+        journal=Journal(tmp_path / "gateway-0", "1"),
+        url="",
+    )
+    assert agents._environment_of({"environment": "pack/age:Guess-v0"}) == "pack_age:Guess-v0"
+    for row in ({}, {"environment": {"taskset": {"id": "x"}}}):
+        assert agents._environment_of(row) == "agent.py:posts"
+    names = {agents._environment_of({"environment": f"e{i}"}) for i in range(100)}
+    assert len(names) == 20
+    assert agents._environment_of({"environment": "e3"}) == "e3"
+    command = compose("grpo_code", ["rollout.fn=[python3.11,/x/play.py,a]"]).agent
+    assert command.name == "play.py"
+
+
+def test_without_tests_the_environment_has_to_give_the_reward(tmp_path: Path) -> None:
+    (group,), _ = groups(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:rewrites]", tests=[])
+    assert group.trajectories[0].score.reward == 1.5
+    cause = failure(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:two_turns]", tests=[])
+    assert isinstance(cause, AgentError)
+    assert "gave no reward, and its row has no tests" in str(cause)
 
 
 def test_a_command_that_fails_shows_its_last_words(tmp_path: Path) -> None:

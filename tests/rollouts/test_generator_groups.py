@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -168,6 +170,17 @@ def test_all_samples_are_kept_where_no_more_are_drawn(monkeypatch: pytest.Monkey
     group = roll_out(monkeypatch)
     assert [t.score.reward for t in group.trajectories] == [2.0, 4.0]
     assert group.baseline is None
+
+
+def test_each_sample_has_the_moments_of_its_last_token_and_its_score(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = roll_out(monkeypatch, "recording=times")
+    for first_s, written_s, scored_s in (sample.clock for sample in group.trajectories):
+        assert math.isnan(first_s)  # this engine does not say
+        assert 0 <= written_s <= scored_s < 5
+    assert abs(group.started_s - time.time()) < 60
+    assert [t.clock for t in roll_out(monkeypatch, "recording=off").trajectories] == [(), ()]
 
 
 @pytest.mark.covers("group_size, generation_size")

@@ -104,8 +104,8 @@ def open_session(
     policy = Policy(words, texts)
     ids = np.array(words(prompt + "\n", add_special_tokens=True)["input_ids"], np.int32)
 
-    async def run(body: bytes) -> Any:
-        return [{"verdict": "pass", "message": body.decode()}]
+    async def run(body: bytes) -> tuple[Any, bool]:
+        return [{"verdict": "pass", "message": body.decode()}], b"raise" in body
 
     session = Session(
         record=Record(ids),

@@ -13,7 +13,7 @@ from sessions_support import CHATML, END, TEMPLATES, TRIMS, Policy, open_session
 
 from async_rl.sessions.record import Row
 from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Session
+from async_rl.sessions.session import Call, Session
 
 
 def ask(session: Session, messages: list[Any], tools: list[Any] | None = None, **how: Any) -> Any:
@@ -138,19 +138,28 @@ def test_a_call_without_room_is_refused_and_counts_as_truncation() -> None:
     assert session.record.row().num_segments == 1
 
 
+def complete(session: Session, prompt: str) -> str:
+    context = session.chat.text_context(session.record, prompt)
+    call = Call(context=context, prompt=prompt, stops=("stop",))
+    return asyncio.run(session.answer(call)).text
+
+
+def test_a_text_prompt_without_the_stop_text_continues_the_tokens_before_it() -> None:
+    session, policy = open_session("", ["one stop two", "three"])
+    assert complete(session, "go ") == "one "
+    assert complete(session, "go one more ") == "three"
+    assert session.chat.decode(np.array(policy.served[1][0])) == "go one more "
+    row = session.record.row()
+    # The whole answer is trained in a segment of its own, and only read in the other one.
+    assert row.num_segments == 2
+    assert sum(len(ids) for _, ids, *_ in trained(row, session.record._prompt)) == 3 + 2
+
+
 def test_text_prompts_continue_by_their_text() -> None:
     session, policy = open_session("", ["one stop two", "three"])
     chat = session.chat
-
-    def complete(prompt: str) -> str:
-        from async_rl.sessions.session import Call
-
-        context = chat.text_context(session.record, prompt)
-        call = Call(context=context, prompt=prompt, stops=("stop",))
-        return asyncio.run(session.answer(call)).text
-
-    assert complete("go ") == "one "
-    assert complete("go one stop more ") == "three"
+    assert complete(session, "go ") == "one "
+    assert complete(session, "go one stop more ") == "three"
     row = session.record.row()
     assert row.num_segments == 1
     assert chat.decode(row.token_ids) == "go one stop more three"

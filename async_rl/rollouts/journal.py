@@ -1,0 +1,131 @@
+"""What the policy wrote for the open groups of a gateway, on disk before an agent sees it.
+
+A gateway that is killed loses its sessions and the environments. Its groups are issued again, to
+its successor or to another gateway, and their agents begin again; as long as they repeat their
+calls, that gateway answers with the tokens, log-probs and versions that the journals have, and the
+rest is drawn as usual.
+
+Invariants
+- A record is written before its tokens leave the gateway, so an agent never saw an answer that the
+  journal lacks. The end of a file that a kill cut off is ignored: nobody saw it.
+- A life of a gateway answers only with records of other lives, of its own or of other gateways,
+  each at most once, and only to the same sample after exactly the same tokens.
+- The records of a group, those of all gateways, are removed before its attempt fails, so a failed
+  attempt is never repeated, and after the buffer has a complete group.
+- A gateway writes only to its own file of a group: one that has lost its lease may still write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import struct
+from pathlib import Path
+
+from async_rl.core.codec import decode, encode
+from async_rl.core.types import IntArray, Ticket
+from async_rl.core.value import Value
+from async_rl.protocol.generator import Completed
+
+_SIZE = struct.Struct("<I")
+_LIFE = "records-of-life-"
+
+
+class _Record(Value, frozen=True):
+    """One answer. before: the digest of the tokens that it continues."""
+
+    attempt: int
+    sample: int
+    before: bytes
+    completed: Completed
+
+
+class Journal:
+    """The records of the open groups, one file each. folder: of this gateway, beside those of the
+    others. life: of the supervisor; the records of other ones are removed, because a resumed run
+    may have gone back to older weights.
+    """
+
+    def __init__(self, folder: Path, life: str) -> None:
+        self._folder = folder / f"{_LIFE}{life}"
+        # Only folders of journals: whatever else lies beside this gateway's is not ours.
+        for other in folder.parent.glob(f"*/{_LIFE}*"):
+            # Another gateway may start at the same time and remove it too.
+            if other.name != self._folder.name:
+                shutil.rmtree(other, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._known: dict[int, list[_Record]] = {}
+
+    def take(self, ticket: Ticket, sample: int, before: IntArray, limit: int) -> Completed | None:
+        """Return what another life wrote here, with at most `limit` tokens; None if nothing."""
+        if ticket.group_id not in self._known:
+            self._known[ticket.group_id] = self._read(ticket.group_id)
+        known = self._known[ticket.group_id]
+        digest = _digest(before)
+        for index, record in enumerate(known):
+            done = record.completed
+            # An answer that its own limit ended would have continued under a larger one.
+            is_whole = not done.is_truncated or len(done.token_ids) == limit
+            is_same = (record.sample, record.before) == (sample, digest)
+            if is_same and is_whole and len(done.token_ids) <= limit:
+                return known.pop(index).completed
+        return None
+
+    def add(self, ticket: Ticket, sample: int, before: IntArray, completed: Completed) -> None:
+        """Write one answer. In the page cache it survives the process, not the machine."""
+        record = _Record(
+            attempt=ticket.attempt, sample=sample, before=_digest(before), completed=completed
+        )
+        data = encode(record)
+        with self._file(ticket.group_id).open("ab", buffering=0) as file:
+            file.write(_SIZE.pack(len(data)) + data)
+
+    def forget(self, group_id: int) -> None:
+        """Remove the records of a group."""
+        self._known.pop(group_id, None)
+        for file in self._files(group_id):
+            file.unlink(missing_ok=True)
+
+    def _read(self, group_id: int) -> list[_Record]:
+        """The records of other lives, those of the newest attempt first: its agent saw them."""
+        records = []
+        for file in self._files(group_id):
+            own, num_bytes = _records(file)
+            records += own
+            # The records of this life follow; behind half a record they could not be read.
+            if file == self._file(group_id):
+                with contextlib.suppress(FileNotFoundError):
+                    os.truncate(file, num_bytes)
+        return sorted(records, key=lambda record: -record.attempt)
+
+    def _files(self, group_id: int) -> list[Path]:
+        """The files of the group, of all gateways that share this directory."""
+        life = self._folder
+        return list(life.parent.parent.glob(f"*/{life.name}/{group_id}"))
+
+    def _file(self, group_id: int) -> Path:
+        return self._folder / str(group_id)
+
+
+def _records(file: Path) -> tuple[list[_Record], int]:
+    """The whole records of a file, and their size in bytes."""
+    try:
+        data = memoryview(file.read_bytes())
+    except FileNotFoundError:
+        return [], 0
+    records = []
+    end = 0
+    while len(data) >= end + _SIZE.size:
+        start = end + _SIZE.size
+        stop = start + _SIZE.unpack_from(data, end)[0]
+        if len(data) < stop:
+            break
+        records.append(decode(data[start:stop], _Record))
+        end = stop
+    return records, end
+
+
+def _digest(token_ids: IntArray) -> bytes:
+    return hashlib.blake2b(token_ids.astype("<i4").tobytes(), digest_size=16).digest()

@@ -1,0 +1,71 @@
+"""Refusals as HTTP answers, in the form of OpenAI's and Anthropic's APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ExceptionHandler
+
+from async_rl.core.errors import AsyncRLError
+from async_rl.sessions.refusals import Refused
+
+_JSON = "application/json"
+_KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """Return a response with this value as its body."""
+    return Response(msgspec.json.encode(value), status, media_type=_JSON)
+
+
+def error_of(refused: Refused) -> dict[str, Any]:
+    """Return the error in the form of both APIs: Anthropic's has `type` beside it, OpenAI's has
+    more in it.
+    """
+    kind = _KINDS.get(refused.status, "invalid_request_error")
+    if refused.status >= 500:
+        kind = "api_error"
+    error = {"message": str(refused), "type": kind, "param": None, "code": refused.code}
+    return {"type": "error", "error": error}
+
+
+def outage(error: AsyncRLError) -> Refused:
+    """Return the refusal for a failure of the engine, which clients repeat."""
+    return Refused(503, f"no engine answers: {error}", code="engine_unavailable")
+
+
+async def _refuse(_: Request, refused: Exception) -> Response:
+    assert isinstance(refused, Refused)
+    response = json_response(error_of(refused), refused.status)
+    if refused.status == 503:
+        response.headers["Retry-After"] = "1"
+    return response
+
+
+async def _unavailable(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AsyncRLError)
+    return await _refuse(request, outage(error))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return json_response(error_of(Refused(error.status_code, message)), error.status_code)
+
+
+async def _disconnected(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)
+
+
+HANDLERS: Mapping[Any, ExceptionHandler] = {
+    Refused: _refuse,
+    AsyncRLError: _unavailable,
+    HTTPException: _no_route,
+    ClientDisconnect: _disconnected,
+}
+"""By the exception that a handler of a route raises."""

@@ -1,0 +1,113 @@
+"""Sessions for agents that the run does not start: programs elsewhere take them over HTTP.
+
+takes: the session of a sample
+waits for: a program that takes it (POST /sessions), then for its end (POST /v1/session/end)
+returns: None; the program posts the reward to its session
+woken by: the program; a cancelled run, after which nobody can take the session
+
+Raises NotTaken if no program takes the session in time, and AgentError with the reason that the
+program gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import hashlib
+import hmac
+from typing import Any
+
+from async_rl.core.errors import AgentError, NotTaken
+from async_rl.core.frozen import frozen
+
+LONGEST_WAIT_S = 60.0
+"""Of a request for a session: below the idle timeouts of proxies."""
+
+
+@frozen
+class Offer:
+    """A session that a program may take. is_taken: set by that; ended: by its end."""
+
+    url: str
+    token: str
+    task: dict[str, Any]
+    is_taken: asyncio.Event
+    ended: asyncio.Future[None]
+
+
+class Offers:
+    """The sessions of one gateway. key: who has it may take one. take_s: how long each waits."""
+
+    def __init__(self, key: str, take_s: float) -> None:
+        self._key = key.encode()
+        self._take_s = take_s
+        self._waiting: collections.deque[Offer] = collections.deque()
+        self._taken: dict[str, Offer] = {}
+        self._offered = asyncio.Event()
+
+    def accepts(self, key: str) -> bool:
+        """Return whether this key may take a session."""
+        # In constant time, because a comparison that ends early shows how much of a key is right.
+        return hmac.compare_digest(key.encode(), self._key)
+
+    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
+        """Offer the session until a program has taken and ended it."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        offer = Offer(url=url, token=token, task=task, is_taken=asyncio.Event(), ended=ended)
+        self._waiting.append(offer)
+        self._offered.set()
+        try:
+            try:
+                async with asyncio.timeout(self._take_s):
+                    await offer.is_taken.wait()
+            except TimeoutError as error:
+                raise NotTaken(
+                    f"no program took the session within {self._take_s:g} s (half of"
+                    " timeouts.group_s); start more programs that ask for sessions"
+                ) from error
+            await ended
+        finally:
+            if token in self._taken:
+                del self._taken[token]
+            else:
+                self._waiting.remove(offer)
+
+    async def available(self, wait_s: float) -> None:
+        """Return once a session may be taken, at the latest after this time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while not self._waiting:
+                    self._offered.clear()
+                    await self._offered.wait()
+
+    def take(self) -> Offer | None:
+        """Return the session that has waited longest; None without any."""
+        if not self._waiting:
+            return None
+        offer = self._waiting.popleft()
+        self._taken[offer.token] = offer
+        offer.is_taken.set()
+        return offer
+
+    def end(self, token: str, error: str) -> None:
+        """The program has ended, or failed with this reason. It may say so twice, or while its
+        group is given up, because another sample failed.
+        """
+        offer = self._taken.get(token)
+        if offer is None or offer.ended.done():
+            return
+        if error:
+            offer.ended.set_exception(AgentError(f"the program ended its session: {error}"))
+        else:
+            offer.ended.set_result(None)
+
+    async def close(self) -> None:
+        """Nothing to end: the programs are not the run's."""
+
+
+def key_from(token: str) -> str:
+    """Return the key for sessions of a run. The run's token, which verifiers take too, cannot be
+    computed from it.
+    """
+    return hmac.new(token.encode(), b"sessions", hashlib.sha256).hexdigest()

@@ -1,0 +1,329 @@
+"""Agents that the run does not start: programs take sessions over HTTP, and end them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import msgspec
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_agents import TESTS, Alphabet, Judge, Parrot, ticket
+
+from async_rl.config.checks.run import problems
+from async_rl.core.errors import AgentError, NotTaken, root_cause
+from async_rl.core.types import Group
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
+from async_rl.observability.activity import Activity
+from async_rl.processes.gateway import _announce
+from async_rl.rollouts.agents import Agents
+from async_rl.rollouts.groups import Groups
+from async_rl.rollouts.journal import Journal
+from async_rl.rollouts.rollout import Rollouts
+from async_rl.sessions.offers import Offers, key_from
+from async_rl.sessions.server import Sessions, build_app
+
+KEY = key_from("the run's token")
+
+
+class Gateway:
+    """A gateway whose HTTP needs no socket."""
+
+    def __init__(self, path: Path, *, take_s: float = 60.0) -> None:
+        self.config = compose("grpo_code", ["generation.group_size=2", "rollout.fn=external"])
+        self.offers = Offers(KEY, take_s)
+        self.sessions = Sessions()
+        self.transport = httpx.ASGITransport(cast(Any, build_app(self.sessions, self.offers)))
+        self.judge = Judge()
+        agents = Agents(
+            self.config,
+            tokenizer=Alphabet(),
+            sessions=self.sessions,
+            environments=self.offers,
+            journal=Journal(path / "gateway-0", "1"),
+            url="http://gateway",
+        )
+        self.rollouts = Rollouts(
+            self.config,
+            tokenizer=Alphabet(),
+            token="t",
+            name="gateway-0",
+            activity=Activity(),
+            agents=agents,
+        )
+        self.rollouts._scorer = cast(Any, self.judge)
+
+    async def group(self, number: int = 1, size: int = 2) -> Group:
+        asked = msgspec.structs.replace(ticket(size, list(TESTS)), group_id=number)
+        async with asyncio.timeout(60):
+            return await self.rollouts.group(asked, Parrot(), written=lambda: None)
+
+    async def post(self, path: str, key: str, body: Any = None) -> httpx.Response:
+        async with httpx.AsyncClient(transport=self.transport) as client:
+            headers = {"authorization": f"Bearer {key}"}
+            return await client.post(f"http://gateway{path}", headers=headers, json=body)
+
+    async def take(self, wait_s: float = 30.0) -> dict[str, Any]:
+        reply = await self.post("/sessions", KEY, {"wait_s": wait_s})
+        assert reply.status_code == 201, reply.text
+        return cast(dict[str, Any], reply.json())
+
+    async def say(self, session: dict[str, Any]) -> None:
+        """One call, with the unchanged package."""
+        async with (
+            httpx.AsyncClient(transport=self.transport) as http,
+            openai.AsyncOpenAI(
+                base_url=session["base_url"],
+                api_key=session["api_key"],
+                http_client=http,
+                max_retries=0,
+            ) as client,
+        ):
+            messages: Any = [{"role": "user", "content": session["task"]["prompt"]}]
+            await client.chat.completions.create(model=session["model"], messages=messages)
+
+    async def end(self, session: dict[str, Any], body: Any = None) -> httpx.Response:
+        path = session["session_url"].removeprefix("http://gateway")
+        return await self.post(f"{path}/end", session["api_key"], body)
+
+
+def run(path: Path, do: Callable[[Gateway], Awaitable[None]], **more: Any) -> None:
+    async def main() -> None:
+        gateway = Gateway(path, **more)
+        try:
+            await do(gateway)
+        finally:
+            await gateway.rollouts.close()
+        assert len(gateway.sessions) == 0
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def failing(gateway: Gateway) -> AsyncIterator[list[BaseException]]:
+    """A group that is made meanwhile, and the cause of its failure afterwards."""
+    causes: list[BaseException] = []
+    made = asyncio.create_task(gateway.group())
+    yield causes
+    with pytest.raises((ExceptionGroup, TimeoutError)) as caught:
+        await made
+    causes.append(root_cause(caught.value))
+
+
+def test_programs_take_the_sessions_of_a_group_and_end_them(tmp_path: Path) -> None:
+    async def do(gateway: Gateway) -> None:
+        made = asyncio.create_task(gateway.group())
+        first, second = await gateway.take(), await gateway.take()
+        assert sorted(s["task"]["sample"] for s in (first, second)) == [0, 1]
+        assert first["api_key"] != second["api_key"]
+        for session in (first, second):
+            await gateway.say(session)
+        reward = await gateway.post("/v1/session/reward", first["api_key"], {"style": 0.25})
+        assert reward.status_code == 200
+        for session in (first, second):
+            assert (await gateway.end(session)).status_code == 200
+        group = await made
+        rewards = [sample.score.reward for sample in group.trajectories]
+        assert rewards[first["task"]["sample"]] == 0.25
+        # The other one posted none, so its last answer is scored.
+        assert rewards[second["task"]["sample"]] == 1.0
+        assert gateway.judge.judged == ["u"]
+        late = await gateway.post("/v1/session/reward", first["api_key"], 1.0)
+        assert late.status_code == 401
+
+    run(tmp_path, do)
+
+
+def test_only_the_key_of_the_sessions_opens_one(tmp_path: Path) -> None:
+    async def do(gateway: Gateway) -> None:
+        made = asyncio.create_task(gateway.group())
+        session = await gateway.take()
+        # Neither the run's token nor that of a session; a session's requests do not take the key.
+        for key in ("", "x", "the run's token", session["api_key"]):
+            refused = await gateway.post("/sessions", key)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                401,
+                "invalid_api_key",
+            )
+        assert (await gateway.post("/v1/session/end", KEY)).status_code == 401
+        assert (await gateway.post("/v1/chat/completions", KEY, {})).status_code == 401
+        for body in ({"wait_s": -1}, {"wait_s": 1e9}, [1]):
+            assert (await gateway.post("/sessions", KEY, body)).status_code == 400
+        made.cancel()
+        await asyncio.gather(made, return_exceptions=True)
+
+    run(tmp_path, do)
+    assert "the run's token" not in KEY
+
+
+def test_a_run_that_starts_its_agents_hands_out_no_session(tmp_path: Path) -> None:
+    async def main() -> None:
+        transport = httpx.ASGITransport(cast(Any, build_app(Sessions())))
+        async with httpx.AsyncClient(transport=transport) as client:
+            refused = await client.post("http://gateway/sessions")
+            assert refused.status_code == 404
+            assert "rollout.fn=external" in refused.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_a_program_may_wait_and_is_told_to_ask_again(tmp_path: Path) -> None:
+    async def do(gateway: Gateway) -> None:
+        none = await gateway.post("/sessions", KEY)
+        assert (none.status_code, none.json()["error"]["code"]) == (503, "no_session")
+        assert none.headers["retry-after"] == "1"
+        waiting = asyncio.create_task(gateway.take())
+        await asyncio.sleep(0)
+        async with failing(gateway):
+            session = await waiting
+            await gateway.end(session, {"error": "done"})
+
+    run(tmp_path, do)
+
+
+def test_a_failed_program_is_a_failed_attempt_with_its_reason(tmp_path: Path) -> None:
+    async def do(gateway: Gateway) -> None:
+        async with failing(gateway) as causes:
+            session = await gateway.take()
+            await gateway.say(session)
+            assert (await gateway.end(session, {"error": "the site is down"})).status_code == 200
+        assert isinstance(causes[0], AgentError)
+        assert "the site is down" in str(causes[0])
+        async with failing(gateway) as causes:
+            session = await gateway.take()
+            assert (await gateway.end(session)).status_code == 200
+            assert (await gateway.end(session)).status_code in (200, 401)
+        assert "without a call of the policy" in str(causes[0])
+
+    run(tmp_path, do)
+
+
+def test_a_session_that_nobody_takes_goes_back_and_does_not_count(tmp_path: Path) -> None:
+    failures: list[Any] = []
+
+    async def do(gateway: Gateway) -> None:
+        async def call(request: Any, *, timeout_s: float) -> None:
+            failures.append(request)
+
+        @contextlib.asynccontextmanager
+        async def limit(limit_s: float) -> AsyncIterator[None]:
+            yield
+
+        context: Any = SimpleNamespace(
+            config=gateway.config,
+            name="gateway-0",
+            activity=Activity(),
+            log=SimpleNamespace(warning=lambda *_: None),
+            peer=lambda _: SimpleNamespace(call=call),
+        )
+        source: Any = SimpleNamespace(engine=Parrot(), limit=limit)
+        groups = Groups(context, gateway.rollouts, source)
+        working = asyncio.create_task(groups._roll_out(ticket(2, list(TESTS))))
+        # One is taken, the other is not, so the group cannot be complete.
+        session = await gateway.take()
+        await gateway.say(session)
+        await working
+        gone = await gateway.post("/v1/chat/completions", session["api_key"], {})
+        assert gone.status_code == 401
+        assert gateway.offers.take() is None
+
+    run(tmp_path, do, take_s=2.0)
+    (failure,) = failures
+    assert failure.reason == "not_taken"
+    assert "no program took the session within 2 s" in failure.message
+    assert issubclass(NotTaken, AgentError)
+
+
+def test_the_setting_is_a_word_and_needs_no_program(tmp_path: Path) -> None:
+    assert list(problems(compose_unchecked("grpo_code", ["rollout.fn=external"]))) == []
+    wrong = "\n".join(problems(compose_unchecked("grpo_code", ["rollout.fn=extern"])))
+    assert "nor external; correct it" in wrong
+    agent = compose("grpo_code", ["rollout.fn=external"]).agent
+    assert (agent.is_used, agent.is_external, agent.name, agent.workers) == (
+        True,
+        True,
+        "external",
+        0,
+    )
+
+
+def test_the_address_and_the_key_are_for_the_owner_of_the_run(tmp_path: Path) -> None:
+    context: Any = SimpleNamespace(
+        run_dir=tmp_path, name="gateway-1", token="secret", log=SimpleNamespace(info=lambda *_: 0)
+    )
+    _announce(context, "http://127.0.0.1:9")
+    file = tmp_path / "gateways" / "gateway-1.json"
+    assert file.stat().st_mode & 0o077 == 0
+    assert msgspec.json.decode(file.read_bytes()) == {
+        "sessions_url": "http://127.0.0.1:9/sessions",
+        "api_key": key_from("secret"),
+    }
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32), num_programs=st.integers(1, 4))
+def test_programs_that_come_leave_and_fail_never_share_a_session(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, num_programs: int
+) -> None:
+    rng = random.Random(seed)
+    keys: list[str] = []
+
+    async def program(gateway: Gateway) -> None:
+        while True:
+            wait_s = rng.choice((0.0, 5.0))
+            taking = asyncio.create_task(gateway.post("/sessions", KEY, {"wait_s": wait_s}))
+            for _ in range(rng.randrange(30)):
+                await asyncio.sleep(0)
+            if rng.random() < 0.2 and not taking.done():
+                # It leaves while it waits. What it was not handed must be there for others.
+                taking.cancel()
+                await asyncio.gather(taking, return_exceptions=True)
+                continue
+            reply = await taking
+            if reply.status_code != 201:
+                await asyncio.sleep(0.001)
+                continue
+            session = reply.json()
+            keys.append(session["api_key"])
+            # Another member of the group may have failed meanwhile, which ends this session.
+            with contextlib.suppress(openai.APIStatusError):
+                await gateway.say(session)
+            ended = {"error": "bad luck"} if rng.random() < 0.1 else None
+            assert (await gateway.end(session, ended)).status_code in (200, 401)
+
+    async def do(gateway: Gateway) -> None:
+        programs = [asyncio.create_task(program(gateway)) for _ in range(num_programs)]
+        numbers = itertools.count(1)
+        complete = 0
+        try:
+            while complete < 3:
+                try:
+                    group = await gateway.group(next(numbers))
+                except ExceptionGroup as error:
+                    cause = root_cause(error)
+                    assert isinstance(cause, AgentError)
+                    assert "bad luck" in str(cause)
+                else:
+                    complete += 1
+                    assert len(group.trajectories) == 2
+                for task in programs:
+                    if task.done():
+                        task.result()
+        finally:
+            for task in programs:
+                task.cancel()
+            await asyncio.gather(*programs, return_exceptions=True)
+        assert len(keys) == len(set(keys))
+        assert not gateway.offers._taken
+        assert not gateway.offers._waiting
+
+    run(tmp_path_factory.mktemp("run"), do, take_s=30.0)

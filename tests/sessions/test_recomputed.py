@@ -1,0 +1,480 @@
+"""What a session trains, computed again by the learner's forward pass with the weights of each
+token's version.
+
+The sessions, the journal and the engine are the product's; the model is a tiny random one, and its
+weights change before any request of the engine. The agents repeat, branch, compact, retry, stream,
+leave and stop, and the gateway is killed between two of their calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sessions_support import TEMPLATES, Words
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from async_rl.batching.batch import collate
+from async_rl.batching.packing import pack
+from async_rl.core.checks import check_trajectory
+from async_rl.core.types import (
+    CodeProblem,
+    Group,
+    IntArray,
+    Prompt,
+    Purpose,
+    Sampling,
+    Score,
+    Ticket,
+    Trajectory,
+)
+from async_rl.generation.engine import Completion
+from async_rl.generation.hf.engine import HfEngine, hf_opener
+from async_rl.launchers.configuration.compose import compose
+from async_rl.learner.loading import load_policy
+from async_rl.protocol.generator import Completed
+from async_rl.rollouts.agents import Agents
+from async_rl.rollouts.conversation import Written
+from async_rl.rollouts.journal import Journal
+from async_rl.rollouts.samples import trajectory
+from async_rl.sessions import session as session_module
+from async_rl.sessions.server import Sessions
+from async_rl.sessions.session import Call
+from async_rl.weights.publisher import WeightPublisher, tensor_spec
+
+VOCABULARY = 48
+NUM_VERSIONS = 4
+TEMPERATURE = 0.7
+TOLERANCE = 1e-4
+MOST_TOKENS = 7
+TOOLS = [{"function": {"name": "f"}}]
+TOOL_CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+SCORE = Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0)
+
+
+class Fixed(Words):
+    """Words of a vocabulary that does not grow; every other word has the id of one of them."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(template)
+        for word in ("go", "more", " ", "\n", "so", "ü", "{", "x", *map(str, range(99))):
+            if len(self.ids) < VOCABULARY:
+                self.ids.setdefault(word, len(self.ids))
+        self._known = dict(self.ids)
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        found = super().__call__(text, add_special_tokens=add_special_tokens)["input_ids"]
+        words = list(self.ids)
+        self.ids = dict(self._known)
+        ids = [i if i < VOCABULARY else 1 + zlib.crc32(words[i].encode()) % 40 for i in found]
+        return {"input_ids": ids}
+
+
+class Changing:
+    """The engine, which gets the next version before the requests that `plan` says."""
+
+    def __init__(self, engine: HfEngine, publisher: WeightPublisher, versions: list[Any]) -> None:
+        self._engine, self._publisher, self._versions = engine, publisher, versions
+        self._plan: Iterator[bool] = iter(())
+        self._lock = asyncio.Lock()
+
+    async def begin(self, plan: Sequence[bool]) -> None:
+        self._plan = iter(plan)
+        await self._load(0)
+
+    async def _load(self, version: int) -> None:
+        tensors = dict(self._versions[version].named_parameters())
+        await self._engine.load_weights(self._publisher.write(version, tensors.values()))
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncGenerator[Completion, None]:
+        async with self._lock:
+            # One request at a time: no push falls into a request, after which its tokens would
+            # have read keys and values of older weights (tests/generation/test_engines.py).
+            if next(self._plan, False) and self._engine.version + 1 < NUM_VERSIONS:
+                await self._load(self._engine.version + 1)
+            async for done in self._engine.generate(
+                request_id, prompt_token_ids, num_samples, sampling
+            ):
+                yield done
+
+
+Drawn = list[tuple[tuple[int, ...], Completed]]
+
+
+class Noted(Journal):
+    """A journal that also notes in `drawn` what the engine wrote."""
+
+    def __init__(self, folder: Path, drawn: Drawn) -> None:
+        super().__init__(folder, "1")
+        self._drawn = drawn
+
+    def add(self, ticket: Ticket, sample: int, before: IntArray, completed: Completed) -> None:
+        super().add(ticket, sample, before, completed)
+        self._drawn.append((tuple(before.tolist()), completed))
+
+
+class Killed(Exception):
+    """The gateway is gone."""
+
+
+class Steps:
+    """An environment that takes random steps, as an agent would. kill_at: the step before which
+    its gateway is killed.
+    """
+
+    def __init__(self, sessions: Sessions, script: Sequence[Any], kill_at: int | None) -> None:
+        self._sessions, self._script, self._kill_at = sessions, script, kill_at
+        self.answered: dict[int, int] = {}
+        self.reserved = -1
+        self._paths: dict[str, list[int]] = {}
+
+    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
+        session = self._sessions._by_token[token]
+        texts = ["go "]
+        threads: list[list[Any]] = [[user("go")]]
+        for index, (kind, pick, limit) in enumerate(self._script):
+            if index == self._kill_at:
+                raise Killed
+            if kind == "text":
+                texts.append(await self._complete(session, texts[pick % len(texts)], pick, limit))
+                continue
+            thread = changed(list(threads[pick % len(threads)]), kind, pick)
+            call = functools.partial(session.chat_call, thread, max_tokens=limit)
+            if kind == "parallel":
+                calls = [call([]), call([])]
+                answers = await asyncio.gather(*map(session.answer, calls))
+                asked = calls[0]
+            elif kind == "leave":
+                threads.append([*thread, await self._leave(session, call([], in_pieces=True))])
+                continue
+            elif kind == "retry":
+                asked = call([])
+                answers = [session.repeat(asked) or await session.answer(asked)]
+            else:
+                how = {
+                    "tools": {"tools": TOOLS, "begin": TOOL_CALL},
+                    "stream": {"tools": [], "in_pieces": True},
+                    "stop": {"tools": [], "stops": ("1", "x")},
+                }
+                asked = call(**how.get(kind, {"tools": []}))
+                answers = [await session.answer(asked)]
+            tools = kind == "tools"
+            self._require_recorded(asked, thread, tools)
+            for answer in answers:
+                self.answered[answer.number] = len(answer.written.token_ids)
+                threads.append([*thread, answer.message])
+                path = [*asked.context.token_ids.tolist(), *answer.written.token_ids.tolist()]
+                self._paths.setdefault(json.dumps([tools, *threads[-1]]), path)
+        self.reserved = session.record.num_tokens()
+        return None
+
+    def _require_recorded(self, call: Any, thread: list[Any], tools: bool) -> None:
+        """A request that repeats a history continues one of the recorded answers to it."""
+        sizes = range(len(thread) - 1, 1, -1)
+        keys = [json.dumps([tools, *thread[:size]]) for size in sizes]
+        known = next((self._paths[key] for key in keys if key in self._paths), None)
+        if known is not None:
+            assert call.context.parent is not None
+            begin = call.context.token_ids[: len(known)].tolist()
+            # Two answers may have the same text; the first one has this path.
+            assert begin == known or call.context.parent in self.answered
+
+    async def _complete(self, session: Any, text: str, pick: int, limit: int) -> str:
+        """Continue a text without messages. The agent does not see a stop text, so that its next
+        request continues a part of the recorded answer.
+        """
+        prompt = f"{text}more {pick} "
+        context = session.chat.text_context(session.record, prompt)
+        call = Call(context=context, prompt=prompt, max_tokens=limit, stops=("1", "2", "x"))
+        answer = await session.answer(call)
+        self.answered[answer.number] = len(answer.written.token_ids)
+        return prompt + answer.text
+
+    async def _leave(self, session: Any, call: Any) -> Any:
+        """Read the beginning of a stream and disconnect."""
+        seen: list[str] = []
+        has_read = asyncio.Event()
+
+        def on_text(text: str) -> None:
+            seen.append(text)
+            has_read.set()
+
+        answering = asyncio.create_task(session.answer(call, on_text))
+        reading = asyncio.create_task(has_read.wait())
+        await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
+        answering.cancel()
+        reading.cancel()
+        await asyncio.gather(answering, reading, return_exceptions=True)
+        return {"role": "assistant", "content": "".join(seen)}
+
+    async def close(self) -> None:
+        pass
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def changed(thread: list[Any], kind: str, pick: int) -> list[Any]:
+    """The history that the agent sends."""
+    if kind == "compact" and len(thread) > 2:
+        thread = [thread[0], user("more"), *thread[-1:]]
+    if kind == "edit" and len(thread) > 2:
+        thread[1] = {"role": "assistant", "content": "other"}
+    if kind == "branch" and len(thread) > 2:
+        thread = thread[: -2 if thread[-1]["role"] == "user" else -1]
+    if thread[-1]["role"] != "user":
+        thread.append(user(f"more {pick}"))
+    return thread
+
+
+class World:
+    """The engine and its versions, and the event loop that they live in."""
+
+    def __init__(self, path: Path, runner: asyncio.Runner) -> None:
+        self.runner = runner
+        torch.manual_seed(7)
+        config = Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            initializer_range=0.3,
+            eos_token_id=0,
+        )
+        models = [Qwen3ForCausalLM(config).float().eval() for _ in range(NUM_VERSIONS)]
+        for version, model in enumerate(models):
+            model.save_pretrained(path / str(version))
+            (path / str(version) / "generation_config.json").write_text(
+                json.dumps({"eos_token_id": 0})
+            )
+        self.policies = [
+            load_policy(path / str(version), trust_remote_code=False, is_fused=False)
+            for version in range(NUM_VERSIONS)
+        ]
+        specs = [tensor_spec(name, value) for name, value in models[0].named_parameters()]
+        self._publisher = WeightPublisher(specs)
+        self._engine = runner.run(hf_opener(compose("grpo_code", []), path / "0", 0)())
+        self.engine = Changing(cast(Any, self._engine), self._publisher, models)
+
+    def close(self) -> None:
+        self.runner.run(self._engine.close())
+        self._publisher.close()
+
+    @torch.no_grad()
+    def recomputed(self, group: Group) -> list[Any]:
+        """The learner's log-probs of the response tokens of all samples, per version."""
+        batch = collate([group], device=torch.device("cpu"))
+        row = pack(batch, range(len(group.trajectories)), device=torch.device("cpu"))
+        found = []
+        for policy in self.policies:
+            table = torch.zeros(batch.num_tokens)
+            output = policy(row, temperature=TEMPERATURE, chunk_tokens=1024)
+            table[row.token_index] = output.logprobs
+            found.append(table.numpy())
+        return found
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
+        patch.setattr(session_module, "PIECE_TOKENS", 3)
+        made = World(tmp_path_factory.mktemp("models"), runner)
+        yield made
+        made.close()
+
+
+async def sampled(
+    world: World,
+    template: str,
+    script: Sequence[Any],
+    plan: Sequence[bool],
+    kill_at: int | None,
+    repeats: bool,
+    folder: Path,
+) -> tuple[Ticket, list[Written], Drawn, list[Steps]]:
+    """Two samples of a prompt that the same agent made. The second one begins elsewhere.
+
+    repeats: after a kill the agent takes the same steps; else it takes them in another order.
+    """
+    words = Fixed(template)
+    ids = np.array(words("go\n", add_special_tokens=True)["input_ids"], np.int32)
+    ticket = Ticket(
+        group_id=1,
+        attempt=1,
+        purpose=Purpose.TRAIN,
+        num_samples=2,
+        admitted_version=0,
+        prompt=Prompt(
+            prompt_id="p",
+            text="go",
+            token_ids=ids,
+            data_source="",
+            problem=CodeProblem(tests=[cast(Any, None)], row="{}"),
+        ),
+        sampling=Sampling(temperature=TEMPERATURE, max_new_tokens=1500),
+    )
+    await world.engine.begin(plan)
+    config = compose("grpo_code", ["rollout.fn=[a:b]", "rollout.max_turns=99"])
+    lives = [None] if kill_at is None else [kill_at, None]
+    drawn: Drawn = []
+    for life, end in enumerate(lives):
+        journal = Noted(folder, drawn)
+        asked = msgspec.structs.replace(ticket, attempt=life + 1)
+        made, environments = [], []
+        for index in range(2):
+            sessions = Sessions()
+            order = -1 if life and not repeats else 1
+            steps = Steps(sessions, (script[index:] or script)[::order], end)
+            environments.append(steps)
+            agents = Agents(
+                config,
+                tokenizer=words,
+                sessions=sessions,
+                environments=steps,
+                journal=journal,
+                url="",
+            )
+            sample = agents.sample(
+                asked, index, ticket.sampling, cast(Any, world.engine), cast(Any, None)
+            )
+            try:
+                made.append(await sample)
+            except Killed:
+                continue
+    return ticket, made, drawn, environments
+
+
+def trained(sample: Trajectory) -> Iterator[tuple[Any, ...]]:
+    """(tokens before, token, log-prob, version) of every trained token."""
+    starts = [0, *sample.starts]
+    for at in np.flatnonzero(sample.loss_mask):
+        begin = max(start for start in starts if start <= at)
+        before = tuple(sample.token_ids[begin:at].tolist())
+        logprob, version = float(sample.behavior_logprobs[at]), int(sample.versions[at])
+        yield (before, int(sample.token_ids[at]), logprob, version)
+
+
+def written(drawn: Drawn) -> Iterator[tuple[Any, ...]]:
+    """The same of everything that the engine wrote."""
+    for before, done in drawn:
+        ids = tuple(done.token_ids.tolist())
+        for at, token in enumerate(ids):
+            logprob, version = float(done.logprobs[at]), int(done.versions[at])
+            yield ((*before, *ids[:at]), token, logprob, version)
+
+
+KINDS = ("branch", "compact", "edit", "tools", "retry", "stream", "stop", "parallel", "text")
+SCRIPTS = st.lists(
+    st.tuples(
+        st.sampled_from(("continue", "continue", "text", *KINDS, "leave")),
+        st.integers(0, 9),
+        st.sampled_from([MOST_TOKENS, MOST_TOKENS, 2]),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@settings(max_examples=18)
+@given(
+    template=st.sampled_from(TEMPLATES),
+    script=SCRIPTS,
+    plan=st.lists(st.booleans(), max_size=12),
+    kill_at=st.sampled_from([None, 1, 2, 3]),
+    repeats=st.booleans(),
+)
+def test_what_is_trained_is_what_the_weights_of_its_version_wrote(
+    world: World, template: str, script: Any, plan: Any, kill_at: int | None, repeats: bool
+) -> None:
+    assert_true_logprobs(world, template, script, plan, kill_at, repeats)
+
+
+def assert_true_logprobs(
+    world: World, template: str, script: Any, plan: Any, kill_at: int | None, repeats: bool = True
+) -> Counter[int]:
+    """Check one pair of sessions; return how many tokens of each version they train."""
+    # In every order of the steps there is an answer to train.
+    script = [*script, ("continue", 0, MOST_TOKENS)]
+    with tempfile.TemporaryDirectory() as name:
+        # A journal removes what other runs left beside its folder, so that needs a parent.
+        folder = Path(name) / "sessions" / "gateway-0"
+        ticket, made, drawn, environments = world.runner.run(
+            sampled(world, template, script, plan, kill_at, repeats, folder)
+        )
+    samples = [trajectory(ticket.prompt, done, SCORE) for done in made]
+    assert len(samples) == 2
+    counts: Counter[int] = Counter()
+    left = Counter(written(drawn))
+    for sample, steps in zip(samples, environments, strict=True):
+        check_trajectory(
+            sample,
+            ticket.prompt.token_ids,
+            newest_version=NUM_VERSIONS,
+            vocabulary_size=VOCABULARY,
+        )
+        found = Counter(trained(sample))
+        # The engine wrote each trained token after exactly these tokens; none is trained twice.
+        assert not found - left
+        left -= found
+        # An answer that ended is trained whole; one that the agent left may be cut or forgotten.
+        assert found.total() >= sum(steps.answered.values())
+        # No call that ended keeps room that others could use.
+        assert len(sample.token_ids) - sample.prompt_length == steps.reserved
+    tables = world.recomputed(group_of(samples))
+    start = 0
+    for sample in samples:
+        size = len(sample.token_ids) - sample.prompt_length
+        for version, table in enumerate(tables):
+            mask = sample.loss_mask & (sample.versions == version)
+            expected = table[start : start + size][mask[sample.prompt_length :]]
+            assert np.abs(expected - sample.behavior_logprobs[mask]).max(initial=0.0) < TOLERANCE
+            counts[version] += int(mask.sum())
+        start += size
+    return counts
+
+
+def group_of(samples: list[Trajectory]) -> Group:
+    return Group(
+        group_id=1,
+        attempt=1,
+        prompt_id="p",
+        purpose=Purpose.TRAIN,
+        data_source="",
+        generator="gateway-0",
+        admitted_version=0,
+        trajectories=samples,
+        generation_s=0.0,
+    )
+
+
+@pytest.mark.parametrize("kill_at", [None, 3])
+def test_weights_change_inside_one_answer_and_between_answers(
+    world: World, kill_at: int | None
+) -> None:
+    """The examples above may be few for a given interleaving; this one has every version."""
+    script = [("stream", 0, MOST_TOKENS), ("continue", 1, 2), ("stream", 2, MOST_TOKENS)] * 2
+    plan = [False, True] * 6
+    counts = assert_true_logprobs(world, TEMPLATES[0], script, plan, kill_at)
+    assert set(counts) == set(range(NUM_VERSIONS))
+    assert all(counts.values())

@@ -1,0 +1,37 @@
+"""The HTTP server of a gateway does not stop all calls to look for garbage."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from async_rl.sessions.serving import spare_heap
+
+
+@pytest.fixture
+def collections() -> Iterator[list[int]]:
+    """The generations of the collections from now on; afterwards the collector is as before."""
+    before, found = gc.get_threshold(), []
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            found.append(info["generation"])
+
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def test_open_sessions_cause_no_search_of_the_whole_heap(collections: list[int]) -> None:
+    spare_heap()
+    collections.clear()
+    # As many objects as some thousand calls of open sessions keep.
+    kept = [[] for _ in range(500_000)]  # type: ignore[var-annotated]
+    assert 1 in collections, "young objects are still searched"
+    assert 2 not in collections
+    assert len(kept) == 500_000
