@@ -13,6 +13,7 @@ from async_rl.planning.estimate import (
     kv_cache_tokens,
     longest_sequence,
     max_groups_in_flight,
+    recorded_mb,
     total_memory_mb,
 )
 from async_rl.planning.learner_memory import learner_memory
@@ -108,7 +109,11 @@ def _sizes(config: RunConfig, shape: ModelShape | None) -> Rows:
     if config.generation.engine == "vllm" and config.generation.vllm.kv_cache_mb:
         rows.append(("KV cache", f"{kv_cache_tokens(config, shape):,} tokens per generator"))
     rows += _gpu_memory(config, shape)
-    return [*rows, ("memory estimate", memory), ("disk estimate", gb(disk_mb(config, shape)))]
+    disk = gb(disk_mb(config, shape))
+    times = f"{recorded_mb(config):,} MB of times" if config.recording != "off" else "none"
+    if config.recording == "full":
+        times += ", and the trajectories of all steps while 10% of the disk is free"
+    return [*rows, ("memory estimate", memory), ("disk estimate", disk), ("recording", times)]
 
 
 def _gpu_memory(config: RunConfig, shape: ModelShape) -> Rows:

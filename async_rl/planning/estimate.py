@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from async_rl.config.pools import config_of, generator_pools
+from async_rl.config.pools import GATEWAYS, config_of, generator_pools, pool_counts
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Role
 from async_rl.planning.learner_memory import (
@@ -46,7 +46,10 @@ CUDA_GRAPHS_MB = 1500
 GAPS = 1.05
 """The allocator's reserved memory in relation to the tensors, with expandable segments."""
 SAVED_BYTES = 12  # per trained parameter in a checkpoint: weight and moments
+RECORDED_BYTES_PER_SAMPLE = 16  # times of buffer/store/schema.py
 STORED_BYTES_PER_TOKEN = 16  # token id, log-prob, version, mask, and the store's overhead
+GROUP_BYTES = 424  # of a group's rows in the ledger, measured with benchmarks/soak.py
+ROW_BYTES = 4096  # of a step's row in metrics.jsonl: 3 to 4 kB
 LOGS_MB = 100
 
 
@@ -160,7 +163,7 @@ def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
         "buffer": 1,
         "verifier": config.verifiers.count,
         "learner": config.learner.ranks,
-        "gateway": int(config.agent.is_used),
+        "gateway": pool_counts(config).get(GATEWAYS, 0),
     }
     total = sum(count * memory_mb(config, role, shape) for role, count in counts.items())
     for pool in generator_pools(config):
@@ -171,15 +174,33 @@ def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
 
 def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
     """Return the disk space of the run directory at its end: checkpoints, store and logs."""
-    checkpoint = config.checkpoint
-    sequences = config.num_steps * config.buffer.groups_per_step * config.generation.group_size
-    size_bytes = _stored_bytes(config, sequences)
+    checkpoint, buffer, num_steps = config.checkpoint, config.buffer, config.num_steps
+    stored = num_steps
+    if checkpoint.every_steps > 0 and config.recording != "full":
+        # Trajectories are deleted once the oldest of the newest checkpoints does not need them.
+        needed = checkpoint.every_steps * (checkpoint.keep + 1) + buffer.max_staleness_versions
+        stored = min(num_steps, needed)
+    groups = num_steps * buffer.groups_per_step
+    rows = groups if buffer.keep_groups is None else min(groups, buffer.keep_groups)
+    sequences = stored * buffer.groups_per_step * config.generation.group_size
+    size_bytes = _stored_bytes(config, sequences) + rows * GROUP_BYTES + num_steps * ROW_BYTES
+    size_bytes += recorded_mb(config) * 2**20
     if shape is not None:
         # One more checkpoint than are kept is being written.
         num_checkpoints = checkpoint.keep + checkpoint.keep_best + 1
         trained = trained_parameters(config, shape)
         size_bytes += num_checkpoints * trained * SAVED_BYTES
     return LOGS_MB + _mb(size_bytes)
+
+
+def recorded_mb(config: RunConfig) -> int:
+    """Return the size of the moments of all samples (`recording`)."""
+    if config.recording == "off":
+        return 0
+    groups = config.num_steps * config.buffer.groups_per_step
+    if config.buffer.keep_groups is not None:
+        groups = min(groups, config.buffer.keep_groups)
+    return _mb(groups * config.generation.group_size * RECORDED_BYTES_PER_SAMPLE)
 
 
 def _stored_bytes(config: RunConfig, sequences: int) -> int:

@@ -22,6 +22,9 @@ from async_rl.planning.estimate import (
 from async_rl.planning.shape import ModelShape
 from async_rl.planning.topology import ProcessSpec, gpus_of, processes
 
+# The GPUs of one machine at most: the exchange in every layer is slow between machines.
+_CONTEXT_RANKS = (1, 2, 4, 8)
+
 
 def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list[str]:
     """Return the reasons why a run cannot fit, each with its numbers and a remedy."""
@@ -33,6 +36,12 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
             f"data.max_prompt_tokens={data.max_prompt_tokens} +"
             f" data.max_response_tokens={data.max_response_tokens} = {longest} is above the"
             f" {shape.max_positions} positions of the model; lower one of them"
+        )
+    if shape.num_heads % config.learner.context_ranks:
+        problems.append(
+            f"learner.context_ranks={config.learner.context_ranks} does not divide the"
+            f" {shape.num_heads} attention heads of the model, of which each rank computes a part;"
+            f" set it to a divisor of {shape.num_heads}"
         )
     if config.generation.engine == "vllm":
         problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
@@ -106,16 +115,25 @@ def _remedy(config: RunConfig, spec: ProcessSpec, shape: ModelShape, machine: Ma
         return _generator_remedy(config, spec, shape, share_mb)
     learner = config.learner
     most = learner.ranks if learner.gpus_each < 1 else max(learner.ranks, machine.num_gpus - 1)
-    # More ranks before host memory, which slows every step.
-    for offload, num_ranks in itertools.product(
-        ("none", "optimizer", "parameters"), range(learner.ranks, most + 1)
+    # More ranks before host memory, which slows every step; shared sequences last, because only
+    # activations become smaller.
+    for context_ranks, offload, num_ranks in itertools.product(
+        _CONTEXT_RANKS, ("none", "optimizer", "parameters"), range(learner.ranks, most + 1)
     ):
+        is_possible = num_ranks % context_ranks == 0 and shape.num_heads % context_ranks == 0
+        if not is_possible or context_ranks < learner.context_ranks:
+            continue
+        # Of one row, which is the least that a rank must be able to compute.
+        least_tokens = -(-longest_sequence(config) // context_ranks)
         changes: dict[str, Any] = {
             "gradient_checkpointing": True,
-            "budget_tokens": min(learner.budget_tokens, longest_sequence(config)),
+            "budget_tokens": min(learner.budget_tokens, least_tokens),
             "ranks": num_ranks,
+            "context_ranks": context_ranks,
             "offload": offload,
         }
+        if learner.forward_budget_tokens is not None:
+            changes["forward_budget_tokens"] = least_tokens
         changed = replace(config, learner=replace(learner, **changes))
         if gpu_memory_mb(changed, "learner", shape) <= share_mb:
             settings = (

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.config.pools import VERIFIERS, config_of
+from async_rl.config.pools import config_of, role_of
 from async_rl.config.run import RunConfig
-from async_rl.core.types import Role
 from async_rl.planning.estimate import memory_mb
 from async_rl.planning.shape import ModelShape, shape_from_hf
 from async_rl.protocol.membership import PoolCount
@@ -51,8 +50,7 @@ class Headroom:
         ]
 
     def _each_mb(self, pool: str) -> int:
-        role: Role = "verifier" if pool == VERIFIERS else "generator"
-        return memory_mb(config_of(self._config, pool), role, self._shape)
+        return memory_mb(config_of(self._config, pool), role_of(pool), self._shape)
 
 
 def _shape(model_path: Path) -> ModelShape | None:

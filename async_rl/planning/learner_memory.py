@@ -24,9 +24,10 @@ class LearnerMemory:
     """Bytes of one rank.
 
     kept: parameters and moments, between steps.  step: added by the largest moment of a step.
-    offloaded: what learner.offload keeps in main memory.  published: one copy of the policy in the
-    dtype of the generators.  saved: the copy of the rank's state that a checkpoint writes.  loaded:
-    float32 weights that are not sharded, while the rank starts.
+    offloaded: what learner.offload keeps in main memory.  published: the policy in the dtype of the
+    generators, and where files carry what changed, the version before.  saved: the copy of the
+    rank's state that a checkpoint writes.  loaded: float32 weights that are not sharded, while the
+    rank starts.
     """
 
     kept: float
@@ -35,6 +36,11 @@ class LearnerMemory:
     published: float
     saved: float
     loaded: float
+
+
+def _published_copies(config: RunConfig) -> int:
+    sends_changes = config.weights.transfer.kind == "filesystem" and dtype_bytes(config) == 2
+    return 2 if sends_changes else 1
 
 
 def dtype_bytes(config: RunConfig) -> int:
@@ -108,9 +114,9 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
         step += gradients
     return LearnerMemory(
         kept=kept,
-        step=step,
+        step=max(step, _forward_bytes(config, shape)),
         offloaded=offloaded,
-        published=shape.num_parameters * dtype_bytes(config),
+        published=_published_copies(config) * shape.num_parameters * dtype_bytes(config),
         saved=(FLOAT32_BYTES + MOMENT_BYTES) * trained,
         loaded=_loaded_bytes(config, shape),
     )
@@ -135,9 +141,13 @@ def _loaded_bytes(config: RunConfig, shape: ModelShape) -> float:
         # The first layers for the check of the architecture, or one unit that is read.
         return 1.0 * FLOAT32_BYTES * (shape.root_parameters + 2 * shape.layer_parameters)
     # Models are copied and sharded one after another; the policy is whole until the last.
-    has_copy = config.algorithm.reference is not None and not has_adapter(config)
-    num_models = 1 + has_own_critic(config) + has_copy
-    return 1.0 * FLOAT32_BYTES * shape.num_parameters * min(2, num_models)
+    return 1.0 * FLOAT32_BYTES * shape.num_parameters * min(2, 1 + _num_copies(config))
+
+
+def _num_copies(config: RunConfig) -> int:
+    """The models beside the policy: the critic's backbone and the reference."""
+    has_reference = config.algorithm.reference is not None and not has_adapter(config)
+    return has_own_critic(config) + has_reference
 
 
 def graph_tokens(config: RunConfig) -> int:
@@ -150,8 +160,11 @@ def graph_tokens(config: RunConfig) -> int:
     waits = algorithm.critic is not None or algorithm.kl.kind == "reward"
     if waits or learner.minibatches * learner.epochs > 1:
         return learner.budget_tokens
-    longest = config.data.max_prompt_tokens + config.data.max_response_tokens
-    return min(learner.budget_tokens, max(_CACHE_TOKENS, longest))
+    return min(learner.budget_tokens, max(_CACHE_TOKENS, _longest(config)))
+
+
+def _longest(config: RunConfig) -> int:
+    return config.data.max_prompt_tokens + config.data.max_response_tokens
 
 
 def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
@@ -172,15 +185,8 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     # The last norm, and the hidden states of the response tokens and their gradient.
     last = tokens * shape.hidden_size * (FLOAT32_BYTES + 5 * size)
     head = shape.vocab_size * shape.hidden_size
-    gathered = 0
     unit = 0
     if is_sharded(config):
-        # The root units of all models stay gathered until their next backward pass.
-        gathered = size * shape.root_parameters
-        if config.algorithm.reference is not None and not has_adapter(config):
-            gathered += size * shape.root_parameters
-        if has_own_critic(config):
-            gathered += size * head
         # A layer's gathered weights, those of the next one, and its gradients on their way.
         unit = shape.layer_parameters * (3 * size + FLOAT32_BYTES)
         if is_frozen:
@@ -201,7 +207,31 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     in_root = shape.root_parameters * FLOAT32_BYTES
     if is_frozen or not is_sharded(config):
         in_root = 0
-    return gathered + max(in_head, in_layer, in_root)
+    return _gathered_bytes(config, shape) + max(in_head, in_layer, in_root)
+
+
+def _gathered_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """The root units of all models, which stay gathered until their next backward pass."""
+    if not is_sharded(config):
+        return 0.0
+    roots = 1.0 * shape.root_parameters
+    if config.algorithm.reference is not None and not has_adapter(config):
+        roots *= 2
+    if has_own_critic(config):
+        roots += shape.vocab_size * shape.hidden_size
+    return dtype_bytes(config) * roots
+
+
+def _forward_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """The largest moment of the passes without a gradient: no gradients and no other layers."""
+    size, tokens = dtype_bytes(config), config.learner.forward_tokens
+    if not is_sharded(config):
+        tokens = min(tokens, max(_CACHE_TOKENS, _longest(config)))
+    # Gate, up and their product beside the residual, its norm and the copies of both; the account
+    # has the last hidden states of the models that ran before, too.
+    widths = 3 * shape.mlp_width + (4 + _num_copies(config)) * shape.hidden_size
+    # The weights of a layer and of the next one.
+    return _gathered_bytes(config, shape) + size * (tokens * widths + 2 * shape.layer_parameters)
 
 
 def _layer_bytes(config: RunConfig, shape: ModelShape) -> float:

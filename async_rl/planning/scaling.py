@@ -1,4 +1,8 @@
-"""The number of generators that balances a run, from how long the learner and generators wait.
+"""The number of generators that balances a run, from a forecast or from how long the learner and
+generators wait.
+
+A forecast of the steps per second with several numbers decides by itself: the fewest generators
+that are nearly as fast as the fastest. Otherwise the shares of time decide.
 
 With n generators that are held back a share h of the time, and a learner that waits a share w, the
 groups generated per second are n * (1 - h) * g and those trained are (1 - w) * c.  In the long run
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from async_rl.config.generation import AutoscaleConfig
 from async_rl.core.frozen import frozen
@@ -30,6 +35,10 @@ _LEAST_GAIN = 0.25
 # The share of time that learner or generators may wait. A tenth of a window of 30 s is 3 s: one
 # long response or one save must not change the number.
 TOLERANCE = 0.1
+
+# A smaller number suffices if it is nearly as fast as the fastest: when growing at 95 %, when
+# shrinking at 98 %. With one limit, a rate at the limit would go to and fro between two numbers.
+_GROWS_TO, _SHRINKS_TO = 0.95, 0.98
 
 
 @frozen
@@ -78,6 +87,31 @@ def decide(
     return Decision(wanted=min(max(wanted, config.min), config.max), reason=reason)
 
 
+def candidates(count: int, config: AutoscaleConfig) -> list[int]:
+    """Return the numbers of generators to forecast, `count` first."""
+    numbers = {count // 2, count - 1, count + 1, count + count // 2, 2 * count} - {count}
+    return [count, *sorted(n for n in numbers if config.min <= n <= config.max)]
+
+
+def decide_by_forecast(count: int, rates: Mapping[int, float]) -> Decision:
+    """Decide from the forecast steps per second by number of generators, `count` among them."""
+    best = max(rates.values())
+
+    def fewest(share: float) -> int:
+        return min(number for number, rate in rates.items() if rate >= share * best)
+
+    wanted = count
+    if fewest(_GROWS_TO) > count:
+        wanted = fewest(_GROWS_TO)
+    elif fewest(_SHRINKS_TO) < count:
+        wanted = fewest(_SHRINKS_TO)
+    reason = (
+        f"forecast from recorded times: {rates[count] * 3600:.0f} steps/hour with {count},"
+        f" {rates[wanted] * 3600:.0f} with {wanted}"
+    )
+    return Decision(wanted=wanted, reason=reason)
+
+
 @frozen
 class _Trial:
     """The state before generators were added: their number, and tokens per second of all."""
@@ -99,15 +133,28 @@ class Steering:
         self._trial: _Trial | None = None
 
     def decide(
-        self, count: int, *, learner_waits: float, held_back: float, rate: float, others: int = 0
+        self,
+        count: int,
+        *,
+        learner_waits: float,
+        held_back: float,
+        rate: float,
+        others: int = 0,
+        rates: Mapping[int, float] | None = None,
     ) -> Decision:
-        """Decide as the function `decide`. rate: tokens per second of all generators."""
+        """Decide by the forecast `rates` if they have this count, otherwise as the function
+        `decide`. rate: tokens per second of all generators.
+        """
         config = self._config
         trial = self._trial
         decision = decide(
             count, learner_waits=learner_waits, held_back=held_back, config=config, others=others
         )
+        if rates and count in rates and config.min <= count <= config.max:
+            decision = decide_by_forecast(count, rates)
         self._trial = None
+        # The rates are compared only while the learner still waits. Generators that are held back
+        # write no faster however many cores they have.
         is_starved = learner_waits > max(TOLERANCE, held_back)
         if trial is not None and count > trial.count and is_starved:
             # As a share of all generators, because `rate` is the rate of all of them.

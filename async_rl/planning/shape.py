@@ -21,7 +21,8 @@ class ModelShape:
     num_parameters: all of them, every expert included.  num_active: those that one token uses.
     root_parameters: embeddings, output head and last norm, which FSDP gathers together.
     layer_parameters: those of the largest layer.  mlp_width: hidden units of the feed-forward part
-    that one token uses.  query_width, kv_width: values of a token's queries and of its keys.
+    that one token uses.  num_heads: attention heads.  query_width, kv_width: values of a token's
+    queries and of its keys.
     max_positions: the longest sequence.
     """
 
@@ -32,6 +33,7 @@ class ModelShape:
     vocab_size: int
     hidden_size: int
     num_layers: int
+    num_heads: int
     query_width: int
     kv_width: int
     mlp_width: int
@@ -96,6 +98,7 @@ def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
         vocab_size=vocab,
         hidden_size=hidden,
         num_layers=layers,
+        num_heads=heads,
         query_width=heads * head_dim,
         kv_width=kv_width,
         mlp_width=mlp_width,

@@ -3,8 +3,8 @@
 Invariants
 - Cores and GPUs are assigned in order of rank. The same configuration on the same machine has the
   same specs.
-- The supervisor is the parent and has no spec. Names are `buffer`, `learner-<rank>`, `gateway-0`,
-  and those of pools.py.
+- The supervisor is the parent and has no spec. Names are `buffer`, `learner-<rank>`, and those of
+  pools.py.
 - `joining` returns the next process of a pool at any time, from the processes in use; `processes`
   only repeats it.
 """
@@ -15,7 +15,7 @@ import collections
 import itertools
 from collections.abc import Mapping, Sequence
 
-from async_rl.config.pools import VERIFIERS, config_of, pool_counts, process_name
+from async_rl.config.pools import GATEWAYS, VERIFIERS, config_of, pool_counts, process_name
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine
@@ -68,8 +68,6 @@ def processes(
                 num_sharing=learner.ranks,
             )
         )
-    if config.agent.is_used:
-        specs.append(_spec("gateway-0", "gateway", 0, machine, []))
     for pool, count in (wanted or pool_counts(config)).items():
         for _ in range(count):
             specs.append(joining(config, machine, pool, specs))
@@ -88,6 +86,8 @@ def joining(
     name = process_name(pool, rank)
     if pool == VERIFIERS:
         return _spec(name, "verifier", rank, machine, in_use, cores=config.verifiers.cores)
+    if pool == GATEWAYS:
+        return _spec(name, "gateway", rank, machine, in_use)
     own = config_of(config, pool)
     cores = _generator_cores(own, machine, in_use)
     gpus = own.generators.gpus_each

@@ -1,6 +1,7 @@
 """Keeps as many processes of each pool as are wanted, while the others and the learner continue.
 
-takes: counts from people (`async-rl scale`); with generators.autoscale the members' shares of time
+takes: counts from people (`async-rl scale`); with generators.autoscale a forecast from the run's
+recorded times, or the members' shares of time
 waits for: the next interval of the autoscaler; the end of processes that leave
 returns: specs to the fleet; `<run>/scale.json`, so that a resumed run has the same counts
 woken by: the clock, a process that has left
@@ -19,6 +20,7 @@ import msgspec
 from async_rl.config.checks.machine import machine_problems
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.pools import (
+    GATEWAYS,
     GENERATORS,
     SEATS_PER_POOL,
     VERIFIERS,
@@ -32,18 +34,23 @@ from async_rl.config.pools import (
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import Machine
-from async_rl.monitoring.bottleneck import share, total_rate
 from async_rl.planning.headroom import Headroom
-from async_rl.planning.scaling import Decision, Steering
+from async_rl.planning.scaling import Decision
 from async_rl.planning.topology import SCALE_FILE, ProcessSpec, has_its_gpus, joining
 from async_rl.protocol.generator import Drain
-from async_rl.protocol.membership import Member, PoolCount
+from async_rl.protocol.membership import Member
 from async_rl.runtime.directory import Connections, Incarnation
+from async_rl.supervision.autoscaling import Autoscaler, Forecast
 from async_rl.supervision.child import Child
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.registry import Registry
 
 _CLOSE_S = 5.0
+_WITHOUT = {
+    VERIFIERS: "nothing could be scored and every group would fail",
+    GATEWAYS: "no agent could run",
+}
+"""The effect of a pool without processes; generators may all leave, and the learner then waits."""
 
 
 def wanted_counts(config: RunConfig, run_dir: Path) -> dict[str, int]:
@@ -73,10 +80,12 @@ class Scaler:
         registry: Registry,
         connect: Connections,
         headroom: Headroom,
+        forecast: Forecast,
         log: logging.Logger,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
+        self._autoscaler = Autoscaler(config, forecast, log)
         self._headroom = headroom
         self._machine = machine
         self._fleet = fleet
@@ -84,7 +93,6 @@ class Scaler:
         self._connect = connect
         self._log = log
         self._group = asyncio.TaskGroup()
-        self._steering = Steering(config.generators.autoscale)
         self._is_memory_reported = False
         registry.work = {pool: work_of(config, pool) for pool in generator_pools(config)}
 
@@ -145,11 +153,8 @@ class Scaler:
                 )
             if not 0 <= count <= SEATS_PER_POOL:
                 problems.append(f"{pool}={count}: give a number from 0 to {SEATS_PER_POOL}")
-            if pool == VERIFIERS and count == 0:
-                problems.append(
-                    "verifiers=0: nothing could be scored and every group would fail; keep at"
-                    " least 1"
-                )
+            if pool in _WITHOUT and count == 0:
+                problems.append(f"{pool}=0: {_WITHOUT[pool]}; keep at least 1")
             if pool == auto.pool and auto.enabled:
                 problems.append(
                     f"{pool}={count}: generators.autoscale.enabled=true sets this number; resume"
@@ -193,8 +198,8 @@ class Scaler:
     async def _see_off(self, child: Child, member: Member | None) -> None:
         """Wait until a process has left.
 
-        A generator finishes its groups and a verifier its requests. Groups that are not finished in
-        time return to the buffer; requests are sent to another verifier.
+        A generator or gateway finishes its groups and a verifier its requests. Groups that are not
+        finished in time return to the buffer; requests are sent to another verifier.
         """
         if child.spec.role == "verifier":
             child.terminate()
@@ -211,14 +216,14 @@ class Scaler:
         self._reconcile()
 
     async def _drain(self, name: str, member: Member | None) -> float:
-        """Ask a generator to finish its groups; return the seconds that it may take."""
+        """Ask a generator or gateway to finish its groups; return the seconds that it may take."""
         if member is not None:
-            generator = Incarnation(member, self._registry.directory, self._connect)
+            process = Incarnation(member, self._registry.directory, self._connect)
             try:
-                await generator.call(Drain(), timeout_s=self._config.timeouts.call_s)
+                await process.call(Drain(), timeout_s=self._config.timeouts.call_s)
             except InfrastructureError as error:
                 self._log.warning("%s cannot be asked to finish its groups: %s", name, error)
-                return 0.0  # its groups go to another generator without a delay
+                return 0.0  # its groups go to another process without a delay
         return self._config.timeouts.drain_s
 
     async def _autoscale(self) -> None:
@@ -241,7 +246,7 @@ class Scaler:
             members = [
                 m for m in self._registry.members if not evaluates_only(self._config, m.name)
             ]
-            decision = self._decide(pools, members, before)
+            decision = await self._autoscaler.decide(pools, members, before)
             before = members
             if decision is None or decision.wanted == pools[auto.pool].wanted:
                 continue
@@ -249,26 +254,6 @@ class Scaler:
                 self._want(auto.pool, decision.wanted, decision.reason)
                 self._reconcile()
                 before = []
-
-    def _decide(
-        self, pools: Mapping[str, PoolCount], members: list[Member], before: list[Member]
-    ) -> Decision | None:
-        """Return a decision from a window; None while it has no shares of time."""
-        auto = self._config.generators.autoscale
-        count = pools[auto.pool].wanted
-        waits = share(members, before, "learner", "wait_s") if before else None
-        blocked = share(members, before, "generator", "blocked_s") if before else None
-        # A count outside the configured bounds is corrected without measurements.
-        is_outside = not auto.min <= count <= auto.max
-        if not is_outside and (waits is None or blocked is None):
-            return None
-        return self._steering.decide(
-            count,
-            others=sum(pool.wanted for pool in pools.values()) - count,
-            learner_waits=waits or 0.0,
-            held_back=blocked or 0.0,
-            rate=total_rate(members, before, "generator", "tokens_generated"),
-        )
 
     def _has_memory_for(self, decision: Decision) -> bool:
         wanted = {self._config.generators.autoscale.pool: decision.wanted}

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_rl.core.extras import require
+from async_rl.core.jsonl import lines_backwards
 
 if TYPE_CHECKING:
     import pandas
@@ -98,6 +99,18 @@ class RowReader:
                 self._offset, self._last = 0, b""
                 file.seek(0)
             return file.read()
+
+
+def newest_rows(run_dir: Path, first_step: int) -> dict[int, dict[str, float]]:
+    """Return the rows from this step on, by step, however long the file is."""
+    rows: dict[int, dict[str, float]] = {}
+    for _, line in lines_backwards(run_dir / "metrics.jsonl"):
+        row = _row(line)
+        if row and row["step"] < first_step:
+            break
+        if row:
+            rows.setdefault(int(row["step"]), row)
+    return rows
 
 
 def _row(line: bytes) -> dict[str, float]:

@@ -7,6 +7,7 @@ configuration in the run's directory is complete before the first process starts
 
 from __future__ import annotations
 
+import functools
 import random
 import subprocess
 import sys
@@ -69,9 +70,15 @@ def needs_submission(config: RunConfig) -> bool:
 def supervise(config: RunConfig, run_dir: Path) -> int:
     """Run to the end in this process and return the exit code."""
     from async_rl.launchers.backends.choosing import make_launcher
+    from async_rl.launchers.forecast.live import live_rates
     from async_rl.processes.supervisor import run_supervised
 
-    return run_supervised(config=config, run_dir=run_dir, launcher=make_launcher(config, run_dir))
+    return run_supervised(
+        config=config,
+        run_dir=run_dir,
+        launcher=make_launcher(config, run_dir),
+        forecast=functools.partial(live_rates, run_dir, config),
+    )
 
 
 def start(config: RunConfig, run_dir: Path) -> None:

@@ -10,15 +10,18 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from async_rl.buffer.store.batches import recorded_batches
-from async_rl.core.errors import ConfigError
+from async_rl.core.errors import AsyncRLError, InfrastructureError
+from async_rl.core.extras import require
 from async_rl.launchers.api.metrics import RowReader
-from async_rl.launchers.api.samples import decoder
+from async_rl.launchers.api.samples import Decode, decoder
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.divergence import Found, RecordedRun, first_difference
 from async_rl.launchers.commands.options import OutputDir, complete_run, console, open_table
+from async_rl.launchers.commands.pages import refuse_existing, rendered
 from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.changes import changes
 from async_rl.observability.catalogue import FIRST_SCREEN
@@ -47,13 +50,15 @@ def compare(
     Examples: async-rl compare run-1 run-2; async-rl compare run-1 run-2 --html pair.html
     """
     directories = runs.find(one, output_dir), runs.find(other, output_dir)
-    if html is not None and html.exists():
-        raise ConfigError(f"--html {html}: the file exists; choose another name or delete it")
+    refuse_existing(html)
     rows = tuple({int(row["step"]): row for row in RowReader(path).new()} for path in directories)
     terminal = console()
     settings = differing_settings(*directories)
-    found = where_they_part(directories, (rows[0], rows[1]))
-    lines = list(sentences(directories, found))
+    try:
+        found = where_they_part(directories, (rows[0], rows[1]))
+        lines = list(sentences(directories, found))
+    except InfrastructureError as error:
+        lines = [f"the steps cannot be compared: {error}"]
     for line in lines:
         terminal.print(line, soft_wrap=True)
     results, times = result_table(rows[0], rows[1]), time_table(rows[0], rows[1])
@@ -74,11 +79,19 @@ def where_they_part(directories: tuple[Path, Path], rows: tuple[Rows, Rows]) -> 
                 run_dir=path,
                 batches=stack.enter_context(recorded_batches(path)),
                 metrics=metrics,
-                decode=decoder(path),
+                decode=_decoder(path),
             )
             for path, metrics in zip(directories, rows, strict=True)
         ]
         return first_difference(*sides, steps=steps)
+
+
+def _decoder(run_dir: Path) -> Decode:
+    """Return the run's decoder; of a run whose model is gone, one that gives no text."""
+    try:
+        return decoder(run_dir)
+    except AsyncRLError:
+        return lambda _: ""
 
 
 def sentences(directories: tuple[Path, Path], found: Found) -> Iterator[str]:
@@ -142,7 +155,8 @@ def _mean(rows: Rows, name: str, share: float) -> float | None:
 def _table(directories: tuple[Path, Path], lines: Mapping[str, tuple[str, str]]) -> Table:
     table = open_table("", *(path.name for path in directories))
     for name, values in lines.items():
-        table.add_row(name, *values)
+        # rich would read a list of paths, [/a/b], as a closing tag, and fail.
+        table.add_row(name, *map(escape, values))
     return table
 
 
@@ -153,19 +167,11 @@ def write_page(
     tables: Mapping[str, Mapping[str, tuple[str, str]]],
 ) -> None:
     """Write one HTML file with the curves of both runs, without scripts or other files."""
-    from async_rl.core.extras import require
-
     require("jinja2", "--html")
     from async_rl.launchers.view import pages
     from async_rl.launchers.view.library import RunView
-    from async_rl.launchers.view.server import environment, static_text
 
     with ThreadPoolExecutor(max_workers=1) as calls:
         shown = [RunView(path, calls) for path in directories]
         content = pages.curves(shown, smoothing=0.0, x="step", section="")
-    text = (
-        environment()
-        .get_template("compare.html")
-        .render(lines=lines, tables=tables, style=static_text("style.css"), **content)
-    )
-    file.write_text(text)
+    file.write_text(rendered("compare.html", lines=lines, tables=tables, **content))

@@ -58,7 +58,7 @@ def check(
     from async_rl.data.prompts import examine
     from async_rl.data.tokenizer import load_tokenizer
     from async_rl.launchers.configuration.compose import compose_unchecked
-    from async_rl.launchers.configuration.files import names
+    from async_rl.launchers.configuration.files import QUICKSTART
     from async_rl.rewards.functions import check_functions
 
     files = [argument for argument in arguments if "=" not in argument]
@@ -66,7 +66,7 @@ def check(
     if not files:
         raise ConfigError("no file is given; name at least one .jsonl, .json or .parquet file")
     train_files = f"data.train_files={_listed(files)}"
-    config = compose_unchecked(conf or names()[0], [train_files, *overrides])
+    config = compose_unchecked(conf or QUICKSTART, [train_files, *overrides])
     if config.model.path is None:
         raise ConfigError(
             "model.path is not set, but prompts are measured in its tokens; set model.path to a"

@@ -120,7 +120,7 @@ class _Walk:
         trajectories = [side.batches.batch(step) for side in self._sides]
         pairs = _paired(first, second)
         if trajectories[0] is None or trajectories[1] is None:
-            self._note("the trajectories are not stored in both runs (buffer.keep_steps)", step)
+            self._note("the trajectories are not stored in both runs (recording=full)", step)
         else:
             for i, j in pairs:
                 yield from self._samples(

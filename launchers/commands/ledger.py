@@ -195,7 +195,7 @@ def _show_left(terminal: Console, prompts: Sequence[LeftPrompt]) -> None:
 
 def _show_groups(terminal: Console, groups: Sequence[LedgerGroup]) -> None:
     if not groups:
-        terminal.print("no such group")
+        terminal.print("no group matches")
         return
     titles = "group,prompt,state,attempt,generator,versions,trained on,step,rewards,parts,history"
     table = open_table(*titles.split(","))

@@ -10,7 +10,7 @@ import typer
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import console, open_table
 from async_rl.launchers.view.library import Library, Summary
-from async_rl.launchers.view.texts import duration, number, size
+from async_rl.launchers.view.texts import duration, number, share, size
 
 
 def list_runs(
@@ -37,9 +37,9 @@ def list_runs(
 
 
 def _cells(run: Summary) -> list[str]:
-    held_out, best = number(run.pass_at_1), number(run.best_pass_at_1)
+    held_out, best = share(run.pass_at_1), share(run.best_pass_at_1)
     if run.pass_at_1_error is not None:
-        held_out += f" ± {number(run.pass_at_1_error)}"
+        held_out += f" ± {share(run.pass_at_1_error)}"
     if run.best_step is not None:
         best += f" at {run.best_step}"
     state = f"{run.state}: {run.cause}" if run.cause else str(run.state)

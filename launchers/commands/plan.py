@@ -2,113 +2,241 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from async_rl.core.errors import ConfigError
+from async_rl.buffer.store.times import MOST_GROUPS
+from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, complete_run, console, open_table
-from async_rl.launchers.configuration.problems import nearest
+from async_rl.launchers.commands.pages import refuse_existing
+from async_rl.launchers.commands.plan_page import write_page
+from async_rl.launchers.configuration.fitting import model_shape
+from async_rl.launchers.forecast.live import refuse_unsimulated
+from async_rl.launchers.forecast.profile import Profile, read_profile, write_profile
 from async_rl.launchers.forecast.recorded import read_times
-from async_rl.launchers.forecast.simulation import Scenario, scenario_of, simulate
+from async_rl.launchers.forecast.simulation import Forecast, scenario_of, simulate
+from async_rl.launchers.forecast.sweep import FIELDS, Values, combinations, sweep, with_values
+from async_rl.planning.estimate import memory_mb, total_memory_mb
 
-_FIELDS = {
-    "generators.count": "generators",
-    "generation.max_concurrent_groups": "slots",
-    "buffer.groups_per_step": "groups_per_step",
-    "buffer.max_staleness_versions": "max_staleness_versions",
-    "weights.push_every_steps": "push_every_steps",
-    "evaluation.every_steps": "evaluate_every_steps",
-}
-_MAY_BE_ZERO = ("buffer.max_staleness_versions", "evaluation.every_steps")
-_MOST_ROWS = 400
-_SLOW = "; its training time per step is scaled by the size of the batch"
+_CALIBRATION = ("num_steps=24", "evaluation.every_steps=0", "monitoring.tensorboard_port=null")
+"""Long enough for a warm-up of five steps and a mean over the others."""
 
 
 def plan(
-    run: Annotated[
-        str,
+    words: Annotated[
+        list[str],
         typer.Argument(
-            metavar="RUN", help="name or directory of a run", autocompletion=complete_run
+            metavar="RUN KEY=VALUE[,VALUE]...",
+            help="a run or profile=FILE, and values; every combination is forecast",
+            autocompletion=complete_run,
         ),
     ],
-    settings: Annotated[
-        list[str],
-        typer.Argument(metavar="KEY=VALUE[,VALUE]...", help="every combination is forecast"),
-    ],
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="measure a short run of these settings first")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write the measured times as a profile")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="also show the hours to this number of steps")
+    ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(metavar="G,L", help="per hour and generator, per hour and learner rank"),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=2, help="only splits into generators and ranks of so many")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="also write curves and table as a page to this file")
+    ] = None,
     output_dir: OutputDir = None,
 ) -> None:
-    """Forecast steps per hour, waits and age of a recorded run with other settings.
+    """Forecast steps per hour, waits, age, memory, time and cost with other settings.
 
-    Examples: async-rl plan my-run generators.count=1,2,4; async-rl plan my-run
-    generators.count=1,2 buffer.max_staleness_versions=0,1,2,4
+    Examples: async-rl plan my-run generators.count=1..4 buffer.max_staleness_versions=0,2;
+    async-rl plan --calibrate --save here.json conf=grpo_code generators.count=1,2;
+    async-rl plan profile=here.json --devices 8 --steps 500
     """
-    run_dir = runs.find(run, output_dir)
-    config = runs.config_of(run_dir)
-    if config.placement == "colocated":
-        raise ConfigError("placement=colocated: turns of generators and learner are not simulated")
-    swept = sweep(settings)
-    recorded = read_times(run_dir)
-    base = scenario_of(config, recorded)
-    terminal = console()
-    terminal.print(
-        "measured in the run: generation, scoring, training and push times, and how groups in"
-        f" flight slow each other down; {recorded.num_generators} generators,"
-        f" {recorded.steps_per_s * 3600:.0f} steps/hour.\nassumed: additional generators have"
-        f" separate cores or GPUs and are as fast as the recorded ones{_SLOW}.\n",
-        soft_wrap=True,
-    )
+    others = [word for word in words if word.partition("=")[0] not in FIELDS]
+    settings = [word for word in words if word not in others]
+    if devices is not None and not settings:
+        settings = [f"generators.count=1..{devices - 1}", f"learner.ranks=1..{devices - 1}"]
+    terminal, cost = console(), _costs(prices)
+    refuse_existing(html)
+    if calibrate:
+        swept, profile = sweep(settings), _measured(others)
+    else:
+        swept, profile = _source(others, settings, output_dir)
+    if save is not None:
+        write_profile(profile, save)
+    sources = list(inputs(profile, swept, _origin(others)))
+    terminal.print("\n".join(sources), soft_wrap=True)
     titles = [*swept, "steps/hour", "groups/hour", "learner waits", "generators idle", "age"]
+    titles += ["memory GB", *([f"hours to {steps}"] if steps else []), *(["cost"] if cost else [])]
+    rows = list(_forecasts(profile, swept, devices))
+    if not rows:
+        raise ConfigError(f"--devices {devices}: no combination has as many or fewer devices")
+    cells = [list(_cells(profile, *row, steps=steps, cost=cost)) for row in rows]
+    terminal.print(_table(titles, cells))
+    if html is not None:
+        write_page(html, rows, sources, titles, cells)
+        terminal.print(f"\nthe page is in {html}", soft_wrap=True)
+
+
+def _table(titles: Sequence[str], cells: Sequence[list[str]]) -> Table:
     table = open_table(*titles)
-    for values in itertools.product(*swept.values()):
-        chosen = dict(zip(swept, values, strict=True))
-        scenario = with_values(base, chosen)
-        forecast = simulate(scenario, recorded)
-        table.add_row(
-            *map(str, values),
-            f"{forecast.steps_per_s * 3600:.0f}",
-            f"{forecast.steps_per_s * 3600 * scenario.groups_per_step:.0f}",
-            f"{forecast.learner_waits:.0%}",
-            f"{forecast.generators_idle:.0%}",
-            f"{forecast.age:.2f}",
-        )
-    terminal.print(table)
+    for line in cells:
+        table.add_row(*line)
+    return table
 
 
-def sweep(settings: Sequence[str]) -> dict[str, list[int]]:
-    """Read KEY=VALUE[,VALUE].... Raises ConfigError for what the forecast does not know."""
-    swept: dict[str, list[int]] = {}
-    for word in settings:
-        path, _, text = word.partition("=")
-        if path not in _FIELDS:
-            best = nearest(path, among=list(_FIELDS))
-            hint = f"; did you mean {best}?" if best else f"; there are {', '.join(_FIELDS)}"
-            raise ConfigError(f"{word}: the forecast knows no effect of {path}{hint}")
-        swept[path] = list(_numbers(word, path, text))
-    num_rows = 1
-    for values in swept.values():
-        num_rows *= len(values)
-    if num_rows > _MOST_ROWS:
-        raise ConfigError(f"{num_rows} combinations; give values for at most {_MOST_ROWS}")
-    return swept
+def _source(
+    others: Sequence[str], settings: Sequence[str], output_dir: Path | None
+) -> tuple[dict[str, list[float]], Profile]:
+    """Return the sweep, and the profile that the words name. Raises ConfigError."""
+    if not others:
+        raise ConfigError("name a run, profile=FILE, or --calibrate with the settings of a run")
+    # Anything else with = is a setting without an effect, which the sweep refuses by name.
+    source, *unknown = others
+    swept = sweep([*settings, *unknown])
+    file = source.removeprefix("profile=")
+    if file != source:
+        return swept, read_profile(Path(file))
+    return swept, profile_of(runs.find(source, output_dir))
 
 
-def _numbers(word: str, path: str, text: str) -> Iterator[int]:
-    least = 0 if path in _MAY_BE_ZERO else 1
-    for part in text.split(","):
-        if not part.isdecimal() or int(part) < least:
-            raise ConfigError(f"{word}: {part!r} is not a whole number >= {least}")
-        yield int(part)
+def profile_of(run_dir: Path, *, most: int = MOST_GROUPS) -> Profile:
+    """Return the measured times of the newest groups, at most so many. Raises ConfigError if they
+    cannot be forecast from.
+    """
+    config = runs.config_of(run_dir)
+    refuse_unsimulated(config)
+    recorded = read_times(run_dir, config, most=most)
+    shape = model_shape(config)
+    return Profile(
+        origin=run_dir.name,
+        recorded=recorded,
+        scenario=scenario_of(config, recorded),
+        ranks=config.learner.ranks,
+        group_size=config.generation.group_size,
+        generator_mb=None if shape is None else memory_mb(config, "generator", shape),
+        total_mb=None if shape is None else total_memory_mb(config, shape),
+    )
 
 
-def with_values(base: Scenario, chosen: Mapping[str, int]) -> Scenario:
-    """Return the scenario with other values of settings."""
-    changed = {_FIELDS[path]: value for path, value in chosen.items()}
-    scenario: Scenario = replace(base, **changed)
-    # The learner's time grows with its batch.
-    speed = base.groups_per_step / scenario.groups_per_step
-    return replace(scenario, learner_speed=speed)
+def _measured(settings: Sequence[str]) -> Profile:
+    """Run the settings for some steps and return their times."""
+    given = {word.partition("=")[0] for word in settings}
+    defaults = [word for word in _CALIBRATION if word.partition("=")[0] not in given]
+    command = [sys.executable, "-m", "async_rl.launchers.cli", "launch", *settings, *defaults]
+    with tempfile.TemporaryDirectory(prefix="calibration-") as scratch:
+        where = [f"output_dir={scratch}", "run_name=calibration"]
+        done = subprocess.run([*command, *where], check=False)
+        if done.returncode:
+            raise InfrastructureError(
+                f"the calibration ended with exit code {done.returncode}; its last lines are above"
+            )
+        return profile_of(Path(scratch, "calibration"))
+
+
+def _origin(others: Sequence[str]) -> str:
+    is_profile = any(word.startswith("profile=") for word in others)
+    return "from a profile of" if is_profile else "measured in"
+
+
+def inputs(profile: Profile, swept: dict[str, list[float]], source: str) -> Iterator[str]:
+    """Yield where each input of the forecast comes from."""
+    recorded = profile.recorded
+    yield (
+        f"{source} {profile.origin}: generation, scoring, training and push times, and how samples"
+        f" in flight slow each other down; {recorded.num_generators} generators,"
+        f" {recorded.steps_per_s * 3600:.0f} steps/hour"
+    )
+    yield "computed: memory, by the plan of async-rl launch"
+    yield (
+        "assumed: additional generators have separate cores or GPUs and are as fast as the"
+        " recorded ones"
+    )
+    sizes = ("buffer.groups_per_step", "generation.group_size", "data.max_response_tokens")
+    if any(path in swept for path in sizes):
+        share = recorded.by_tokens
+        source = "assumed: all" if share is None else f"measured: {share:.0%}"
+        yield f"{source} of the learner's time grows with the tokens of its batch"
+    if "generation.group_size" in swept:
+        yield "assumed: further samples of a group are as long as those of the next groups"
+    if "data.max_response_tokens" in swept:
+        yield "assumed: responses that ended at the recorded limit do not become longer"
+    if "learner.ranks" in swept:
+        yield "assumed: a learner with twice the ranks is twice as fast"
+
+
+def _forecasts(
+    profile: Profile, swept: dict[str, list[float]], devices: int | None
+) -> Iterator[tuple[Values, Forecast]]:
+    for chosen in combinations(swept):
+        if devices is None or _num_devices(profile, chosen) <= devices:
+            yield chosen, simulate(with_values(profile, chosen), profile.recorded)
+
+
+def _num_devices(profile: Profile, chosen: Values) -> float:
+    return sum(_split(profile, chosen))
+
+
+def _split(profile: Profile, chosen: Values) -> tuple[float, float]:
+    """Return generators and learner ranks."""
+    generators = chosen.get("generators.count", profile.scenario.generators)
+    return generators, chosen.get("learner.ranks", profile.ranks)
+
+
+def _cells(
+    profile: Profile,
+    chosen: Values,
+    forecast: Forecast,
+    *,
+    steps: int | None,
+    cost: tuple[float, float] | None,
+) -> Iterator[str]:
+    yield from (f"{value:g}" for value in chosen.values())
+    per_hour = forecast.steps_per_s * 3600
+    groups = chosen.get("buffer.groups_per_step", profile.scenario.groups_per_step)
+    yield f"{per_hour:.0f}"
+    yield f"{per_hour * groups:.0f}"
+    yield f"{forecast.learner_waits:.0%}"
+    yield f"{forecast.generators_idle:.0%}"
+    yield f"{forecast.age:.2f}"
+    generators, ranks = _split(profile, chosen)
+    if profile.total_mb is None or profile.generator_mb is None:
+        yield "unknown"
+    else:
+        more = generators - profile.scenario.generators
+        yield f"{(profile.total_mb + more * profile.generator_mb) / 1024:.1f}"
+    if not per_hour:
+        yield from ["never" for given in (steps, cost) if given is not None]
+        return
+    if steps is not None:
+        yield f"{steps / per_hour:.2f}"
+    if cost is not None:
+        per_step = (generators * cost[0] + ranks * cost[1]) / per_hour
+        yield f"{per_step * (steps or 1000):.2f}"
+
+
+def _costs(prices: str | None) -> tuple[float, float] | None:
+    """Read G,L. Raises ConfigError."""
+    if prices is None:
+        return None
+    try:
+        generator, learner = map(float, prices.split(","))
+    except ValueError as error:
+        raise ConfigError(
+            f"--prices {prices}: give two numbers, for example --prices 2.5,2.5"
+        ) from error
+    return generator, learner

@@ -132,7 +132,7 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
     if not stored:
         raise ConfigError(
             f"{run_dir.name} has no recorded batch: it trained no step yet, or deleted them;"
-            " buffer.keep_steps=N keeps the trajectories of the newest N steps"
+            " recording=full keeps the trajectories of all steps"
         )
     span = _spans(stored)
     end = stored[-1] if last is None else last
@@ -151,7 +151,7 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
         f"{run_dir.name} cannot be replayed{asked} to step {end}: its batches are recorded for"
         f" steps {span}, its undamaged checkpoints are {starts[1:]}, and a replay begins at a"
         " checkpoint (or at step 1) and needs every batch after it; keep more with"
-        " buffer.keep_steps and checkpoint.keep"
+        " recording=full and checkpoint.keep"
     )
 
 

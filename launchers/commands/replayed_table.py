@@ -17,7 +17,7 @@ _COLUMNS = (
     ("entropy", "policy/entropy"),
 )
 _SAMPLE_SIZE = "policy/effective_sample_size"
-_WIDTH = 22
+_WIDTH = 26  # two spaces, and -1.234e-05 -> -1.234e-05
 _BELIEVABLE = 0.5
 """Effective share of samples below which a curve says little: half of the data no longer count."""
 

@@ -86,8 +86,8 @@ def _why_none(run_dir: Path) -> str:
         kept = stored_steps(connection)
     span = f"steps {kept[0]} to {kept[1]} are stored" if kept else "no step is stored yet"
     return (
-        f"no such rollout; {span} (steps older than buffer.keep_steps are deleted unless a"
-        " checkpoint needs them)"
+        f"no such rollout; {span} (older steps are deleted unless a checkpoint needs"
+        " them or recording=full keeps them)"
     )
 
 

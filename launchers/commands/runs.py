@@ -42,9 +42,9 @@ class Remains(msgspec.Struct, frozen=True, kw_only=True):
 def default_output_dir() -> Path:
     """Return the output_dir of conf/."""
     from async_rl.launchers.configuration.compose import compose
-    from async_rl.launchers.configuration.files import names
+    from async_rl.launchers.configuration.files import QUICKSTART
 
-    return Path(compose(names()[0]).output_dir)
+    return Path(compose(QUICKSTART).output_dir)
 
 
 class _State(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""`async-rl scale`: changes the number of generators and verifiers of a live run.
+"""`async-rl scale`: changes the number of generators, verifiers and gateways of a live run.
 
 Invariants: a wrong name or number is reported with its remedy and changes nothing; the command
 returns immediately, and `status` shows the progress.
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from async_rl.config.pools import VERIFIERS
+from async_rl.config.pools import role_of
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api.run import open_run
@@ -24,8 +24,8 @@ def scale(
         typer.Argument(
             metavar="[RUN] POOL=COUNT ...",
             help=(
-                "a run (default: the newest), then generators=N, verifiers=N, or a pool as status"
-                " shows it"
+                "a run (default: the newest), then generators=N, verifiers=N, gateways=N, or a pool"
+                " as status shows it"
             ),
             autocompletion=complete_run,
         ),
@@ -35,7 +35,7 @@ def scale(
     ] = False,
     output_dir: OutputDir = None,
 ) -> None:
-    """Change how many generators or verifiers a live run has.
+    """Change how many generators, verifiers or gateways (of agents) a live run has.
 
     Examples: async-rl scale generators=4; async-rl scale my-run generators=2 verifiers=2; async-rl
     scale generators.big=3 small=1
@@ -49,7 +49,7 @@ def scale(
         typer.echo(f"{pool.pool}: wanted {pool.wanted}; now {state}")
 
     config = runs.config_of(run_dir).generators
-    number = sum(pool.wanted for pool in pools if pool.pool != VERIFIERS)
+    number = sum(pool.wanted for pool in pools if role_of(pool.pool) == "generator")
     cores = len(config.cores or this_machine().cores)
     if runs.config_of(run_dir).launcher.kind == "local" and not config.gpus_each and number > cores:
         have = f"{cores} core{'s' * (cores > 1)}"

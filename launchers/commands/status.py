@@ -14,8 +14,9 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from async_rl.launchers.api.run import ended
 from async_rl.launchers.api.status import status_of
@@ -29,6 +30,7 @@ from async_rl.training import checkpoints
 _REDRAW_S = 1.0
 _RATES_OVER = 10
 """Pictures: rates and the bottleneck cover about the last ten seconds."""
+_FORECAST_EVERY_S = 30.0  # of a large run it takes seconds
 
 
 def status(
@@ -40,7 +42,8 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     output_dir: OutputDir = None,
 ) -> None:
-    """Show what each process of a run does, what it waits for, and which part holds up the others.
+    """Show what each process of a run does and waits for, which part holds up the others, and the
+    change that would help most.
 
     Examples: async-rl status; async-rl status --watch; async-rl status my-run --json
     """
@@ -57,6 +60,7 @@ def status(
             console().print(_without_answer(run_dir), soft_wrap=True)
         else:
             console().print(_picture(reply, None))
+            console().print(_forecast(run_dir), soft_wrap=True)
 
 
 def _watch(run_dir: Path) -> None:
@@ -81,17 +85,25 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
     from async_rl.monitoring.status import training_members
 
     answers: collections.deque[StatusReply] = collections.deque(maxlen=_RATES_OVER)
-    last = ""
+    last, line, line_s = "", Text(), -_FORECAST_EVERY_S
     while (reply := ask_status(run_dir)) is not None or living_pid(run_dir) is not None:
         if reply is None:
             yield _without_answer(run_dir)
         else:
             before = answers[0] if answers else None
-            yield _picture(reply, before, last)
+            if time.monotonic() - line_s >= _FORECAST_EVERY_S:
+                line, line_s = _forecast(run_dir), time.monotonic()
+            yield Group(_picture(reply, before, last), line)
             past = before.members if before is not None else ()
             last = bottleneck(training_members(reply), past, last=last)
             answers.append(reply)
         time.sleep(_REDRAW_S)
+
+
+def _forecast(run_dir: Path) -> Text:
+    from async_rl.launchers.commands.explain import best_change
+
+    return Text(best_change(run_dir), style="cyan")
 
 
 def _picture(reply: StatusReply, before: StatusReply | None, last: str = "") -> RenderableType:

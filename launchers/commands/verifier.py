@@ -134,18 +134,18 @@ def attack(
         outcomes = [trial.outcome for trial in trials if trial.attack.family == family]
         held, forged, crashed = map(outcomes.count, Outcome)
         typer.echo(f"{family:20} {len(outcomes):8} {held:7} {forged:7} {crashed:8}")
-    for trial in trials:
-        if trial.outcome is not Outcome.HELD:
-            name = f"{trial.attack.family}: {trial.attack.name} ({trial.kind})"
-            typer.echo(f"{trial.outcome}: {name} {trial.reason}".rstrip())
-    if any(trial.outcome is not Outcome.HELD for trial in trials):
+    lost = [trial for trial in trials if trial.outcome is not Outcome.HELD]
+    for trial in lost:
+        name = f"{trial.attack.family}: {trial.attack.name} ({trial.kind})"
+        typer.echo(f"{trial.outcome}: {name} {trial.reason}".rstrip())
+    if lost:
         raise typer.Exit(1)
 
 
 def verifier_config(settings: Sequence[str]) -> RunConfig:
     """Compose conf/ with settings of the verifier's sections. Raises ConfigError for others."""
     from async_rl.launchers.configuration.compose import compose
-    from async_rl.launchers.configuration.files import names
+    from async_rl.launchers.configuration.files import QUICKSTART
 
     for setting in settings:
         if not setting.startswith(("sandbox.", "verifiers.", "reward.")):
@@ -153,7 +153,7 @@ def verifier_config(settings: Sequence[str]) -> RunConfig:
                 f"{setting}: without a run only sandbox.*, verifiers.* and reward.* have an effect;"
                 " leave it out"
             )
-    return compose(names()[0], settings)
+    return compose(QUICKSTART, settings)
 
 
 async def _serve(

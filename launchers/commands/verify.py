@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
@@ -41,10 +42,11 @@ _IDS = ("task_id", "query_id", "id")
 
 
 class _Item(NamedTuple):
-    """One program of the file with its problem. Without a problem the row is unusable, and
-    `program` contains the reason.
+    """One program of the file with its problem and the name of its row. Without a problem the row
+    is unusable, and `program` contains the reason.
     """
 
+    row: str
     name: str
     problem: CodeProblem | None
     program: str
@@ -53,7 +55,7 @@ class _Item(NamedTuple):
 class _Result(NamedTuple):
     """The verdict of an item, or _UNUSABLE."""
 
-    name: str
+    item: _Item
     verdict: str
     message: str
 
@@ -136,20 +138,22 @@ def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_
     from async_rl.rewards.extraction import extract_code
 
     for position, row, texts in _rows(file, columns):
-        names = (str(row[key]) for key in _IDS if row.get(key) is not None)
-        name = next(names, position.rpartition(", ")[2])
+        ids = (str(row[key]) for key in _IDS if row.get(key) is not None)
+        row_name = next(ids, position.rpartition(", ")[2])
+        names = [f"{row_name}, {number} of {len(texts)}" for number in range(1, len(texts) + 1)]
+        if len(texts) == 1:
+            names = [row_name]
         try:
             problem, _ = read_problem(position, row)
         except DataError as error:
-            for _ in texts:
-                yield _Item(name, None, str(error))
+            yield from (_Item(row_name, name, None, str(error)) for name in names)
             continue
-        for text in texts:
+        for name, text in zip(names, texts, strict=True):
             code = extract_code(text, config.reward.extraction, problem.language)
             if code is None:
                 # A reference solution is code without a fence; a completion without code fails.
                 code = text if columns is _REFERENCES else ""
-            yield _Item(name, problem, _complete(row, code))
+            yield _Item(row_name, name, problem, _complete(row, code))
 
 
 def _programs(position: str, column: str, value: Any) -> list[str]:
@@ -216,13 +220,13 @@ async def _score(
 
 async def _judge(judge: Judge, item: _Item, lines: BinaryIO | None) -> _Result:
     if item.problem is None:
-        return _Result(item.name, _UNUSABLE, item.program)
+        return _Result(item, _UNUSABLE, item.program)
     response = await _response(judge, item.program, item.problem)
     if lines is not None:
         line = {"name": item.name, **msgspec.to_builtins(response)}
         lines.write(msgspec.json.encode(line) + b"\n")
     failed = (test.message for test in response.tests if test.verdict is not Verdict.PASS)
-    return _Result(item.name, response.verdict, next(failed, ""))
+    return _Result(item, response.verdict, next(failed, ""))
 
 
 async def _response(judge: Judge, program: str, problem: CodeProblem) -> VerifyResponse:
@@ -244,15 +248,15 @@ def _report(results: list[_Result], seconds: float, *, references: bool) -> None
     for result in results:
         is_unscored = result.verdict in _UNSCORED
         if is_unscored or (references and result.verdict != Verdict.PASS):
-            typer.echo(f"{result.name}: {result.verdict}: {result.message}")
+            typer.echo(f"{result.item.name}: {result.verdict}: {result.message}")
     for verdict, count in Counter(result.verdict for result in results).most_common():
         typer.echo(f"{verdict:22}{count:8}{count / len(results):8.1%}")
-    by_name: dict[str, list[bool]] = {}
+    by_row: dict[str, list[bool]] = {}
     for result in results:
         if result.verdict not in _UNSCORED:
-            by_name.setdefault(result.name, []).append(result.verdict == Verdict.PASS)
-    if by_name and not references:
-        share = sum(sum(passed) / len(passed) for passed in by_name.values()) / len(by_name)
-        typer.echo(f"pass@1 {share:.4f} over {len(by_name)} problems")
+            by_row.setdefault(result.item.row, []).append(result.verdict == Verdict.PASS)
+    if by_row and not references:
+        share = fmean(map(fmean, by_row.values()))
+        typer.echo(f"pass@1 {share:.4f} over {len(by_row)} problems")
     rate = len(results) / seconds
     typer.echo(f"{len(results)} programs in {seconds:.1f} s, {rate:.0f} per second")

@@ -29,6 +29,8 @@ USER_CONFIG = "user_file"
 """Name under which a user's own file is registered with hydra; conf/ has no such file."""
 NOT_RUNS = ("base", "variants")
 """Files of conf/ that are parts of every configuration."""
+QUICKSTART = "ppo_code"
+"""The conf of commands that name none. One with an agent would accept rows without tests."""
 
 
 def names() -> list[str]:

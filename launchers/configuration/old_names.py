@@ -141,6 +141,23 @@ def require_same_objective(tree: Mapping[str, Any]) -> None:
             " the policy to the reference, and this release has only k1 there; resume the run with"
             " the version that began it, or start a new one with algorithm.kl=loss"
         )
+    now = modernized(tree)
+    for path, refusal in table().refused.items():
+        value, harmless = value_at(tree, path), refusal.harmless
+        _, is_of_critic, name = path.partition(".critic.optimizer.")
+        remark = refusal.reason
+        if is_of_critic:
+            present = value_at(now, f"learner.optimizer.{name}")
+            # The file of an older run has the optimizer of a critic even if it trained none.
+            is_used = value_at(now, "algorithm.advantage.critic") is not None
+            harmless = [present] if is_used else [value]
+            remark = f"is {present} now, because {refusal.reason}"
+        # A section without a harmless value is a constant of this release, whatever its values.
+        if value is not None and harmless and value not in harmless:
+            raise ConfigError(
+                f"{path}={value}: {remark}; resume the run with the version that began it, or"
+                " delete the line from its config.yaml to continue with the present value"
+            )
 
 
 def _renamed(

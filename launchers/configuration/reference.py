@@ -17,7 +17,7 @@ from pathlib import Path
 from async_rl.launchers.configuration.reference_messages import messages_page
 from async_rl.launchers.configuration.reference_plans import plans_page
 from async_rl.launchers.configuration.reference_settings import settings_page, table
-from async_rl.launchers.configuration.schema import json_schema
+from async_rl.launchers.configuration.schema import described_schema
 from async_rl.launchers.qualification.catalogue import hardware_page
 from async_rl.monitoring.prometheus import STEP, exported_name
 from async_rl.observability.catalogue import (
@@ -60,7 +60,7 @@ def pages() -> dict[str, str]:
     """The text of each page by its file name."""
     return {
         "configuration.md": settings_page(),
-        "configuration.schema.json": json.dumps(json_schema(), indent=1) + "\n",
+        "configuration.schema.json": json.dumps(described_schema(), indent=1) + "\n",
         "metrics.md": metrics_page(),
         "messages.md": messages_page(),
         "grafana.json": dashboard(),

@@ -7,11 +7,16 @@ settings below it, and a parameter that several variants have is one setting.
 
 from __future__ import annotations
 
+import ast
+import copy
 import dataclasses
 import functools
+import inspect
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from async_rl.config.base import Section
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.launchers.configuration.choices import KIND
@@ -38,11 +43,13 @@ _BOUNDS = {
 
 @frozen
 class Setting:
-    """One leaf of the schema. spec: its JSON schema, with the range; is_choice: its value names a
-    variant; variants: those of the enclosing choice that have it, empty outside of a choice.
+    """One leaf of the schema. section: its class; spec: its JSON schema, with the range; is_choice:
+    its value names a variant; variants: those of the enclosing choice that have it, empty outside
+    of a choice.
     """
 
     path: str
+    section: str
     spec: Spec
     is_required: bool = True
     is_choice: bool = False
@@ -51,7 +58,8 @@ class Setting:
     @property
     def description(self) -> str:
         """The text below the field, as one line."""
-        return " ".join(self.spec.get("description", "").split())
+        # An entry of a mapping of plain values is no field.
+        return " ".join(_texts()[self.section].get(self.path.rpartition(".")[2], "").split())
 
     @property
     def alternatives(self) -> list[Spec]:
@@ -76,9 +84,39 @@ class Setting:
 
 
 @functools.cache
+def _texts() -> dict[str, dict[str, str]]:
+    """The string below each field, by the name of its section's class and by its own."""
+    texts: dict[str, dict[str, str]] = {}
+    sections = [Section]
+    for section in sections:
+        sections += section.__subclasses__()
+        (definition,) = ast.parse(inspect.getsource(section)).body
+        assert isinstance(definition, ast.ClassDef)
+        texts[section.__name__] = {**texts.get(section.mro()[1].__name__, {})}
+        for pair in itertools.pairwise(definition.body):
+            match pair:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    texts[section.__name__][name] = inspect.cleandoc(text)
+    return texts
+
+
+@functools.cache
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a run's configuration."""
     return RunConfig.model_json_schema()
+
+
+def described_schema() -> dict[str, Any]:
+    """The JSON schema with the text of each field, for editors."""
+    schema = copy.deepcopy(json_schema())
+    for section in (schema, *schema["$defs"].values()):
+        fields = section["properties"]
+        for name, text in _texts()[section["title"]].items():
+            fields[name] = dict(sorted({**fields[name], "description": text}.items()))
+    return schema
 
 
 def _members(spec: Spec) -> list[Spec]:
@@ -130,7 +168,8 @@ def mappings() -> dict[str, Spec]:
 @functools.cache
 def entry(mapping: str, name: str) -> dict[str, Setting]:
     """The settings of the entry `name` of a mapping, given its path."""
-    return _by_path(_field(f"{mapping}.{name}", mappings()[mapping], is_required=True))
+    section = settings()[mapping].section
+    return _by_path(_field(f"{mapping}.{name}", section, mappings()[mapping]))
 
 
 def entry_of(path: str) -> dict[str, Setting]:
@@ -169,19 +208,25 @@ def _walk(section: Spec, prefix: str) -> Iterator[Setting]:
     for name, spec in section["properties"].items():
         if name == KIND:
             continue
-        for setting in _field(prefix + name, spec, is_required=name in section.get("required", ())):
+        is_required = name in section.get("required", ())
+        for setting in _field(prefix + name, section["title"], spec, is_required=is_required):
             is_direct = "." not in setting.path.removeprefix(prefix)
             yield dataclasses.replace(setting, variants=variants) if is_direct else setting
 
 
-def _field(path: str, spec: Spec, *, is_required: bool) -> Iterator[Setting]:
+def _field(path: str, section: str, spec: Spec, is_required: bool = True) -> Iterator[Setting]:
     members = _members(spec)
     kinds = [kind for member in members for kind in kinds_of(member)]
-    if not members:
-        yield Setting(path=path, spec=spec, is_required=is_required)
-    elif kinds:
-        described = {"enum": kinds, "description": spec.get("description", "")}
-        yield Setting(path=path, spec=described, is_required=is_required, is_choice=True)
+    if kinds:
+        spec = {"enum": kinds}
+    if kinds or not members:
+        yield Setting(
+            path=path,
+            section=section,
+            spec=spec,
+            is_required=is_required,
+            is_choice=bool(kinds),
+        )
     for member in members:
         yield from _walk(member, f"{path}.")
 

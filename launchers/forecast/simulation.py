@@ -20,13 +20,16 @@ from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Purpose
 from async_rl.launchers.forecast.recorded import Recorded, Work
+from async_rl.launchers.forecast.variants import changed_works
 
 _PURPOSES = (Purpose.EVAL, Purpose.TRAIN)
 
 
 @frozen
 class Scenario:
-    """The values that may differ from the recorded run. *_speed: 1 is the recorded speed."""
+    """The values that may differ from the recorded run. *_speed: 1 is the recorded speed.
+    group_size, max_response_tokens: 0 is as recorded.
+    """
 
     generators: int
     slots: int
@@ -35,6 +38,8 @@ class Scenario:
     push_every_steps: int
     evaluate_every_steps: int
     num_steps: int
+    group_size: int = 0
+    max_response_tokens: int = 0
     learner_speed: float = 1.0
     scoring_speed: float = 1.0
     generation_speed: float = 1.0
@@ -42,8 +47,9 @@ class Scenario:
 
 @frozen
 class Forecast:
-    """steps_per_s: after the warm-up steps. Shares of time: the learner waits for a batch; a
-    generator has no group in flight. age: mean versions of the oldest token of a trained group.
+    """steps_per_s: after the warm-up steps; 0 if the run would stop. Shares of time: the
+    learner waits for a batch; a generator has no group in flight. age: mean versions of the oldest
+    token of a trained group.
     """
 
     steps_per_s: float
@@ -60,7 +66,7 @@ def scenario_of(config: RunConfig, recorded: Recorded) -> Scenario:
         groups_per_step=config.buffer.groups_per_step,
         max_staleness_versions=config.buffer.max_staleness_versions,
         push_every_steps=config.weights.push_every_steps,
-        evaluate_every_steps=config.evaluation.every_steps,
+        evaluate_every_steps=config.evaluation.every_steps if recorded.evaluation else 0,
         num_steps=len(recorded.step_s),
     )
 
@@ -76,32 +82,37 @@ class _Engine:
     def __init__(self, index: int, beside: float) -> None:
         self.index, self.name = index, f"generator-{index}"
         self.version = 0
-        self.num_groups = 0  # in flight or with their scoring
         self.events = 0
         self.idle_s = 0.0
         self._beside = beside
         self._progress = 0.0
+        self._load = 0.0
         self._updated_s = 0.0
-        self._running: list[tuple[float, int, OpenGroup, float]] = []
+        self._running: list[tuple[float, int, OpenGroup, Work]] = []
 
     def start(self, now_s: float, group: OpenGroup, work: Work, speed: float) -> None:
         self.advance(now_s)
-        entry = (self._progress + work.units / speed, group.group_id, group, work.scoring_s)
+        entry = (self._progress + work.units / speed, group.group_id, group, work)
         heapq.heappush(self._running, entry)
-        self.num_groups += 1
+        self._load += work.load
 
     def advance(self, now_s: float) -> None:
         """Move all groups on to this time."""
         elapsed_s = now_s - self._updated_s
         if self._running:
             self._progress += elapsed_s / self._unit_s
-        elif not self.num_groups:
+        else:
             self.idle_s += elapsed_s
         self._updated_s = now_s
 
     @property
     def _unit_s(self) -> float:
-        return 1 + self._beside * (len(self._running) - 1)
+        return 1 + self._beside * max(self._load - 1, 0.0)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that are being written; those that wait for scores take no room."""
+        return len(self._running)
 
     @property
     def next_s(self) -> float | None:
@@ -110,9 +121,10 @@ class _Engine:
             return None
         return max(self._running[0][0] - self._progress, 0.0) * self._unit_s
 
-    def pop(self) -> tuple[OpenGroup, float]:
-        _, _, group, scoring_s = heapq.heappop(self._running)
-        return group, scoring_s
+    def pop(self) -> tuple[OpenGroup, Work]:
+        _, _, group, work = heapq.heappop(self._running)
+        self._load -= work.load
+        return group, work
 
 
 class _Run:
@@ -132,6 +144,10 @@ class _Run:
         self._engines = [_Engine(index, recorded.beside) for index in range(scenario.generators)]
         self._free = [(0, index) for index in range(scenario.generators)]
         self._num_prompts = _num_prompts(recorded, scenario)
+        self._works = {
+            Purpose.TRAIN: changed_works(recorded.train, scenario),
+            Purpose.EVAL: recorded.evaluation,
+        }
         self._trains, self._waits_since, self._waited_s = False, 0.0, 0.0
         self._ages: list[int] = []
         self._committed_s: list[float] = []
@@ -148,6 +164,9 @@ class _Run:
         return self._forecast()
 
     def _forecast(self) -> Forecast:
+        if len(self._committed_s) < self._scenario.num_steps:
+            # Admission waits for weights that are never pushed, as in push_every_steps=2 at age 0.
+            return Forecast(steps_per_s=0.0, learner_waits=1.0, generators_idle=1.0, age=0.0)
         warm = min(self._recorded.num_warm, len(self._committed_s) - 1)
         span_s = self._committed_s[-1] - self._committed_s[warm - 1]
         for engine in self._engines:
@@ -203,8 +222,7 @@ class _Run:
 
     def _work(self, purpose: Purpose) -> Work:
         """Return the next recorded work of this purpose, from the beginning after the last."""
-        recorded = self._recorded
-        works = recorded.evaluation if purpose is Purpose.EVAL else recorded.train
+        works = self._works[purpose]
         index = self._used[purpose] % len(works)
         self._used[purpose] += 1
         return works[index]
@@ -220,17 +238,15 @@ class _Run:
         if number != engine.events:
             return
         engine.advance(self._now_s)
-        group, scoring_s = engine.pop()
+        group, work = engine.pop()
         newest = engine.version
-        self._after(
-            scoring_s / self._scenario.scoring_speed, lambda: self._put(engine, group, newest)
-        )
+        stored_s = work.scoring_s / self._scenario.scoring_speed + work.storing_s
+        self._after(stored_s, lambda: self._put(group, newest))
         self._expect(engine)
-
-    def _put(self, engine: _Engine, group: OpenGroup, newest: int) -> None:
-        engine.advance(self._now_s)
-        engine.num_groups -= 1
         self._list_free(engine.index)
+        self._feed()
+
+    def _put(self, group: OpenGroup, newest: int) -> None:
         self._admission.close(group.group_id)
         if group.purpose is Purpose.TRAIN:
             stored = StoredGroup(
@@ -279,5 +295,6 @@ def _num_prompts(recorded: Recorded, scenario: Scenario) -> int:
     """Return the groups of one evaluation."""
     if not scenario.evaluate_every_steps:
         return 0
-    num_evaluations = 1 + scenario.num_steps // scenario.evaluate_every_steps
-    return round(len(recorded.evaluation) / num_evaluations)
+    first = 1 if recorded.first_step == 1 else 0  # of the start model
+    num_evaluations = first + scenario.num_steps // scenario.evaluate_every_steps
+    return round(len(recorded.evaluation) / max(num_evaluations, 1))

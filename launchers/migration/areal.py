@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from async_rl.launchers.migration.rules import Fate, Function, Given
-from async_rl.launchers.migration.shared import to_wandb
+from async_rl.launchers.migration.shared import to_wandb, token_budget
 
 # AReaL writes "all tokens" as a number above any vocabulary.
 _FULL_TOP_K = 1_000_000
-# AReaL's default, which means no limit.
-_NO_BUDGET = 1e9
 
 
 def _sequence(given: Given) -> Fate:
@@ -28,18 +26,12 @@ def _adam_betas(given: Given) -> Fate:
     return Fate("translated", settings={given.rule.targets[0]: betas})
 
 
-_CALLS = ("actor_train", "critic_train", "critic_inf", "ref_inf")
-"""The calls of the learner, each with a budget in the source."""
-
-
 def _budget(given: Given) -> Fate:
-    named = [given.source.get(f"{call}.mb_spec.max_tokens_per_mb") for call in _CALLS]
-    # One budget serves all calls, so it must fit into the memory of each.
-    budget = min(value for value in (given.value, *named) if value is not None)
-    if budget >= _NO_BUDGET:
-        return Fate("defaulted", "a pass holds learner.budget_tokens tokens")
-    note = "the smallest budget of all calls: they share their passes"
-    return Fate("translated", note, {"learner.budget_tokens": budget})
+    return token_budget(
+        given,
+        "learner.budget_tokens",
+        ("actor_train.mb_spec.max_tokens_per_mb", "critic_train.mb_spec.max_tokens_per_mb"),
+    )
 
 
 def _top_k(given: Given) -> Fate:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from async_rl.launchers.migration.rules import Fate, Function, Given, Settings
 
+# AReaL's default, which means no limit.
+_NO_BUDGET = 1e9
+_FORWARD_BUDGETS = (
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+    "critic_inf.mb_spec.max_tokens_per_mb",
+    "ref_inf.mb_spec.max_tokens_per_mb",
+    "ref.mb_spec.max_tokens_per_mb",
+)
 _STEPS = (
     "exp_ctrl.benchmark_steps",
     "trainer.total_training_steps",
@@ -100,6 +109,20 @@ def lora_targets(given: Given) -> Fate:
     return given.into(given.value)
 
 
+def token_budget(given: Given, path: str, keys: Sequence[str]) -> Fate:
+    """The smallest of the budgets that a source has for calls with one setting."""
+    # One setting serves these calls, so it must fit into the memory of each.
+    budget = min(filter(None, (given.value, *map(given.source.get, keys))), default=_NO_BUDGET)
+    if budget >= _NO_BUDGET:
+        return Fate("defaulted", f"a pass has {path} tokens")
+    return Fate("translated", "the smallest budget of these calls", {path: budget})
+
+
+def forward_budget(given: Given) -> Fate:
+    """The budget of the passes without a gradient."""
+    return token_budget(given, "learner.forward_budget_tokens", _FORWARD_BUDGETS)
+
+
 def kl_in_loss(given: Given) -> Fate:
     """A KL in the loss with this coefficient; 0 is none."""
     if not given.value:
@@ -125,4 +148,5 @@ SHARED: Mapping[str, Function] = {
     "data_files": data_files,
     "lora_targets": lora_targets,
     "kl_in_loss": kl_in_loss,
+    "forward_budget": forward_budget,
 }

@@ -31,7 +31,7 @@ from async_rl.buffer.store.browse import Filter
 from async_rl.core.errors import AsyncRLError, ConfigError, Unavailable
 from async_rl.launchers.view import charts, export, pages
 from async_rl.launchers.view.library import Library, RunView
-from async_rl.launchers.view.texts import duration, number, size
+from async_rl.launchers.view.texts import duration, number, share, size
 
 _COOKIE = "async-rl-view"
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -235,7 +235,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"number": number, "duration": duration, "size": size}
+    environment.filters |= {"number": number, "share": share, "duration": duration, "size": size}
     environment.globals |= {
         "now": time.time,
         "as_query": lambda chosen, **changes: urlencode(pages.as_query(chosen, **changes)),

@@ -35,3 +35,18 @@ def test_the_verifier_starts_without_the_other_commands() -> None:
 def test_other_commands_are_there_too(arguments: list[str]) -> None:
     done = ended(*arguments)
     assert done.stdout.splitlines()[-1].startswith("0 ['compare', 'control', 'data'")
+
+
+def test_ctrl_c_during_the_imports_prints_no_traceback() -> None:
+    interrupt = """
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+import sys
+sys.meta_path.insert(0, Interrupt())
+"""
+    for command in ("status", "verifier"):
+        script = interrupt + RUN.format(arguments=[command])
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("130 []\n", "")

@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.launchers.cli import app
 from async_rl.launchers.commands.verifier import verifier_config
+from async_rl.launchers.configuration.compose import compose
 
 SQUARE = {"tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}]}
 BODY = {"code": "def f(x): return x * x", "language": "python", **SQUARE}
@@ -42,7 +43,7 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]
 def test_server_alone_answers_and_ends_well_at_sigterm() -> None:
     with (
         running("--token", "t", "--cells", "1", "sandbox.timeout_s=1") as (process, url, _),
-        httpx.Client(base_url=url) as http,
+        httpx.Client(base_url=url, timeout=60) as http,
     ):
         headers = {"authorization": "Bearer t"}
         assert http.post("/verify", json=BODY).status_code == 401
@@ -92,6 +93,8 @@ def test_settings_that_mean_nothing_without_a_run_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_steps=3: without a run"):
         verifier_config(["num_steps=3"])
     assert verifier_config(["sandbox.timeout_s=7", "sandbox.memory_mb=64"]).sandbox.timeout_s == 7
+    # Not with the settings of a conf whose rows need no tests.
+    assert verifier_config([]) == compose("ppo_code", [])
 
 
 def verify(tmp_path: Path, rows: list[dict[str, Any]], *arguments: str) -> Result:
@@ -125,8 +128,8 @@ def test_completions_are_scored_and_summed_up(tmp_path: Path) -> None:
     assert "pass@1 0.7500 over 3 problems" in result.stdout
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert sorted((line["name"], line["verdict"]) for line in lines) == [
-        ("a", "pass"), ("b", "compile_error"), ("b", "pass"), ("b", "runtime_error"),
-        ("b", "wrong_answer"), ("c", "pass"),
+        ("a", "pass"), ("b, 1 of 4", "wrong_answer"), ("b, 2 of 4", "pass"),
+        ("b, 3 of 4", "compile_error"), ("b, 4 of 4", "runtime_error"), ("c", "pass"),
     ]  # fmt: skip
 
 
@@ -169,7 +172,7 @@ def test_failing_references_are_listed_with_the_reason(tmp_path: Path) -> None:
         line.split(": ")[:2] for line in result.stdout.splitlines() if re.match(r"\w+/\d", line)
     ]
     assert sorted(listed) == [
-        ["areal/4", "wrong_answer"],
+        ["areal/4, 2 of 2", "wrong_answer"],
         ["empty/5", "unusable row"],
         ["old/1", "compile_error"],
         ["slow/2", "timeout"],

@@ -147,6 +147,18 @@ def test_more_of_anything_needs_more_memory() -> None:
     assert total_memory_mb(base, None) < total_memory_mb(base, shape)
 
 
+def test_trajectories_older_than_every_checkpoint_need_no_disk() -> None:
+    def needed(num_steps: int, *changes: str) -> int:
+        return disk_mb(compose("ppo_code", [f"num_steps={num_steps}", *changes]), None)
+
+    sizes = {steps: needed(steps) for steps in (60, 1000, 100_000)}
+    # Only the rows of metrics and ledger grow with the run: 4 kB and 0.4 kB per group.
+    assert sizes[1000] - sizes[60] < 20
+    assert sizes[100_000] - sizes[1000] < 2000
+    assert needed(200, "recording=full") > needed(200)
+    assert needed(200, "checkpoint.every_steps=0") > needed(200)
+
+
 @pytest.mark.covers("max_seq_len_to_capture")
 def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
     config = compose("ppo_code", ["data.max_prompt_tokens=400", "data.max_response_tokens=200"])

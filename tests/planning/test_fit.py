@@ -87,10 +87,34 @@ def test_a_learner_that_does_not_fit_its_gpus_is_refused_with_a_remedy_that_fits
     config = settled(on, "learner.ranks=1", "learner.budget_tokens=32768", "generators.count=1")
     (problem,) = fit_problems(config, shape, on)
     assert re.search(r"learner-0 \d+\.\d GB\), one GPU has 80\.0 GB; set learner\.", problem)
+    assert "context_ranks" not in problem, "its sequences fit on one GPU"
     remedy = problem.partition("; set ")[2].partition(" (needs")[0].split()
     given = dict(setting.split("=") for setting in ["learner.ranks=1", *remedy])
     changed = settled(on, *map("=".join, given.items()), "generators.count=1")
     assert fit_problems(changed, shape, on) == []
+
+
+def test_a_sequence_too_long_for_one_gpu_is_shared() -> None:
+    on, shape = machine(8), shape_from_hf(QWEN3_8B)
+    settings = [x for x in LONG if "response_tokens" not in x and "budget_tokens" not in x]
+    settings += ["hardware=gpus", "data.max_response_tokens=200000", "generators.count=1"]
+
+    def settled(*overrides: str) -> RunConfig:
+        return compose_for(on, "grpo_code", [*settings, *overrides])[0]
+
+    config = settled("learner.ranks=4", "learner.budget_tokens=262144")
+    (problem,) = [x for x in fit_problems(config, shape, on) if "learner-0" in x]
+    remedy = problem.partition("; set ")[2].partition(" (needs")[0].split()
+    assert any(setting.startswith("learner.context_ranks=") for setting in remedy)
+    given = dict(setting.split("=") for setting in ["learner.ranks=4", *remedy])
+    changed = settled(*map("=".join, given.items()))
+    odd = shape_from_hf(QWEN3_8B | {"num_attention_heads": 9})
+    assert (
+        f"learner.context_ranks={given['learner.context_ranks']} does not divide the 9 attention"
+        " heads of the model, of which each rank computes a part; set it to a divisor of 9"
+    ) in fit_problems(changed, odd, on)
+    assert not any("learner.context_ranks=" in x for x in fit_problems(config, odd, on))
+    assert not any("learner-0" in x for x in fit_problems(changed, shape, on))
 
 
 def test_an_engine_that_does_not_fit_its_gpu_is_refused_with_a_remedy_that_fits() -> None:
@@ -128,6 +152,17 @@ def test_gpu_memory_is_not_main_memory() -> None:
     assert copies < memory_mb(config, "learner", shape) < 1.15 * copies
     assert gpu_memory_mb(config, "buffer", shape) == 0
     assert total_memory_mb(config, shape) < 256 << 10
+
+
+def test_files_keep_the_version_before_in_main_memory() -> None:
+    on, shape = machine(8), shape_from_hf(QWEN3_8B)
+
+    def main_memory_mb(transfer: str) -> int:
+        config = settled(on, *FOUR_AND_FOUR, f"weights.transfer={transfer}")
+        return memory_mb(config, "learner", shape)
+
+    added = main_memory_mb("filesystem") - main_memory_mb("collective")
+    assert added == pytest.approx(2 * shape.num_parameters / 4 / 2**20, abs=2)
 
 
 def test_halves_of_one_gpu_are_added_and_turns_are_not() -> None:

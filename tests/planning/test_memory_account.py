@@ -55,3 +55,17 @@ def test_the_account_sees_the_keys_of_shared_prompts() -> None:
     config = settings_of("grpo_code", ranks=2, overrides=short)
     accounted = accounted_bytes(hf, config)["Total"]
     assert -0.1 < planned_bytes(hf, config) / accounted - 1 < 0.2
+
+
+@pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
+def test_long_passes_without_a_gradient_are_planned(conf: str) -> None:
+    hf = QWEN3 | SIZES["0.6B"] | {"num_hidden_layers": 2, "num_key_value_heads": 8}
+    knobs = ["learner.gradient_checkpointing=true", "learner.budget_tokens=4096"]
+    shorter, longer = (
+        settings_of(conf, ranks=8, overrides=[*knobs, f"learner.forward_budget_tokens={tokens}"])
+        for tokens in ("null", "262144")
+    )
+    planned = planned_bytes(hf, longer)
+    assert planned > 1.9 * planned_bytes(hf, shorter), "the long pass is the largest moment"
+    accounted = accounted_bytes(hf, longer)["Total"]
+    assert abs(planned / accounted - 1) < 0.1

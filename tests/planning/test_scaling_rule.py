@@ -8,7 +8,13 @@ import pytest
 import simpy
 
 from async_rl.config.generation import AutoscaleConfig
-from async_rl.planning.scaling import Steering, balanced, decide
+from async_rl.planning.scaling import (
+    Steering,
+    balanced,
+    candidates,
+    decide,
+    decide_by_forecast,
+)
 
 AUTO = AutoscaleConfig(enabled=True, min=1, max=8, pool="generators")
 
@@ -169,3 +175,39 @@ def test_the_bounds_are_kept_and_a_run_outside_them_is_brought_inside() -> None:
 def test_a_share_within_the_tolerance_changes_nothing() -> None:
     assert decide(8, learner_waits=0.0, held_back=0.0999, config=AUTO).wanted == 8
     assert decide(8, learner_waits=0.0, held_back=0.15, config=AUTO).wanted == 7
+
+
+@pytest.mark.parametrize(
+    ("count", "rates", "wanted"),
+    [
+        (2, {2: 1.0, 1: 0.6, 3: 1.3, 4: 1.31}, 3),  # a fourth gains 1 %
+        (2, {2: 1.0, 1: 0.6, 3: 1.04, 4: 1.04}, 2),  # 4 % is not worth a generator
+        (4, {4: 1.0, 3: 0.97, 2: 0.9}, 4),  # 3 % is worth keeping one
+        (4, {4: 1.0, 3: 0.99, 2: 0.98, 1: 0.5}, 2),
+        (2, {2: 0.0, 1: 0.0, 4: 0.0}, 1),  # none makes progress
+    ],
+)
+def test_the_fewest_generators_that_are_nearly_as_fast_as_the_fastest(
+    count: int, rates: dict[int, float], wanted: int
+) -> None:
+    assert decide_by_forecast(count, rates).wanted == wanted
+
+
+def test_the_forecast_replaces_the_shares_but_not_the_bounds_and_not_the_judged_trial() -> None:
+    flat = {2: 1.0, 1: 0.5, 3: 1.0, 4: 1.0}
+    waiting = {"learner_waits": 0.5, "held_back": 0.0, "rate": 600.0}
+    assert Steering(AUTO).decide(2, **waiting).wanted == 4
+    assert Steering(AUTO).decide(2, **waiting, rates=flat).wanted == 2
+    assert Steering(AUTO).decide(9, **waiting, rates={9: 1.0, 8: 0.1}).wanted == 8
+    # Rates of other numbers, from before a change: the shares decide.
+    assert Steering(AUTO).decide(2, **waiting, rates={4: 1.0, 8: 2.0}).wanted == 4
+    steering, rising = Steering(AUTO), {1: 1.0, 2: 2.0, 4: 4.0}
+    assert steering.decide(1, **waiting, rates=rising).wanted == 4
+    # The forecast knows no shared cores; the trial does.
+    assert steering.decide(4, **waiting, rates={4: 4.0, 2: 2.0, 8: 8.0}).wanted == 1
+
+
+def test_numbers_near_the_present_one_are_forecast() -> None:
+    assert candidates(4, AUTO) == [4, 2, 3, 5, 6, 8]
+    assert candidates(1, AUTO) == [1, 2]
+    assert candidates(8, AUTO) == [8, 4, 7]

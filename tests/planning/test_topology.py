@@ -153,3 +153,18 @@ def test_hyperthreads_of_a_core_count_as_one_thread() -> None:
     run = specs("learner.cores=[0,4]", "generators.cores=[1,5]", machine=machine)
     assert run["learner-0"].env["OMP_NUM_THREADS"] == "1"
     assert run["generator-0"].env["OMP_NUM_THREADS"] == "1"
+
+
+def test_agents_have_a_gateway_per_eight_generators_which_is_a_pool_like_the_others() -> None:
+    def gateways(*overrides: str) -> list[str]:
+        return [name for name in specs("rollout.fn=[a:b]", *overrides) if "gateway" in name]
+
+    assert gateways() == gateways("generators.count=0") == ["gateway-0"]
+    assert gateways("generators.count=8") == ["gateway-0"]
+    assert gateways("generators.count=9") == ["gateway-0", "gateway-1"]
+    config = compose("ppo_code", ["rollout.fn=[a:b]"])
+    start = processes(config, TWO_CORES, {"generators": 1, "verifiers": 1, "gateways": 2})
+    assert [spec.name for spec in start[-2:]] == ["gateway-0", "gateway-1"]
+    joins = joining(config, TWO_CORES, "gateways", [start[-1]])
+    assert (joins.name, joins.role, joins.rank) == ("gateway-0", "gateway", 0)
+    assert "gateways" not in pool_counts(compose("ppo_code", []))

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.estimate import memory_mb
 from async_rl.planning.headroom import Headroom
 from async_rl.planning.topology import SCALE_FILE, ProcessSpec, processes
-from async_rl.protocol.membership import Heartbeat, PoolCount, Register
+from async_rl.protocol.membership import Heartbeat, Member, PoolCount, Register
 from async_rl.runtime.directory import Connections
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.registry import Registry
@@ -33,6 +33,8 @@ class ScaledRun:
 
     def __init__(self, config: RunConfig, run_dir: Path, machine: Machine = MACHINE) -> None:
         self.free_mb = 100_000
+        self.rates: dict[int, float] | None = None
+        self.num_forecasts = 0
         self.registry = Registry()
         self.registry.wanted = wanted_counts(config, run_dir)
         self.launcher = ScriptedLauncher(self.serve, run_dir / "out")
@@ -56,8 +58,15 @@ class ScaledRun:
             registry=self.registry,
             connect=connect,
             headroom=headroom,
+            forecast=self.forecast,
             log=log,
         )
+
+    def forecast(self, numbers: Sequence[int]) -> dict[int, float]:
+        self.num_forecasts += 1
+        if self.rates is None:
+            raise ConfigError("the test has no recording")
+        return {number: self.rates[number] for number in numbers}
 
     def serve(self, spec: ProcessSpec, process: Scripted) -> None:
         message = Register(name=spec.name, role=spec.role, pid=process.pid, address="")
@@ -136,6 +145,8 @@ def test_the_number_of_processes_reaches_the_wanted_one_and_a_resumed_run_keeps_
             ),
         ),
         ([], {"verifiers": 0}, "keep at least 1"),
+        (["rollout.fn=[a:b]"], {"gateways": 0}, "gateways=0: no agent could run; keep at least 1"),
+        ([], {"gateways": 2}, "there is no such pool"),
         ([], {"generators": 20_000}, "give a number from 0 to 10000"),
         (["generators.gpus_each=1"], {"generators": 2}, "need 2 GPUs, this machine has 1"),
         (
@@ -161,6 +172,34 @@ def test_what_cannot_be_is_refused_with_its_remedy_and_changes_nothing(
         act,
         Machine(cores=(0, 1), num_gpus=1, memory_mb=8000),
     )
+
+
+def test_gateways_are_scaled_and_asked_to_finish_their_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: asyncio.Queue[str] = asyncio.Queue()
+    drain = Scaler._drain
+
+    async def noting(scaler: Scaler, name: str, member: Member | None) -> float:
+        asked.put_nowait(name)
+        return await drain(scaler, name, member)
+
+    monkeypatch.setattr(Scaler, "_drain", noting)
+
+    async def act(run: ScaledRun) -> None:
+        start = ("buffer", "learner-0", "verifier-0", "generator-0", "gateway-0")
+        await run.until(*start)
+        run.scaler.scale({"gateways": 3}, "test", is_forced=False)
+        await run.until(*start, "gateway-1", "gateway-2")
+        run.scaler.scale({"gateways": 1}, "test", is_forced=False)
+        # The scaler asks in a task of its own, before the processes leave.
+        async with asyncio.timeout(10):
+            assert sorted([await asked.get(), await asked.get()]) == ["gateway-1", "gateway-2"]
+        await run.until(*start)
+
+    config = compose("grpo_code", ["rollout.fn=[a:b]"])
+    with_run(config, tmp_path, act)
+    assert wanted_counts(config, tmp_path) == {"generators": 1, "verifiers": 1, "gateways": 1}
 
 
 POOLS = ("generators.pools={big:{count:1,work:train},judge:{count:1,work:evaluation}}",)
@@ -362,3 +401,53 @@ def test_the_autoscaler_adds_nobody_where_memory_does_not_suffice_and_says_so(
 
     with_run(config, tmp_path, act)
     assert "10 MB are free" in caplog.text
+
+
+def test_the_forecast_decides_where_it_contradicts_the_shares_of_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The learner waits half the time, but a second generator would gain nothing until the forecast
+    says otherwise.
+    """
+    config = compose("grpo_code", [*AUTOSCALED, "generators.count=2"])
+    caplog.set_level(logging.INFO)
+
+    async def act(run: ScaledRun) -> None:
+        run.rates = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0", "generator-1")
+        told_s = 0.0
+        async with asyncio.timeout(10):
+            while run.registry.wanted["generators"] == 2:
+                told_s += 1.0
+                run.tell("learner-0", busy_s=told_s, wait_s=told_s)
+                for name in ("generator-0", "generator-1"):
+                    run.tell(name, busy_s=2 * told_s, blocked_s=0.0)
+                await asyncio.sleep(0.01)
+        assert run.registry.wanted["generators"] == 1
+
+    with_run(config, tmp_path, act)
+    assert "forecast from recorded times: 3600 steps/hour with 2, 3600 with 1" in caplog.text
+
+
+def test_without_a_forecast_the_shares_decide_and_the_reason_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = compose("grpo_code", AUTOSCALED)
+    caplog.set_level(logging.INFO)
+
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        told_s = 0.0
+        async with asyncio.timeout(10):
+            while run.registry.wanted["generators"] == 1:
+                told_s += 1.0
+                # In balance, until the forecast was asked for three times.
+                waited_s = told_s / 2 if run.num_forecasts >= 3 else 0.0
+                run.tell("learner-0", busy_s=told_s, wait_s=waited_s)
+                run.tell("generator-0", busy_s=2 * told_s, blocked_s=0.0)
+                await asyncio.sleep(0.01)
+
+    with_run(config, tmp_path, act)
+    text = "no forecast: the test has no recording; autoscaling uses the shares of time"
+    assert caplog.text.count(text) == 1
+    assert "generators would balance" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Callable
 
 import psutil
@@ -63,7 +64,8 @@ def test_a_start_that_only_beats_is_ended() -> None:
 def test_a_process_that_reads_or_grows_has_moved() -> None:
     process = psutil.Process()
     before = moved_mb(process)
-    block = bytearray(64 << 20)
+    # Not a bytearray: malloc may reuse memory that this process has freed but still has resident.
+    block = mmap.mmap(-1, 64 << 20)
     for place in range(0, len(block), 4096):
         block[place] = 1
     after = moved_mb(process)

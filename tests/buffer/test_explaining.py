@@ -1,0 +1,252 @@
+"""`async-rl explain` and `async-rl plan` on a run of 12 steps whose times are known."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+from buffer_support import Clock, make_config, make_group, opened, take, tickets
+from warm_processes import run_command
+
+from async_rl.config import base
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.explain import best_change
+from async_rl.launchers.configuration.compose import write_config
+from async_rl.launchers.forecast.live import live_rates
+from async_rl.launchers.forecast.recorded import read_times
+from async_rl.launchers.forecast.simulation import scenario_of
+from async_rl.planning.scaling import decide_by_forecast
+from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.learner import CommitStep
+
+GENERATION_S, SCORING_S, LEARNER_S, NUM_STEPS = 0.8, 0.2, 0.5, 12
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two groups per step, synchronous: 1.5 s per step, of which the learner works 0.5 s."""
+    path = tmp_path_factory.mktemp("runs") / "a<b>run"
+    path.mkdir()
+    config = make_config(max_staleness=0, num_steps=NUM_STEPS, group_size=4, recording="times")
+    write_config(config, path / "config.yaml")
+    rows = asyncio.run(make_history(path, config))
+    lines = [msgspec.json.encode(row) for row in rows]
+    (path / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+async def make_history(path: Path, config: object) -> list[dict[str, float]]:
+    clock, rows = Clock(), []
+    async with opened(path, config, clock=clock) as service:  # type: ignore[arg-type]
+        for version in range(NUM_STEPS):
+            began_s = clock.now
+            given = await tickets(service, version)
+            clock.now += GENERATION_S + SCORING_S
+            for ticket in given:
+                group = make_group(ticket, versions=[version] * 3)
+                moments = (0.1, GENERATION_S, GENERATION_S + SCORING_S)
+                samples = [msgspec.structs.replace(t, clock=moments) for t in group.trajectories]
+                group = msgspec.structs.replace(
+                    group, trajectories=samples, generation_s=GENERATION_S, started_s=began_s + 50
+                )
+                await service.put_group(PutGroup(group=group))
+            batch = await take(service, version)
+            clock.now += LEARNER_S
+            ids = [group.group_id for group in batch.groups]
+            await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+            rows.append(
+                {
+                    "step": version + 1,
+                    "time/step_s": 1.5,
+                    "time/wait_batch_s": 1.0,
+                    "weights/push_s": 0.0,
+                    "stage_s/learner/training": LEARNER_S,
+                    "wait_s/learner/a_batch": 1.0,
+                    "stage_s/generator/generating": GENERATION_S,
+                    "length/response_mean": 3.0,
+                }
+            )
+    return rows
+
+
+def test_a_page_shows_where_the_time_went_and_needs_no_other_file(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "why.html"
+    done = run_command(["explain", run_dir, "--html", page])
+    assert done.returncode == 0, done.stderr
+    assert "2400 steps/hour over 10 steps after the first 2" in done.stdout
+    assert "this run makes 2400 steps/hour (+0%); the learner waits 67% of the time" in done.stdout
+    assert "the clock of generator-0 differs from that of the buffer by 50.00 s" in done.stdout
+    text = page.read_text()
+    assert text.count("<rect") == 3
+    assert "a&lt;b&gt;run" in text
+    assert "a<b>run" not in text
+    assert not re.search(r"<script|<link|<img|https?://|url\(", text)
+    refused = run_command(["explain", run_dir, "--html", page])
+    assert (refused.returncode, "the file exists" in refused.stderr) == (2, True)
+
+
+def test_a_plan_says_where_each_input_comes_from(run_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "here.json"
+    words = ["generators.count=1..2", "buffer.groups_per_step=2,4", "--steps", "100"]
+    done = run_command(["plan", run_dir, *words, "--prices", "2,3", "--save", file])
+    assert done.returncode == 0, done.stderr
+    assert "measured in a<b>run: generation, scoring" in done.stdout
+    assert "assumed: all of the learner's time grows with the tokens" in done.stdout
+    for path in ("generators.count", "buffer.groups_per_step"):
+        assert path in done.stdout
+    assert "hours to 100" in " ".join(done.stdout.split())
+    page = tmp_path / "plan.html"
+    swept = ["generators.count=1..4", "buffer.max_staleness_versions=0,1,2", "--html", page]
+    drawn = run_command(["plan", run_dir, *swept])
+    assert drawn.returncode == 0, drawn.stderr
+    text = page.read_text()
+    # Three charts over the generators, with a line for each age bound.
+    assert (text.count("<figure"), text.count("<polyline")) == (3, 9)
+    assert 'data-label="buffer.max_staleness_versions=2"' in text
+    assert "measured in a&lt;b&gt;run" in text
+    assert not re.search(r"<script|<link|<img|https?://|url\(", text)
+    refused = run_command(["plan", run_dir, *swept])
+    assert (refused.returncode, "the file exists" in refused.stderr) == (2, True)
+    again = run_command(["plan", f"profile={file}", *words, "--prices", "2,3"])
+    assert again.returncode == 0, again.stderr
+    assert "from a profile of a<b>run: generation" in again.stdout
+    assert again.stdout.splitlines()[-4:] == done.stdout.splitlines()[-4:]
+
+
+def test_a_live_run_is_forecast_for_the_autoscaler_and_for_status(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    """One generator makes both groups of a step at once, so a second one gains nothing."""
+    config = runs.config_of(run_dir)
+    rates = live_rates(run_dir, config, [1, 2])
+    assert rates == {1: pytest.approx(2 / 3), 2: pytest.approx(2 / 3)}
+    assert decide_by_forecast(2, live_rates(run_dir, config, [2, 1])).wanted == 1
+    line = best_change(run_dir)
+    assert line.startswith("forecast: +100% with buffer.max_staleness_versions=1 ")
+    with pytest.raises(ConfigError, match="recording=off"):
+        live_rates(run_dir, base.replace(config, recording="off"), [1])
+    slower = Path(shutil.copytree(run_dir, tmp_path / "slower"))
+    with sqlite3.connect(slower / "store.sqlite") as store:
+        store.execute("UPDATE steps SET committed_s=committed_s + version")
+    with pytest.raises(ConfigError, match=r"differs from the measured one by \+"):
+        live_rates(slower, config, [1])
+    assert "the simulated rate differs" in best_change(slower)
+    with sqlite3.connect(slower / "store.sqlite") as store:
+        store.execute("DELETE FROM steps WHERE version > 7")
+    with pytest.raises(ConfigError, match="has 7 recorded steps; at least 8"):
+        live_rates(slower, config, [1])
+    assert "no forecast: slower has 7 recorded steps" in best_change(slower)
+
+
+def test_a_long_run_is_explained_by_its_newest_groups(run_dir: Path) -> None:
+    config = runs.config_of(run_dir)
+    recorded = read_times(run_dir, config, most=18)
+    assert (recorded.first_step, len(recorded.train)) == (4, 18)
+    assert recorded.steps_per_s == pytest.approx(2 / 3)
+    assert scenario_of(config, recorded).num_steps == 9
+
+
+def test_what_cannot_be_forecast_is_refused_with_what_is_possible(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    for words, reason in (
+        ([run_dir, "learner.lr=1"], "the forecast knows no effect of learner.lr"),
+        (["generators.count=2"], "name a run, profile=FILE, or --calibrate"),
+        ([f"profile={tmp_path}/none.json", "generators.count=2"], "name a file of --save"),
+        ([run_dir, "generators.count=8", "--devices", "4"], "as many or fewer devices"),
+        ([run_dir, "generators.count=2", "--prices", "2"], "give two numbers"),
+    ):
+        refused = run_command(["plan", *words])
+        assert (refused.returncode, reason in refused.stderr) == (2, True), refused.stderr
+    copy = Path(shutil.copytree(run_dir, tmp_path / "copy"))
+    with sqlite3.connect(copy / "store.sqlite") as store:
+        store.execute("UPDATE groups SET times=NULL")
+    assert run_command(["explain", copy]).returncode == 0
+    refused = run_command(["plan", copy, "generation.group_size=2"])
+    assert (refused.returncode, "recording=times" in refused.stderr) == (2, True)
+
+
+OTHER_VERSION = "has store schema 7, this version of async-rl reads 9; use the version that made it"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("other version", OTHER_VERSION),
+        ("no store", "does not exist: the run has stored nothing yet"),
+        ("cut off", "is not a usable store"),
+    ],
+)
+def test_without_a_usable_store_the_reason_and_what_the_metrics_have_are_shown(
+    run_dir: Path, tmp_path: Path, damage: str, reason: str
+) -> None:
+    copy = Path(shutil.copytree(run_dir, tmp_path / "copy"))
+    file = copy / "store.sqlite"
+    if damage == "other version":
+        with sqlite3.connect(file) as store:
+            store.execute("PRAGMA user_version=7")
+    elif damage == "cut off":
+        file.write_bytes(file.read_bytes()[:6000])
+    else:
+        file.unlink()
+    shown = run_command(["explain", copy])
+    assert shown.returncode == 0, shown.stderr
+    assert "copy: 2400 steps/hour over 12 steps after the first 0" in shown.stdout
+    assert "generating" in shown.stdout
+    assert reason in shown.stdout
+    for words in (["plan", copy, "generators.count=2"], ["replay", copy]):
+        refused = run_command(words)
+        assert (refused.returncode, reason in refused.stderr) == (1, True), refused.stderr
+    compared = run_command(["compare", run_dir, copy])
+    assert compared.returncode == 0, compared.stderr
+    assert f"the steps cannot be compared: {file} {reason}" in compared.stdout
+    assert "seconds per step" in compared.stdout
+
+
+def test_without_trajectories_only_the_replay_and_the_tokens_are_missing(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(run_dir, tmp_path / "copy"))
+    with sqlite3.connect(copy / "store.sqlite") as store:
+        store.execute("DELETE FROM blobs WHERE group_id < 6")
+    refused = run_command(["replay", copy])
+    assert refused.returncode == 2
+    assert "its batches are recorded for steps 4 to 12" in refused.stderr
+    assert "keep more with recording=full and checkpoint.keep" in refused.stderr
+    with sqlite3.connect(copy / "store.sqlite") as store:
+        store.execute("DELETE FROM blobs")
+    refused = run_command(["replay", copy])
+    assert refused.returncode == 2
+    assert "has no recorded batch" in refused.stderr
+    for words in (["explain", copy], ["plan", copy, "generators.count=2"]):
+        assert run_command(words).returncode == 0
+    compared = run_command(["compare", run_dir, copy])
+    assert compared.returncode == 0, compared.stderr
+    assert "no difference in the 12 steps that both runs have" in compared.stdout
+    assert "not compared: the trajectories are not stored in both runs" in compared.stdout
+
+
+def test_a_run_of_other_settings_than_this_version_has_is_named_by_every_command(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(run_dir, tmp_path / "copy"))
+    with (copy / "config.yaml").open("a") as config:
+        config.write("\nnew_setting: 3\n")
+    for words in (
+        ["explain", copy],
+        ["plan", copy, "generators.count=2"],
+        ["replay", copy],
+        ["compare", run_dir, copy],
+    ):
+        refused = run_command(words)
+        assert refused.returncode == 2
+        assert "new_setting=3: there is no such setting" in refused.stderr
+        assert "read this run with the version that made it" in refused.stderr

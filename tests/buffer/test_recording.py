@@ -1,0 +1,86 @@
+"""What a store records for `explain`, `plan` and `replay`, and how long it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+from buffer_support import make_config, make_group, opened, take, tickets
+
+from async_rl.buffer.store.batches import recorded_batches
+from async_rl.buffer.store.times import GroupTimes, clock_offsets, group_times
+from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.learner import CommitStep, ForgetBefore
+
+
+async def train(path: Path, *, num_steps: int, recording: str, clock: tuple[float, ...]) -> None:
+    async with opened(path, make_config(recording=recording)) as service:
+        for version in range(num_steps):
+            for ticket in await tickets(service, version):
+                group = make_group(ticket, versions=[version] * 3)
+                samples = [msgspec.structs.replace(t, clock=clock) for t in group.trajectories]
+                group = msgspec.structs.replace(group, trajectories=samples, started_s=100.0)
+                await service.put_group(PutGroup(group=group))
+            ids = [g.group_id for g in (await take(service, version)).groups]
+            await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+            await service.forget_before(ForgetBefore(version=version + 1))
+
+
+def test_the_moments_of_each_sample_are_read_from_the_store(tmp_path: Path) -> None:
+    asyncio.run(train(tmp_path, num_steps=1, recording="times", clock=(0.25, 1.5, 2.0)))
+    first = group_times(tmp_path)[0]
+    assert first.started_s == 100.0
+    assert first.samples.tolist() == [[3, 0.25, 1.5, 2.0], [3, 0.25, 1.5, 2.0]]
+
+
+def test_without_recorded_moments_the_times_of_groups_remain(tmp_path: Path) -> None:
+    asyncio.run(train(tmp_path, num_steps=1, recording="off", clock=()))
+    first = group_times(tmp_path)[0]
+    assert (first.generation_s, len(first.samples)) == (0.5, 0)
+
+
+ALL = list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "stored"),
+    # GB; a large disk may be used to 98 %.
+    [(250, 6, ALL), (250, 4, [11, 12]), (20, 4, ALL), (20, 1, [11, 12])],
+)
+def test_all_trajectories_stay_until_the_disk_is_nearly_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, stored: list[int]
+) -> None:
+    usage = SimpleNamespace(total=total * 10**9, free=free * 10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    asyncio.run(train(tmp_path, num_steps=12, recording="full", clock=()))
+    with recorded_batches(tmp_path) as batches:
+        # One step in ten is deleted at each checkpoint, the oldest first, but not the newest two.
+        assert batches.stored_steps() == stored
+
+
+def test_the_clock_of_a_generator_is_compared_with_that_of_the_buffer() -> None:
+    """The generator's clock is 30 s ahead; a message takes 0.1 s in one direction, 0.3 in the
+    other.
+    """
+    groups = [
+        GroupTimes(
+            purpose="train",
+            generator="generator-0",
+            handed_out_s=at_s,
+            generation_s=2.0,
+            ready_s=at_s + 0.1 + 2.0 + 0.3 + delay_s,
+            num_tokens=10,
+            num_samples=1,
+            started_s=at_s + 0.1 + 30,
+            samples=np.array([[10, 0.5, 2.0, 2.0]], np.float32),
+        )
+        for at_s, delay_s in ((0.0, 0.7), (10.0, 0.0), (20.0, 0.4))
+    ]
+    offset_s, error_s = clock_offsets(groups)["generator-0"]
+    assert offset_s == pytest.approx(-29.9, abs=1e-5)
+    assert error_s == pytest.approx(0.2, abs=1e-5)
