@@ -19,7 +19,7 @@ def write_failed(directory: Path, part: BatchPart, version: int) -> Path:
     for (group_id, _), trajectory in zip(part.own_ids, part.trajectories, strict=True):
         sequences.setdefault(group_id, []).append(trajectory)
     first, mine = (
-        directory / f"step_{version + 1:06d}.rank_{rank}.msgpack" for rank in (0, part.rank)
+        directory / f"step_{version + 1:06d}.rank_{rank}.msgpack" for rank in (0, part.number)
     )
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_bytes(encode(sequences))

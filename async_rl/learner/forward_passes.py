@@ -75,27 +75,30 @@ class ForwardPasses:
         self._temperature = temperature
         self._needs_exact_kl = needs_exact_kl and models.reference is not None
         self._chunk_tokens = models.policy.chunk_tokens(learner.logits_chunk_mb)
-        self._pass_tokens = learner.budget_tokens
+        most = max(learner.budget_tokens, learner.forward_tokens)
         if not ranks.is_sharded:
-            self._pass_tokens = min(learner.budget_tokens, _CACHE_TOKENS)
+            most = _CACHE_TOKENS
+        # The ranks of a context have a row together, each as many tokens as one rank without.
+        self._pass_tokens = min(learner.budget_tokens, most) * ranks.context.size
+        self._forward_tokens = min(learner.forward_tokens, most) * ranks.context.size
 
     def owners(self, heads: Sequence[GroupHead], version: int) -> list[int]:
-        """Return the rank that gets the tokens of each sequence of a batch.
+        """Return the part of the batch that each sequence is in, as in `Ranks`.
 
-        The ranks are balanced in each minibatch of the first epoch. Later epochs draw other
+        The parts are balanced in each minibatch of the first epoch. Later epochs draw other
         minibatches, and a sequence stays where it is.
         """
-        sizes, ranks = sizes_of(heads), self._ranks.world_size
+        sizes, parts = sizes_of(heads), self._ranks.num_parts
         # Sequences without an advantage need no backward pass, so they are shared out separately.
         is_uniform = [group.is_uniform for group in heads for _ in group.samples]
         owners = [0] * sizes.num_sequences
         for sequences in self._minibatches(sizes, version, 0):
             for kind in (False, True):
                 members = [s for s in sequences if is_uniform[s] is kind]
-                shares = share_out(sizes, members, ranks=ranks, cap_tokens=self._pass_tokens)
-                for rank, share in enumerate(shares):
+                shares = share_out(sizes, members, parts=parts, cap_tokens=self._pass_tokens)
+                for part, share in enumerate(shares):
                     for s in share:
-                        owners[s] = rank
+                        owners[s] = part
         return owners
 
     def _minibatches(self, sizes: Sizes, version: int, epoch: int) -> list[list[int]]:
@@ -112,29 +115,29 @@ class ForwardPasses:
         has_gradient: bool [B], False where the loss of the sequence does not depend on the policy.
         Minibatches are equal on all ranks and for all budgets; only their passes differ.
         """
-        is_trained = has_gradient.tolist()
+        is_trained, budget = has_gradient.tolist(), self._pass_tokens
         plan = []
         for sequences in self._minibatches(batch, version, epoch):
             # Packed apart: one sequence with a gradient would make its whole row need a graph.
-            zero = self._passes(batch, [s for s in sequences if not is_trained[s]])
-            trained = self._passes(batch, [s for s in sequences if is_trained[s]])
+            zero = self._passes(batch, [s for s in sequences if not is_trained[s]], budget)
+            trained = self._passes(batch, [s for s in sequences if is_trained[s]], budget)
             plan.append(
                 Minibatch(passes=zero + trained, zero_gradient=frozenset(zero), sequences=sequences)
             )
         return plan
 
-    def _passes(self, batch: Batch, sequences: list[int]) -> list[Pass]:
+    def _passes(self, batch: Batch, sequences: list[int], budget_tokens: int) -> list[Pass]:
         """Pack this rank's share of the sequences into passes."""
         if not sequences:
             return []
         ranks = self._ranks
-        shares: list[list[int]] = [[] for _ in range(ranks.world_size)]
+        shares: list[list[int]] = [[] for _ in range(ranks.num_parts)]
         for s in sequences:
             shares[batch.owners[s]].append(s)
         with_ends = self._models.has_values
         return [
             pack(batch, members, device=ranks.device, with_ends=with_ends)
-            for members in passes(batch, shares, budget_tokens=self._pass_tokens)[ranks.rank]
+            for members in passes(batch, shares, budget_tokens=budget_tokens)[ranks.part]
         ]
 
     def run(
@@ -145,29 +148,43 @@ class ForwardPasses:
 
         with_policy: run the policy too; trains_policy: the first update needs its graphs.
         """
-        reusable = self._reusable(batch, plan[0])
+        kept_rows = self._reusable(batch, plan[0])
         outputs = self.empty_outputs(batch)
         kept = KeptOutputs(records_policy=not with_policy)
         critic = self._models.critic
-        for row in [row for minibatch in plan for row in minibatch.passes]:
-            is_kept = row in reusable
-            # First: it may be the policy's own module without an adapter, and the hooks of FSDP
-            # expect no other forward pass before the backward pass of a kept graph.
+        # First: the hooks of FSDP expect no other forward pass before the backward pass of a kept
+        # graph.
+        with torch.no_grad():
+            for row in self._without_graph(batch, plan[1:] if kept_rows else plan):
+                self._record_reference(outputs, row)
+                if with_policy:
+                    record_policy(outputs, row, self.run_policy(row))
+                if critic is not None:
+                    _record_values(outputs, row, critic(row))
+        for row in kept_rows:
+            # First: it may be the policy's own module without an adapter.
             self._record_reference(outputs, row)
             if with_policy:
-                needs_graph = is_kept and trains_policy and row not in plan[0].zero_gradient
+                needs_graph = trains_policy and row not in plan[0].zero_gradient
                 with torch.set_grad_enabled(needs_graph):
                     output = self.run_policy(row)
                 record_policy(outputs, row, output)
-                if is_kept and trains_policy:
+                if trains_policy:
                     kept.policy[row] = output
             if critic is not None:
-                with torch.set_grad_enabled(is_kept):
-                    values: Values = critic(row)
+                values: Values = critic(row)
                 _record_values(outputs, row, values)
-                if is_kept:
-                    kept.critic[row] = values.at_tokens
+                kept.critic[row] = values.at_tokens
         return outputs, kept
+
+    def _without_graph(self, batch: Batch, plan: Sequence[Minibatch]) -> list[Pass]:
+        """The passes over these minibatches that need no graph: they may have more tokens than
+        those that train, and then belong to no minibatch.
+        """
+        if self._forward_tokens == self._pass_tokens:
+            return [row for minibatch in plan for row in minibatch.passes]
+        sequences = sorted(s for minibatch in plan for s in minibatch.sequences)
+        return self._passes(batch, sequences, self._forward_tokens)
 
     def run_policy(self, row: Pass) -> PolicyOutput:
         """Run the policy on a pass, with the exact KL to the reference if it is the estimator."""
@@ -193,7 +210,7 @@ class ForwardPasses:
         )
         outputs.ref_logprobs[row.token_index] = output.logprobs
 
-    def _reusable(self, batch: Batch, first: Minibatch) -> set[Pass]:
+    def _reusable(self, batch: Batch, first: Minibatch) -> list[Pass]:
         """The passes whose graphs can wait for the update: all of the first minibatch if they fit
         into the budget together, otherwise none.
 
@@ -202,10 +219,10 @@ class ForwardPasses:
         """
         budget = self._learner.budget_tokens * self._ranks.world_size
         if cost_tokens(batch, first.sequences) > budget:
-            return set()
+            return []
         if self._ranks.is_sharded and len(first.passes) > 1:
-            return set()
-        return set(first.passes)
+            return []
+        return first.passes
 
     def empty_outputs(self, batch: Batch) -> BatchOutputs:
         """Return zeros for every output of the models there are."""

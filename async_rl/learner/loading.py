@@ -23,6 +23,7 @@ from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import use_segments
+from async_rl.learner.context import WHOLE_ROWS, Context
 from async_rl.learner.fused import fuse
 from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy
 from async_rl.learner.pretrained import PretrainedWeights
@@ -72,7 +73,7 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     critic_model = None
     if has_own_backbone:
         # Before the adapter is added: all weights of a critic are trained.
-        critic_model = Critic(policy.lm)
+        critic_model = Critic(policy.lm, context=ranks.context)
         prefix = f"{policy.lm.base_model_prefix}."
         sharded(critic_model, critic_model.backbone, prefix, torch.float32)
     if isinstance(lora, LoraAdapter):
@@ -97,12 +98,13 @@ def _open_policy(
             trust_remote_code=config.model.trust_remote_code,
             is_fused=is_fused,
             has_value_head=has_value_head,
+            context=ranks.context,
         )
     else:
         if ranks.rank == 0:
             # The other ranks have the same model; their first collective waits for this one.
-            _checked(weights.first_layers(), path, is_fused=is_fused, has_value_head=False)
-        policy = _prepared(weights.empty_model(), is_fused=is_fused, has_value_head=has_value_head)
+            _checked(weights.first_layers(), path, is_fused, context=WHOLE_ROWS)
+        policy = _prepared(weights.empty_model(), is_fused, has_value_head, context=ranks.context)
     if config.learner.gradient_checkpointing:
         lm = policy.lm
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -128,13 +130,18 @@ def _blocks(shard_units: int | list[str], policy: Policy) -> Sequence[str]:
 
 
 def load_policy(
-    path: Path, *, trust_remote_code: bool, is_fused: bool, has_value_head: bool = False
+    path: Path,
+    *,
+    trust_remote_code: bool,
+    is_fused: bool,
+    has_value_head: bool = False,
+    context: Context = WHOLE_ROWS,
 ) -> Policy:
     """Load a causal language model in float32.
 
     is_fused: replace Qwen3 modules by those of fused.py; has_value_head: add a critic's head to its
-    backbone.  Raises ConfigError if the model cannot be loaded, or computes different log-probs on
-    packed rows.
+    backbone; context: the ranks that share its rows.  Raises ConfigError if the model cannot be
+    loaded, if its heads cannot be divided, or if it computes different log-probs on packed rows.
     """
     disable_progress_bar()
     try:
@@ -146,24 +153,44 @@ def load_policy(
             f"model.path={path} is not a causal language model that transformers can load: {error};"
             " set model.path to a directory with config.json and weights"
         ) from error
-    return _checked(lm, path, is_fused=is_fused, has_value_head=has_value_head)
+    return _checked(lm, path, is_fused, has_value_head, context=context)
 
 
-def _checked(lm: PreTrainedModel, path: Path, *, is_fused: bool, has_value_head: bool) -> Policy:
+def _checked(
+    lm: PreTrainedModel,
+    path: Path,
+    is_fused: bool,
+    has_value_head: bool = False,
+    *,
+    context: Context,
+) -> Policy:
     """Return the policy after the comparison of its packed rows with its plain forward pass."""
     lm.eval()
     expected = _plain_logprobs(lm)
-    policy = _prepared(lm, is_fused=is_fused, has_value_head=has_value_head)
+    policy = _prepared(lm, is_fused, has_value_head, context=context)
     _check(policy, expected, path)
     return policy
 
 
-def _prepared(lm: PreTrainedModel, *, is_fused: bool, has_value_head: bool) -> Policy:
+def _prepared(
+    lm: PreTrainedModel, is_fused: bool, has_value_head: bool, *, context: Context
+) -> Policy:
+    heads = lm.config.get_text_config().num_attention_heads
+    if heads % context.size:
+        raise ConfigError(
+            f"learner.context_ranks={context.size} does not divide the {heads} attention heads of"
+            f" {type(lm).__name__}: each rank computes the attention of a part of them; set"
+            f" learner.context_ranks to one of {', '.join(map(str, _divisors(heads)))}"
+        )
     lm.eval()
     use_segments(lm)
     if is_fused:
         fuse(lm)
-    return Policy(lm, has_value_head=has_value_head)
+    return Policy(lm, has_value_head=has_value_head, context=context)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 @torch.no_grad()

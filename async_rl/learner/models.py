@@ -19,6 +19,7 @@ from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.batching.packing import Pass
 from async_rl.core.frozen import frozen
 from async_rl.learner.attention import plan
+from async_rl.learner.context import WHOLE_ROWS, Context, Piece
 from async_rl.learner.sharding import local, reshard
 from async_rl.weights.lora import adapter_weights, merged_weights, without_adapter
 
@@ -62,9 +63,16 @@ def chunk_rows(chunk_mb: float, vocab_size: int) -> int:
 class Policy(nn.Module):
     """A causal language model on packed rows, optionally with a value head on its backbone."""
 
-    def __init__(self, lm: PreTrainedModel, *, has_value_head: bool = False) -> None:
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        *,
+        has_value_head: bool = False,
+        context: Context = WHOLE_ROWS,
+    ) -> None:
         super().__init__()
         self.lm = lm
+        self.context = context
         self.value_head = _value_head(lm) if has_value_head else None
 
     def forward(
@@ -74,16 +82,17 @@ class Policy(nn.Module):
 
         reference: the states of the model to which the exact KL is computed; None = no KL.
         """
-        states = _hidden_states(self.lm.base_model, row)
-        hidden = states.index_select(0, row.predict_index)
+        piece = self.context.piece(row)
+        states = _hidden_states(self.lm.base_model, row, piece, self.context)
+        hidden = states.index_select(0, piece.row.predict_index)
         head = self._head()
         values, kl = None, None
         if self.value_head is not None:
-            values = _values(self.value_head, states, row)
+            values = _values(self.value_head, states, piece, self.context)
         logprobs, entropies = token_logprobs(
             hidden,
             head=head,
-            targets=row.target_ids,
+            targets=piece.row.target_ids,
             temperature=temperature,
             chunk_tokens=chunk_tokens,
         )
@@ -96,12 +105,17 @@ class Policy(nn.Module):
                 temperature=temperature,
                 chunk_tokens=chunk_tokens,
             )
+            kl = self.context.join(kl, piece.tokens)
+        logprobs, entropies = (self.context.join(x, piece.tokens) for x in (logprobs, entropies))
         return PolicyOutput(logprobs, entropies, kl, values)
 
     def states(self, row: Pass) -> States:
-        """Compute the states from which the logits of the row's response tokens follow."""
-        hidden = _hidden_states(self.lm.base_model, row)
-        return States(hidden.index_select(0, row.predict_index), self._head())
+        """Compute the states from which the logits of the response tokens of this rank's piece
+        follow.
+        """
+        piece = self.context.piece(row)
+        hidden = _hidden_states(self.lm.base_model, row, piece, self.context)
+        return States(hidden.index_select(0, piece.row.predict_index), self._head())
 
     def _head(self) -> Tensor:
         weight: Tensor = self.lm.get_output_embeddings().weight
@@ -123,7 +137,7 @@ class Policy(nn.Module):
 
     def frozen_copy(self, dtype: torch.dtype) -> Policy:
         """Return the reference: the same language model, never trained and without a value head."""
-        frozen = Policy(copy.deepcopy(self.lm)).eval().requires_grad_(False)
+        frozen = Policy(copy.deepcopy(self.lm), context=self.context).eval().requires_grad_(False)
         for parameter in frozen.parameters():
             parameter.data = parameter.data.to(dtype)
         return frozen
@@ -152,14 +166,17 @@ class BasePolicy:
 class Critic(nn.Module):
     """A value head on its own backbone, which is a copy of the policy's. Its values begin at 0."""
 
-    def __init__(self, lm: PreTrainedModel) -> None:
+    def __init__(self, lm: PreTrainedModel, *, context: Context = WHOLE_ROWS) -> None:
         super().__init__()
         self.backbone = copy.deepcopy(lm.base_model)
         self.head = _value_head(lm)
+        self._context = context
 
     def forward(self, row: Pass) -> Values:
         """Compute the values before each response token and after each sequence."""
-        return _values(self.head, _hidden_states(self.backbone, row), row)
+        piece = self._context.piece(row)
+        states = _hidden_states(self.backbone, row, piece, self._context)
+        return _values(self.head, states, piece, self._context)
 
 
 @frozen
@@ -190,21 +207,24 @@ def _value_head(lm: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def _values(head: nn.Linear, hidden: Tensor, row: Pass) -> Values:
+def _values(head: nn.Linear, hidden: Tensor, piece: Piece, context: Context) -> Values:
+    row = piece.row
     index = torch.cat([row.predict_index, row.last_index])
     values = head(hidden.index_select(0, index)).squeeze(-1).float()
     at_tokens, after_end = values.split([len(row.predict_index), len(row.last_index)])
     # FSDP's hooks do not accept views as results.
-    return Values(at_tokens.clone(), after_end.detach().clone())
+    at_tokens = context.join(at_tokens.clone(), piece.tokens)
+    return Values(at_tokens, context.join(after_end.detach().clone(), piece.ends))
 
 
-def _hidden_states(backbone: nn.Module, row: Pass) -> Tensor:
-    """Run the backbone on a packed row: [T, H]."""
+def _hidden_states(backbone: nn.Module, row: Pass, piece: Piece, context: Context) -> Tensor:
+    """Run the backbone on this rank's piece of a packed row: [T, H]."""
+    whole = plan(row.segments, row.input_ids.device)
     output = backbone(
-        input_ids=row.input_ids,
-        position_ids=row.position_ids,
+        input_ids=piece.row.input_ids,
+        position_ids=piece.row.position_ids,
         use_cache=False,
-        segments=plan(row.segments, row.input_ids.device),
+        segments=context.plan(whole, row.input_ids.shape[1]),
     )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden

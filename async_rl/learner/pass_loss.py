@@ -26,7 +26,14 @@ from async_rl.algorithms.losses import (
     reinforce_loss,
     sequence_log_ratio,
 )
-from async_rl.algorithms.off_policy import dppo_loss, oapl_loss, sapo_loss, vespo_loss
+from async_rl.algorithms.off_policy import (
+    dppo_loss,
+    drpo_loss,
+    oapl_loss,
+    sapo_loss,
+    vespo_loss,
+    vetoed_tokens,
+)
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
@@ -39,6 +46,7 @@ from async_rl.config.policy_losses import (
     ClippedLoss,
     Correction,
     DppoLoss,
+    DrpoLoss,
     MaskCorrection,
     MomentCorrection,
     NoCorrection,
@@ -67,7 +75,7 @@ class PolicySums(NamedTuple):
     """Sums over trained tokens.
 
     loss: as it is minimised; clipped_low, clipped_high: tokens whose ratio was bounded; left_out:
-    tokens of sequences above algorithm.policy_loss.max_mean_ratio; kl_proximal_policy: nats of
+    tokens that max_mean_ratio or veto_ratio excludes; kl_proximal_policy: nats of
     KL(proximal, policy); tokens: the trained tokens.
     """
 
@@ -173,6 +181,13 @@ def policy_pass_loss(
     is_left_out = torch.zeros_like(is_trained)
     if loss_settings.max_mean_ratio is not None:
         is_left_out = sequences.mean(log_ratio.detach().exp()) > loss_settings.max_mean_ratio
+    if loss_settings.veto_ratio is not None:
+        is_left_out = is_left_out | vetoed_tokens(
+            output.logprobs - behavior,
+            advantages=targets.advantages[index],
+            sequences=sequences,
+            max_ratio=loss_settings.veto_ratio,
+        )
     loss = torch.where(is_trained & ~is_left_out, losses * weights, 0.0).sum()
     moved = kl_estimate(proximal, ref_logprobs=output.logprobs.detach(), estimator="k3")
     counts = (policy.is_clipped_low, policy.is_clipped_high, is_left_out, moved, is_trained)
@@ -216,7 +231,7 @@ def _policy_loss(
                 tau_positive=_SAPO_TAUS[0],
                 tau_negative=_SAPO_TAUS[1],
             )
-        case DppoLoss() | VespoLoss() | OaplLoss():
+        case DppoLoss() | DrpoLoss() | VespoLoss() | OaplLoss():
             return _behavior_loss(settings, logprobs, log_ratio, advantages, sequences)
         case ClippedLoss() | VanillaLoss():
             if settings.kind == "gspo":
@@ -232,7 +247,7 @@ def _policy_loss(
 
 
 def _behavior_loss(
-    settings: DppoLoss | VespoLoss | OaplLoss,
+    settings: DppoLoss | DrpoLoss | VespoLoss | OaplLoss,
     logprobs: Tensor,
     log_ratio: Tensor,
     advantages: Tensor,
@@ -246,6 +261,8 @@ def _behavior_loss(
                 advantages=advantages,
                 max_shift=settings.max_shift,
             )
+        case DrpoLoss():
+            return drpo_loss(logprobs, log_ratio=log_ratio, advantages=advantages)
         case VespoLoss():
             return vespo_loss(
                 logprobs,

@@ -30,12 +30,33 @@ from transformers import PreTrainedModel
 
 from async_rl.algorithms.across import Across
 from async_rl.core.frozen import frozen
+from async_rl.learner.context import WHOLE_ROWS, Context
 from async_rl.learner.process_group import ensure_group_of_one
+
+
+def divide_ranks(
+    world_size: int, context_ranks: int, device: torch.device
+) -> tuple[Context, dist.ProcessGroup | None]:
+    """Return this rank's context, of context_ranks consecutive ranks, and its data group, as in
+    `Ranks` (collective).
+    """
+    if context_ranks == 1:
+        return WHOLE_ROWS, None
+    mesh = init_device_mesh(
+        device.type,
+        (world_size // context_ranks, context_ranks),
+        mesh_dim_names=("data", "context"),
+    )
+    return Context(mesh.get_group("context")), mesh.get_group("data")
 
 
 @frozen
 class Ranks:
-    """The rank of this process in the learner pool, and how models are sharded over the pool."""
+    """The rank of this process in the learner pool, and how models are sharded over the pool.
+
+    context: the ranks that compute the same rows as this one; data_group: the ranks that have the
+    other sequences of the batch, one of each context. None = no other rank, or all.
+    """
 
     rank: int
     world_size: int
@@ -43,6 +64,18 @@ class Ranks:
     dtype: torch.dtype
     min_shard_params: int
     offload: Literal["none", "optimizer", "parameters"]
+    context: Context = WHOLE_ROWS
+    data_group: dist.ProcessGroup | None = None
+
+    @property
+    def num_parts(self) -> int:
+        """The number of parts of a batch; the ranks of a context share one."""
+        return self.world_size // self.context.size
+
+    @property
+    def part(self) -> int:
+        """The part of this rank."""
+        return self.rank // self.context.size
 
     @property
     def is_sharded(self) -> bool:
@@ -106,15 +139,15 @@ class Ranks:
             register_fsdp_forward_method(model, method)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Replace x by its sum over all ranks (collective) and return it."""
-        if self.world_size > 1:
-            dist.all_reduce(x)
+        """Replace x by its sum over all parts of the batch (collective) and return it."""
+        if self.num_parts > 1:
+            dist.all_reduce(x, group=self.data_group)
         return x
 
     def maximum(self, x: Tensor) -> Tensor:
-        """Replace x by its largest values over all ranks (collective) and return it."""
-        if self.world_size > 1:
-            dist.all_reduce(x, dist.ReduceOp.MAX)
+        """Replace x by its largest values over all parts (collective) and return it."""
+        if self.num_parts > 1:
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.data_group)
         return x
 
     def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:

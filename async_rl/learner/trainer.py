@@ -40,7 +40,7 @@ from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
 from async_rl.learner.records import StepRecord
 from async_rl.learner.rows import rows_as_group
-from async_rl.learner.sharding import Ranks, full_tensor
+from async_rl.learner.sharding import Ranks, divide_ranks, full_tensor
 from async_rl.learner.update import Updater
 from async_rl.learner.wiring import forward_passes, reference_share, update_settings
 from async_rl.weights.lora import write_adapter
@@ -54,7 +54,7 @@ class StepResult:
     """The results of a step for other processes.
 
     scalars, histograms: under the names of the metric catalogue; advantages: of the response tokens
-    of each sequence of this rank; empty without a critic.
+    of each sequence that this rank reports; empty without a critic.
     """
 
     scalars: dict[str, float]
@@ -85,9 +85,12 @@ class Trainer:
         self._failed_batches = failed_batches
         self._dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
         units = config.learner.shard_units
+        context, data_group = divide_ranks(world_size, config.learner.context_ranks, device)
         self._ranks = Ranks(
             rank=rank,
             world_size=world_size,
+            context=context,
+            data_group=data_group,
             device=device,
             dtype=self._dtype,
             min_shard_params=0 if isinstance(units, list) else units,
@@ -128,18 +131,17 @@ class Trainer:
         return self._ranks.device
 
     def owners(self, heads: Sequence[GroupHead], version: int) -> list[int]:
-        """Return the rank that gets the tokens of each sequence, if this version trains the
-        batch. It is the same on all ranks. Safe in any thread.
+        """Return the part of the batch that each sequence is in, if this version trains it. It is
+        the same on all ranks. Safe in any thread.
         """
         return self._forward.owners(heads, version)
 
     def step(self, groups: Sequence[Group], version: int) -> StepResult:
         """Train on groups of which every rank has all tokens, as `train`."""
-        everything = whole(groups)
-        owners = self.owners(everything.heads, version)
-        rank = self._ranks.rank
-        own = [t for t, owner in zip(everything.trajectories, owners, strict=True) if owner == rank]
-        part = BatchPart(heads=everything.heads, owners=owners, rank=rank, trajectories=own)
+        batch, number = whole(groups), self._ranks.part
+        owners = self.owners(batch.heads, version)
+        own = [t for t, owner in zip(batch.trajectories, owners, strict=True) if owner == number]
+        part = BatchPart(heads=batch.heads, owners=owners, number=number, trajectories=own)
         return self.train(part, version)
 
     def train(self, part: BatchPart, version: int) -> StepResult:
@@ -194,8 +196,8 @@ class Trainer:
         return sum(optimizer.num_updates for optimizer in self._optimizers)
 
     def _advantages(self, part: BatchPart, record: StepRecord) -> dict[SampleId, FloatArray]:
-        """The advantages of each own sequence's response tokens."""
-        if not self._models.has_values:
+        """The advantages of each own sequence's response tokens, on one rank of its context."""
+        if not self._models.has_values or self._ranks.context.index:
             return {}
         ends = np.cumsum([sample.response_length for sample in part.trajectories])
         rows = np.split(record.targets.advantages.float().cpu().numpy(), ends)
@@ -239,7 +241,7 @@ class Trainer:
         learner = self._config.learner
         logprobs = torch.zeros(batch.num_tokens, device=self.device)
         chunk_tokens = self._policy.chunk_tokens(learner.logits_chunk_mb)
-        for members in passes(batch, [batch.own], budget_tokens=learner.budget_tokens)[0]:
+        for members in passes(batch, [batch.own], budget_tokens=learner.forward_tokens)[0]:
             row = pack(batch, members, device=self.device, with_ends=False)
             output = self._policy(row, temperature=1.0, chunk_tokens=chunk_tokens)
             logprobs[row.token_index] = output.logprobs

@@ -151,14 +151,14 @@ class Updater:
     def _has_gradient(self, batch: Batch, mask: Tensor) -> Tensor:
         """Return the sequences whose loss can have a gradient: bool [B].
 
-        If the loss has no term besides the advantages, a sequence without an advantage has none. A
-        group of equal rewards then needs no backward pass.
+        Without another term than the advantages, a group of equal rewards has no gradient.
         """
         models = self._models
         if models.has_values or models.reference is not None or self._algorithm.entropy_coef:
             return torch.ones(batch.num_sequences, dtype=torch.bool, device=mask.device)
         outputs = self._forward.empty_outputs(batch)
         advantages = self._targets(batch, mask, outputs, 0.0).advantages
+        # Over all ranks: plans that differ would leave a rank alone in a collective operation.
         pulling = batch.sequence_index[mask & (advantages != 0)]
         return batch.across.sum(torch.bincount(pulling, minlength=batch.num_sequences)) > 0
 

@@ -4,8 +4,8 @@ takes: the heads of a batch from rank 0 · waits for: the buffer · returns: the
 Invariants
 - A message has at most `_CHUNK_TOKENS` tokens, or one longer sequence; so the memory that a batch
   takes on its way does not depend on its size.
-- The union of the parts of all ranks is the batch, each sequence once, because all ranks compute
-  the same owners.
+- The union of the parts is the batch, each sequence once, because all ranks compute the same
+  owners. The ranks of a context read the same part.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ _CHUNK_TOKENS = 2**22
 
 
 class Parts:
-    """The parts that were read and not trained yet. call_s: the deadline of a chunk."""
+    """The parts that were read and not trained yet. number: that of this rank; call_s: the deadline
+    of a chunk.
+    """
 
-    def __init__(self, buffer: Caller, rank: int, *, call_s: float) -> None:
+    def __init__(self, buffer: Caller, number: int, *, call_s: float) -> None:
         self._buffer = buffer
-        self._rank = rank
+        self._number = number
         self._call_s = call_s
         self._requests: dict[int, Fetch] = {}
         self._parts: dict[int, BatchPart] = {}
         self._life = 0
 
     async def fetch(self, request: Fetch, owners: Sequence[int]) -> None:
-        """Read this rank's sequences of a batch. owners: the rank of each sequence."""
+        """Read this rank's sequences of a batch. owners: the part of each sequence."""
         self._life = request.life
         version = request.train_version
         self._requests[version] = request
         samples = [sample for group in request.heads for sample in group.samples]
         named = zip(sample_ids(request.heads), samples, owners, strict=True)
-        mine = {name: sample.num_tokens for name, sample, owner in named if owner == self._rank}
+        mine = {name: sample.num_tokens for name, sample, owner in named if owner == self._number}
         trajectories: list[Trajectory] = []
         for chunk in _chunks(mine):
             read = ReadSequences(life=request.life, train_version=version, samples=chunk)
@@ -50,7 +52,7 @@ class Parts:
         # Another batch may have replaced it.
         if self._requests.get(version) is request:
             self._parts[version] = BatchPart(
-                heads=request.heads, owners=owners, rank=self._rank, trajectories=trajectories
+                heads=request.heads, owners=owners, number=self._number, trajectories=trajectories
             )
 
     def pop(self, version: int) -> BatchPart:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -30,23 +32,28 @@ from async_rl.weights.publisher import WeightPublisher
 
 _LOOPBACK = "127.0.0.1"
 _COLLECTIVE_S = 1800.0
+_NO_DEADLINE = timedelta(days=365)
+"""The command ends all ranks if one fails, so the others need no deadline of their own."""
 
 
 def replay(plan: Plan, rank: int) -> Iterator[Replayed]:
     """Train the steps of the plan and yield each; all ranks in the same order."""
     config = RunConfig.model_validate(plan.config)
-    trainer = _trainer(plan, config, rank)
+    store = _store(plan, config)
+    trainer = _trainer(plan, config, rank, store)
     if plan.checkpoint is not None:
         trainer.load(Path(plan.checkpoint))
     publisher = WeightPublisher(trainer.tensor_specs())
     with publisher, recorded_batches(Path(plan.run_dir)) as batches:
         for version in range(plan.start, plan.last):
+            if store is not None:
+                _meet(store, rank, version)
             started_s = time.monotonic()
             groups = batches.batch(version + 1)
             if groups is None:
                 raise DataError(
                     f"the trajectories of step {version + 1} are no longer in {plan.run_dir}; the"
-                    " run deleted them during the replay (buffer.keep_steps)"
+                    " run deleted them during the replay (recording=full keeps them)"
                 )
             result: StepResult = trainer.step(groups, version)
             seconds = time.monotonic() - started_s
@@ -65,11 +72,32 @@ def replay(plan: Plan, rank: int) -> Iterator[Replayed]:
             )
 
 
-def _trainer(plan: Plan, config: RunConfig, rank: int) -> Trainer:
+def _store(plan: Plan, config: RunConfig) -> Any:
+    """Return the store through which the ranks meet; None for one rank."""
+    ranks = config.learner.ranks
+    if ranks == 1:
+        return None
+    path = Path(plan.directory) / "rendezvous"
+    return dist.FileStore(str(path), ranks)  # type: ignore[attr-defined]
+
+
+def _meet(store: Any, rank: int, version: int) -> None:
+    """Return once rank 0 begins the step.
+
+    Rank 0 writes the step before for the terminal, which a user may stop for hours. Ranks that
+    waited in a collective operation would reach its deadline.
+    """
+    key = f"step {version}"
+    if rank == 0:
+        store.set(key, b"")
+        return
+    store.wait([key], _NO_DEADLINE)
+
+
+def _trainer(plan: Plan, config: RunConfig, rank: int, store: Any) -> Trainer:
     directory, ranks = Path(plan.directory), config.learner.ranks
     device = torch.device("cuda", 0) if config.learner.gpus_each else torch.device("cpu")
-    if ranks > 1:
-        store = dist.FileStore(str(directory / "rendezvous"), ranks)  # type: ignore[attr-defined]
+    if store is not None:
         process_group.join(
             store, rank, ranks, host=_LOOPBACK, device=device, timeout_s=_COLLECTIVE_S
         )

@@ -13,7 +13,8 @@ import torch
 
 from async_rl.core.errors import WeightsError
 from async_rl.protocol.weights import Manifest
-from async_rl.weights.transport.shared_memory import Bytes, SharedTensors, layout
+from async_rl.weights.transport.changes import Bytes
+from async_rl.weights.transport.shared_memory import SharedTensors, layout
 
 TensorSpec = tuple[str, str, Sequence[int], int]
 """Hugging Face name, torch dtype name, shape, size in bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from async_rl.core.errors import BlockUnreachable, WeightsError
+from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest
@@ -62,11 +62,13 @@ class Route:
         request = LoadWeights(manifest=manifest, source=source, handover=handover)
         try:
             report: LoadReport = await caller.call(request, timeout_s=timeout_s)
-        except BlockUnreachable:
-            # Unreachable memory does not become reachable in the same life; each try costs a call.
-            self._senders.remove(sender)
-            if not any(other.reaches(self.member) for other in self._senders):
-                raise
+        except (BlockUnreachable, BaseMissing) as error:
+            if isinstance(error, BlockUnreachable):
+                # Unreachable memory does not become reachable in the same life; each try costs a
+                # call.
+                self._senders.remove(sender)
+                if not any(other.reaches(self.member) for other in self._senders):
+                    raise
             return await self.load(
                 manifest,
                 load,

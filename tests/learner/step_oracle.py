@@ -45,6 +45,7 @@ class Objective:
     weight_min: float = 0.0
     geometric_max: float = np.inf
     max_shift: float = 0.2
+    veto_ratio: float = np.inf
     max_moment: float = 0.04
     beta: float = 1.0
     aggregation: str = "token_mean"
@@ -235,7 +236,7 @@ class StepOracle:
             log_ratio = mean.detach() + log_ratio - log_ratio.detach()
         ratio = log_ratio.exp()
         bounded = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
-        if objective.loss in ("sapo", "dppo", "vespo", "oapl"):
+        if objective.loss in ("sapo", "dppo", "drpo", "vespo", "oapl"):
             losses = self._off_policy_losses(sample, logprobs, advantages)
         elif objective.loss == "cispo":
             losses = -weight * bounded.detach() * advantages * logprobs
@@ -243,7 +244,17 @@ class StepOracle:
             losses = -weight * torch.minimum(ratio * advantages, bounded * advantages)
         d = logprobs - sample.reference
         losses = losses + objective.kl_in_loss * weight * ((-d).exp() - 1 + d)
-        return losses - objective.entropy_coef * entropies
+        losses = losses - objective.entropy_coef * entropies
+        return losses.masked_fill(self._vetoed(sample, logprobs, advantages), 0)
+
+    def _vetoed(self, sample: Sample, logprobs: Tensor, advantages: Tensor) -> Tensor:
+        """The tokens from the first whose ratio is too large, where advantages are negative."""
+        excluded, is_vetoed = [], False
+        moved = (logprobs - sample.behavior).exp().tolist()
+        for ratio, a, is_trained in zip(moved, advantages.tolist(), sample.mask, strict=True):
+            is_vetoed |= bool(is_trained) and a < 0 and ratio > self._objective.veto_ratio
+            excluded.append(is_vetoed)
+        return torch.tensor(excluded, dtype=torch.bool)
 
     def _off_policy_losses(self, sample: Sample, logprobs: Tensor, advantages: Tensor) -> Tensor:
         objective, mask = self._objective, sample.mask
@@ -256,6 +267,9 @@ class StepOracle:
         if objective.loss == "dppo":
             shift = (logprobs.exp() - sample.behavior.exp()) * torch.where(advantages > 0, 1, -1)
             return -ratio * advantages * (shift <= objective.max_shift)
+        if objective.loss == "drpo":
+            pull = advantages.abs() * sample.behavior.exp() * (ratio - 1) ** 2 / 25
+            return pull - ratio * advantages
         whole = ratio[mask].log().sum()
         if objective.loss == "oapl":
             # The paper's square, a share of it at each token.

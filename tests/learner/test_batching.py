@@ -99,7 +99,7 @@ def test_passes_hold_each_sequence_once_within_the_budget(
     seed: int, num_groups: int, size: int, ranks: int, budget: int
 ) -> None:
     batch = collate(make_groups(seed, num_groups=num_groups, size=size), device=CPU)
-    owned = share_out(batch, range(batch.num_sequences), ranks=ranks, cap_tokens=budget)
+    owned = share_out(batch, range(batch.num_sequences), parts=ranks, cap_tokens=budget)
     shares = passes(batch, owned, budget_tokens=budget)
     assert len({len(share) for share in shares}) == 1
     assert sorted(s for share in shares for members in share for s in members) == list(
@@ -189,7 +189,7 @@ def test_an_empty_response_is_in_a_pass_of_its_own_prompt(ranks: int) -> None:
         )
     batch = collate(groups, device=CPU)
     budget = max(cost_tokens(batch, [i, i + 1]) for i in range(0, 10, 2))
-    owned = share_out(batch, range(10), ranks=ranks, cap_tokens=budget)
+    owned = share_out(batch, range(10), parts=ranks, cap_tokens=budget)
     shares = passes(batch, owned, budget_tokens=budget)
     members = [members for share in shares for members in share]
     assert sorted(s for sequences in members for s in sequences) == list(range(10))

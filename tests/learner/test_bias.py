@@ -46,6 +46,7 @@ def test_dividing_by_the_standard_deviation_or_by_the_length_is_a_bias(
     "algorithm.advantage.beta",
     "algorithm.policy_loss.beta",
     "algorithm.policy_loss.max_shift",
+    "algorithm.policy_loss.veto_ratio",
     "algorithm.policy_loss.correction.max_moment",
 )
 @pytest.mark.parametrize(
@@ -54,6 +55,7 @@ def test_dividing_by_the_standard_deviation_or_by_the_length_is_a_bias(
         ("advantage=oapl", "advantage.beta=0.2", "fresh"),
         ("policy_loss=oapl", "policy_loss.beta=0.2", "old"),
         ("policy_loss=dppo", "policy_loss.max_shift=0.02", "old"),
+        ("policy_loss=ppo", "policy_loss.veto_ratio=1.2", "old"),
         ("policy_loss.correction=m2po", "policy_loss.correction.max_moment=0.4", "old"),
     ],
 )

@@ -106,6 +106,7 @@ BASE = (
     [
         ["learner.budget_tokens=24"],
         ["learner.budget_tokens=70"],
+        ["learner.budget_tokens=24", "learner.forward_budget_tokens=70"],
         ["small chunks of logits"],
         ["learner.gradient_checkpointing=true"],
     ],

@@ -50,6 +50,31 @@ def test_a_smaller_token_budget_makes_more_backward_passes(
     assert counts[1] > counts[0] > 0
 
 
+@pytest.mark.proves("learner.forward_budget_tokens")
+def test_passes_without_a_gradient_have_a_budget_of_their_own(model_path: Path) -> None:
+    def sizes(budget: str) -> dict[bool, list[int]]:
+        """Tokens of the policy's passes, with and without a gradient."""
+        knobs = ["learner.budget_tokens=24", f"learner.forward_budget_tokens={budget}"]
+        trainer = make_trainer(model_path, "ppo_code", *knobs)
+        seen: dict[bool, list[int]] = {True: [], False: []}
+
+        def counted(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if isinstance(module, nn.Embedding):
+                seen[torch.is_grad_enabled()].append(inputs[0].shape[-1])
+
+        hook = nn.modules.module.register_module_forward_pre_hook(counted)
+        try:
+            trainer.step(make_groups(), 0)
+        finally:
+            hook.remove()
+        return seen
+
+    same, large = sizes("null"), sizes("70")
+    assert max(same[False]) <= 24 < max(large[False]) <= 70
+    assert len(large[False]) < len(same[False])
+    assert large[True] == same[True]
+
+
 @pytest.mark.proves("learner.gradient_checkpointing")
 def test_with_gradient_checkpointing_each_layer_runs_forward_again(model_path: Path) -> None:
     def num_forwards(checkpointing: str) -> int:

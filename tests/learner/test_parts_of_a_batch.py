@@ -67,7 +67,7 @@ def parts_of(groups: Sequence[Group], owners: Sequence[int], ranks: int) -> list
         BatchPart(
             heads=everything.heads,
             owners=owners,
-            rank=rank,
+            number=rank,
             trajectories=[t for owner, t in pairs if owner == rank],
         )
         for rank in range(ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import resource
 import socket
 from multiprocessing.connection import Connection
@@ -21,6 +22,7 @@ from async_rl.learner import process_group
 
 _DESCRIPTORS = 256
 _WAIT_S = 60
+_NEW_HOST_NAME = 0x04000000  # CLONE_NEWUTS
 
 
 def listeners(pid: int) -> list[tuple[str, int]]:
@@ -28,9 +30,21 @@ def listeners(pid: int) -> list[tuple[str, int]]:
     return [tuple(end.laddr) for end in ends if end.status == psutil.CONN_LISTEN]
 
 
+def take_the_network_address_as_host_name() -> None:
+    """On most servers the host name is that of a network interface, which gloo uses by itself.
+
+    Needs the right to make a namespace of host names; without it the name stays as it is.
+    """
+    ends = [end for name, ends in psutil.net_if_addrs().items() if name != "lo" for end in ends]
+    addresses = [end.address for end in ends if end.family == socket.AF_INET]
+    if addresses and ctypes.CDLL(None).unshare(_NEW_HOST_NAME) == 0:
+        socket.sethostname(addresses[0])
+
+
 def be_a_rank(rank: int, directory: Path, parent: Connection) -> None:
     """Join, wait until the stranger has tried, then use both groups."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
+    take_the_network_address_as_host_name()
     store = dist.FileStore(str(directory / "rendezvous"), 2)  # type: ignore[attr-defined]
     process_group.join(
         store, rank, 2, host="127.0.0.1", device=torch.device("cpu"), timeout_s=_WAIT_S

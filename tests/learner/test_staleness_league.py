@@ -18,7 +18,7 @@ def rows(rates: Sequence[float], *, age: int = 2) -> list[dict[str, Any]]:
     return [
         {
             "step": step,
-            "time_s": 100.0 + 2 * step,
+            "samples": 64 * step,
             "eval/pass_at_1": rate,
             **(
                 {
@@ -34,9 +34,9 @@ def rows(rates: Sequence[float], *, age: int = 2) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_run_is_read_in_samples_seconds_and_its_end() -> None:
-    found = staleness.result(rows([0.3, 0.6, 0.81, 0.79, 0.85]))
-    assert (found.samples, found.seconds) == (2 * 128, 2.0)
+def test_a_run_is_read_in_samples_and_its_end() -> None:
+    found = staleness.result(rows([0.3, 0.6, 0.9, 0.79, 0.85]))
+    assert found.samples == pytest.approx((1 + 2 / 3) * 64)
     assert found.final == pytest.approx(0.82)
     assert not found.is_collapsed
     assert found.effective_sequences == pytest.approx((0.97 + 0.96) / 2)
@@ -62,24 +62,21 @@ def test_a_cell_with_a_file_is_not_repeated_and_the_best_factor_of_the_tuning_is
     monkeypatch.setattr(staleness, "RESULTS", tmp_path)
     launched = []
 
-    def launch(cell: Cell, num_steps: int, extra: Sequence[str]) -> list[dict[str, Any]]:
+    def launch(cell: Cell) -> list[dict[str, Any]]:
         launched.append(cell)
         return rows([0.3, cell.factor / 2])
 
-    monkeypatch.setattr(staleness, "launch", launch)
     tuning = [
         Cell(method="vcpo", age=staleness.TUNING_AGE, seed=staleness.TUNING_SEED, factor=factor)
         for factor in (0.5, 1.0)
     ]
     assert staleness.best_factor("vcpo") == 1.0
-    staleness.finish(tuning[:1], num_steps=5, limit_s=60, extra=[])
+    staleness.finish(tuning[:1], launch, limit_s=60)
     assert staleness.best_factor("vcpo") == 0.5
-    staleness.finish(tuning, num_steps=5, limit_s=60, extra=[])
+    staleness.finish(tuning, launch, limit_s=60)
     assert launched == tuning
     assert staleness.best_factor("vcpo") == 1.0
-    staleness.finish(
-        [Cell(method="vcpo", age=2, seed=0, factor=1.0)], num_steps=5, limit_s=-1, extra=[]
-    )
+    staleness.finish([Cell(method="vcpo", age=2, seed=0, factor=1.0)], launch, limit_s=-1)
     assert launched == tuning
     stored = json.loads(tuning[0].path.read_text().splitlines()[-1])
     assert stored["eval/pass_at_1"] == 0.25
@@ -94,4 +91,4 @@ def test_the_league_has_a_row_per_method_and_age(
         run = rows([0.3, best, best])
         cell.path.write_text("".join(json.dumps(row) + "\n" for row in run))
     row = staleness.table().splitlines()[-1]
-    assert row.startswith("| grpo x1 | 8 | 2 | 128 | 0 | 1 of 2 | 0.8 +- 0.14 | 0 of 2 |")
+    assert row.startswith("| grpo x1 | 8 | 2 | 53.3 | 1 of 2 | 0.8 +- 0.14 | 0 of 2 |")

@@ -77,6 +77,11 @@ VARIANTS = {
         Objective(loss="dppo", max_shift=0.02),
         4,
     ),
+    f"grpo_code {TWICE} algorithm.policy_loss.veto_ratio=1.2 algorithm.entropy_coef=0.01": (
+        Objective(veto_ratio=1.2, entropy_coef=0.01),
+        4,
+    ),
+    f"grpo_code {TWICE} algorithm.policy_loss=drpo": (Objective(loss="drpo"), 4),
     f"grpo_code {TWICE} algorithm.policy_loss=vespo algorithm.aggregation=sequence_sum": (
         Objective(loss="vespo", aggregation="sequence_sum"),
         4,

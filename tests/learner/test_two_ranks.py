@@ -1,4 +1,4 @@
-"""Two ranks over gloo train as one does."""
+"""Ranks over gloo train as one does, each with rows of its own or with pieces of shared rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,15 @@ MEMORY_KNOBS = {
     "grpo with silent groups": ("learner.budget_tokens=30",),
     "an adapter": ("learner.gradient_checkpointing=true",),
 }
-"""What two ranks do otherwise than one, besides being two: it must not matter."""
+"""What several ranks do otherwise than one, besides being several: it must not matter."""
+ALONE, PARTS, CONTEXT, BOTH = (1, 1), (2, 1), (2, 2), (4, 2)
+LAYOUTS = {
+    ALONE: list(OBJECTIVES),
+    PARTS: list(OBJECTIVES),
+    CONTEXT: list(OBJECTIVES),
+    BOTH: ["ppo"],
+}
+"""The cases by ranks, and how many of them share each row."""
 
 
 class ReceivedBytes(TorchDispatchMode):
@@ -70,18 +78,24 @@ class ReceivedBytes(TorchDispatchMode):
         return result
 
 
-def train_all(rank: int, world_size: int, model_path: Path, out: Path) -> None:
+def train_all(rank: int, layout: tuple[int, int], model_path: Path, out: Path) -> None:
     """Every case in turn, in a process of its own."""
     torch.set_num_threads(1)
-    for case in OBJECTIVES:
+    for case in LAYOUTS[layout]:
         with pytest.MonkeyPatch.context() as patch:
-            train(rank, world_size, model_path, out / case, case, patch)
+            train(rank, layout, model_path, out / case, case, patch)
 
 
 def train(
-    rank: int, world_size: int, model_path: Path, out: Path, case: str, patch: pytest.MonkeyPatch
+    rank: int,
+    layout: tuple[int, int],
+    model_path: Path,
+    out: Path,
+    case: str,
+    patch: pytest.MonkeyPatch,
 ) -> None:
     """Trains, saves, trains one step more; rank 0 writes what it found."""
+    world_size, context_ranks = layout
     if world_size > 1:
         process_group.join(
             dist.FileStore(f"{out}/rendezvous", world_size),  # type: ignore[attr-defined]
@@ -97,6 +111,7 @@ def train(
         *objective,
         *(MEMORY_KNOBS[case] if world_size > 1 else ()),
         f"learner.ranks={world_size}",
+        f"learner.context_ranks={context_ranks}",
     )
     trainer = make_trainer(model_path, conf, *knobs, rank=rank, world_size=world_size)
     gradients = spy_on_gradients(patch)
@@ -128,17 +143,19 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def trained(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Where one rank and two ranks left what they found, a folder per case. All start at once."""
-    found = {world_size: tmp_path_factory.mktemp(f"ranks{world_size}") for world_size in (1, 2)}
+def trained(
+    model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[int, int], Path]:
+    """Where the ranks of each layout left what they found, a folder per case. All start at once."""
+    found = {layout: tmp_path_factory.mktemp("ranks") for layout in LAYOUTS}
     context = warm_context()
     children = []
-    for world_size, out in found.items():
-        for case in OBJECTIVES:
+    for layout, out in found.items():
+        for case in LAYOUTS[layout]:
             (out / case).mkdir()
         children += [
-            context.Process(target=train_all, args=(rank, world_size, model_path, out))
-            for rank in range(world_size)
+            context.Process(target=train_all, args=(rank, layout, model_path, out))
+            for rank in range(layout[0])
         ]
     for child in children:
         child.start()
@@ -149,15 +166,19 @@ def trained(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.mark.proves("learner.ranks")
+@pytest.mark.proves("learner.context_ranks")
 @pytest.mark.slow
-@pytest.mark.parametrize("case", list(OBJECTIVES))
-def test_two_ranks_reach_the_weights_of_one(
-    model_path: Path, trained: dict[int, Path], case: str
+@pytest.mark.parametrize(
+    ("layout", "case"), [(x, case) for x in (PARTS, CONTEXT, BOTH) for case in LAYOUTS[x]]
+)
+def test_several_ranks_reach_the_weights_of_one(
+    model_path: Path, trained: dict[tuple[int, int], Path], layout: tuple[int, int], case: str
 ) -> None:
     conf, objective = OBJECTIVES[case]
+    found = trained[layout] / case
     one, two = (
-        torch.load(trained[world_size] / case / "result.pt", weights_only=False)
-        for world_size in (1, 2)
+        torch.load(path / "result.pt", weights_only=False)
+        for path in (trained[ALONE] / case, found)
     )
     for name, gradients in one["gradients"].items():
         assert relative_difference(two["gradients"][name][0], gradients[0]) < 1e-6, (
@@ -166,7 +187,7 @@ def test_two_ranks_reach_the_weights_of_one(
     for mine, theirs in zip(one["tensors"], two["tensors"], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(one["logprobs"], two["logprobs"], atol=1e-4)
-    sender, other = (int((trained[2] / case / f"received_{rank}").read_text()) for rank in (0, 1))
+    sender, other = (int((found / f"received_{rank}").read_text()) for rank in (0, 1))
     # The model is so small that its adapter's A is a third of it; every rank needs A to merge.
     size = sum(t.nbytes for t in two["tensors"])
     merging = size / 3 if case == "an adapter" else 0
@@ -179,11 +200,11 @@ def test_two_ranks_reach_the_weights_of_one(
                 # A maximum over tokens moves more than a mean.
                 assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
 
-    exported = make_trainer(trained[2] / case / "hf", conf)
+    exported = make_trainer(found / "hf", conf)
     np.testing.assert_allclose(exported.logprobs([ROW])[0], two["logprobs"], atol=1e-6)
 
     resumed = make_trainer(model_path, conf, *OVERRIDES, *objective)
-    assert resumed.load(trained[2] / case / "checkpoint") == STEPS - 1
+    assert resumed.load(found / "checkpoint") == STEPS - 1
     resumed.step(equal_rewards(make_groups(STEPS - 1, version=STEPS - 1), every=4), STEPS - 1)
     for mine, theirs in zip(resumed.full_tensors(), two["tensors"], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)

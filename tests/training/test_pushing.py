@@ -42,7 +42,7 @@ class Generator:
             url = request.source.url
             self.is_asked.set()
             await self.may_read.wait()
-            self._files.fetch(url, request.manifest)
+            self._files.fetch(request.source, request.manifest)
         elif not self._shares_memory:
             raise BlockUnreachable("no such block here")
         self.urls.append(url)

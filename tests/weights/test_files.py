@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
-from async_rl.protocol.weights import Manifest
+from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
 from async_rl.weights.transport.base import LearnerSide
 from async_rl.weights.transport.filesystem import FileReader, FileSender
@@ -67,7 +67,7 @@ def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) ->
 def test_any_reader_of_safetensors_opens_the_file(tmp_path: Path) -> None:
     files = sender(str(tmp_path))
     with publisher() as weights:
-        url = files.write(weights.write(7, TENSORS.values()))
+        url = files.write(weights.write(7, TENSORS.values())).url
     found = load_file(url.removeprefix("file://"))
     assert all(torch.equal(found[name], TENSORS[name]) for name in TENSORS)
 
@@ -98,28 +98,28 @@ def test_a_version_that_somebody_still_reads_is_kept(tmp_path: Path) -> None:
 def test_a_file_whose_bytes_changed_is_refused(tmp_path: Path) -> None:
     with publisher() as weights, FileReader() as reader:
         announced = weights.write(1, TENSORS.values())
-        url = sender(str(tmp_path)).write(announced)
-        path = Path(url.removeprefix("file://"))
+        stored = sender(str(tmp_path)).write(announced)
+        path = Path(stored.url.removeprefix("file://"))
         path.write_bytes(path.read_bytes()[:-1] + b"\x77")
         with pytest.raises(WeightsError, match=r"checksum of .* announced"):
-            reader.fetch(url, announced)
+            reader.fetch(stored, announced)
 
 
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     with publisher() as weights, FileReader() as reader:
         announced = weights.write(1, TENSORS.values())
-        url = sender(str(tmp_path)).write(announced)
-        path = Path(url.removeprefix("file://"))
+        stored = sender(str(tmp_path)).write(announced)
+        path = Path(stored.url.removeprefix("file://"))
         path.write_bytes(path.read_bytes()[:-2])
         with pytest.raises(WeightsError, match="has 2 bytes, 4 were announced"):
-            reader.fetch(url, announced)
+            reader.fetch(stored, announced)
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
     with publisher() as weights, FileReader() as reader:
-        url = sender(str(tmp_path)).write(weights.write(1, TENSORS.values()))
+        stored = sender(str(tmp_path)).write(weights.write(1, TENSORS.values()))
         with pytest.raises(WeightsError, match="does not have the version 2"):
-            reader.fetch(url, weights.write(2, TENSORS.values()))
+            reader.fetch(stored, weights.write(2, TENSORS.values()))
 
 
 def test_a_place_that_cannot_be_written_is_named_with_its_setting(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_missing_file_names_the_setting(tmp_path: Path) -> None:
         FileReader() as reader,
         pytest.raises(WeightsError, match=r"cannot be read from .*\(weights.transfer.path\)"),
     ):
-        reader.fetch(str(tmp_path / "none"), weights.write(1, TENSORS.values()))
+        reader.fetch(StoredFile(url=str(tmp_path / "none")), weights.write(1, TENSORS.values()))
 
 
 def test_a_block_of_another_machine_is_unreachable_whatever_its_path_leads_to_here(

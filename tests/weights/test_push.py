@@ -13,14 +13,15 @@ from async_rl.core.errors import BlockUnreachable, Unavailable, WeightsError
 from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.protocol.weights import Manifest, StoredFile, TensorEntry
 from async_rl.weights.membership import Load
 from async_rl.weights.push import Caller, Route
 from async_rl.weights.transport.base import LearnerSide
 from async_rl.weights.transport.filesystem import FileSender
 from async_rl.weights.transport.table import open_senders
 
-MANIFEST = Manifest(version=3, path="/nowhere", tensors=[], total_bytes=0, checksum=0)
+TENSOR = TensorEntry(name="a", dtype="float32", shape=[1], offset=64, size_bytes=4)
+MANIFEST = Manifest(version=3, path="/nowhere", tensors=[TENSOR], total_bytes=0, checksum=0)
 MEMBER = Member(
     name="g",
     role="generator",
@@ -54,8 +55,8 @@ class Generator:
 
 @pytest.fixture(autouse=True)
 def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(_: FileSender, manifest: Manifest, *, keep: object) -> str:
-        return f"memory://version_{manifest.version}"
+    def write(_: FileSender, manifest: Manifest, keep: object) -> StoredFile:
+        return StoredFile(url=f"memory://version_{manifest.version}")
 
     monkeypatch.setattr(FileSender, "write", write)
 

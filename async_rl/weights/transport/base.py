@@ -77,7 +77,9 @@ class Sender:
         """Begin a load of these members; only where they load together."""
 
     async def source(self, manifest: Manifest, load: Load, life: Life) -> Source:
-        """Return the source from which a member of the load reads the version."""
+        """Return the source from which a member of the load reads the version; it asks again if
+        that raises BaseMissing.
+        """
         raise NotImplementedError
 
     async def send(self, manifest: Manifest) -> None:

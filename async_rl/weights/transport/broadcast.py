@@ -106,10 +106,12 @@ class Broadcaster(Sender):
         """Assign ranks to the members, one member after another."""
         before = self._newest
         self._newest = load
+        # A member that gave up has left its communicator, so the others would wait in it for ever.
         if before is None or not before.is_whole or before.members != load.members:
             self._name = f"{self._learner.life}.{load.number}"
         if self._store is None:
             self._store = open_store(self._learner.host)
+        # Sorted: in a communicator that is kept, each member must have its former rank.
         members = sorted(members, key=life_of)
         # Rank 0 is the learner.
         devices = [self._device_name, *(name for member in members for name in member.devices)]
@@ -181,6 +183,7 @@ class Broadcaster(Sender):
         if self._store is not None:
             call_off(self._store, self._name)
         self._thread.submit(self._member.leave)
+        # A load in which a member hangs would hold up the end of the learner until its deadline.
         self._thread.shutdown(wait=False)
 
 

@@ -3,8 +3,9 @@ memory.
 
 A file has one version, its tensors in the manifest's order, version and checksum in its metadata;
 any reader of safetensors opens it. Calls block for as long as the storage takes.
+Where all tensors have 16 bits, a member that holds the version before gets a file with the changes.
 Invariant: a generator receives the URL of a file only after the file is complete, and compares the
-content with the manifest of the push.
+content, or its block after the changes, with the manifest of the push.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Collection, Iterator
-from typing import IO, Self
+from collections.abc import Callable, Collection, Iterator
+from typing import IO, Any, Self, TypeVar
 
 import fsspec
 import numpy as np
 
-from async_rl.core.errors import ConfigError, WeightsError
+from async_rl.core.errors import BaseMissing, ConfigError, WeightsError
+from async_rl.core.types import NO_VERSION
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile
 from async_rl.weights.membership import Life, Load, Membership
 from async_rl.weights.transport.base import LearnerSide, Sender
-from async_rl.weights.transport.shared_memory import Bytes, SharedTensors, SharedTensorsReader
+from async_rl.weights.transport.changes import Bytes, Changes, Words
+from async_rl.weights.transport.shared_memory import SharedTensors, SharedTensorsReader
 
 _SUFFIX = ".safetensors"
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_SHORT = ("bfloat16", "float16")
 _ALIGN = 8
+T = TypeVar("T")
 
 
 class FileSender(Sender):
@@ -43,49 +48,103 @@ class FileSender(Sender):
         self._folder = learner.folder
         self._has_written = False
         self._loading: set[int] = set()
-        self._writing: dict[int, asyncio.Task[str]] = {}
+        self._version = NO_VERSION
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._given: dict[Life, int] = {}
+        self._previous: Words | None = None
+        self._base = NO_VERSION
 
     async def source(self, manifest: Manifest, load: Load, life: Life) -> StoredFile:
         """Return the URL once the file is complete. Raises ConfigError if it cannot be written."""
-        writing = self._writing.get(manifest.version)
-        if writing is None:
-            write = asyncio.to_thread(self.write, manifest, keep=self._loading)
-            writing = asyncio.create_task(write, name="write weights")
-            self._writing = {manifest.version: writing}
-        # One member's deadline must not cancel the file that others wait for.
-        return StoredFile(url=await asyncio.shield(writing))
+        if manifest.version != self._version:
+            self._version, self._tasks = manifest.version, {}
+        # Before the first file: when it is complete, the learner may write another version.
+        changes = await self._once("compare weights", self._compare, manifest)
+        held = self._given.get(life)
+        if changes is None or held != changes[0]:
+            stored = await self._once("write weights", self.write, manifest, self._loading)
+        else:
+            stored = await self._once(
+                "write changes", self._write_changes, manifest, self._loading, *changes
+            )
+        # A member that asks again for this version could not use the changes, and gets all.
+        self._given[life] = manifest.version
+        return stored
+
+    async def _once(self, name: str, work: Callable[..., T], *arguments: object) -> T:
+        """Do the work of the present version in a thread, once for all members."""
+        if name not in self._tasks:
+            self._tasks[name] = asyncio.create_task(asyncio.to_thread(work, *arguments), name=name)
+        # One member's deadline must not cancel what others wait for.
+        done: T = await asyncio.shield(self._tasks[name])
+        return done
 
     async def leave(self, membership: Membership) -> None:
         """Note the versions whose files are still being read."""
         self._loading = membership.loading
 
-    def write(self, manifest: Manifest, *, keep: Collection[int] = ()) -> str:
-        """Copy the block into a file and return its URL; delete files of versions not in `keep`.
+    def _compare(self, manifest: Manifest) -> tuple[int, Changes] | None:
+        """Return what changed since the version before, and that version; keep the present one."""
+        if any(entry.dtype not in _SHORT for entry in manifest.tensors):
+            # A step changes almost every 32-bit number.
+            return None
+        changes, base = None, self._base
+        with SharedTensorsReader(manifest) as reader:
+            words = reader.words
+            if self._previous is None:
+                self._previous = words.copy()
+            else:
+                changes = Changes.between(self._previous, words)
+                np.copyto(self._previous, words)
+            self._base = manifest.version
+            reader.verify_unchanged()
+        return None if changes is None else (base, changes)
+
+    def write(self, manifest: Manifest, keep: Collection[int] = ()) -> StoredFile:
+        """Copy the block into a file; delete files of versions not in `keep`.
 
         Raises ConfigError if the file cannot be written.
         """
+        with (
+            self._opened(manifest, "version", keep) as (url, file),
+            SharedTensorsReader(manifest) as reader,
+        ):
+            file.write(_header(manifest))
+            for _, data in reader.tensors():
+                file.write(data.data)
+            # A new version in the block would have mixed two versions in the file.
+            reader.verify_unchanged()
+        return StoredFile(url=url)
+
+    def _write_changes(
+        self, manifest: Manifest, keep: Collection[int], base: int, changes: Changes
+    ) -> StoredFile:
+        with self._opened(manifest, "changes", keep) as (url, file):
+            file.write(changes.to_bytes(manifest, base))
+        return StoredFile(url=url, base=base)
+
+    @contextlib.contextmanager
+    def _opened(
+        self, manifest: Manifest, kind: str, keep: Collection[int]
+    ) -> Iterator[tuple[str, IO[bytes]]]:
+        """Yield the URL of a new file and the file, after old ones were deleted."""
         try:
             fs, folder = fsspec.core.url_to_fs(self._folder)
-            path = f"{folder}/version_{manifest.version}{_SUFFIX}"
+            path = f"{folder}/{kind}_{manifest.version}{_SUFFIX}"
             fs.makedirs(folder, exist_ok=True)
             # Files of versions that a generator still reads stay.
-            kept = tuple(f"/version_{version}{_SUFFIX}" for version in keep)
+            kept = tuple(f"_{version}{_SUFFIX}" for version in {*keep, manifest.version})
             for old in fs.glob(f"{folder}/*{_SUFFIX}"):
                 if not old.endswith(kept):
                     fs.rm_file(old)
-            with SharedTensorsReader(manifest) as reader, fs.open(path, "wb") as file:
-                file.write(_header(manifest))
-                for _, data in reader.tensors():
-                    file.write(data.data)
-                # A new version in the block would have mixed two versions in the file.
-                reader.verify_unchanged()
+            with fs.open(path, "wb") as file:
+                yield str(fs.unstrip_protocol(path)), file
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
                 f"version {manifest.version} cannot be written to {self._folder} ({error}); set"
                 " weights.transfer.path to a directory with enough space"
             ) from error
         self._has_written = True
-        return str(fs.unstrip_protocol(path))
 
     def close(self) -> None:
         """Delete the remaining files: without the learner's manifest no generator reads them."""
@@ -112,34 +171,46 @@ class FileReader:
         """Fetch the version if it is in a file; return the source for its ranks."""
         if not isinstance(source, StoredFile):
             return manifest, source
-        return self.fetch(source.url, manifest), SHARED_BLOCK
+        return self.fetch(source, manifest), SHARED_BLOCK
 
-    def fetch(self, url: str, manifest: Manifest) -> Manifest:
+    def fetch(self, source: StoredFile, manifest: Manifest) -> Manifest:
         """Read the file into the block and return the manifest of the block.
 
-        Raises WeightsError unless the content is exactly what the manifest announces.
+        Raises WeightsError unless the content is exactly what the manifest announces, and its
+        subclass BaseMissing if changes do not lead there from what the block has.
         """
         with self._one_at_a_time:
             try:
-                with fsspec.open(url, "rb") as file:
-                    header = _header(manifest)
-                    if file.read(len(header)) != header:
-                        raise WeightsError(
-                            f"{url} does not have the version {manifest.version} that the learner"
-                            " announced"
-                        )
-                    block = self._block_for(manifest)
-                    local = block.write(manifest.version, _tensors(file, manifest))
+                with fsspec.open(source.url, "rb") as file:
+                    local = self._read(file, source, manifest)
             except (OSError, ValueError, ImportError) as error:
                 raise WeightsError(
-                    f"version {manifest.version} cannot be read from {url}"
+                    f"version {manifest.version} cannot be read from {source.url}"
                     f" (weights.transfer.path): {error}"
                 ) from error
-        if local.checksum != manifest.checksum:
-            raise WeightsError(
-                f"checksum of {url} is {local.checksum}, announced {manifest.checksum}"
-            )
+            if local.checksum != manifest.checksum:
+                message = (
+                    f"checksum of {source.url} is {local.checksum}, announced {manifest.checksum}"
+                )
+                if source.base is None:
+                    raise WeightsError(message)
+                # The block is neither version now; all tensors will replace it.
+                self.close()
+                raise BaseMissing(message)
         return local
+
+    def _read(self, file: IO[bytes], source: StoredFile, manifest: Manifest) -> Manifest:
+        block = self._block_for(manifest)
+        if source.base is not None:
+            changes = Changes.from_bytes(file.read())
+            return block.change(manifest.version, source.base, changes)
+        header = _header(manifest)
+        if file.read(len(header)) != header:
+            raise WeightsError(
+                f"{source.url} does not have the version {manifest.version} that the learner"
+                " announced"
+            )
+        return block.write(manifest.version, _tensors(file, manifest))
 
     def _block_for(self, manifest: Manifest) -> SharedTensors:
         announced = self._announced

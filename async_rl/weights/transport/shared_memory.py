@@ -16,20 +16,19 @@ from contextlib import contextmanager
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from async_rl.core.errors import BlockUnreachable, WeightsError
+from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, TensorEntry
 from async_rl.weights.membership import Life, Load
 from async_rl.weights.transport.base import Receiver, Sender, Tensors
 from async_rl.weights.transport.buckets import tensor_of
+from async_rl.weights.transport.changes import Bytes, Changes, Words
 
 _HEADER = struct.Struct("<8sqq")
 _MAGIC = b"arlwts01"
 _NAME = "async_rl_weights"
 _ALIGN = 64
-Bytes = npt.NDArray[np.uint8]
 
 
 class SharedMemorySender(Sender):
@@ -121,6 +120,22 @@ class SharedTensors:
                     f"{entry.name} has {data.size} bytes, {entry.size_bytes} were announced"
                 )
             np.copyto(self._bytes[entry.offset : entry.offset + entry.size_bytes], data)
+        return self._complete(version)
+
+    def change(self, version: int, base: int, changes: Changes) -> Manifest:
+        """Turn version `base` into `version`. Raises BaseMissing unless the block has that one."""
+        _, present, counter = _HEADER.unpack_from(self._map)
+        if present != base or counter == 0 or counter % 2:
+            raise BaseMissing(
+                f"changes from version {base} to {version} do not fit a block with version"
+                f" {present}, write {counter}"
+            )
+        self._writes += 1
+        self._put_header(version, 2 * self._writes - 1)
+        changes.apply(self._bytes[_ALIGN:].view(np.uint16))
+        return self._complete(version)
+
+    def _complete(self, version: int) -> Manifest:
         self._put_header(version, 2 * self._writes)
         return Manifest(
             version=version,
@@ -196,6 +211,11 @@ class SharedTensorsReader:
         """Yield each entry with its bytes, a view of the block that is valid until `close`."""
         for entry in self._manifest.tensors:
             yield entry, self._bytes[entry.offset : entry.offset + entry.size_bytes]
+
+    @property
+    def words(self) -> Words:
+        """The tensors and their padding, without the header."""
+        return self._bytes[_ALIGN:].view(np.uint16)
 
     @property
     def block(self) -> Bytes:

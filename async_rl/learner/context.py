@@ -1,0 +1,188 @@
+"""Context parallelism: several ranks compute one packed row, so that a sequence may be longer than
+the memory of one rank allows.
+
+Each rank has a piece of the row's tokens in every layer but attention. There it has all tokens of a
+part of the heads, after an exchange among the ranks (DeepSpeed Ulysses, arXiv 2309.14509 sec. 3).
+Invariant: outputs per response token are complete and bit-equal on all ranks of a row, and the
+gradients of these ranks add up to those of the row, because each rank passes on only the gradient
+of its own tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from async_rl.batching.packing import Pass
+from async_rl.core.frozen import frozen
+from async_rl.learner.attention import Plan
+
+
+@frozen
+class Piece:
+    """The tokens of a row that one rank computes.
+
+    row: the row with these tokens alone in `input_ids`, `position_ids`, `predict_index`,
+    `target_ids` and `last_index`; tokens: bool [R'], the response tokens that they predict; ends:
+    bool [S], the last tokens among them. None = all.
+    """
+
+    row: Pass
+    tokens: Tensor | None = None
+    ends: Tensor | None = None
+
+
+class Context:
+    """The ranks that share rows. group: their process group; None = one rank has whole rows."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.size = 1 if group is None else group.size()
+        self.index = 0 if group is None else group.rank()
+
+    def piece(self, row: Pass) -> Piece:
+        """Return this rank's piece of a row: consecutive tokens, as many as the others' or one more
+        or less.
+        """
+        if self._group is None:
+            return Piece(row=row)
+        first, end = self._bounds(row.input_ids.shape[1])[self.index]
+        tokens = (row.predict_index >= first) & (row.predict_index < end)
+        ends = (row.last_index >= first) & (row.last_index < end)
+        own = dataclasses.replace(
+            row,
+            input_ids=row.input_ids[:, first:end],
+            position_ids=row.position_ids[:, first:end],
+            predict_index=row.predict_index[tokens] - first,
+            target_ids=row.target_ids[tokens],
+            last_index=row.last_index[ends] - first,
+        )
+        return Piece(row=own, tokens=tokens, ends=ends)
+
+    def join(self, own: Tensor, members: Tensor | None) -> Tensor:
+        """Return the values of all ranks: float [own] -> float [N].
+
+        members: bool [N], those of this rank; each of the N belongs to one rank.
+        """
+        if members is None:
+            return own
+        joined: Tensor = _Join.apply(own, members, self._group)  # type: ignore[no-untyped-call]
+        return joined
+
+    def plan(self, whole: Plan, num_tokens: int) -> Plan:
+        """Return the plan by which pieces of a row attend like the whole row."""
+        if self._group is None:
+            return whole
+        sizes = [end - first for first, end in self._bounds(num_tokens)]
+        return _ExchangePlan(whole, sizes, self._group)
+
+    def _bounds(self, num_tokens: int) -> list[tuple[int, int]]:
+        """The first token of each rank's piece, and the one after its last."""
+        edges = [num_tokens * index // self.size for index in range(self.size + 1)]
+        return list(itertools.pairwise(edges))
+
+
+WHOLE_ROWS = Context()
+"""Every rank computes rows of its own."""
+
+
+class _Join(torch.autograd.Function):
+    """The sum of vectors of which each element is 0 on all ranks but one."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, members: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Fill in the own values and add up."""
+        ctx.save_for_backward(members)
+        joined = own.new_zeros(members.shape).masked_scatter_(members, own)
+        dist.all_reduce(joined, group=group)
+        return joined
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """All ranks have the same loss, so the gradient of the own values is already whole."""
+        (members,) = ctx.saved_tensors
+        return grads[0][members], None, None
+
+
+class _ExchangePlan:
+    """The attention of a row that ranks share. sizes: the tokens of each rank's piece."""
+
+    def __init__(self, whole: Plan, sizes: list[int], group: dist.ProcessGroup) -> None:
+        self._whole = whole
+        self._exchange = _Exchange(sizes, group)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    ) -> Tensor:
+        """Compute `attention.attend` of the row's piece."""
+        count = self._exchange.count
+        if key.shape[1] % count:
+            # Fewer heads of keys than ranks: each rank needs those of its own queries.
+            groups = query.shape[1] // key.shape[1]
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        query, key, value = (
+            _ToHeads.apply(x, self._exchange)  # type: ignore[no-untyped-call]
+            for x in (query, key, value)
+        )
+        out = self._whole.attend(query, key, value, scaling, window)
+        pieces: Tensor = _ToTokens.apply(out, self._exchange)  # type: ignore[no-untyped-call]
+        return pieces
+
+
+class _Exchange:
+    """Moves a row between pieces of its tokens with all heads, and all tokens with parts of the
+    heads.
+    """
+
+    def __init__(self, sizes: list[int], group: dist.ProcessGroup) -> None:
+        self._sizes = sizes
+        self._group = group
+        self.count = len(sizes)
+
+    @cached_property
+    def _own(self) -> int:
+        return self._sizes[self._group.rank()]
+
+    def to_heads(self, x: Tensor) -> Tensor:
+        """Float [own tokens, H, D] -> float [T, H / ranks, D]."""
+        parts = x.view(self._own, self.count, -1, x.shape[2]).transpose(0, 1).contiguous()
+        whole = x.new_empty(sum(self._sizes), *parts.shape[2:])
+        sent = parts.view(-1, *parts.shape[2:])
+        equal = [self._own] * self.count
+        dist.all_to_all_single(whole, sent, self._sizes, equal, group=self._group)
+        return whole
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """Invert `to_heads`."""
+        parts = x.new_empty(self.count * self._own, *x.shape[1:])
+        equal = [self._own] * self.count
+        dist.all_to_all_single(parts, x.contiguous(), equal, self._sizes, group=self._group)
+        return parts.view(self.count, self._own, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+
+class _ToHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: _Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.to_heads(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.exchange.to_tokens(grads[0]), None
+
+
+class _ToTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: _Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.to_tokens(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.exchange.to_heads(grads[0].contiguous()), None

@@ -1,0 +1,111 @@
+"""The words in which two versions of a block differ, lossless.
+
+An optimizer step at the learning rates of reinforcement learning is smaller than half the distance
+between two neighbouring bfloat16 numbers for most weights, so most of them stay as they are.
+Format: `values` has the new 16-bit words in the order of the block; `gaps` has, per value, the
+number of unchanged words before it. A gap of 255 or more is written as bytes of 255, which have no
+value, followed by a smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from async_rl.core.errors import WeightsError
+from async_rl.core.frozen import frozen
+from async_rl.protocol.weights import Manifest
+
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint16]
+
+_SKIP = 255
+_PIECE = 1 << 24
+"""Words compared at a time: positions take 8 bytes per word, which would be four models at once."""
+_MOST = 0.5
+"""Share of changed words up to which changes are sent: 3 bytes per change, at most 0.75 of all."""
+
+
+@frozen
+class Changes:
+    """gaps: uint8 [G], values: uint16 [C], C <= G."""
+
+    gaps: Bytes
+    values: Words
+
+    @classmethod
+    def between(cls, old: Words, new: Words) -> Self | None:
+        """Return what to change in `old` to get `new`, None if that is most of it."""
+        gaps, values = [], []
+        # The first value is counted from the position before the block.
+        last, found = -1, 0
+        for begin in range(0, new.size, _PIECE):
+            piece = slice(begin, begin + _PIECE)
+            positions = np.flatnonzero(old[piece] != new[piece]) + begin
+            found += positions.size
+            if found > _MOST * new.size:
+                return None
+            if positions.size:
+                gaps.append(_encoded(np.diff(positions, prepend=last) - 1))
+                values.append(new[positions])
+                last = int(positions[-1])
+        nothing = np.empty(0, np.uint8)
+        return cls(
+            gaps=np.concatenate([nothing, *gaps]),
+            values=np.concatenate([nothing.astype(np.uint16), *values]),
+        )
+
+    def apply(self, block: Words) -> None:
+        """Change the block in place. Raises WeightsError if it is too small for the changes."""
+        for positions, values in self._placed():
+            if positions[-1] >= block.size:
+                raise WeightsError(
+                    f"the changes reach word {positions[-1]} of a block of {block.size} words"
+                )
+            block[positions] = values
+
+    def _placed(self) -> Iterator[tuple[npt.NDArray[np.int64], Words]]:
+        last, used = -1, 0
+        for begin in range(0, self.gaps.size, _PIECE):
+            gaps = self.gaps[begin : begin + _PIECE]
+            has_value = gaps != _SKIP
+            # A skip advances by its 255 words; a value by the words before it and its own.
+            ends = last + np.cumsum(gaps.astype(np.int64) + has_value)
+            count = int(np.count_nonzero(has_value))
+            if count:
+                yield ends[has_value], self.values[used : used + count]
+            last, used = int(ends[-1]), used + count
+
+    def to_bytes(self, manifest: Manifest, base: int) -> bytes:
+        """A safetensors file that leads from version `base` to that of the manifest."""
+        metadata = {"version": str(manifest.version), "base": str(base)}
+        content: bytes = save({"gaps": self.gaps, "values": self.values}, metadata)
+        return content
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Read such a file. Raises WeightsError if it is damaged."""
+        try:
+            found = load(content)
+            gaps, values = found["gaps"], found["values"]
+        except (SafetensorError, KeyError) as error:
+            raise WeightsError(f"these are no changes of weights: {error!r}") from error
+        if gaps.dtype != np.uint8 or values.dtype != np.uint16:
+            raise WeightsError(f"changes have dtypes {gaps.dtype} and {values.dtype}")
+        if np.count_nonzero(gaps != _SKIP) != values.size:
+            raise WeightsError(f"{values.size} changed words do not fit their positions")
+        return cls(gaps=gaps, values=values)
+
+
+def _encoded(gaps: npt.NDArray[np.int64]) -> Bytes:
+    """int64 [C] -> uint8 [G], skips inserted."""
+    skips = gaps // _SKIP
+    ends = np.cumsum(skips + 1) - 1
+    result = np.full(ends[-1] + 1, _SKIP, np.uint8)
+    result[ends] = gaps % _SKIP
+    return result

@@ -1,0 +1,200 @@
+"""A cell of the league in one process trains exact ages, with the learner's own log-probs and the
+verifier's own verdicts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.core.types import CallTest, CodeProblem, Group, Prompt
+from async_rl.data.embedded import TinyCoder
+from async_rl.data.prepare import prepare_model
+from async_rl.launchers.configuration.compose import compose
+from async_rl.training.age_watch import AgeWatch
+from benchmarks.sampler import Response, Sampler
+from benchmarks.staleness_cell import Bench, Judge, is_decided, make_trainer, run_cell, samples_to
+
+SMALL = TinyCoder(hidden_size=64, num_layers=2, num_heads=2, warm_start_steps=2, warm_start_batch=4)
+
+
+class Recording(Bench):
+    """Notes which weights sampled which batch."""
+
+    def __init__(self, model_path: Path) -> None:
+        super().__init__(model_path)
+        self.sampled: list[tuple[int, int]] = []
+
+    def batch(self, config: RunConfig, *, number: int, version: int) -> list[Group]:
+        self.sampled.append((number, version))
+        return super().batch(config, number=number, version=version)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("cache")
+    config = compose("grpo_code", [f"cache_dir={cache}"])
+    return prepare_model(config, lambda *_: None, embedded=SMALL)
+
+
+@pytest.fixture(scope="module")
+def bench(model_path: Path) -> Iterator[Recording]:
+    with Recording(model_path) as bench:
+        yield bench
+
+
+def make_config(age: int, *overrides: str, groups: int = 2, size: int = 4) -> RunConfig:
+    return compose(
+        "grpo_code",
+        [
+            "num_steps=5",
+            f"buffer.max_staleness_versions={age}",
+            "buffer.exact_age=true",
+            f"buffer.groups_per_step={groups}",
+            f"generation.group_size={size}",
+            "data.max_response_tokens=4",
+            "evaluation.every_steps=5",
+            "evaluation.num_prompts=32",
+            "reward.stop_if_all_fail=false",
+            *overrides,
+        ],
+    )
+
+
+def test_behavior_logprobs_are_those_of_the_learner(bench: Recording, tmp_path: Path) -> None:
+    config = make_config(0)
+    trainer = make_trainer(config, bench.model_path, tmp_path)
+    bench.load(trainer)
+    samples = [t for group in bench.batch(config, number=7, version=1) for t in group.trajectories]
+    assert len({tuple(t.token_ids) for t in samples}) == len(samples) == 8
+    for sample, logprobs in zip(
+        samples, trainer.logprobs([t.token_ids for t in samples]), strict=True
+    ):
+        written = sample.loss_mask
+        assert np.abs(sample.behavior_logprobs[written] - logprobs[written]).max() < 1e-5
+    assert trainer.step(bench.batch(config, number=8, version=0), 0).scalars[
+        "policy/effective_sequences"
+    ] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_tokens_are_drawn_with_their_probabilities(model_path: Path) -> None:
+    sampler = Sampler(model_path)
+    generator = torch.Generator().manual_seed(3)
+    from safetensors.torch import load_file
+
+    weights = load_file(model_path / "model.safetensors")
+    # Large enough that the tokens' probabilities differ by orders of magnitude.
+    weights["model.norm.weight"] *= 60
+    sampler.load(weights)
+    drawn = sampler.sample([[5, 9]], num_samples=[20_000], max_tokens=1, generator=generator)[0]
+    probability = {r.token_ids[0]: np.exp(r.logprobs[0]) for r in drawn}
+    token = max(probability, key=lambda token: probability[token])
+    share = sum(r.token_ids[0] == token for r in drawn) / len(drawn)
+    assert probability[token] > 0.01
+    assert share == pytest.approx(probability[token], rel=0.1)
+
+
+@pytest.mark.parametrize("age", [0, 2])
+def test_every_batch_is_sampled_by_the_version_of_its_age(
+    bench: Recording, tmp_path: Path, age: int
+) -> None:
+    bench.sampled.clear()
+    rows = run_cell(bench, make_config(age), tmp_path)
+    assert sorted(bench.sampled) == [(n, max(0, n - age)) for n in range(5)]
+    assert [row["step"] for row in rows] == [0, 5]
+    assert rows[-1]["samples"] == 5 * 2 * 4
+
+
+class Easy(Bench):
+    """A task that is learned in thirty small steps: a fourth of the tokens is right."""
+
+    def _reward(self, prompt: Prompt, response: Response) -> float:
+        return sum(token % 4 == 1 for token in response.token_ids) / 4
+
+
+def test_a_burst_of_old_data_is_announced_and_neither_collapses_nor_stops_the_run(
+    model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Thirty fresh batches, then six that version 0 sampled, then ten fresh ones."""
+    config = make_config(
+        40,
+        "algorithm=vcpo",
+        "algorithm.step_scale.bound=0.5",
+        "learner.optimizer.lr=6e-3",
+        groups=4,
+        size=8,
+    )
+    burst = range(30, 36)
+    bench, watch = Easy(model_path), AgeWatch(config.algorithm.step_scale, logging.getLogger())
+    trainer = make_trainer(config, model_path, tmp_path)
+    rates, scales, stages = {}, {}, {}
+    bench.load(trainer)
+    old = [bench.batch(config, number=100 + number, version=0) for number in burst]
+    for version in range(46):
+        groups = old.pop() if version in burst else None
+        if groups is None:
+            groups = bench.batch(config, number=version, version=version)
+        scalars = trainer.step(groups, version).scalars
+        watch.observe(version + 1, scalars)
+        bench.load(trainer)
+        scales[version], stages[version] = scalars["policy/step_scale"], watch.stage
+        if version in (0, 29, 35, 45):
+            rates[version] = bench.pass_rate(config, version + 1)
+    assert rates[0] < 0.4
+    assert rates[29] > 0.7
+    assert min(rates[35], rates[45]) > rates[29] - 0.1
+    assert max(scales[version] for version in burst) < 0.8 < scales[45]
+    assert stages[29] == stages[45] == "training"
+    assert all(stages[version].startswith("training: old data") for version in burst)
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert [text.partition(":")[0] for text in warnings] == ["step 31"]
+
+
+def test_a_cell_is_repeatable(bench: Recording, tmp_path: Path) -> None:
+    first, second = (run_cell(bench, make_config(2), tmp_path) for _ in range(2))
+    assert first == second
+
+
+def test_replaced_groups_need_a_whole_run(bench: Recording, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run it with --live"):
+        run_cell(bench, make_config(2, "buffer.uniform_groups=replace"), tmp_path)
+
+
+def test_a_cell_ends_when_more_steps_would_change_nothing() -> None:
+    good = {0: 0.2, 10: 0.7, 20: 0.82, 30: 0.79, 40: 0.83}
+    assert is_decided(good, age=0)
+    assert not is_decided(good, age=16)
+    assert is_decided({step + 60: rate for step, rate in good.items()}, age=16)
+    assert is_decided({0: 0.2, 10: 0.7, 20: 0.3, 30: 0.2, 40: 0.2}, age=64)
+    assert not is_decided({0: 0.2, 10: 0.7, 20: 0.7, 30: 0.7, 40: 0.7}, age=0)
+
+
+def test_samples_to_the_goal_are_read_between_two_evaluations() -> None:
+    rows = [{"samples": 64 * i, "eval/pass_at_1": rate} for i, rate in enumerate((0.4, 0.7, 0.9))]
+    assert samples_to(0.8, rows) == pytest.approx(96)
+    assert samples_to(0.95, rows) is None
+
+
+PROBLEM = CodeProblem(
+    tests=[
+        CallTest(function="f", args=[[]], expected=0),
+        CallTest(function="f", args=[[3, -1, 4]], expected=7),
+    ]
+)
+RIGHT = "def f(xs):\n    return sum(x for x in xs if x > 0)"
+
+
+def test_a_program_is_judged_once_by_the_jail() -> None:
+    with Judge() as judge:
+        assert judge.reward("problem", PROBLEM, RIGHT) == 1.0
+        assert judge.reward("problem", PROBLEM, RIGHT.replace("> 0", "< 0")) == 0.0
+        assert judge.reward("problem", PROBLEM, "def f(xs:") == 0.0
+    # Remembered: the verifier has ended.
+    assert judge.reward("problem", PROBLEM, RIGHT) == 1.0
