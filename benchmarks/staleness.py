@@ -1,20 +1,22 @@
-"""The league of off-policy methods: real runs at an exact age, with equal budgets of tuning.
+"""The league of off-policy methods: runs at an exact age, with equal budgets of tuning.
 
 A cell is a method (a file of conf/algorithm), an age, a seed and a factor of the method's learning
-rate. Every batch of a run has exactly that age (buffer.exact_age), so methods differ in nothing but
-their objective. A cell's rows are written to RESULTS/<cell>.jsonl when its run has ended; a cell
-that has a file is not repeated, so the command resumes where it was stopped, and deleting a file
-repeats its cell.
+rate. Every batch of a run has exactly that age, so methods differ in nothing but their objective. A
+cell's rows are written to RESULTS/<cell>.jsonl when it has ended; a cell that has a file is not
+repeated, so the command resumes where it was stopped, and deleting a file repeats its cell.
+
+A cell runs in this process (staleness_cell.py) with half of the default batch; `--live` runs whole
+runs of the same settings instead, under RESULTS/live.
 
 Tuning: every method runs with the same multiples of its default rate, one seed that is not scored,
-at one age; its best multiple is then used at every age.
+at one age; its best multiple is then used at every age. Without tuning that is 1 for all.
 
 Run, in this order, each as often as needed:
   python -m benchmarks.staleness tune [--methods ...] [--limit-s N]
   python -m benchmarks.staleness run [--methods ...] [--ages ...] [--seeds ...] [--limit-s N]
   python -m benchmarks.staleness report
-`--limit-s` starts no further cell after that time. `model.path=...` and other settings may follow
-`--`: a real model is one of them.
+`--limit-s` starts no further cell after that time. Settings may follow `--`; with `--live` a real
+model (`model.path=...`) is one of them.
 """
 
 from __future__ import annotations
@@ -27,14 +29,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from async_rl.data.prepare import prepare_model
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from benchmarks.figures import figure
+from benchmarks.staleness_cell import COLLAPSE, GOAL, Bench, run_cell, samples_to
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "staleness"
+PAGE = ROOT / "docs" / "staleness.md"
+BEGIN, END = "<!-- league: begin -->\n", "<!-- league: end -->\n"
 PICTURE = ROOT / "docs" / "images" / "staleness.png"
 METHODS = (
     "grpo",
@@ -50,19 +57,27 @@ METHODS = (
     "vespo",
     "m2po",
     "dppo",
+    "drpo",
     "oapl",
+    "mu_grpo",
 )
 AGES = (0, 2, 8, 16, 64)
 SEEDS = (0, 1, 2, 3, 4)
 TUNING_AGE, TUNING_SEED = 16, 100
-FACTORS = (0.25, 0.5, 1.0, 2.0)
-NUM_STEPS = 240
-GOAL = 0.80
-# A fall from the best pass rate that is far above the noise of 256 samples, 0.03.
-COLLAPSE = 0.2
+# The default first, so that whatever has run is comparable.
+FACTORS = (1.0, 0.5, 2.0, 0.25)
+NUM_STEPS = 160
+# Half of the default batch and half of its held-out prompts, so that 240 steps cost what 120 do.
+SETTINGS = (
+    "buffer.exact_age=true",
+    "buffer.groups_per_step=8",
+    "evaluation.every_steps=10",
+    "evaluation.num_prompts=128",
+    "reward.stop_if_all_fail=false",
+)
+SAMPLES_PER_STEP = 64
 _KEPT = (
     "step",
-    "time_s",
     "eval/pass_at_1",
     "reward/mean",
     "policy/effective_sequences",
@@ -75,6 +90,9 @@ _KEPT = (
 )
 
 
+Row = dict[str, Any]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One run."""
@@ -83,19 +101,32 @@ class Cell:
     age: int
     seed: int
     factor: float
+    is_live: bool = False
 
     @property
     def path(self) -> Path:
         """The file of its rows."""
-        return RESULTS / f"{self.method}-age{self.age}-seed{self.seed}-x{self.factor:g}.jsonl"
+        folder = RESULTS / "live" if self.is_live else RESULTS
+        return folder / f"{self.method}-age{self.age}-seed{self.seed}-x{self.factor:g}.jsonl"
+
+    def settings(self, num_steps: int, extra: Sequence[str]) -> list[str]:
+        """Its settings on top of conf/grpo_code.yaml."""
+        return [
+            f"algorithm={self.method}",
+            f"seed={self.seed}",
+            f"num_steps={num_steps}",
+            f"learner.optimizer.lr={self.factor * learning_rate(self.method):g}",
+            f"buffer.max_staleness_versions={self.age}",
+            *SETTINGS,
+            *extra,
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A cell in numbers. samples, seconds: to GOAL, None if it was never reached."""
+    """A cell in numbers. samples: to GOAL, None if it was never reached."""
 
     samples: float | None
-    seconds: float | None
     final: float
     is_collapsed: bool
     effective_sequences: float
@@ -103,30 +134,22 @@ class Result:
 
 def learning_rate(method: str) -> float:
     """Return the rate of the method's file."""
-    from async_rl.launchers.configuration.compose import compose_unchecked
-
     rate: float = compose_unchecked("grpo_code", [f"algorithm={method}"]).learner.optimizer.lr
     return rate
 
 
-def launch(cell: Cell, num_steps: int, extra: Sequence[str]) -> list[dict[str, Any]]:
-    """Run a cell to its end and return its rows. Raises SystemExit if the run fails."""
+def launch(cell: Cell, num_steps: int, extra: Sequence[str]) -> list[Row]:
+    """Run a cell as a whole run and return its rows. Raises SystemExit if the run fails."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             str(Path(sys.executable).with_name("async-rl")),
             "launch",
             "conf=grpo_code",
-            f"algorithm={cell.method}",
-            f"seed={cell.seed}",
-            f"num_steps={num_steps}",
-            f"learner.optimizer.lr={cell.factor * learning_rate(cell.method):g}",
-            f"buffer.max_staleness_versions={cell.age}",
-            "buffer.exact_age=true",
+            *cell.settings(num_steps, extra),
             f"output_dir={scratch}",
             "run_name=run",
             "checkpoint.every_steps=0",
             "monitoring.tensorboard_port=null",
-            *extra,
         ]
         done = subprocess.run(command, stdout=subprocess.DEVNULL)
         if done.returncode:
@@ -136,10 +159,24 @@ def launch(cell: Cell, num_steps: int, extra: Sequence[str]) -> list[dict[str, A
     wrong = inexact(rows, cell.age)
     if wrong:
         raise SystemExit(f"{cell.path.stem}: steps {wrong} trained tokens of another age")
-    return [{name: row[name] for name in _KEPT if name in row} for row in rows]
+    return [
+        {
+            "samples": row["step"] * SAMPLES_PER_STEP,
+            **{name: row[name] for name in _KEPT if name in row},
+        }
+        for row in rows
+        if "eval/pass_at_1" in row
+    ]
 
 
-def inexact(rows: Sequence[dict[str, Any]], age: int) -> list[int]:
+def in_this_process(bench: Bench, cell: Cell, num_steps: int, extra: Sequence[str]) -> list[Row]:
+    """Run a cell here and return its rows."""
+    config = compose("grpo_code", cell.settings(num_steps, extra))
+    with tempfile.TemporaryDirectory() as scratch:
+        return run_cell(bench, config, Path(scratch))
+
+
+def inexact(rows: Sequence[Row], age: int) -> list[int]:
     """Return the steps that trained a token of another age; the first ones can have no higher age
     than their number.
     """
@@ -152,9 +189,8 @@ def inexact(rows: Sequence[dict[str, Any]], age: int) -> list[int]:
     ]
 
 
-def finish(cells: Iterable[Cell], *, num_steps: int, limit_s: float, extra: Sequence[str]) -> None:
+def finish(cells: Iterable[Cell], run: Callable[[Cell], list[Row]], *, limit_s: float) -> None:
     """Run the cells that have no file, until no time is left to start another."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
     deadline_s = time.monotonic() + limit_s
     for cell in cells:
         if cell.path.exists():
@@ -162,33 +198,33 @@ def finish(cells: Iterable[Cell], *, num_steps: int, limit_s: float, extra: Sequ
         if time.monotonic() > deadline_s:
             print("no time for another cell; run the command again to continue")
             return
-        rows = launch(cell, num_steps, extra)
+        started_s = time.process_time()
+        rows = run(cell)
+        cell.path.parent.mkdir(parents=True, exist_ok=True)
         partial = cell.path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
         partial.rename(cell.path)
-        print(f"{cell.path.stem}: {result(read(cell.path))}", flush=True)
+        spent_s = time.process_time() - started_s
+        print(f"{cell.path.stem}: {result(read(cell.path))}, {spent_s:.0f} CPU s", flush=True)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[Row]:
     """Return the rows of a cell."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def rates(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
+def rates(rows: Sequence[Row]) -> dict[int, float]:
     """Return the held-out pass rate by step."""
     return {row["step"]: row["eval/pass_at_1"] for row in rows if "eval/pass_at_1" in row}
 
 
-def result(rows: Sequence[dict[str, Any]], samples_per_step: int = 128) -> Result:
+def result(rows: Sequence[Row]) -> Result:
     """Return a cell in numbers."""
-    by_step, found = {row["step"]: row for row in rows}, rates(rows)
-    first = next((step for step, rate in found.items() if rate >= GOAL), None)
-    begin_s = by_step[1]["time_s"]
+    found = rates(rows)
     final = statistics.fmean(list(found.values())[-2:])
     shares = [r["policy/effective_sequences"] for r in rows if "policy/effective_sequences" in r]
     return Result(
-        samples=None if first is None else float(first * samples_per_step),
-        seconds=None if first is None else by_step[first]["time_s"] - begin_s,
+        samples=samples_to(GOAL, rows),
         final=final,
         is_collapsed=max(found.values()) - final > COLLAPSE,
         effective_sequences=statistics.fmean(shares[len(shares) // 2 :]),
@@ -224,9 +260,9 @@ def spread(values: Sequence[float]) -> str:
 def table() -> str:
     """Return the league as a table of Markdown."""
     lines = [
-        "| method | age | runs | samples to 0.80 | seconds to 0.80 | reached | final pass@1 |"
-        " collapsed | effective sequences |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| method | age | runs | samples to 0.80 | reached | final pass@1 | collapsed |"
+        " effective sequences |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for method in METHODS:
         for age in AGES:
@@ -234,13 +270,11 @@ def table() -> str:
             if not results:
                 continue
             samples = [r.samples for r in results if r.samples is not None]
-            seconds = [r.seconds for r in results if r.seconds is not None]
             cells = (
                 f"{method} x{best_factor(method):g}",
                 str(age),
                 str(len(results)),
                 spread(samples),
-                spread(seconds),
                 f"{len(samples)} of {len(results)}",
                 spread([r.final for r in results]),
                 f"{sum(r.is_collapsed for r in results)} of {len(results)}",
@@ -277,13 +311,14 @@ def draw() -> None:
 
 
 def report() -> None:
-    """Print the figures, and write the table and the picture."""
+    """Print the figures, and write the table of the page and the picture."""
     for method in METHODS:
         for age in AGES:
             for cell in cells_of(method, age):
                 numbers = result(read(cell.path))
                 figure(f"{cell.path.stem}: final held-out pass rate", numbers.final, "share")
-    (RESULTS / "table.md").write_text(table())
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(head + BEGIN + table() + END + rest.partition(END)[2])
     draw()
 
 
@@ -295,25 +330,36 @@ def main() -> None:
     parser.add_argument("--ages", nargs="+", type=int, default=AGES)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--num-steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--live", action="store_true", help="whole runs instead of one process")
     parser.add_argument("--limit-s", type=float, default=1e9)
     parser.add_argument("settings", nargs="*", help="settings of every run, after --")
     given = parser.parse_args()
     if given.command == "report":
         report()
         return
+    live = given.live
     cells = [
-        Cell(method=method, age=age, seed=seed, factor=best_factor(method))
+        Cell(method=method, age=age, seed=seed, factor=best_factor(method), is_live=live)
         for seed in given.seeds
         for age in given.ages
         for method in given.methods
     ]
     if given.command == "tune":
         cells = [
-            Cell(method=method, age=TUNING_AGE, seed=TUNING_SEED, factor=factor)
+            Cell(method=m, age=TUNING_AGE, seed=TUNING_SEED, factor=factor, is_live=live)
             for factor in FACTORS
-            for method in given.methods
+            for m in given.methods
         ]
-    finish(cells, num_steps=given.num_steps, limit_s=given.limit_s, extra=given.settings)
+    num_steps, extra = given.num_steps, given.settings
+    if live:
+        finish(cells, lambda cell: launch(cell, num_steps, extra), limit_s=given.limit_s)
+        return
+    with Bench(prepare_model(compose("grpo_code", []), lambda *_: None)) as bench:
+        finish(
+            cells,
+            lambda cell: in_this_process(bench, cell, num_steps, extra),
+            limit_s=given.limit_s,
+        )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 Group estimators and discounted returns need rewards only; GAE and V-trace also need values.
 Invariant: a token that does not count receives no advantage and enters no statistic. The learner
-calls these functions with the whole batch, so every statistic is global.
+calls these functions with the whole batch, so every statistic is global. Shapes that do not match
+raise RuntimeError in torch. Rewards are in the unit of the scaled score; values are not checked
+here, because the learner checks every loss and gradient.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The two differ because the sampled weights are older, or because the engine computes differently.
 Invariant: a weight is a constant of the loss (no gradient). It is bounded or set to 0 where it is
-too large, and never ignored.
+too large, and never ignored. Log-probs are in nats; shapes that do not match raise RuntimeError in
+torch.
 """
 
 from __future__ import annotations

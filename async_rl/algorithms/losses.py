@@ -2,6 +2,7 @@
 
 Invariant: the loss of a minibatch is sum(weight * token_loss), with weights computed from the whole
 minibatch. So it may be summed over any micro-batches, packings and ranks with the same gradient.
+Log-probs are in nats; shapes that do not match raise RuntimeError in torch.
 """
 
 from __future__ import annotations

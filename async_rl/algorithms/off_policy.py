@@ -1,10 +1,13 @@
 """Losses, weights and measures that were published for data of older weights.
 
 Invariant: a weight is a constant of the loss (no gradient), and every quantity of a sequence is
-computed from its trained tokens only. So the losses add up over any packing and ranks.
+computed from its trained tokens only. So the losses add up over any packing and ranks. Log-probs
+are in nats; shapes that do not match raise RuntimeError in torch.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -17,6 +20,9 @@ from async_rl.algorithms.parts import Parts
 _MIN_LOG, _MAX_LOG = -18.42, 20.0
 # The ratio of DPPO is cut off far outside the trust region, as in its published code.
 _MAX_RATIO = 20.0
+# Of DRPO: the weight of its regulariser (section 4 of the paper), and the bound on the log-ratio of
+# its published code, at which the square is still a float32.
+_DRPO_THRESHOLD, _DRPO_MAX_LOG = 12.5, 20.0
 # Halvings of the interval of M2PO's bound: after 60 it is as narrow as a float64 allows.
 _HALVINGS = 60
 
@@ -61,6 +67,23 @@ def dppo_loss(
     is_low = (shift < -max_shift) & (advantages <= 0)
     loss = -ratio.clamp(max=_MAX_RATIO) * advantages * policy_logprobs
     return PolicyLoss(loss.masked_fill(is_low | is_high, 0.0), is_low, is_high)
+
+
+def drpo_loss(policy_logprobs: Tensor, *, log_ratio: Tensor, advantages: Tensor) -> PolicyLoss:
+    """Compute the loss of DRPO: DPPO with a pull instead of a mask (arXiv 2606.09821 sec. 3).
+
+    policy_logprobs, log_ratio, advantages: float32 [R], log_ratio = policy - behavior log-probs
+    -> float32 [R], bool [R], bool [R].  With u = exp(log_ratio), log_ratio between -20 and 20, p
+    and q the probabilities of the token under the policy and the behavior policy:
+      loss = -u A + |A| q (u - 1)^2 / (2 * 12.5)
+    Its gradient is that of -u A (1 - sign(A) (p - q) / 12.5) policy_logprobs: the pull grows with
+    the shift of probability that DPPO bounds. Nothing is clipped.
+    """
+    behavior = (policy_logprobs - log_ratio).detach().exp()
+    ratio = log_ratio.clamp(-_DRPO_MAX_LOG, _DRPO_MAX_LOG).exp()
+    pull = advantages.abs() * behavior * (ratio - 1).square() / (2 * _DRPO_THRESHOLD)
+    is_clipped = torch.zeros_like(advantages, dtype=torch.bool)
+    return PolicyLoss(pull - ratio * advantages, is_clipped, is_clipped)
 
 
 def vespo_loss(
@@ -112,6 +135,26 @@ def oapl_loss(
     pull = beta * sequences.total(log_ratio.detach())
     is_clipped = torch.zeros_like(advantages, dtype=torch.bool)
     return PolicyLoss(-(advantages - pull) * policy_logprobs, is_clipped, is_clipped)
+
+
+def vetoed_tokens(
+    log_ratio: Tensor, *, advantages: Tensor, sequences: Parts, max_ratio: float
+) -> Tensor:
+    """Return the tokens that the veto of mu-GRPO excludes (arXiv 2605.17570).
+
+    log_ratio, advantages: float32 [R], log_ratio = policy - behavior log-probs; the tokens of a
+    sequence are consecutive -> bool [R].  In a sequence with a negative advantage, the first
+    trained token with exp(log_ratio) > max_ratio and all later ones: no clip bounds the loss of a
+    token there, and what follows was written after a choice that the policy now prefers.
+    """
+    exceeds = log_ratio.detach() > math.log(max_ratio)
+    is_trigger = exceeds & (advantages < 0) & sequences.mask
+    num_triggers = is_trigger.long().cumsum(0)
+    is_first = torch.ones_like(is_trigger)
+    is_first[1:] = sequences.index[1:] != sequences.index[:-1]
+    # Counts never fall, so the newest count before a sequence is the largest so far.
+    earlier = torch.where(is_first, num_triggers - is_trigger.long(), 0).cummax(0).values
+    return num_triggers > earlier
 
 
 def soft_advantages(rewards: Tensor, *, groups: Parts, beta: float) -> Tensor:

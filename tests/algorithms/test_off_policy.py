@@ -20,6 +20,7 @@ from torch import Tensor
 from async_rl.algorithms.across import Across
 from async_rl.algorithms.off_policy import (
     dppo_loss,
+    drpo_loss,
     effective_sequences,
     oapl_loss,
     sapo_loss,
@@ -27,6 +28,7 @@ from async_rl.algorithms.off_policy import (
     soft_advantages,
     step_scale,
     vespo_loss,
+    vetoed_tokens,
 )
 from async_rl.algorithms.parts import Parts
 
@@ -107,6 +109,25 @@ def test_dppo_stops_tokens_whose_probability_moved_too_far_towards_their_advanta
         is_stopped = shift > 0.1 if a > 0 else shift < -0.1
         assert weight == pytest.approx(0.0 if is_stopped else min(ratio, 20.0) * a)
         assert bool(is_low[t] or is_high[t]) == is_stopped
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_drpo_weighs_a_token_less_the_further_its_probability_moved_with_its_advantage(
+    seed: int,
+) -> None:
+    case = Case(seed)
+    behavior = (case.logprobs - case.log_ratio).detach()
+    loss = drpo_loss(
+        case.logprobs, log_ratio=case.logprobs - behavior, advantages=case.advantages
+    ).loss
+    for t, weight in enumerate(weights_of(loss, case)):
+        a, p, q = case.advantages[t].item(), math.exp(case.logprobs[t].item()), behavior[t].exp()
+        shift = (p - q.item()) * math.copysign(1, a)
+        assert weight == pytest.approx(p / q.item() * a * (1 - shift / 12.5))
+        assert loss[t].item() == pytest.approx(
+            -p / q.item() * a + abs(a) * (p - q.item()) ** 2 / q.item() / 25
+        )
 
 
 @settings(max_examples=30, deadline=None)
@@ -269,3 +290,27 @@ def test_two_ranks_find_the_bound_and_the_share_that_one_rank_finds(seed: int) -
         case, lambda log_ratio, parts: second_moment_bound(log_ratio, batches=parts, limit=0.3)
     )
     torch.testing.assert_close(torch.cat(halves), bound)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_the_veto_ends_a_bad_sequence_at_its_first_token_that_became_likely(seed: int) -> None:
+    case = Case(seed)
+    # In a pass the tokens of a sequence are consecutive, as they were written.
+    order = torch.tensor(np.argsort(case.index, kind="stable"))
+    sequences = Parts(index=case.sequences.index[order], count=4, mask=case.sequences.mask[order])
+    log_ratio, advantages = case.log_ratio[order], case.advantages[order]
+    found = vetoed_tokens(log_ratio, advantages=advantages, sequences=sequences, max_ratio=1.5)
+    ended: set[int] = set()
+    for t, sequence in enumerate(sequences.index.tolist()):
+        is_large = bool(sequences.mask[t]) and math.exp(log_ratio[t]) > 1.5
+        if is_large and advantages[t] < 0:
+            ended.add(sequence)
+        assert bool(found[t]) == (sequence in ended)
+
+
+def test_no_token_is_vetoed_in_a_pass_without_tokens() -> None:
+    nothing = torch.zeros(0)
+    sequences = Parts(index=torch.zeros(0, dtype=torch.long), count=1, mask=nothing > 0)
+    found = vetoed_tokens(nothing, advantages=nothing, sequences=sequences, max_ratio=2.0)
+    assert found.tolist() == []
