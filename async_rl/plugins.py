@@ -39,7 +39,8 @@ class RewardFunction(Protocol):
 
     def __call__(self, sample: RewardSample, /) -> Any:
         """Return a finite number, or a dict of named parts whose "score", or else sum, is the
-        reward. An exception is a failure of the attempt, never a reward.
+        reward, in the unit of reward.pass_reward. A call may take timeouts.group_s / 12. An
+        exception is a failure of the attempt (RewardError), never a reward.
         """
 
 
@@ -48,7 +49,7 @@ class RolloutFunction(Protocol):
 
     async def __call__(self, talk: Conversation, /) -> str | None:
         """Return the text that is scored, or None for the policy's last text. An exception fails
-        the attempt of the group, which is then repeated.
+        the attempt of the group, which is then repeated; RolloutEnded must not be caught.
         """
 
 

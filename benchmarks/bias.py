@@ -102,9 +102,11 @@ def _correction(name: str, *settings: str) -> Row:
     return Row(name=label, settings=_all(kind, *bounds), columns=("old",))
 
 
-def _loss(name: str) -> Row:
+def _loss(name: str, *settings: str) -> Row:
     kind = f"algorithm.policy_loss={name}"
-    return Row(name=f"`{kind}`", settings=(*UNBIASED[:2], kind))
+    parameters = [f"algorithm.policy_loss.{s}" for s in settings]
+    label = " ".join([f"`{kind}`", *(f"`{s}`" for s in settings)])
+    return Row(name=label, settings=(*UNBIASED[:2], kind, *parameters))
 
 
 ROWS = (
@@ -131,11 +133,13 @@ ROWS = (
     _correction("m2po"),
     _loss("ppo"),
     _loss("ppo_vanilla"),
+    _loss("ppo_vanilla", "clip_low=0.8", "clip_high=4", "veto_ratio=2"),
     _loss("gspo"),
     _loss("cispo"),
     _loss("reinforce"),
     _loss("sapo"),
     _loss("dppo"),
+    _loss("drpo"),
     _loss("vespo"),
     _loss("oapl"),
 )

@@ -1,9 +1,10 @@
 """Inject faults into a real run for a chosen time, then audit its files.
 
-Faults: kill -9 and SIGSTOP of every process (the supervisor too), the end of all processes
-together, files damaged between two lives, an output that is not read, a second resume of the live
-run (also with the mark of another process, as after a change of the clock), unknown clients at
-every listener, and with --remote a reward server that answers errors and garbage.
+Faults: kill -9 and SIGSTOP of every process (the supervisor too, and the gateway and the workers of
+a run with agents), the end of all processes together, files damaged between two lives, an output
+that is not read, a second resume of the live run (also with the mark of another process, as after a
+change of the clock), unknown clients at every listener, and with --remote a reward server that
+answers errors and garbage.
 
 The faults are in chaos_faults.py, the audit in chaos_audit.py. The audit reads SQLite and
 metrics.jsonl directly and shares no code with `async-rl ledger`.
@@ -26,7 +27,7 @@ import time
 from pathlib import Path
 
 from benchmarks.chaos_audit import audit, leftovers, reading
-from benchmarks.chaos_faults import Chaos, reward_server
+from benchmarks.chaos_faults import KILL_WORKER, Chaos, reward_server
 from benchmarks.chaos_run import NO_PROGRESS_S, Run
 from benchmarks.figures import figure
 
@@ -42,6 +43,7 @@ SETTINGS = (
     "supervisor.max_restarts=1000",
     "timeouts.call_s=4",
     "monitoring.tensorboard_port=null",
+    "num_steps=100000",
 )
 LAST_STEPS = 5
 
@@ -57,6 +59,9 @@ def attack(arguments: argparse.Namespace, directory: Path, settings: list[str]) 
         if not run.until_progress(0):
             return [f"the run did not start: {run.last_line}"]
         names = arguments.fault or list(chaos.faults())
+        if not run.workers():
+            # Only runs with agents have them.
+            names = [name for name in names if name != KILL_WORKER]
         while time.monotonic() - started_s < 60 * arguments.minutes:
             # Every fault in turn first, then at random.
             number = counts.total()

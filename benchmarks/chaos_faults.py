@@ -20,6 +20,7 @@ from async_rl.launchers.commands.control import MARK
 from benchmarks.chaos_run import COMMAND, Run
 
 PAUSE_S = 20.0
+KILL_WORKER = "kill a worker of environments"
 
 
 class Chaos:
@@ -42,11 +43,24 @@ class Chaos:
             "second resume": self._second_resume,
             "second resume, wrong mark": self._second_resume_with_wrong_mark,
             "strangers": self._strangers,
+            KILL_WORKER: self._kill_worker,
         }
 
     def _kill_one(self) -> bool:
         children = list(self._run.children().values())
         return bool(children) and _send(self._rng.choice(children), signal.SIGKILL)
+
+    def kill(self, role: str) -> bool:
+        """Kill one process of a role; the workers of environments count as one."""
+        if role == KILL_WORKER:
+            return self._kill_worker()
+        children = self._run.children().items()
+        found = [child for name, child in children if name.startswith(role)]
+        return bool(found) and _send(self._rng.choice(found), signal.SIGKILL)
+
+    def _kill_worker(self) -> bool:
+        workers = self._run.workers()
+        return bool(workers) and _send(self._rng.choice(workers), signal.SIGKILL)
 
     def _kill_all(self) -> bool:
         children = self._run.children().values()

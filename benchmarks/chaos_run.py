@@ -17,6 +17,7 @@ import psutil
 from benchmarks.chaos_audit import reading
 
 NO_PROGRESS_S = 300.0
+WORKER = "async_rl.sessions.worker"
 COMMAND = str(Path(sys.executable).with_name("async-rl"))
 
 
@@ -27,9 +28,7 @@ class Run:
         self.run_dir = directory / "run"
         self._rng = rng
         self.last_line = ""
-        self.process = self._start(
-            "launch", *settings, f"output_dir={directory}", "run_name=run", "num_steps=1000000"
-        )
+        self.process = self._start("launch", *settings, f"output_dir={directory}", "run_name=run")
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -64,6 +63,15 @@ class Run:
                 words = child.cmdline()
                 if "--name" in words:
                     found[words[words.index("--name") + 1]] = child
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the processes that run environments of agents: children of the gateways."""
+        found = []
+        for name, child in self.children().items():
+            if name.startswith("gateway"):
+                with contextlib.suppress(psutil.Error):
+                    found += [p for p in child.children() if WORKER in p.cmdline()]
         return found
 
     def num_commits(self) -> int:

@@ -64,8 +64,9 @@ def config_of(num_generators: int) -> Any:
 async def serve(directory: Path, num_generators: int) -> None:
     """Run the buffer until SIGTERM."""
     async with Store(directory / "store.sqlite", durability="normal", clock=time.time) as store:
-        service = BufferService(config_of(num_generators), _Prompts(), store, clock=time.monotonic)
-        context: Any = SimpleNamespace(activity=Activity(), version=0)
+        config = config_of(num_generators)
+        service = BufferService(config, _Prompts(), store, clock=time.monotonic)
+        context: Any = SimpleNamespace(activity=Activity(), version=0, config=config)
         showing = Tasks(context, service, store).show_state()
         await simulated.serve_until_terminated(directory, handlers_of(service), showing)
 

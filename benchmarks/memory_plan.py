@@ -86,10 +86,10 @@ def accounted_bytes(hf: Mapping[str, Any], config: RunConfig) -> dict[str, int]:
             min_shard_params=0,
             offload="none",
         )
-        batch = _full_batch(config)
+        batches = [_full_batch(config, n) for n in _budgets(config)]
         with _without_values(hf, num_ranks), FakeTensorMode(allow_non_fake_inputs=True):
             learner = loading.load_models(config, "", ranks)  # type: ignore[arg-type]
-            return _peak(config, learner, ranks, batch)
+            return _peak(config, learner, ranks, batches)
     finally:
         dist.destroy_process_group()
 
@@ -100,9 +100,14 @@ def planned_bytes(hf: Mapping[str, Any], config: RunConfig) -> float:
     return memory.kept + memory.step
 
 
-def _peak(config: RunConfig, learner: LearnerModels, ranks: Ranks, batch: Batch) -> dict[str, int]:
+def _peak(
+    config: RunConfig, learner: LearnerModels, ranks: Ranks, batches: Sequence[Batch]
+) -> dict[str, int]:
     trained = model_optimizers(config, learner)
-    row = pack(batch, range(batch.num_sequences), device=CPU, with_ends=learner.has_values)
+    row, wide = (
+        pack(batch, range(batch.num_sequences), device=CPU, with_ends=learner.has_values)
+        for batch in batches
+    )
     tracker = FSDPMemTracker(learner.policy, trained["policy"][1].torch_optimizer)
     others = [model for model in learner if model is not learner.policy]
     moments = [o.torch_optimizer for name, (_, o) in trained.items() if name != "policy"]
@@ -111,7 +116,7 @@ def _peak(config: RunConfig, learner: LearnerModels, ranks: Ranks, batch: Batch)
         # Without gradients: makes the moments, which every later step finds.
         for _, each in trained.values():
             each.apply(0.0)
-        _update(config, learner, ranks, trained, row, tracker)
+        _update(config, learner, ranks, trained, row, wide, tracker)
     (peak,) = tracker.get_tracker_snapshot("peak").values()
     return {str(kind).rpartition(".")[2]: size for kind, size in peak.items()}
 
@@ -122,16 +127,23 @@ def _update(
     ranks: Ranks,
     trained: Trained,
     row: Pass,
+    wide: Pass,
     tracker: FSDPMemTracker,
 ) -> None:
-    """The passes of one step of a batch of two passes."""
+    """The passes of one step of a batch of two passes. wide: a pass without a gradient."""
     forward = ForwardPasses(
         learner, ranks, learner=config.learner, seed=0, temperature=1.0, needs_exact_kl=False
     )
     chunk_tokens = learner.policy.chunk_tokens(config.learner.logits_chunk_mb)
-    if learner.reference is not None:
-        with torch.no_grad():
-            learner.reference(row, temperature=1.0, chunk_tokens=chunk_tokens)
+    with torch.no_grad():
+        if learner.reference is not None:
+            learner.reference(wide, temperature=1.0, chunk_tokens=chunk_tokens)
+        if wide is not row:
+            tracker.reset_mod_stats()
+            forward.run_policy(wide)
+            if learner.critic is not None:
+                learner.critic(wide)
+    tracker.reset_mod_stats()
     # The first update uses the graph of a batch that fits one pass; other batches have several.
     values = [] if learner.critic is None else [learner.critic(row).at_tokens]
     for _ in range(2):
@@ -148,11 +160,15 @@ def _update(
         trained["critic"][1].apply(0.0)
 
 
-def _full_batch(config: RunConfig) -> Batch:
-    """Responses of the greatest length to one prompt, which fill learner.budget_tokens."""
+def _budgets(config: RunConfig) -> tuple[int, int]:
+    return config.learner.budget_tokens, config.learner.forward_tokens
+
+
+def _full_batch(config: RunConfig, tokens: int) -> Batch:
+    """Responses of the greatest length to one prompt, which fill a pass."""
     data = config.data
     longest = data.max_prompt_tokens + data.max_response_tokens
-    num_rows = (config.learner.budget_tokens - data.max_prompt_tokens) // data.max_response_tokens
+    num_rows = (tokens - data.max_prompt_tokens) // data.max_response_tokens
     rows = [np.full(longest, 5, np.int32)] * num_rows
     return collate([rows_as_group(rows, prompt_length=data.max_prompt_tokens)], device=CPU)
 

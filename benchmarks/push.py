@@ -24,6 +24,7 @@ from async_rl.core.types import Sampling
 from async_rl.generation.engine import Engine, engine_opener
 from async_rl.generation.environment import prepare_environment
 from async_rl.protocol.generator import LoadReport
+from async_rl.protocol.weights import SHARED_BLOCK
 from benchmarks.figures import figure
 from benchmarks.generation import parameters, random_model, settings
 
@@ -61,9 +62,10 @@ async def measure(size: str, model: Path, num_pushes: int) -> None:
         manifest = publisher.write(0, tensors.values())
         await engine.load_weights(manifest)
         floors = []
+        staged = encode(manifest), encode(SHARED_BLOCK)
         for _ in range(num_pushes):
             started_s = time.perf_counter()
-            await core.beside_async("stage_shared_weights", encode(manifest))
+            await core.beside_async("stage_shared_weights", *staged)
             floors.append(time.perf_counter() - started_s)
         writers = [
             asyncio.create_task(writes(engine, f"group {i}"), name=f"group {i}") for i in range(8)

@@ -29,11 +29,12 @@ async def serve_until_terminated(
     directory: Path,
     handlers: Mapping[type[Message], Handler],
     *background: Coroutine[Any, Any, None],
+    gather_s: float = 0.0,
 ) -> None:
     """Answer messages beside the background work until SIGTERM; `service` waits for the address."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    with RpcServer("127.0.0.1", 0, load_keys(directory), handlers) as server:
+    with RpcServer("127.0.0.1", 0, load_keys(directory), handlers, gather_s=gather_s) as server:
         tasks = [asyncio.create_task(work) for work in (server.serve(), *background)]
         (directory / _ADDRESS_FILE).write_text(server.address)
         await stopping.wait()

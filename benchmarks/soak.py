@@ -3,12 +3,12 @@
     python -m benchmarks.soak
 
 Buffer, store and metrics writer are the product's own; generators and learner are simulated by
-calls of the buffer's handlers, with short sequences. Two runs are compared, each in a separate
-process: a fresh one, and one whose files are those of a run after 100,000 steps and 10 million
-groups (made by SQL: `--keep-groups` rows of groups, a row of sums for each earlier step, and
-100,000 rows of metrics). Growth of these files appears as a difference between the two runs, growth
-of a process's memory as the slope within each. More groups are trained than rows are kept, so that
-compaction and deletion are in their steady state.
+calls of the buffer's handlers, with short sequences. Two runs are compared in turn, each in a
+separate process: a fresh one, and one whose files are those of a run after 100,000 steps and 10
+million groups. Its store is written hundred steps at a time, with dropped groups and evaluations,
+and compacted by the product's own statements, which takes minutes. Growth of these files appears as
+a difference between the two runs, growth of a process's memory as the slope within each. More
+groups are trained than rows are kept, so that compaction and deletion are in their steady state.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -32,6 +32,7 @@ import numpy as np
 import psutil
 
 from async_rl.buffer.service import BufferService
+from async_rl.buffer.store.compaction import compaction
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
@@ -54,6 +55,8 @@ from async_rl.protocol.learner import (
 BATCH, SAMPLES, TOKENS, PROMPT = 8, 2, 64, 16
 CHECKPOINT_STEPS = 10
 OLD_STEPS, OLD_BATCH = 100_000, 100
+OLD_IDS = 110  # group ids of a step: trained groups, two dropped ones, and those of an evaluation
+AT_ONCE = 100  # steps of one compaction, as between two checkpoints
 WINDOWS = 6
 _NAMES = [
     name
@@ -232,43 +235,19 @@ async def _measure(run_dir: Path, *, version: int, num_steps: int, keep_groups: 
 
 def _age(run_dir: Path, keep_groups: int) -> None:
     """Write the files of a run after OLD_STEPS steps of OLD_BATCH groups."""
+    kept_from = OLD_STEPS - keep_groups // OLD_BATCH
     with contextlib.closing(sqlite3.connect(run_dir / STORE_FILE, isolation_level=None)) as store:
-        store.execute("BEGIN")
-        kept = keep_groups // OLD_BATCH
-        store.executemany(
-            "INSERT INTO steps (version, committed_s) VALUES (?, 0)",
-            ((version,) for version in range(1, OLD_STEPS + 1)),
-        )
-        store.executemany(
-            "INSERT INTO compacted VALUES (?, ?, ?, ?, 100000, 90000, 0.5)",
-            (
-                (version, OLD_BATCH, version * OLD_BATCH - 1, version * OLD_BATCH - 1)
-                for version in range(1, OLD_STEPS - kept + 1)
-            ),
-        )
-        store.executemany(
-            "INSERT INTO groups (group_id, purpose, prompt_id, position, num_samples, state,"
-            " attempt, generator, incarnation, version, train_version, oldest_version,"
-            " newest_version, num_tokens, num_trained_tokens, reward_mean, rewards, parts,"
-            " admitted_s, changed_s)"
-            " VALUES (?, 'train', ?, ?, 2, 'trained', 1, 'generator-0', 'a', ?, ?, ?, ?, 128, 96,"
-            " 0.5, '[0.0,1.0]', '{}', 0, 0)",
-            _old_groups(kept),
-        )
-        states = ("generating", "ready", "leased", "trained")
-        store.executemany(
-            "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason)"
-            " VALUES (?, 1, ?, 0, 'generator-0', 1, '')",
-            ((row[0], state) for row in _old_groups(kept) for state in states),
-        )
-        store.execute(
-            "INSERT INTO trained SELECT step_id, group_id FROM groups JOIN steps ON"
-            " steps.version = train_version + 1"
-        )
-        total = OLD_STEPS * OLD_BATCH
-        store.execute("UPDATE counts SET number=? WHERE state='trained'", (total,))
+        store.execute("PRAGMA synchronous=OFF")
+        for first in range(0, OLD_STEPS, AT_ONCE):
+            last = first + AT_ONCE
+            store.execute("BEGIN")
+            for statement in _OLD_ROWS:
+                store.execute(statement, {"first": first, "last": last})
+            if last <= kept_from:
+                for sql, values in compaction(first, last):
+                    store.execute(sql, values)
+            store.execute("COMMIT")
         store.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten_before', ?)", (OLD_STEPS,))
-        store.execute("COMMIT")
     scalars = {name: random.random() for name in _NAMES}
     with (run_dir / "metrics.jsonl").open("wb") as file:
         for step in range(1, OLD_STEPS + 1):
@@ -276,10 +255,44 @@ def _age(run_dir: Path, keep_groups: int) -> None:
             file.write(msgspec.json.encode(row) + b"\n")
 
 
-def _old_groups(kept: int) -> Iterator[tuple[object, ...]]:
-    for group_id in range((OLD_STEPS - kept) * OLD_BATCH, OLD_STEPS * OLD_BATCH):
-        version = group_id // OLD_BATCH
-        yield (group_id, f"p{group_id % 10_000}", group_id, version, version, version, version)
+def _old_rows(purpose: str, state: str, version: str, number: str, reason: str) -> tuple[str, str]:
+    """Statements for the groups of the steps after :first up to :last, and for their transitions.
+
+    version, number: SQL for the version before the step, and for the number within it.
+    """
+    counted = (
+        f"WITH RECURSIVE n(i) AS (SELECT :first * {OLD_IDS} UNION ALL SELECT i + 1 FROM n WHERE"
+        f" i + 1 < :last * {OLD_IDS}) SELECT i, i / {OLD_IDS} AS v FROM n WHERE {number}"
+    )
+    groups = (
+        "INSERT INTO groups (group_id, purpose, prompt_id, position, evaluation, num_samples,"
+        " state, attempt, generator, incarnation, version, train_version, oldest_version,"
+        " newest_version, num_tokens, num_trained_tokens, reward_mean, rewards, parts, reason,"
+        f" admitted_s, changed_s) SELECT i, '{purpose}', 'p' || (i % 10000), i, {version}, 2,"
+        f" '{state}', 1, 'generator-' || (i % 1024), 'a', v, iif('{state}' = 'trained', v, NULL),"
+        f" v, v, 128, 96, 0.5, '[0.0,1.0]', '{{}}', '{reason}', 0, 0 FROM ({counted})"
+    )
+    states = f"VALUES ('generating'), ('ready'), ('leased'), ('{state}')"
+    transitions = (
+        "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason)"
+        f" SELECT i, 1, column1, 0, 'generator-0', v, '' FROM ({counted}), ({states})"
+    )
+    return groups, transitions
+
+
+_OLD_ROWS = [
+    "WITH RECURSIVE n(v) AS (SELECT :first + 1 UNION ALL SELECT v + 1 FROM n WHERE v < :last)"
+    " INSERT INTO steps (version, committed_s) SELECT v, 0 FROM n",
+    *_old_rows("train", "trained", "NULL", f"i % {OLD_IDS} < {OLD_BATCH}", ""),
+    *_old_rows("train", "dropped", "NULL", f"i % {OLD_IDS} IN (100, 101)", "over_age"),
+    # Eight held-out prompts every hundred steps, answered and reported.
+    *_old_rows("eval", "ready", "v", f"i % {OLD_IDS} > 101 AND v % 100 = 50", ""),
+    "INSERT INTO evaluations SELECT DISTINCT evaluation, 8, 0, 0, '{}' FROM groups"
+    " WHERE evaluation >= :first AND evaluation < :last",
+    "INSERT INTO trained SELECT step_id, group_id FROM groups JOIN steps ON steps.version ="
+    " train_version + 1 WHERE train_version >= :first AND train_version < :last",
+]
+"""Rows of the steps after :first up to :last, as they are before compaction."""
 
 
 def _child(run_dir: Path, arguments: argparse.Namespace) -> None:
@@ -301,6 +314,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--keep-groups", type=int, default=2000)
+    parser.add_argument("--pairs", type=int, default=2, help="a fresh and an aged run in turn")
+    parser.add_argument("--aged", type=Path, help="keep the aged files there, or use those there")
     parser.add_argument("--phase", default="")
     parser.add_argument("--run-dir", type=Path, default=Path())
     arguments = parser.parse_args()
@@ -308,20 +323,31 @@ def main() -> None:
         _child(arguments.run_dir, arguments)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        for phase in ("fresh", "aged"):
+        aged = arguments.aged or Path(scratch) / "original"
+        started = time.perf_counter()
+        if not aged.exists():
+            aged.mkdir()
+            asyncio.run(_empty_store(aged))
+            _age(aged, arguments.keep_groups)
+        size = os.path.getsize(aged / "metrics.jsonl") / 2**20
+        print(
+            f"aged in {time.perf_counter() - started:.0f} s: {OLD_STEPS} steps,"
+            f" {OLD_STEPS * OLD_BATCH} trained groups, metrics {size:.0f} MB",
+            flush=True,
+        )
+        for number in range(2 * arguments.pairs):
+            phase = ("fresh", "aged")[number % 2]
             run_dir = Path(scratch) / phase
-            run_dir.mkdir()
             if phase == "aged":
-                asyncio.run(_empty_store(run_dir))
-                _age(run_dir, arguments.keep_groups)
-                size = os.path.getsize(run_dir / "metrics.jsonl") / 2**20
-                total = OLD_STEPS * OLD_BATCH
-                print(f"aged: {OLD_STEPS} steps, {total} groups, metrics {size:.0f} MB")
+                shutil.copytree(aged, run_dir)
+            else:
+                run_dir.mkdir()
             command = [sys.executable, "-m", "benchmarks.soak", "--phase", phase]
             command += ["--run-dir", str(run_dir), "--steps", str(arguments.steps)]
             command += ["--keep-groups", str(arguments.keep_groups)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
             _show(phase, msgspec.json.decode(done.stdout, type=Figures))
+            shutil.rmtree(run_dir)
 
 
 async def _empty_store(run_dir: Path) -> None:

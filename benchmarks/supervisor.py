@@ -30,7 +30,7 @@ from async_rl.monitoring.terminal import Terminal
 from async_rl.observability.activity import Activity
 from async_rl.protocol.membership import Heartbeat, Member, Register, WatchMembers
 from async_rl.runtime.directory import Directory
-from async_rl.supervision.control import ControlService, StopRequest
+from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
 from async_rl.supervision.liveness import Liveness, StallWatch
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
@@ -87,7 +87,9 @@ async def serve(directory: Path, num_members: int) -> None:
             registry.register(registration(index))
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, replace_one)
-        await simulated.serve_until_terminated(directory, service.handlers(), service.refresh())
+        await simulated.serve_until_terminated(
+            directory, service.handlers(), service.refresh(), gather_s=GATHER_S
+        )
 
 
 def name_of(index: int) -> str:
@@ -121,6 +123,7 @@ class Members:
         self._num_whole = 0
         self._everyone_knows = asyncio.Event()
         self.beats_s: list[float] = []
+        self.gaps_s: list[float] = []
         self.list_bytes = 0
 
     async def run(self, process: psutil.Process) -> dict[str, float]:
@@ -131,12 +134,14 @@ class Members:
         await asyncio.wait([everyone, *tasks], return_when=asyncio.FIRST_COMPLETED)
         start_s, start_cpu_s = time.monotonic() - started_s, simulated.cpu_s(process)
         await asyncio.sleep(max(0, started_s + self._start_s - time.monotonic()))
+        longest_s = max(self.gaps_s)
         quiet = await self._measured(process, changes=0)
         changing = await self._measured(process, changes=round(CHANGES_PER_S * SECONDS))
         await self._clients.end(tasks)
         return {
             "start": start_s,
             "start_cpu": start_cpu_s,
+            "longest": longest_s,
             "quiet": quiet[0],
             "beats": quiet[1],
             "p99": quiet[2],
@@ -173,7 +178,7 @@ class Members:
                 group.create_task(self._beat(client, index))
 
     async def _beat(self, client: RpcClient, index: int) -> None:
-        activity = Activity()
+        activity, answered_s = Activity(), time.monotonic()
         while True:
             with activity("generating"):
                 for number in range(12):
@@ -195,7 +200,11 @@ class Members:
             )
             sent_s = time.monotonic()
             reply = await client.call(beat, timeout_s=60)
-            self.beats_s.append(time.monotonic() - sent_s)
+            now_s = time.monotonic()
+            self.beats_s.append(now_s - sent_s)
+            # From one answer to the next, as the supervisor sees the process.
+            self.gaps_s.append(now_s - answered_s)
+            answered_s = now_s
             await asyncio.sleep(reply.after_s)
 
     async def _follow(self, client: RpcClient, index: int) -> None:
@@ -223,6 +232,8 @@ def measure(num_members: int, start_s: float) -> None:
     who = f"{num_members} members"
     figure(f"{who}: until each one knows all others", found["start"], "s")
     figure(f"{who}: supervisor's CPU time until then", found["start_cpu"], "s")
+    goal = f"< {_CONFIG.timeouts.silence_s:g}"
+    figure(f"{who}: longest silence of one until then", found["longest"], "s", goal=goal)
     figure(f"{who}: heartbeats", found["beats"], "1/s")
     goal = "< 0.2" if num_members >= 2048 else ""
     figure(f"{who}: supervisor, nothing changes", found["quiet"], "cores", goal=goal)

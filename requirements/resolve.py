@@ -95,6 +95,8 @@ def main() -> int:
         changes = {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
         for name, (old, new) in sorted(changes.items()):
             print(f"{name}: locked {old}, resolved {new}")
+        if not changes:
+            print(f"{len(locked)} packages: the index resolves to the versions of the lock")
         return 1 if changes else 0
     shared = {name: pin for name, pin in pins(CPU_LOCK).items() if name not in FREE}
     packages = resolved(shared)

@@ -87,7 +87,7 @@ class Test(Runner):
         super().__init__(result, spec)
         self._requests = requests
         self._answers = _lines(answers, spec.output_bytes)
-        self._num_asked = 0
+        self._num_asked, self._has_text = 0, False
         self._settled: tuple[Kind, bytes] | None = None
 
     def run(self, *fields: Any) -> int:
@@ -120,8 +120,11 @@ class Test(Runner):
             return Kind.BROKEN_TEST, b'"the test ended without a call of the program"'
         if isinstance(problem.__cause__, _Raised):
             return Kind.ERROR, problem.__cause__.body
-        # The program decides whether values compare, not whether the test's own names exist.
+        source = test.setup + test.code
+        # A text may be evaluated, and a test may go on after an exception without its value.
         is_own_fault = isinstance(problem, ImportError | SyntaxError | NameError)
+        if is_own_fault and self._has_text:
+            is_own_fault = isinstance(problem, ImportError) and str(problem.name) in source
         if is_own_fault or not self._num_asked:
             return Kind.BROKEN_TEST, describe(problem)
         return Kind.FAILED, describe(problem)
@@ -156,8 +159,10 @@ class Test(Runner):
         def ask(*args: Any, **keywords: Any) -> Any:
             request = values.encode((name, list(args), keywords))
             if b'{"o":' in request:
+                # What a program returned, and a test passes on, is the program's choice.
+                kind = Kind.ERROR if b'{"o":"Foreign"}' in request else Kind.BROKEN_TEST
                 reason = f'"{name} gets a value that cannot be passed to another process"'
-                self._settle(Kind.BROKEN_TEST, reason.encode())
+                self._settle(kind, reason.encode())
             self._num_asked += 1
             try:
                 os.write(self._requests, request + b"\n")
@@ -188,6 +193,7 @@ class Test(Runner):
             self._settle(Kind.ERROR, b'"the program sent a frame that is not an answer"')
         if frame.kind not in (Kind.VALUE, Kind.ERROR):
             self._settle(frame.kind, frame.body)
+        self._has_text |= b'"' in frame.body
         try:
             value = values.decode(frame.body)
         except ValueError:

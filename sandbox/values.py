@@ -112,6 +112,8 @@ def _tagged(value: Any, depth: int) -> Any:
 
 def _foreign(value: Any, kind: type, depth: int) -> Any:
     name = kind.__name__[:80]
+    if kind is Foreign and value.kind == "iterator":
+        return _tagged(value.value, depth - 1)
     if kind in _VIEWS:
         items = list(islice(value, MAX_ITEMS + 1))
         if len(items) > MAX_ITEMS:

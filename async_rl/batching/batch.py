@@ -1,4 +1,4 @@
-"""One rank's part of a learner batch, as flat tensors over response tokens.
+"""A part of a learner batch, as flat tensors over response tokens.
 
 Invariants
 - The batch has B sequences on all ranks together, and each has one owner. A rank has the tokens of
@@ -24,42 +24,42 @@ from async_rl.core.types import Group, IntArray, Trajectory
 
 @frozen
 class BatchPart:
-    """The heads of a whole batch, and the tokens of the sequences that one rank owns.
+    """The heads of a whole batch, and the tokens of the sequences of one part.
 
-    owners: the rank of each of the B sequences; trajectories: those of this rank, in order.
+    owners: the part of each of the B sequences; number: this one; trajectories: its own, in order.
     """
 
     heads: Sequence[GroupHead]
     owners: Sequence[int]
-    rank: int
+    number: int
     trajectories: Sequence[Trajectory]
 
     @property
     def own(self) -> list[int]:
-        """The numbers of this rank's sequences."""
-        return [s for s, owner in enumerate(self.owners) if owner == self.rank]
+        """The numbers of the part's sequences."""
+        return [s for s, owner in enumerate(self.owners) if owner == self.number]
 
     @property
     def own_ids(self) -> list[SampleId]:
-        """The ids of this rank's sequences."""
+        """The ids of the part's sequences."""
         ids = sample_ids(self.heads)
         return [ids[s] for s in self.own]
 
 
 def whole(groups: Sequence[Group]) -> BatchPart:
-    """Return the batch as the part of its only rank."""
+    """Return the batch as its only part."""
     trajectories = [t for group in groups for t in group.trajectories]
     return BatchPart(
         heads=[head_of(group) for group in groups],
         owners=[0] * len(trajectories),
-        rank=0,
+        number=0,
         trajectories=trajectories,
     )
 
 
 @frozen
 class Sizes:
-    """The sizes of the B sequences, by which they are divided among ranks and passes.
+    """The sizes of the B sequences, by which they are divided among parts and passes.
 
     prompt_key: equal for sequences of a group that share the prompt in a packed row.
     """
@@ -105,8 +105,8 @@ class Batch(Sizes):
     """The sequences of one step, as one rank has them.
 
     On the host:
-      owners            the rank of each of the B sequences
-      own               the numbers of this rank's sequences, ascending
+      owners            the part of each of the B sequences
+      own               the numbers of this part's sequences, ascending
       token_ids         of an own sequence: int32 array, prompt and response
       offsets           of an own sequence: its response is offsets[b] : offsets[b] + length of R
       starts            of an own sequence: where its segments begin, as in Trajectory

@@ -42,15 +42,15 @@ def minibatches(batch: Sizes, *, count: int, rng: np.random.Generator | None) ->
 
 
 def share_out(
-    batch: Sizes, sequences: Sequence[int], *, ranks: int, cap_tokens: int
+    batch: Sizes, sequences: Sequence[int], *, parts: int, cap_tokens: int
 ) -> list[list[int]]:
-    """Return the sequences of each rank, balanced by tokens.
+    """Return the sequences of each part of the batch, balanced by tokens.
 
     cap_tokens: sequences of one prompt stay together up to this number.
     """
-    bundles = _bundles(batch, sequences, parts=ranks, cap_tokens=cap_tokens)
+    bundles = _bundles(batch, sequences, parts=parts, cap_tokens=cap_tokens)
     bundles.sort(key=lambda bundle: -cost_tokens(batch, bundle))
-    shares = _balanced(batch, bundles, ranks)
+    shares = _balanced(batch, bundles, parts)
     return [sorted(s for bundle in share for s in bundle) for share in shares]
 
 

@@ -44,6 +44,7 @@ class Gate:
         # Groups are trained in the order of admission, so the number of groups ahead fixes the step
         # that will train this one, before its first token is sampled.
         steps_ahead = ahead // self.groups_per_step
+        # Its tokens are this many versions old already when they are sampled.
         lag = max(learner_version - generator_version, 0)
         if learner_version + steps_ahead >= self.num_steps:
             return f"all groups up to the last step ({self.num_steps}) are issued"
@@ -269,6 +270,8 @@ class Admission:
         """Active groups that are trained before this one; all of them for None, a new group."""
         if group_id is None:
             return self.num_active
+        # A group that was returned is trained in its old turn. If younger groups counted too, they
+        # would fill the bound, and the oldest group could never start again.
         num_ahead = self._replay.num_before(group_id)
         for group in self.open.values():
             if group.purpose is Purpose.TRAIN and group.group_id < group_id:

@@ -48,6 +48,8 @@ class Outage:
         """Return how many of the free tickets may be handed out."""
         if self._pause_s == 0:
             return num_free
+        # The group on trial will show whether scoring works. A second one would be generated for
+        # nothing if it does not.
         if is_generating or self.pause_left_s(now_s) > 0:
             return 0
         return min(num_free, 1)

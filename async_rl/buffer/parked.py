@@ -123,7 +123,10 @@ class ParkedRequests:
             elif purpose is Purpose.TRAIN:
                 num_reserved[name] += 1
             else:
+                # Its weights are older than those to be evaluated, so it would be refused again.
                 is_served = True
+            # Reserved tickets use its credit. Otherwise one generator that lags would reserve all
+            # free tickets, and those that are up to date would be idle.
             if is_served or parked.credit <= num_reserved[name] * parked.group_size:
                 heapq.heappop(loads)
             else:

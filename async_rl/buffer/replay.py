@@ -278,10 +278,12 @@ class Replay:
         self, train_version: int, chosen: Sequence[StoredGroup], unfinished: Iterable[OpenGroup]
     ) -> OpenGroup | None:
         """The first unfinished group that would be over age if these groups overtook it."""
+        # Planned groups overtake nothing: their batch was fixed when it was leased the first time.
         unplanned = [group.group_id for group in chosen if group.planned == NO_VERSION]
         youngest = max(unplanned, default=-1)
         overtaken = [group for group in unfinished if group.group_id < youngest]
         for rank, group in enumerate(overtaken):
+            # The best case: the next batch has only overtaken groups, oldest first.
             turn = train_version + 1 + rank // self._groups_per_step
             # The next attempt of an issued group starts on the learner's version or a newer one.
             is_issued = group.state is GroupState.ISSUED

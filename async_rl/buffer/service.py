@@ -59,6 +59,7 @@ class BufferService:
     ) -> None:
         self.state = BufferState(config, prompts, store.recover(), now_s=clock())
         self._config = config.buffer
+        self._recording = config.recording
         # The filter reads the scores of a prompt's newest group, however old that is.
         self._compacts = not config.data.filter.is_on
         self._store = store
@@ -246,12 +247,11 @@ class BufferService:
         return EvaluationScores(pass_rates=await self._store.evaluation_scores())
 
     async def forget_before(self, request: ForgetBefore) -> Message:
-        """Delete trajectories that no checkpoint can need, except those of buffer.keep_steps, and
+        """Delete trajectories that no checkpoint can need, except those that `recording` keeps, and
         compact the rows of older groups, except buffer.keep_groups of the trained ones.
         """
-        config = self._config
-        trained = self.state.learner_version
-        version = min(request.version, trained - config.keep_steps)
+        config, trained = self._config, self.state.learner_version
+        version = min(request.version, self._store.last_not_kept(self._recording, trained))
         if request.version <= trained and self._store.forgotten_before < version:
             self._store.forget_before(version)
             if config.keep_groups is not None and self._compacts:

@@ -144,13 +144,14 @@ class BufferState(BufferQueries):
 
     def fail(self, group_id: int, attempt: int, reason: DropReason, message: str) -> None:
         """End the attempt; the group is dropped after generation.max_attempts of them, not counting
-        the first ones of an outage.
+        the first ones of an outage, and those in which no program took a session.
         """
         group = self._admission.open.get(group_id)
         if group is None or group.attempt != attempt or group.state is not GroupState.GENERATING:
             return
         is_outage = reason is DropReason.SCORING_OUTAGE
         is_spared = is_outage and group.num_spared < MOST_SPARED
+        is_spared = is_spared or reason is DropReason.NOT_TAKEN
         self._return_tickets([group], reason, message, is_spared=is_spared)
 
     def lose(

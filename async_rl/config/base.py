@@ -25,9 +25,9 @@ Tag = Field(discriminator="kind")
 class Section(BaseModel):
     """A part of the configuration, without defaults: conf/ has all of them."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
+    # Every command waits for these classes, so pydantic does not read the strings below the fields:
+    # launchers/configuration/schema.py does when they are shown.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 def replace(section: AnySection, **changes: Any) -> AnySection:

@@ -50,6 +50,9 @@ class LearnerConfig(Section):
 
     ranks: PositiveInt
     """number of FSDP2 ranks"""
+    context_ranks: PositiveInt
+    """ranks that compute each sequence together, each a piece of its tokens (context
+    parallelism); affects memory, not the gradient"""
     cores: list[int]
     """numbers of the CPU cores for the ranks, assigned in turn; empty = all"""
     gpus_each: NonNegativeFloat
@@ -62,7 +65,11 @@ class LearnerConfig(Section):
     """assign the groups to minibatches at random, differently in each epoch; false = in batch
     order"""
     budget_tokens: PositiveInt
-    """packed tokens of one forward and backward pass; affects memory, not the gradient"""
+    """packed tokens of one forward and backward pass on each rank; affects memory, not the
+    gradient"""
+    forward_budget_tokens: PositiveInt | None
+    """packed tokens of one pass without a gradient (log-probs, reference, values), which keeps no
+    activations; null = budget_tokens"""
     gradient_checkpointing: bool
     """recompute activations in the backward pass, to save memory"""
     shard_units: NonNegativeInt | list[Annotated[str, Field(pattern="^\\w+$")]]
@@ -72,6 +79,11 @@ class LearnerConfig(Section):
     """keep in host memory while not in use: optimizer = AdamW's moments, parameters = parameters,
     gradients and moments"""
     optimizer: OptimizerConfig
+
+    @property
+    def forward_tokens(self) -> int:
+        """Tokens of a pass without a gradient."""
+        return self.forward_budget_tokens or self.budget_tokens
 
     @property
     def logits_chunk_mb(self) -> float:

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from async_rl.config.generation import ModelConfig
-from async_rl.config.rollout import RolloutConfig
+from async_rl.config.rollout import EXTERNAL, RolloutConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 
@@ -135,7 +135,7 @@ def _target(setting: str, name: str, kind: Kind) -> str:
 def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]] | None:
     """Return the function of `rollout.fn`, if it is set. Raises ConfigError."""
     # An agent runs in separate processes, which import it there.
-    if rollout.fn is None or isinstance(rollout.fn, list):
+    if rollout.fn is None or rollout.fn == EXTERNAL or isinstance(rollout.fn, list):
         return None
     function = load_function("rollout.fn", rollout.fn, ROLLOUT)
     if not inspect.iscoroutinefunction(function):

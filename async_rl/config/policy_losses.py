@@ -72,6 +72,9 @@ class PolicyLossConfig(Section):
 
     max_mean_ratio: Annotated[float, Field(gt=1)] | None
     """a sequence whose mean ratio is above this value is excluded from the update; null = off"""
+    veto_ratio: Annotated[float, Field(gt=1)] | None
+    """a response with a negative advantage has no gradient from the first token on whose ratio to
+    the behavior policy is above this value; null = off"""
 
 
 class CorrectedLoss(PolicyLossConfig):
@@ -144,6 +147,12 @@ class DppoLoss(BehaviorLoss):
     has no gradient"""
 
 
+class DrpoLoss(BehaviorLoss):
+    """The policy gradient with a smooth pull to the behavior policy's probability of the token."""
+
+    kind: Literal["drpo"]
+
+
 class VespoLoss(BehaviorLoss):
     """The policy gradient with a smooth bounded weight of the whole sequence."""
 
@@ -175,6 +184,7 @@ PolicyLoss = (
     | ReinforceLoss
     | SapoLoss
     | DppoLoss
+    | DrpoLoss
     | VespoLoss
     | OaplLoss
 )

@@ -2,9 +2,9 @@
 each of them reads.
 
 Invariants
-- A pool is `verifiers`, `generators` (those of generators.count) or `generators.<name>` (an entry
-  of generators.pools); its processes are `verifier-<rank>`, `generator-<rank>` and
-  `generator-<name>-<rank>`.
+- A pool is `verifiers`, `gateways` (only with agents), `generators` (those of generators.count) or
+  `generators.<name>` (an entry of generators.pools); its processes are `verifier-<rank>`,
+  `gateway-<rank>`, `generator-<rank>` and `generator-<name>-<rank>`.
 - A generator reads its settings at the same paths as every other process: `config_of` writes those
   of its pool there.
 - If a pool only evaluates, no other pool evaluates, and that pool never gets a training prompt.
@@ -22,7 +22,7 @@ from async_rl.config.generation import PoolConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose, Role
 
-GENERATORS, VERIFIERS = "generators", "verifiers"
+GENERATORS, VERIFIERS, GATEWAYS = "generators", "verifiers", "gateways"
 SEATS_PER_POOL = 10_000
 """Upper bound of the number of processes of a pool."""
 PLACES = {
@@ -39,6 +39,11 @@ PLACES = {
     "node_kind": "launcher.node_kind",
 }
 """Settings of a pool, and the setting of the run that each of them replaces."""
+_GENERATORS_PER_GATEWAY = 8
+"""A call costs a gateway about 3 ms, so one core serves 300 calls per second: those of eight
+engines, each of which writes 10,000 tokens per second in answers of 256 tokens.
+"""
+_ROLES: Mapping[str, Role] = {VERIFIERS: "verifier", GATEWAYS: "gateway"}
 Work = Literal["train", "evaluation", "both"]
 _PURPOSES: Mapping[Work, frozenset[Purpose]] = {
     "train": frozenset({Purpose.TRAIN}),
@@ -59,9 +64,17 @@ def generator_pools(config: RunConfig) -> list[str]:
 
 def pool_counts(config: RunConfig) -> dict[str, int]:
     """Return the configured number of processes of each pool that `async-rl scale` can change."""
-    return {pool: config_of(config, pool).generators.count for pool in generator_pools(config)} | {
-        VERIFIERS: config.verifiers.count
-    }
+    counts = {pool: config_of(config, pool).generators.count for pool in generator_pools(config)}
+    num_generators = sum(counts.values())
+    counts[VERIFIERS] = config.verifiers.count
+    if config.agent.is_used:
+        counts[GATEWAYS] = max(1, -(-num_generators // _GENERATORS_PER_GATEWAY))
+    return counts
+
+
+def role_of(pool: str) -> Role:
+    """Return the role of the pool's processes."""
+    return _ROLES.get(pool, "generator")
 
 
 def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
@@ -82,7 +95,7 @@ def pool_of(process: str) -> str:
     fixed.
     """
     role, *name = process.split("-")[:-1] or [process]
-    return ".".join([f"{role}s", *name]) if role in ("generator", "verifier") else ""
+    return ".".join([f"{role}s", *name]) if f"{role}s" in (GENERATORS, *_ROLES) else ""
 
 
 def process_name(pool: str, rank: int) -> str:

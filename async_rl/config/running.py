@@ -30,9 +30,6 @@ class BufferConfig(Section):
     """drop groups with tokens above max_staleness_versions, or mask these tokens"""
     durability: Literal["normal", "full"]
     """SQLite synchronous level: normal survives the crash of a process, full also of the machine"""
-    keep_steps: NonNegativeInt
-    """newest steps whose trajectories remain stored for async-rl rollouts even if no checkpoint
-    needs them"""
     keep_groups: NonNegativeInt | None
     """newest trained groups that keep their rows in the ledger; older ones become sums per step,
     unless data.filter is set; null = keep all"""

@@ -10,9 +10,11 @@
     |- RewardError           a user's reward function failed; see reward.on_failure
     |  |- BrokenTest         a row's own test is broken; its prompt cannot be scored
     |- AgentError           an agent's environment failed, or its sample has no reward
+    |  |- NotTaken           no program took the session of a sample in time
     |- ProtocolError         a peer sent what the schema does not allow
     |- WeightsError          a push failed, or the engine has weights that it should not have
     |  |- BlockUnreachable   the generator does not share the learner's memory; nothing was changed
+    |  |- BaseMissing        changes do not fit the version that the generator holds; all is sent
     |  |- BroadcastBroken    a broadcast failed; it is repeated without the lost member
     |- EngineDead            a generation engine ended or is not to be trusted; it is started again
     |- StalenessError        a batch would break the staleness bound
@@ -68,6 +70,10 @@ class AgentError(AsyncRLError):
     """An agent's environment failed, or left its sample without a reward; never a score."""
 
 
+class NotTaken(AgentError):
+    """No program outside the run took the session of a sample in time."""
+
+
 class ProtocolError(AsyncRLError):
     """A peer sent what the schema does not allow."""
 
@@ -78,6 +84,10 @@ class WeightsError(AsyncRLError):
 
 class BlockUnreachable(WeightsError):
     """The shared block cannot be opened from here; the engine is as it was."""
+
+
+class BaseMissing(WeightsError):
+    """Changes of the weights do not fit what the generator holds; the engine is as it was."""
 
 
 class BroadcastBroken(WeightsError):

@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from async_rl.core.cpus import arranged
 from async_rl.core.frozen import frozen
 from async_rl.core.gpus import Gpus, read_gpus
@@ -139,6 +137,8 @@ def free_memory_mb() -> int:
     """RAM that processes could still take, within the container's limit. Memory that only caches
     files counts as free.
     """
+    import psutil  # Processes that only read the machine's cores start without it.
+
     free = psutil.virtual_memory().available
     cgroup = Path("/sys/fs/cgroup")
     limit = _limit_bytes(cgroup / "memory.max")

@@ -57,6 +57,7 @@ class DropReason(enum.StrEnum):
     REWARD_FAILED = "reward_failed"
     GENERATOR_LOST = "generator_lost"
     AGENT_FAILED = "agent_failed"
+    NOT_TAKEN = "not_taken"
     UNTRAINABLE = "untrainable"
     NO_SIGNAL = "no_signal"
     INVALID = "invalid"
@@ -249,6 +250,8 @@ class Trajectory(Value):
     is_truncated: stopped by the length limit, without an end-of-sequence token.
     starts: the positions after the prompt at which a further segment of an agent's session begins,
     ascending; its tokens attend to nothing before it.
+    clock: seconds from the start of its group to the first token (NaN: unknown), the last token and
+    the score; empty if recording=off.
     """
 
     token_ids: IntArray
@@ -259,6 +262,7 @@ class Trajectory(Value):
     is_truncated: bool
     score: Score
     starts: tuple[int, ...] = ()
+    clock: tuple[float, ...] = ()
 
     @property
     def response_length(self) -> int:
@@ -268,7 +272,7 @@ class Trajectory(Value):
 
 class Group(Value):
     """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: the
-    greedy answer.
+    greedy answer. started_s: Unix seconds of the generator's clock.
     """
 
     group_id: int
@@ -281,6 +285,7 @@ class Group(Value):
     trajectories: list[Trajectory]
     generation_s: float
     baseline: Trajectory | None = None
+    started_s: float = 0.0
 
     @property
     def num_tokens(self) -> int:

@@ -142,8 +142,13 @@ class Drafter:
         # GSM8K and its relatives call the prompt "question".
         if row.get(prompt_key) is None and row.get(_QUESTION) is not None:
             prompt_key = _QUESTION
-        has_rollout = self._config.rollout.fn is not None
-        problem, shown = read_hidden(origin, row, self._config.reward, has_rollout=has_rollout)
+        problem, shown = read_hidden(
+            origin,
+            row,
+            self._config.reward,
+            has_rollout=self._config.rollout.fn is not None,
+            is_agents=self._config.agent.is_used,
+        )
         require_importable(origin, problem, self._config.sandbox.packages)
         messages = _messages(origin, row, prompt_key, shown)
         source = row.get("data_source")

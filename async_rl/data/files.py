@@ -87,10 +87,7 @@ def matching_files(patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         matches = _matches(pattern) if has_magic(pattern) else [pattern]
         if not matches:
-            raise DataError(
-                f"{pattern}: no file matches this pattern; correct data.train_files or"
-                " data.val_files"
-            )
+            raise DataError(f"{pattern}: no file matches this pattern; correct it")
         # Overlapping patterns name a file twice; its rows would then have equal ids.
         files += [file for file in matches if file not in files]
     return files
@@ -113,9 +110,7 @@ def readable(file: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise DataError(
-            f"{file}: no such file; correct data.train_files or data.val_files"
-        ) from error
+        raise DataError(f"{file}: no such file; correct the path") from error
     # ImportError: fsspec needs a package per protocol. ValueError: an unknown protocol, or a file
     # that is not Parquet.
     except (OSError, ImportError, ValueError) as error:

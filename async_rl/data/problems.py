@@ -63,6 +63,8 @@ _FIELDS = {
     for kind in get_args(CodeTest)
 }
 """The fields of each kind of test, and which of them are required."""
+_HIDDEN = ("tests", "test_list", "test", "input_output", "reward_model", "answer")
+"""The columns of which one has the tests."""
 _REMEDY = (
     "give a column `tests` (list of {kind: stdin|call|assert|answer|container, ...}), `test_list`"
     " (assert statements), `test` with `entry_point`, or `input_output`"
@@ -70,18 +72,25 @@ _REMEDY = (
 
 
 def read_hidden(
-    origin: str, row: Row, reward: RewardConfig, *, has_rollout: bool = False
+    origin: str,
+    row: Row,
+    reward: RewardConfig,
+    *,
+    has_rollout: bool = False,
+    is_agents: bool = False,
 ) -> tuple[CodeProblem, tuple[str, ...]]:
     """As `read_problem`, with the row itself if a reward function scores it. Such a row needs no
     tests unless one of its functions asks for them.
 
-    has_rollout: a function leads the rollouts, which receives the row too.
+    has_rollout: a function leads the rollouts, which receives the row too. is_agents: agents do,
+    which may return the reward, so a row without any tests is right.
     """
     if not functions_of(reward) and not has_rollout:
         return read_problem(origin, row)
     problem = CodeProblem(tests=[])
     shown: tuple[str, ...] = ()
-    if needs_tests(reward, str(row.get("data_source"))):
+    is_scored_by_agent = is_agents and all(row.get(column) is None for column in _HIDDEN)
+    if needs_tests(reward, str(row.get("data_source"))) and not is_scored_by_agent:
         problem, shown = read_problem(origin, row)
     text = msgspec.json.encode(row, enc_hook=str).decode()
     return msgspec.structs.replace(problem, row=text), shown

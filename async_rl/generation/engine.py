@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.protocol.generator import LoadReport
+from async_rl.protocol.generator import Completed, LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 
 
@@ -31,6 +32,7 @@ class Completion:
     token_ids int32 [N], logprobs float32 [N] (of the distribution sampled from, after temperature),
     versions int32 [N].
     is_truncated: stopped by the length limit, without an end-of-sequence token.
+    first_s: monotonic seconds at which the first token existed; NaN: the engine does not say.
     """
 
     index: int
@@ -38,6 +40,17 @@ class Completion:
     logprobs: FloatArray
     versions: IntArray
     is_truncated: bool
+    first_s: float = math.nan
+
+    @property
+    def completed(self) -> Completed:
+        """The part that a gateway receives."""
+        return Completed(
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            is_truncated=self.is_truncated,
+        )
 
 
 class Generates(Protocol):

@@ -33,8 +33,7 @@ _PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
 _REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be redrawn
 _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
 _LOG_EVERY_S = 30.0
-_BAR_WIDTH = 30
-_NARROW_BAR_WIDTH = 12
+_BAR_WIDTH = 12  # the line beside it fits a terminal of 80 columns
 _LOG = logging.getLogger("async_rl.progress")
 
 
@@ -108,7 +107,7 @@ class Console:
             grid.add_column(no_wrap=True)
             grid.add_column(no_wrap=True, overflow="ellipsis")
             num_steps = self._config.num_steps
-            grid.add_row(ProgressBar(num_steps, step, width=_NARROW_BAR_WIDTH), Text(line))
+            grid.add_row(ProgressBar(num_steps, step, width=_BAR_WIDTH), Text(line))
             self._draw(grid, is_due=False)
         else:
             self._say(line, is_due=False)

@@ -17,6 +17,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar_metadata
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 from tensorboard.plugins.hparams import summary_v2 as hparams
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -24,6 +25,13 @@ from tensorboard.util import tensor_util
 
 from async_rl.observability.catalogue import describe, with_unit
 
+_FIRST_COLUMNS = (
+    "algorithm.advantage.kind",
+    "generation.group_size",
+    "learner.optimizer.lr",
+    "num_steps",
+    "run_name",
+)
 _FLUSH_S = 2
 _MAX_QUEUED = 1000
 _BUCKETS = 30
@@ -70,13 +78,19 @@ class EventFile:
         self, settings: Mapping[str, bool | int | float | str], metrics: Sequence[str]
     ) -> None:
         """The settings of the run, for TensorBoard's table of runs, and the scalars that stand
-        beside them.
+        beside them, of which it shows the first.
         """
-        columns = [
-            hparams.HParam(name, hparams.Discrete([value])) for name, value in settings.items()
-        ]
+        # No domains: TensorBoard takes those of one run for all, and would hide the other runs.
+        columns = [hparams.HParam(name) for name in settings]
         shown = [hparams.Metric(name) for name in metrics]
-        self._add(hparams.hparams_config_pb(columns, shown), 0)
+        summary = hparams.hparams_config_pb(columns, shown)
+        content = summary.value[0].metadata.plugin_data
+        described = HParamsPluginData.FromString(content.content)
+        for column in described.experiment.hparam_infos:
+            # The table shows five columns: those that are said to differ, then by name.
+            column.differs = column.name in _FIRST_COLUMNS
+        content.content = described.SerializeToString()
+        self._add(summary, 0)
         self._add(hparams.hparams_pb(dict(settings)), 0)
 
     def first_screen(self, title: str, charts: Sequence[tuple[str, Sequence[str]]]) -> None:

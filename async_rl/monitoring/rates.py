@@ -10,8 +10,8 @@ Rules
   run's totals (`failures/<reason>`).
 - A generator that only evaluates is idle between evaluations, unlike the others: the
   shares of its role leave it out.
-- A process that has ended no longer appears; gauges of several processes are added for `queue/`,
-  else the largest is taken.
+- A process that has ended no longer appears; gauges of several processes are added for `queue/` and
+  the sessions of gateways, else the largest is taken.
 - Memory and cores are the median and the maximum of each pool: a name per process would fill every
   row of a run with a thousand processes.
 Pure state, without a clock: times come from the counters and the caller.
@@ -41,25 +41,31 @@ _PER_SECOND = {
     "tokens_generated": "throughput/generated_tokens_per_s",
     "samples_scored": "throughput/samples_scored_per_s",
 }
+_ADDED = ("queue/", "sessions/open", "sessions/calling")
 _FAILURES = "failures/"
+_FAILURE_RATE = "failure_rate/"
 
 
 def commonest_failure(numbers: Iterable[Mapping[str, float]]) -> str:
-    """Return how often which failure ended an attempt or a group, the commonest only; empty if
-    none did.
+    """Return how often which failure ended an attempt or a group, the commonest only, and its
+    present rate if that is known; empty if none did.
 
-    numbers: metrics of a run, or the counters of its processes.
+    numbers: metrics of a run, or the counters of its processes, which have no rates.
     """
     failures: collections.Counter[str] = collections.Counter()
+    rates: dict[str, float] = {}
     for some in numbers:
         for name, count in some.items():
             if name.startswith(_FAILURES):
                 failures[name.removeprefix(_FAILURES)] += round(count)
+            elif name.startswith(_FAILURE_RATE):
+                rates[name.removeprefix(_FAILURE_RATE)] = count
     total = failures.total()
     if not total:
         return ""
     reason, count = failures.most_common(1)[0]
-    return f"{total} failed, {count} of them: {reason}"
+    rate = f" ({rates[reason]:.0f} per minute)" if reason in rates else ""
+    return f"{total} failed, {count} of them: {reason}{rate}"
 
 
 def per_second(now: Member, before: Member | None) -> dict[str, float]:
@@ -87,10 +93,12 @@ class _Process:
 
     def measure(self) -> None:
         """Compute the rates since the last measurement; keep the old rates if no heartbeat came."""
-        rates = per_second(self.newest, self._measured)
-        if rates:
-            self.rates = rates
-            self._measured = self.newest
+        self.rates = self.recent()
+        self._measured = self.newest
+
+    def recent(self) -> dict[str, float]:
+        """Return the rates since the last measurement, or the old rates if no heartbeat came."""
+        return per_second(self.newest, self._measured) or self.rates
 
 
 class Rates:
@@ -168,6 +176,11 @@ class Rates:
                     _add_gauge(numbers, key.removeprefix(GAUGE), value)
             if _CPU in process.rates:
                 cores[pool].append(process.rates[_CPU])
+            # Also without a step: while every attempt fails there is none.
+            for key, rate in process.recent().items():
+                if key.startswith(_FAILURES):
+                    metric = _FAILURE_RATE + key.removeprefix(_FAILURES)
+                    numbers[metric] = numbers.get(metric, 0.0) + 60 * rate
         for pool, values in memory_mb.items():
             numbers[f"memory/{pool}_mb_median"] = statistics.median(values)
             numbers[f"memory/{pool}_mb_max"] = max(values)
@@ -214,8 +227,8 @@ def _add_gauge(numbers: dict[str, float], gauge: str, value: float) -> None:
     spec = describe(gauge)
     if spec is None or spec.kind is not MetricKind.SCALAR:
         return
-    # Only counts of groups add up; a latency of two processes is that of the slower one.
-    if gauge.startswith("queue/"):
+    # Only counts add up; a latency of two processes is that of the slower one.
+    if gauge.startswith(_ADDED):
         numbers[gauge] = numbers.get(gauge, 0.0) + value
     else:
         numbers[gauge] = max(numbers.get(gauge, value), value)

@@ -62,7 +62,7 @@ def result_lines(run_dir: Path, saved: Sequence[int]) -> list[str]:
     if saved:
         lines.append(
             _fact(
-                "go on",
+                "continue",
                 f"async-rl resume {run_dir.name} num_steps={2 * saved[-1]}; async-rl eval"
                 f" {run_dir.name}; async-rl export {run_dir.name} model/",
             )

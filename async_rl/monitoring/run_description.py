@@ -19,7 +19,8 @@ def describe_run(events: EventFile, config: RunConfig) -> None:
     watched = [name for _, names in FIRST_SCREEN for name in names]
     charts = [(with_unit(title, names[0]), names) for title, names in FIRST_SCREEN]
     events.first_screen("The ten numbers to watch", charts)
-    events.hyper_parameters(dict(_leaves("", settings)), watched)
+    shown = sorted(watched, key=lambda name: name != "eval/pass_at_1")
+    events.hyper_parameters(dict(_leaves("", settings)), shown)
     # Four spaces are Markdown for text to show as it is.
     text = textwrap.indent(msgspec.yaml.encode(settings).decode(), "    ")
     events.text("run/config", text, 0)

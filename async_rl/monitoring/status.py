@@ -6,8 +6,9 @@ Pure: from a StatusReply, an earlier one and the time to something rich can prin
 
 from __future__ import annotations
 
+import collections
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,6 +17,7 @@ from rich.text import Text
 from async_rl.config.pools import pool_of
 from async_rl.monitoring.bottleneck import advice, bottleneck
 from async_rl.monitoring.rates import commonest_failure, per_second
+from async_rl.observability.activity import GAUGE
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member, PoolCount
 
@@ -84,6 +86,7 @@ def render(
     # Before the first heartbeat of the buffer the flow is unknown.
     if any(f"queue/{state}" in reply.metrics for state in _FLOW):
         head.append(f"\n{_flow(reply)}")
+    head.append("".join(f"\n{line}" for line in _sessions(reply.members)))
     if reply.pools:
         head.append(f"\n{'; '.join(_pool(pool, reply.pools) for pool in reply.pools)}")
     if reply.metrics.get("reward/failed_share") == 1:
@@ -149,6 +152,24 @@ def _flow(reply: StatusReply) -> str:
     states = " → ".join(f"{state} {reply.metrics.get(f'queue/{state}', 0):.0f}" for state in _FLOW)
     flow = f"groups: prompt → {states} → trained in step {reply.step}"
     return "   ".join(filter(None, [flow, commonest_failure([reply.metrics])]))
+
+
+_OPEN, _CALLING = f"{GAUGE}sessions/open", f"{GAUGE}sessions/calling"
+
+
+def _sessions(members: Sequence[Member]) -> Iterator[str]:
+    """The sessions of all gateways by what they wait for; each environment if there are several."""
+    counts = collections.Counter[str]()
+    for member in members:
+        counts.update({n: v for n, v in member.counters.items() if n.startswith((_OPEN, _CALLING))})
+    names = [name for name in sorted(counts) if name.startswith(_OPEN)]
+    for name in names[:1] if len(names) < 3 else names:
+        num_open, num_calling = counts[name], counts[name.replace(_OPEN, _CALLING)]
+        title = "/".join(filter(None, ("sessions", name.removeprefix(_OPEN).removeprefix("_in/"))))
+        yield (
+            f"{title}: {num_open:.0f} open, {num_calling:.0f} wait for the engine,"
+            f" {num_open - num_calling:.0f} for their agents"
+        )
 
 
 def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Table:

@@ -149,7 +149,7 @@ class Tasks:
             try:
                 groups = await self._store.read_groups(trained[:NUM_SHOWN])
             except InfrastructureError:
-                continue  # buffer.keep_steps=0, and a checkpoint was faster
+                continue  # recording=off, and a checkpoint was faster
             if groups:
                 await self._context.report(shown, texts=training_texts(groups, decode))
 

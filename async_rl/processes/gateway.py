@@ -3,24 +3,31 @@
 takes: tickets from the buffer, as a generator does
 waits for: a generator with weights; then tickets, and the environments
 returns: complete groups to the buffer, or the ticket with the reason of a failure
-woken by: the calls of agents, the end of an environment, `stopping`, after which the buffer issues
-the open groups again
+woken by: the calls of agents, the end of an environment, Drain (finish the groups in flight, then
+end), `stopping` (end now; the buffer issues the groups again)
 """
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
+from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.generator import Drain
 from async_rl.rewards.verifier.serving import listen
 from async_rl.rollouts.agents import Agents
-from async_rl.rollouts.environments import open_environments
+from async_rl.rollouts.environments import Environments, open_environments
 from async_rl.rollouts.groups import Groups
+from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.rollouts.rollout import Rollouts
-from async_rl.runtime.context import ProcessContext
+from async_rl.runtime.context import ProcessContext, load_control
+from async_rl.sessions.offers import Offers, key_from
 from async_rl.sessions.server import Sessions, build_app
-from async_rl.sessions.serving import serving
+from async_rl.sessions.serving import serving, spare_heap
+from async_rl.wire.keys import write_private
 
 
 async def run(context: ProcessContext) -> None:
@@ -29,12 +36,30 @@ async def run(context: ProcessContext) -> None:
     spare_torch(config)
     await context.directory.changed(-1)  # the first member list
     tokenizer = await asyncio.to_thread(load_tokenizer, config, context.model_path)
+    spare_heap()
     sessions = Sessions()
-    environments = open_environments(config.agent)
+    environments: Environments
+    offers = None
+    if config.agent.is_external:
+        # The other half of the time is for a program that takes the session at the last moment.
+        environments = offers = Offers(key_from(context.token), config.timeouts.group_s / 2)
+    else:
+        environments = open_environments(config.agent)
+    control = load_control(context.run_dir)
+    # A supervisor's life, also in a container, where every one may have the same pid.
+    life = f"{control.pid}-{control.address.rpartition(':')[2]}"
+    journal = Journal(context.run_dir / "sessions" / context.name, life)
     with listen(context.host, 0) as listener:
-        async with serving(build_app(sessions), listener) as url:
+        async with serving(build_app(sessions, offers), listener) as url:
+            if offers is not None:
+                _announce(context, url)
             agents = Agents(
-                config, tokenizer=tokenizer, sessions=sessions, environments=environments, url=url
+                config,
+                tokenizer=tokenizer,
+                sessions=sessions,
+                environments=environments,
+                journal=journal,
+                url=url,
             )
             rollouts = Rollouts(
                 config,
@@ -51,6 +76,16 @@ async def run(context: ProcessContext) -> None:
                 await rollouts.close()
 
 
+def _announce(context: ProcessContext, url: str) -> None:
+    """Write the address at which programs take sessions, and the key, for the owner of the run."""
+    folder = context.run_dir / "gateways"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    file = folder / f"{context.name}.json"
+    found = {"sessions_url": f"{url}/sessions", "api_key": key_from(context.token)}
+    write_private(file, msgspec.json.encode(found))
+    context.log.info("programs find this gateway by %s", file)
+
+
 async def _work(context: ProcessContext, rollouts: Rollouts, sessions: Sessions) -> None:
     def on_version() -> None:
         context.version = engines.version
@@ -59,16 +94,22 @@ async def _work(context: ProcessContext, rollouts: Rollouts, sessions: Sessions)
 
     engines = RemoteEngines(context, on_version)
     groups = Groups(context, rollouts, engines)
-    await context.serve({})
+
+    async def drain(_: Drain) -> Message:
+        groups.drain()
+        return Ok()
+
+    await context.serve({Drain: drain})
     async with asyncio.TaskGroup() as group:
         owned = [
             group.create_task(engines.follow(), name="follow generators"),
             group.create_task(_follow_verifiers(context, rollouts), name="follow verifiers"),
             group.create_task(_show(context, sessions), name="show sessions"),
-            group.create_task(groups.make(), name="make groups"),
         ]
-        await context.stopping.wait()
-        for task in owned:
+        making = group.create_task(groups.make(), name="make groups")
+        stopping = group.create_task(context.stopping.wait(), name="stopping")
+        await asyncio.wait({making, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (*owned, making, stopping):
             task.cancel()
 
 
@@ -81,6 +122,6 @@ async def _follow_verifiers(context: ProcessContext, rollouts: Rollouts) -> None
 
 async def _show(context: ProcessContext, sessions: Sessions) -> None:
     while True:
-        context.activity.gauge("sessions/open", len(sessions))
-        context.activity.gauge("sessions/calling", sessions.num_calling)
+        for name, value in sessions.gauges.items():
+            context.activity.gauge(f"sessions/{name}", value)
         await asyncio.sleep(context.config.timeouts.heartbeat_s)

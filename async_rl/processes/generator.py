@@ -23,7 +23,6 @@ from async_rl.generation.environment import gently, giving_way, prepare_environm
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
     Complete,
-    Completed,
     Continuation,
     Drain,
     EngineVersion,
@@ -159,13 +158,7 @@ class Generator:
             self._num_completing -= 1
             self._completed.set()
         self._context.activity.count("tokens_generated", len(done.token_ids))
-        completed = Completed(
-            token_ids=done.token_ids,
-            logprobs=done.logprobs,
-            versions=done.versions,
-            is_truncated=done.is_truncated,
-        )
-        return Continuation(completed=completed)
+        return Continuation(completed=done.completed)
 
     async def _watch_version(self, request: WatchVersion) -> Message:
         try:

@@ -49,7 +49,9 @@ async def run(context: ProcessContext) -> None:
     """One rank of the learner from its start to its last step."""
     rank_device = learner_device(context.config.learner.gpus_each)
     make_trainer = functools.partial(build_trainer, context, rank_device)
-    parts = Parts(context.peer("buffer"), context.rank, call_s=context.config.timeouts.start_s)
+    config = context.config
+    number = context.rank // config.learner.context_ranks
+    parts = Parts(context.peer("buffer"), number, call_s=config.timeouts.start_s)
     if context.rank > 0:
         await follow(context, await Rank.open(make_trainer, context.incarnation, parts))
         return

@@ -29,8 +29,9 @@ from async_rl.protocol.schema import message_schema
 from async_rl.runtime.context import Control
 from async_rl.runtime.directory import Connections, Peer
 from async_rl.supervision import outcome as outcomes
-from async_rl.supervision.control import ControlService, StopRequest
-from async_rl.supervision.fleet import Fleet, Lost
+from async_rl.supervision.autoscaling import Forecast
+from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
+from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness, StallWatch
 from async_rl.supervision.monitor import Monitor
@@ -46,16 +47,22 @@ _FINAL_EVALUATION_S = 60.0  # the final numbers are worth a minute, not an endle
 _CLOSE_S = 10.0  # generators, verifiers and the buffer have nothing to save
 
 
-def run_supervised(*, config: RunConfig, run_dir: Path, launcher: Launcher) -> int:
+def run_supervised(
+    *, config: RunConfig, run_dir: Path, launcher: Launcher, forecast: Forecast
+) -> int:
     """Run `config` in `run_dir` to its end; return the exit code. No process outlives the call."""
-    return asyncio.run(Supervisor(config=config, run_dir=run_dir, launcher=launcher).run())
+    supervisor = Supervisor(config=config, run_dir=run_dir, launcher=launcher, forecast=forecast)
+    return asyncio.run(supervisor.run())
 
 
 class Supervisor:
     """The supervisor of one run."""
 
-    def __init__(self, *, config: RunConfig, run_dir: Path, launcher: Launcher) -> None:
+    def __init__(
+        self, *, config: RunConfig, run_dir: Path, launcher: Launcher, forecast: Forecast
+    ) -> None:
         self._config = config
+        self._forecast = forecast
         self._run_dir = run_dir.absolute()
         self._launcher = launcher
         self._log = configure_logging(self._run_dir, "supervisor")
@@ -161,6 +168,7 @@ class Supervisor:
             registry=self._registry,
             connect=connections,
             headroom=Headroom(self._config, model_path, free_memory_mb),
+            forecast=self._forecast,
             log=self._log,
         )
         stall_watch = StallWatch(self._registry, self._liveness, self._config.timeouts)
@@ -179,14 +187,14 @@ class Supervisor:
         )
         bind_host = supervisor_host(self._config.network, host)
         port = self._config.network.control_port
-        with RpcServer(bind_host, port, keys, service.handlers()) as server:
+        with RpcServer(bind_host, port, keys, service.handlers(), gather_s=GATHER_S) as server:
             self._announce(server.address, model_path)
             serving = asyncio.create_task(server.serve(), name="control server")
             keeping = asyncio.create_task(fleet.run(), name="fleet")
             watching = [
                 asyncio.create_task(service.refresh(), name="refresh"),
                 asyncio.create_task(monitor.report_stalls(stall_watch), name="stalls"),
-                asyncio.create_task(_report_losses(fleet, monitor, scaler), name="losses"),
+                asyncio.create_task(service.report_losses(), name="losses"),
                 asyncio.create_task(scaler.run(), name="scaler"),
             ]
             try:
@@ -289,12 +297,3 @@ class Supervisor:
             self._log.error("the outcome cannot be written: %s", error)
         self._console.end(outcome, cause, step, saved=checkpoints.versions(self._run_dir))
         return 1 if cause else 0
-
-
-async def _report_losses(fleet: Fleet, monitor: Monitor, scaler: Scaler) -> None:
-    while True:
-        event = await fleet.events.get()
-        if isinstance(event, Lost):
-            monitor.on_restart(event.name, event.reason)
-        elif event.reason:
-            scaler.give_up(event.spec, event.reason)

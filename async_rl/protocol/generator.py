@@ -108,6 +108,8 @@ class Sleep(Message):
 
 
 class Drain(Message):
-    """supervisor -> generator: take no more work, finish the groups in flight, then exit."""
+    """supervisor -> generator or gateway: take no more work, finish the groups in flight, then
+    exit.
+    """
 
     Reply: ClassVar[type] = Ok

@@ -46,9 +46,13 @@ class SharedBlock(Value, tag_field="type", tag=True):
 
 
 class StoredFile(Value, tag_field="type", tag=True):
-    """A safetensors file at an fsspec URL."""
+    """A safetensors file at an fsspec URL.
+
+    base: null = the file has all tensors; otherwise what changed since that version.
+    """
 
     url: str
+    base: int | None = None
 
 
 class Seat(Value, tag_field="type", tag=True):

@@ -1,4 +1,6 @@
-"""The files and commands in docs/tutorials/own_environment.md, own_loss.md and from_trl.md work."""
+"""The files and commands in docs/tutorials/own_environment.md, own_agent.md, own_loss.md and
+from_trl.md work.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ BLOCK = re.compile(r"^```python\n# (\w+)\.py\n(.*?)^```", re.M | re.S)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with the files of the tutorials."""
     modules = {}
-    for name in ("own_environment.md", "own_loss.md", "from_trl.md"):
+    for name in ("own_environment.md", "own_agent.md", "own_loss.md", "from_trl.md"):
         modules.update(BLOCK.findall((TUTORIALS / name).read_text()))
     for module, text in modules.items():
         (tmp_path / f"{module}.py").write_text(text)
@@ -99,12 +101,31 @@ def commands(tutorial: str) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.parametrize("tutorial", ["own_environment.md", "own_loss.md"])
+@pytest.mark.parametrize("tutorial", ["own_environment.md", "own_agent.md", "own_loss.md"])
 def test_the_commands_of_the_tutorial_can_start(tutorial: str) -> None:
     for words in commands(tutorial):
         conf, overrides = split_conf(words)
         assert conf is not None
         checked_config(conf, overrides, this_machine())
+
+
+@pytest.mark.usefixtures("files")
+def test_the_agent_of_the_tutorial_corrects_a_program_that_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent, asked = module("agent"), []
+    shown = iter(["Traceback\nNameError: y", "3"])
+
+    def create(**request: object) -> SimpleNamespace:
+        asked.append(request["messages"][:])  # type: ignore[index]
+        message = {"role": "assistant", "content": f"program {len(asked)}"}
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(**message))])
+
+    completions = SimpleNamespace(create=create)
+    client = SimpleNamespace(chat=SimpleNamespace(completions=completions))
+    monkeypatch.setattr(agent, "run_python", lambda program, call: next(shown))
+    assert agent.solve(client, "policy", "TASK") == ("program 2", "3")
+    assert asked[1][-1] == {"role": "user", "content": "# NameError: y\nTASK"}
 
 
 @pytest.mark.usefixtures("files")

@@ -53,13 +53,14 @@ def make_config(
     max_attempts: int = 3,
     num_steps: int = 1000,
     lease_s: float = 30.0,
-    keep_steps: int = 0,
+    recording: str = "off",
     keep_groups: int | None = None,
 ) -> RunConfig:
     base = _base()
     return replace(
         base,
         num_steps=num_steps,
+        recording=recording,
         buffer=replace(
             base.buffer,
             groups_per_step=groups_per_step,
@@ -67,7 +68,6 @@ def make_config(
             over_age=over_age,
             exact_age=exact_age,
             uniform_groups=uniform_groups,
-            keep_steps=keep_steps,
             keep_groups=keep_groups,
         ),
         generation=replace(base.generation, group_size=group_size, max_attempts=max_attempts),

@@ -137,3 +137,26 @@ class LoopClock(Clock):
 
     def __call__(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def test_an_attempt_whose_session_nobody_took_does_not_count_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        config = make_config(max_attempts=2)
+        for life in range(3):
+            async with opened(tmp_path, config) as service:
+                for _ in range(4):
+                    # No pause: the next program may come at any time.
+                    given = await tickets(service, 0, incarnation=str(life))
+                    assert [ticket.group_id for ticket in given] == [0, 1, 2, 3]
+                    for ticket in given:
+                        await fail(service, ticket.group_id, ticket.attempt, "not_taken")
+                assert service.state.drops == {}
+        async with opened(tmp_path, config) as service:
+            for _ in range(2):
+                for ticket in await tickets(service, 0, incarnation="last"):
+                    await fail(service, ticket.group_id, ticket.attempt, "agent_failed")
+            assert service.state.drops == {"agent_failed": 4}
+
+    run(scenario())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from async_rl.core.errors import ConfigError
@@ -245,3 +247,49 @@ def test_an_older_run_whose_kl_this_release_lacks_can_be_read_and_is_not_resumed
         recompose(path, [])
     path.write_text(path.read_text().replace("kl_estimator: k3", "kl_estimator: k1"))
     assert recompose(path, []).num_steps > 0
+
+
+@pytest.fixture
+def run_with_two_optimizers(tmp_path: Path) -> dict[str, Any]:
+    """The configuration of a run of the time when a critic had an AdamW of its own."""
+    tree = msgspec.yaml.decode(to_yaml(compose("ppo_code")).encode(), type=dict)
+    critic, policy = tree["algorithm"]["advantage"]["critic"], tree["learner"]["optimizer"]
+    own = {name: value for name, value in policy.items() if name != "schedule_span"}
+    critic["optimizer"] = own | {name: critic.pop(name) for name in ("lr", "schedule")}
+    return tree
+
+
+def test_a_run_whose_critic_had_another_optimizer_than_now_is_not_continued_silently(
+    tmp_path: Path, run_with_two_optimizers: dict[str, Any]
+) -> None:
+    path, tree = tmp_path / "config.yaml", run_with_two_optimizers
+    path.write_bytes(msgspec.yaml.encode(tree))
+    assert recompose(path, []) == compose("ppo_code")
+    tree["learner"]["optimizer"]["warmup_steps"] = 20
+    path.write_bytes(msgspec.yaml.encode(tree))
+    assert config_of(tmp_path).learner.optimizer.warmup_steps == 20
+    with pytest.raises(
+        ConfigError,
+        match=r"critic.optimizer.warmup_steps=5: is 20 now, because the critic .* delete the line",
+    ):
+        recompose(path, [])
+    del tree["algorithm"]["advantage"]["critic"]["optimizer"]["warmup_steps"]
+    path.write_bytes(msgspec.yaml.encode(tree))
+    assert recompose(path, []).learner.optimizer.warmup_steps == 20
+
+
+def test_the_unused_critic_of_an_older_run_does_not_hinder_its_resume(old_run: Path) -> None:
+    path = old_run / "config.yaml"
+    path.write_text(path.read_text().replace("warmup_steps: 5", "warmup_steps: 20", 1))
+    assert recompose(path, []).algorithm.critic is None
+
+
+def test_an_older_run_that_sampled_a_part_of_the_vocabulary_is_not_continued_with_all(
+    old_run: Path,
+) -> None:
+    path = old_run / "config.yaml"
+    text = path.read_text()
+    assert "top_p: 1.0" in text
+    path.write_text(text.replace("top_p: 1.0", "top_p: 0.9"))
+    with pytest.raises(ConfigError, match=r"generation.top_p=0.9: .*full vocabulary"):
+        recompose(path, [])

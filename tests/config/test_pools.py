@@ -28,7 +28,9 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import cluster_cpus
-from async_rl.launchers.backends.ray_places import actor_options
+from async_rl.launchers.backends.local import child_command
+from async_rl.launchers.backends.ray_places import actor_options, bundles_of
+from async_rl.launchers.backends.slurm import SlurmLauncher
 from async_rl.launchers.configuration.compose import compose, recompose, write_config
 from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.planning.derived import derived_numbers
@@ -365,6 +367,22 @@ def test_on_a_cluster_each_pool_takes_its_own_of_a_node() -> None:
         cluster_cpus(config, spec(config, name))
         for name in ("generator-0", "generator-big-1", "verifier-0")
     ] == [1, 6, 2]
+
+
+def test_a_gateway_is_placed_on_a_cluster_as_any_process(tmp_path: Path) -> None:
+    config = settings("launcher=slurm", "rollout.fn=[a:b]", "generators.count=9")
+    gateway = spec(config, "gateway-1")
+    cpus = 1 + config.agent.workers
+    assert cluster_cpus(config, gateway) == cpus
+    options = SlurmLauncher(tmp_path, config)._srun(gateway)
+    assert f"--cpus-per-task={cpus}" in options
+    assert not [option for option in options if option.startswith("--nodelist")]
+    on_ray = settings("launcher=ray", "rollout.fn=[a:b]", "generators.count=9")
+    options_of_ray = actor_options(on_ray, gateway, is_own_cluster=False)
+    assert (options_of_ray["num_cpus"], options_of_ray["num_gpus"]) == (cpus, 0)
+    assert bundles_of(on_ray, gateway, supervisor_host="h", is_own_cluster=False)[1] == []
+    command = child_command(gateway, tmp_path, parent_pid=1)
+    assert command[command.index("--role") + 1] == "gateway"
 
 
 def test_memory_and_the_plan_count_every_pool() -> None:

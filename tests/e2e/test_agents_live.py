@@ -2,27 +2,82 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from e2e_support import LiveRun, async_rl
 
-from async_rl.examples import tool_agent
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Launch = Callable[..., LiveRun]
+Key = tuple[str, int, int]
+PAUSE_S = 0.5
+# The parent of a worker is the gateway. The log-probs of an answer identify its tokens.
+AGENT = """
+import asyncio, json, os, time
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+HTTP = DefaultAsyncHttpxClient()
+PAUSE_S = {pause_s}
+
+
+async def solve(task, endpoint):
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=HTTP)
+    messages = [{{"role": "user", "content": task["prompt"]}}]
+    for turn in range(2):
+        answer = await client.chat.completions.create(
+            model=endpoint.model, messages=messages, max_tokens=64, logprobs=True
+        )
+        choice = answer.choices[0]
+        read = [token.logprob for token in choice.logprobs.content]
+        with open({log!r}, "a") as log:
+            row = [os.getppid(), task["prompt_id"], task["sample"], turn, read, time.time()]
+            log.write(json.dumps(row) + "\\n")
+        messages += [choice.message, {{"role": "user", "content": task["prompt"]}}]
+        # Most of the time an answer is with its agent and its group is open.
+        await asyncio.sleep(PAUSE_S)
+"""
+
+
+def answers(log: Path, gateway: int | None = None) -> dict[Key, list[float]]:
+    """The last answers that agents read, by prompt, sample and turn; gateway: only those of one."""
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    return {(row[1], row[2], row[3]): row[4] for row in rows if gateway in (None, row[0])}
+
+
+def num_pausing(log: Path) -> int:
+    """The sessions that have their first answer and will ask for the second one."""
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    return sum(row[3] == 0 and row[5] > time.time() - PAUSE_S / 2 for row in rows)
+
+
+def gateways(run: LiveRun) -> list[int]:
+    """The process ids of living gateways."""
+    return [p.pid for p in run.processes() if "gateway-0" in p.info["cmdline"]]
+
+
+def stored(run: LiveRun) -> list[dict[str, Any]]:
+    """The samples that are still stored, those of trained groups."""
+    file = run.run_dir / "samples.jsonl"
+    done = async_rl("rollouts", str(run.run_dir), "--export", str(file))
+    assert done.returncode == 0, done
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return [row for row in rows if row["state"] == "trained"]
 
 
 def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(
     launch: Launch, tmp_path: Path
 ) -> None:
+    log = tmp_path / "log"
     # Under another name, so that the run uses the model that other tests have made already.
-    shutil.copy(tool_agent.__file__, tmp_path / "my_agent.py")
+    (tmp_path / "my_agent.py").write_text(AGENT.format(log=str(log), pause_s=PAUSE_S))
     run = launch(
         "conf=grpo_code",
         f"rollout.fn=[{tmp_path}/my_agent.py:solve]",
@@ -32,7 +87,10 @@ def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(
         "buffer.groups_per_step=4",
         "generation.group_size=4",
         "evaluation.every_steps=0",
+        "checkpoint.every_steps=2",
         "num_steps=12",
+        # Samples of all steps, those before the kills too.
+        "recording=full",
     )
     # On a new machine the model is made first, beside that of the tests of the other worker.
     run.until(lambda: run.step >= 1, "the first step", timeout_s=480)
@@ -40,19 +98,33 @@ def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(
     workers = [p for p in gateway.children() if "async_rl.sessions.worker" in p.cmdline()]
     assert len(workers) == 2
     workers[0].send_signal(signal.SIGKILL)
-    step = run.step
-    run.until(lambda: run.step > step, "a step after the loss of an environment's worker")
-    run.kill("generator-0")
-    step = run.step
-    run.until(lambda: run.step > step + 2, "steps after the loss of the generator")
+    for process in ("generator-0", "buffer", "learner-0"):
+        step = run.step
+        run.kill(process)
+        run.until(lambda step=step: run.step > step, f"a step after the loss of {process}")  # type: ignore[misc]
+    run.until(lambda: num_pausing(log) >= 4, "sessions between two answers")
     run.kill("gateway-0")
-    step = run.step
-    run.until(lambda: run.step > step + 2, "steps after the loss of the gateway")
+    run.until(lambda: gateways(run) not in ([], [gateway.pid]), "the gateway's successor")
+    (successor,) = gateways(run)
     assert run.wait() == 0, run.terminal
+    read, read_again = answers(log, gateway.pid), answers(log, successor)
+    shared = read.keys() & read_again.keys()
+    # Their agents began again and got the same answers.
+    assert len(shared) >= 4
+    assert {key: read_again[key] for key in shared} == {key: read[key] for key in shared}
     assert run.rows[-1]["step"] == 12
+    # The worker's attempts were given up, counted, and drawn again.
+    assert max(row.get("failures/agent_failed", 0) for row in run.rows) >= 1
     assert run.audit()["problems"] == []
     assert not [p for p in workers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    # Half of the samples need a second turn: among three there may be none.
-    shown = async_rl("rollouts", str(run.run_dir), "--num", "50").stdout
+    samples = stored(run)
+    assert len(samples) == 12 * 4 * 4
+    last = answers(log)
+    for sample in samples:
+        mask = np.array(sample["loss_mask"])
+        key = (sample["prompt_id"], sample["sample"])
+        expected = [*last[(*key, 0)], *last[(*key, 1)]]
+        assert np.array(sample["behavior_logprobs"])[mask].tolist() == expected
+    shown = async_rl("rollouts", str(run.run_dir)).stdout
     assert "gateway-0" in shown
     assert "2 turns" in shown

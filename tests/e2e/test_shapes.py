@@ -22,7 +22,7 @@ QUICK = (
     "num_steps=6",
 )
 # Kept, or the samples of the first step could be gone with the last one.
-DENSE = ("reward.mode=fraction", "reward.fail_reward=-1", "buffer.keep_steps=100")
+DENSE = ("reward.mode=fraction", "reward.fail_reward=-1", "recording=full")
 
 
 def test_staleness_0_is_synchronous_on_the_same_path_and_ppo_with_critic_reports_its_value_model(

@@ -129,6 +129,20 @@ def test_a_restarted_process_counts_from_zero_and_failures_stay_in_the_total() -
     assert numbers["restarts/generators"] == 1.0
 
 
+def test_the_rate_of_a_failure_is_that_since_the_last_step() -> None:
+    def observed(busy_s: float, failed: float) -> dict[str, float]:
+        counters = {**ages(busy=busy_s), "failures/timeout": failed}
+        rates.observe([member("generator-0", "generator", counters)])
+        return rates.now()
+
+    rates = Rates(start_s=0.0)
+    assert observed(30.0, 3.0)["failure_rate/timeout"] == 6.0, "before the first step too"
+    rates.step(30.0, {})
+    assert observed(30.0, 3.0)["failure_rate/timeout"] == 6.0, "no heartbeat since"
+    assert observed(60.0, 3.0)["failure_rate/timeout"] == 0.0
+    assert observed(90.0, 8.0)["failure_rate/timeout"] == 5.0
+
+
 def test_a_process_that_ended_disappears_but_its_failures_do_not() -> None:
     rates = Rates(start_s=0.0)
     rates.observe(
@@ -171,6 +185,19 @@ def test_queue_gauges_add_up_and_latencies_take_the_worst() -> None:
         "memory/generator_mb_median": 7.0,
         "memory/generator_mb_max": 7.0,
     }
+
+
+def test_the_sessions_of_several_gateways_add_up() -> None:
+    rates = Rates(start_s=0.0)
+    names = ("open", "calling", "open_in/guess", "turns")
+    rates.observe(
+        [
+            member(f"gateway-{rank}", "gateway", {f"gauge/sessions/{n}": 2.0 + rank for n in names})
+            for rank in range(2)
+        ]
+    )
+    found = rates.now()
+    assert [found[f"sessions/{name}"] for name in names] == [5.0, 5.0, 5.0, 3.0]
 
 
 def test_cores_in_use_come_from_cumulative_cpu_seconds() -> None:

@@ -90,7 +90,7 @@ def test_the_live_line_shows_the_numbers_to_watch_and_who_waits() -> None:
 
 
 def test_the_live_line_names_the_commonest_failure_before_the_first_step() -> None:
-    counters = {"failures/reward_failed": 41.0, "failures/generator_lost": 2.0}
+    counters = {"failures/reward_failed": 41.0, "failures/generator_lost": 2.0, "busy_s": 30.0}
     held = member(
         "generator-0",
         "generator",
@@ -102,8 +102,8 @@ def test_the_live_line_names_the_commonest_failure_before_the_first_step() -> No
     rates = Rates(start_s=0.0)
     rates.observe([failing])
     assert progress_line(0, 60, rates.now(), [failing], now_s=NOW) == (
-        "step 0/60  43 failed, 41 of them: reward_failed  generator-0 is held back by scoring:"
-        " judge:80 answers 500 (9 s)"
+        "step 0/60  43 failed, 41 of them: reward_failed (82 per minute)  generator-0 is held"
+        " back by scoring: judge:80 answers 500 (9 s)"
     )
 
 
@@ -189,7 +189,7 @@ def test_the_end_says_what_the_run_achieved(config: RunConfig, tmp_path: Path) -
         "checkpoints     steps 20, 40; the best of them by held-out pass@1 is step 40",
         f"numbers         {tmp_path}/metrics.jsonl",
         f"look at it      async-rl view {name}; async-rl rollouts {name}",
-        f"go on           async-rl resume {name} num_steps=80; async-rl eval {name}; async-rl"
+        f"continue        async-rl resume {name} num_steps=80; async-rl eval {name}; async-rl"
         f" export {name} model/",
     ]
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from rewards_support import Jail
 
@@ -55,6 +57,14 @@ def test_function_named_like_a_builtin_is_the_one_tested() -> None:
 )  # fmt: skip
 def test_what_is_not_understood_is_left_to_the_judge(code: str) -> None:
     assert take_apart(code, "") is None
+
+
+def test_place_to_round_at_does_not_stall_the_server() -> None:
+    (assertion,) = take_apart("assert round(f(1), f(0)) == 5", "") or ()
+    started = time.process_time()
+    assert not assertion.holds([5, -3_000_000])
+    assert assertion.holds([5, 3_000_000])
+    assert time.process_time() - started < 1
 
 
 SOLUTION = """

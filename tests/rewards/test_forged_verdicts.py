@@ -259,6 +259,29 @@ def test_broken_test_is_the_fault_of_nobody_who_wrote_a_program(
     assert response.verdict in allowed, response
 
 
+@pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        ("def f(x): return '(('", "def h(x): return f(x)\nassert eval(h(3)) == 9"),
+        ("def f(x): return 'no_name'", "def h(x): return f(x)\nassert eval(h(3)) == 9"),
+        ("def f(x): return 'no_name'", "def h(x): return f(x)\n__import__(h(3))"),
+        ("def f(x): return object()", "assert f(f(3)) == 81"),
+        (
+            "def f(x): raise ValueError",
+            "def h():\n    try: r = f(3)\n    except ValueError: pass\n    assert r == 9\nh()",
+        ),
+    ],
+)  # fmt: skip
+def test_program_does_not_make_a_sound_test_a_broken_one(jail: Jail, code: str, test: str) -> None:
+    """A broken test is never a score: a program could choose it instead of its failure."""
+    assert _verify(jail, code, test).verdict in ("wrong_answer", "runtime_error")
+
+
+def test_iterator_that_is_an_argument_again_is_passed_as_a_list(jail: Jail) -> None:
+    code = "def f(x): return map(str, [x])\ndef g(x): return list(x)"
+    assert _verify(jail, code, "assert g(f(3)) == ['3']").verdict == "pass"
+
+
 RANDOM = """
 import os, builtins
 n = getattr(builtins, 'n', 0)

@@ -119,7 +119,7 @@ def test_time_of_a_reader_grows_linearly_with_a_hostile_text(name: str) -> None:
         for piece in pieces:
             text = start + piece * (SIZE // len(piece))
             # Of 256 KB, which is 64,000 tokens, a quadratic reader takes minutes.
-            assert _seconds(read, text) < 1.0, (name, start, piece)
+            assert _seconds(read, text) < 5.0, (name, start, piece)
 
 
 def test_two_thousand_open_fences_are_read_at_once() -> None:

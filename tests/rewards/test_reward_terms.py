@@ -173,6 +173,17 @@ def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() 
     assert read_hidden("f row 0", with_tests, compose("grpo_code").reward)[0].row == ""
 
 
+def test_a_row_of_an_agent_needs_no_tests_but_wrong_ones_are_refused() -> None:
+    reward = compose("grpo_code").reward
+    problem, _ = read_hidden("f row 0", ROW, reward, has_rollout=True, is_agents=True)
+    assert (problem.tests, json.loads(problem.row)) == ([], ROW)
+    with pytest.raises(DataError, match="no tests among the columns"):
+        read_hidden("f row 0", ROW, reward, has_rollout=True)
+    bad = {**ROW, "tests": "none"}
+    with pytest.raises(DataError, match="tests"):
+        read_hidden("f row 0", bad, reward, has_rollout=True, is_agents=True)
+
+
 def test_a_function_of_a_file_is_found_wherever_the_command_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

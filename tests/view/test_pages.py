@@ -63,8 +63,8 @@ def test_runs_are_listed_with_their_results(client: TestClient) -> None:
     page = text(client, "/")
     assert re.findall(r'href="/runs/(\w+)"', page) == ["two", "one"], "the newest first, no other"
     assert re.findall(r"\d+ of \d+", page)[0].startswith("30 of ")
-    assert "0.75 <small>± 0.05</small>" in page
-    assert "0.75 <small>at 30</small>" in page
+    assert "0.750 <small>± 0.050</small>" in page
+    assert "0.750 <small>at 30</small>" in page
 
 
 def test_curves_of_two_runs_share_their_axes(client: TestClient) -> None:

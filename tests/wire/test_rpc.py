@@ -23,9 +23,10 @@ def ask(credit: int) -> RequestWork:
 
 @asynccontextmanager
 async def serving(
-    keys: Keys, handler: Callable[[RequestWork], Awaitable[Message]]
+    keys: Keys, handler: Callable[[RequestWork], Awaitable[Message]], *, gather_s: float = 0.0
 ) -> AsyncIterator[RpcServer]:
-    with RpcServer("127.0.0.1", 0, keys, {RequestWork: handler}) as server:
+    handlers = {RequestWork: handler}
+    with RpcServer("127.0.0.1", 0, keys, handlers, gather_s=gather_s) as server:
         task = asyncio.create_task(server.serve())
         try:
             yield server
@@ -61,6 +62,38 @@ def test_a_call_returns_the_reply_of_its_own_request(keys: Keys) -> None:
             return [r.waits_for for r in replies]
 
     assert asyncio.run(main()) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("gather_s", [0.8, 0.0])
+def test_a_server_that_gathers_reads_requests_of_some_time_together(
+    keys: Keys, gather_s: float
+) -> None:
+    running: list[int] = []
+    most = 0
+
+    async def count(request: RequestWork) -> Message:
+        nonlocal most
+        running.append(request.credit)
+        await asyncio.sleep(0)  # the others that were read with it begin
+        most = max(most, len(running))
+        running.remove(request.credit)
+        return Work(tickets=[])
+
+    async def main() -> None:
+        async with (
+            serving(keys, count, gather_s=gather_s) as server,
+            RpcClient(server.address, keys) as client,
+        ):
+            # The first is answered at once; its answer begins the pause.
+            await client.call(ask(1), timeout_s=5)
+            calls = []
+            for number in range(10):
+                calls.append(asyncio.create_task(client.call(ask(2 + number), timeout_s=5)))
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*calls)
+
+    asyncio.run(main())
+    assert (most == 10) == (gather_s > 0)
 
 
 def test_a_message_above_the_limit_is_not_read(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ _FORGOTTEN = "SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_befo
 _OPEN = (
     "SELECT group_id, purpose, position, state, attempt, generator, incarnation, version,"
     f" coalesce(evaluation, {NO_VERSION}), (SELECT count(*) FROM transitions WHERE group_id="
-    f"groups.group_id AND reason='{DropReason.SCORING_OUTAGE}'), prompt_id FROM groups INDEXED BY"
+    f"groups.group_id AND reason IN ('{DropReason.SCORING_OUTAGE}', '{DropReason.NOT_TAKEN}')),"
+    " prompt_id FROM groups INDEXED BY"
     " groups_open WHERE state IN ('issued', 'generating') ORDER BY group_id"
 )
 _STORED = (

@@ -8,7 +8,7 @@ they are unknown.
 STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 TABLES = """
 -- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
@@ -53,6 +53,9 @@ CREATE TABLE groups (
     response_length_mean REAL,
     truncated_share REAL,
     generation_s REAL,
+    started_s REAL,                     -- of its generation, by the clock of the generator
+    times BLOB,                         -- float32, per sample: response tokens, and seconds from
+                                        -- started_s to first token, last token, score (recording)
     rewards TEXT,                       -- JSON list: the reward of each sample
     parts TEXT,                         -- JSON object: the mean of each part of the reward
     reason TEXT NOT NULL DEFAULT '',    -- why it was dropped, or why its last attempt ended

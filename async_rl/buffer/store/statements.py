@@ -9,11 +9,12 @@ import functools
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from async_rl.buffer import changes
 from async_rl.buffer.store.writer import Statement
 from async_rl.core.summary import part_means
-from async_rl.core.types import NO_VERSION
+from async_rl.core.types import NO_VERSION, Group
 
 _PROMPT = "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?)"
 _ADMIT = (
@@ -37,7 +38,7 @@ _DROP_ALL = (
 _COMPLETE = (
     "UPDATE groups SET state='ready', oldest_version=?, newest_version=?, num_tokens=?,"
     " num_trained_tokens=?, reward_mean=?, pass_rate=?, response_length_mean=?, truncated_share=?,"
-    " generation_s=?, rewards=?, parts=?, changed_s=? WHERE group_id=?"
+    " generation_s=?, started_s=?, times=?, rewards=?, parts=?, changed_s=? WHERE group_id=?"
 )
 _BLOB = "INSERT OR REPLACE INTO blobs VALUES (?, ?)"
 _NO_BLOB = "DELETE FROM blobs WHERE group_id=?"
@@ -136,6 +137,8 @@ def _(change: changes.Completed, now_s: float) -> list[Statement]:
     row = (
         *summary.row,
         group.generation_s,
+        group.started_s,
+        _times(group),
         to_json([sample.score.reward for sample in group.trajectories]),
         to_json(part_means(sample.score.parts for sample in group.trajectories)),
         now_s,
@@ -208,6 +211,14 @@ def _(change: changes.PromptsLeft, now_s: float) -> list[Statement]:
         (_LEAVE, (leaver.index, leaver.prompt_id, change.position, leaver.score, now_s))
         for leaver in change.leavers
     ]
+
+
+def _times(group: Group) -> bytes | None:
+    """Return the moments of the samples; None if they were not recorded."""
+    if not all(sample.clock for sample in group.trajectories):
+        return None
+    rows = [(sample.response_length, *sample.clock) for sample in group.trajectories]
+    return np.array(rows, "<f4").tobytes()
 
 
 def _return(listed: str, version: int, reason: str, now_s: float) -> list[Statement]:

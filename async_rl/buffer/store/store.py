@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, Self
@@ -27,6 +28,13 @@ from async_rl.buffer.store.writer import Writer, hold_lock
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import SampleId
 from async_rl.core.types import FloatArray
+
+_LEAST_FREE_BYTES = 5 * 10**9
+_LEAST_FREE_SHARE = 0.1
+"""recording=full leaves the smaller of the two (of a disk of 1 TB, 5 GB) to other files."""
+
+_SHOWN_STEPS = 2
+"""Newest steps whose trajectories remain stored for people, though no checkpoint needs them."""
 
 KEPT_SAMPLES = 16
 """The number of groups of a reported evaluation whose trajectories stay stored."""
@@ -92,6 +100,23 @@ class Store(StoreReader):
             (_FORGOTTEN, (version,)),
         )
         self.forgotten_before = version
+
+    def last_not_kept(self, recording: Literal["off", "times", "full"], trained: int) -> int:
+        """Return the last step whose trajectories `recording` does not keep; trained: the newest.
+
+        While the disk is nearly full, full does not keep the oldest tenth.
+        """
+        if recording == "off":
+            return trained
+        last = trained - _SHOWN_STEPS
+        if recording == "times":
+            return last
+        disk = shutil.disk_usage(self._path.parent)
+        # Deleted rows leave pages that later ones fill; the file does not shrink.
+        free_bytes = disk.free + self._one("PRAGMA freelist_count") * self._one("PRAGMA page_size")
+        if free_bytes >= min(_LEAST_FREE_BYTES, _LEAST_FREE_SHARE * disk.total):
+            return self.forgotten_before
+        return min(last, self.forgotten_before - (self.forgotten_before - trained) // 10)
 
     def require_history_of(self, version: int) -> None:
         """Raise ProtocolError if trajectories of steps after this version are deleted."""

@@ -10,10 +10,18 @@ from collections.abc import Iterator
 
 from async_rl.config.base import as_builtins
 from async_rl.config.generation import PoolConfig
-from async_rl.config.pools import GENERATORS, PLACES, VERIFIERS, generator_pools, work_of
+from async_rl.config.pools import (
+    GATEWAYS,
+    GENERATORS,
+    PLACES,
+    VERIFIERS,
+    generator_pools,
+    work_of,
+)
 from async_rl.config.run import RunConfig
 
-_TAKEN = (GENERATORS, VERIFIERS, "generator", "verifier", "learner", "buffer", "supervisor")
+_POOLS = (GENERATORS, VERIFIERS, GATEWAYS)
+_TAKEN = (*_POOLS, "generator", "verifier", "gateway", "learner", "buffer", "supervisor")
 _OF_VLLM = tuple(name for name, path in PLACES.items() if path.startswith("generation.vllm."))
 _OF_CLUSTERS = tuple(name for name, path in PLACES.items() if path.startswith("launcher."))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from async_rl.config.plugins import REWARD, ROLLOUT, is_plugin
 from async_rl.config.reward_terms import TESTS
 from async_rl.config.rewards import PluginTerm
+from async_rl.config.rollout import EXTERNAL
 from async_rl.config.run import RunConfig
 
 
@@ -26,12 +27,13 @@ def reward_problems(config: RunConfig) -> Iterator[str]:
 def _rollout(config: RunConfig) -> Iterator[str]:
     rollout = config.rollout
     yield from _agent(config)
-    if rollout.fn is None or isinstance(rollout.fn, list):
+    if rollout.fn is None or config.agent.is_used:
         return
+    assert isinstance(rollout.fn, str), "a list is an agent"
     if not is_plugin(rollout.fn, ROLLOUT):
         yield (
-            f"rollout.fn={rollout.fn}: is neither package.module:function nor file.py:function;"
-            " correct it"
+            f"rollout.fn={rollout.fn}: is neither package.module:function nor file.py:function, nor"
+            f" {EXTERNAL}; correct it"
         )
     if config.reward.placement != "end":
         yield (

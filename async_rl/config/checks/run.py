@@ -193,24 +193,34 @@ def _batch(config: RunConfig) -> Iterator[str]:
             f" buffer.groups_per_step={groups}: minibatches would differ in size; set"
             f" learner.minibatches to one of {divisors}"
         )
-    elif learner.ranks > groups // learner.minibatches:
+    elif learner.ranks // learner.context_ranks > groups // learner.minibatches:
         yield (
             f"learner.ranks={learner.ranks} but a minibatch has {groups // learner.minibatches}"
             f" groups (buffer.groups_per_step={groups} /"
             f" learner.minibatches={learner.minibatches}): ranks would be idle; lower learner.ranks"
-            " or raise buffer.groups_per_step"
+            " or raise buffer.groups_per_step or learner.context_ranks"
         )
     longest = config.data.max_prompt_tokens + config.data.max_response_tokens
-    if learner.budget_tokens < longest:
-        yield (
-            f"learner.budget_tokens={learner.budget_tokens} is below data.max_prompt_tokens +"
-            f" data.max_response_tokens = {longest}: the longest sequence would not fit into one"
-            f" pass; raise learner.budget_tokens to at least {longest}"
-        )
+    for name in ("budget_tokens", "forward_budget_tokens"):
+        tokens = getattr(learner, name)
+        if tokens is not None and tokens * learner.context_ranks < longest:
+            least = -(-longest // learner.context_ranks)
+            yield (
+                f"learner.{name}={tokens} (times learner.context_ranks={learner.context_ranks}) is"
+                f" below data.max_prompt_tokens + data.max_response_tokens = {longest}: the longest"
+                f" sequence would not fit into one pass; raise learner.{name} to at least {least},"
+                " or learner.context_ranks"
+            )
 
 
 def _shards(config: RunConfig) -> Iterator[str]:
     learner = config.learner
+    if learner.ranks % learner.context_ranks:
+        yield (
+            f"learner.context_ranks={learner.context_ranks} does not divide"
+            f" learner.ranks={learner.ranks}: every sequence needs that many ranks; set"
+            f" learner.ranks to a multiple of {learner.context_ranks}"
+        )
     if learner.gpus_each > 1 or (learner.ranks > 1 and 0 < learner.gpus_each < 1):
         yield (
             f"learner.gpus_each={learner.gpus_each:g} with learner.ranks={learner.ranks}: a rank"

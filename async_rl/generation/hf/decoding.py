@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 import zlib
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -57,6 +59,7 @@ class Row:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.first_s = math.nan
         self.is_done = False
 
     @property
@@ -72,6 +75,7 @@ class Row:
             logprobs=np.array(self.logprobs, np.float32),
             versions=np.array(self.versions, np.int32),
             is_truncated=is_truncated,
+            first_s=self.first_s,
         )
 
 
@@ -160,6 +164,8 @@ class Recorder(StoppingCriteria):  # type: ignore[misc]
         return torch.tensor([ends or not row.is_open for row in self._rows], device=drawn.device)
 
     def _append(self, row: Row, token_id: int, logprob: float) -> None:
+        if not row.token_ids:
+            row.first_s = time.monotonic()
         row.token_ids.append(token_id)
         row.logprobs.append(logprob)
         row.versions.append(self._version)

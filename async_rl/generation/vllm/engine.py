@@ -105,10 +105,12 @@ class VllmEngine:
             stream_interval=_ONLY_WHEN_FINISHED,
         )
         async with aclosing(self._outputs(request_id, prompt_token_ids, params)) as outputs:
+            first_s: dict[int, float] = {}
             async for output in outputs:
                 for sample in output.outputs:
+                    first_s.setdefault(sample.index, time.monotonic())
                     if sample.finished():
-                        yield self._completion(sample)
+                        yield self._completion(sample, first_s[sample.index])
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Score the rows with the current weights, outside the prefix cache."""
@@ -150,7 +152,7 @@ class VllmEngine:
                 " again"
             ) from error
 
-    def _completion(self, sample: CompletionOutput) -> Completion:
+    def _completion(self, sample: CompletionOutput, first_s: float) -> Completion:
         # An aborted sample has too few tokens, and would be trained as if the policy had ended it.
         if sample.finish_reason not in ("stop", "length") or sample.weight_versions is None:
             raise Unavailable(
@@ -168,6 +170,7 @@ class VllmEngine:
             logprobs=written_logprobs(sample.logprobs.logprobs),
             versions=versions,
             is_truncated=int(token_ids[-1]) not in self._end_token_ids,
+            first_s=first_s,
         )
 
     async def sleep(self) -> None:

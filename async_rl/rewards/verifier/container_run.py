@@ -13,8 +13,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import psutil
-
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import ContainerTest, StdinTest, Verdict
 from async_rl.rewards.verifier import junit
@@ -172,8 +170,9 @@ class _Run:
         """
         try:
             number = int((self._folder / PID).read_text())
-            return ProcessTree(proc, psutil.Process(number).ppid())
-        except (OSError, ValueError, psutil.Error):
+            stat = Path(f"/proc/{number}/stat").read_text()
+            return ProcessTree(proc, int(stat.rpartition(")")[2].split()[1]))
+        except (OSError, ValueError):
             return None
 
     async def ruling(self, rule: Rule) -> Ruling:

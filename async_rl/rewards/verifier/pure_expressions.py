@@ -85,7 +85,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.BitAnd: operator.and_,
     ast.BitXor: operator.xor,
 }
-_FUNCTIONS = (abs, all, any, bool, float, int, len, list, max, min, round, sorted, str, sum, tuple)
+_FUNCTIONS = (abs, all, any, bool, float, int, len, list, max, min, sorted, str, sum, tuple)
 
 
 def _hashing(kind: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,8 +99,14 @@ def _dict(*given: Any, **named: Any) -> dict[Any, Any]:
     return dict(*given, **named)
 
 
+def _round(number: Any, ndigits: Any = None) -> Any:
+    # For an integer Python computes 10 ** -ndigits. No value here has as many digits as this.
+    return round(number, max(ndigits, -_MAX_SIZE) if type(ndigits) is int else ndigits)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{function.__name__: function for function in _FUNCTIONS},
+    "round": _round,
     "set": _hashing(set),
     "frozenset": _hashing(frozenset),
     "dict": _dict,
