@@ -22,7 +22,9 @@ from async_rl.supervision.registry import Registry
 
 MAX_RESTARTS = 2
 LIMITS = TimeoutsConfig(call_s=0.2, start_s=0.5, stop_s=5, group_s=120, stall_s=1800)
-"""A process is lost after 0.3 s."""
+"""A process is lost after 0.3 s. For tests of that alone: nobody here sends a heartbeat."""
+CALM = TimeoutsConfig(call_s=60, start_s=120, stop_s=5, group_s=120, stall_s=1800)
+"""A process is lost after 90 s, so a machine that stands still for a second loses none."""
 
 
 class Scripted:
@@ -98,10 +100,11 @@ class NoBuffer:
         return Ok()
 
 
-def surroundings(registry: Registry, run_dir: Path) -> dict[str, Any]:
+def surroundings(registry: Registry, run_dir: Path, limits: TimeoutsConfig) -> dict[str, Any]:
     return {
         "run_dir": run_dir,
-        "liveness": Liveness(registry, LIMITS, is_local=True),
+        "timeouts": limits,
+        "liveness": Liveness(registry, limits, is_local=True),
         "buffer": NoBuffer(),
     }
 
@@ -115,6 +118,7 @@ class World:
         tmp_path: Path,
         on_start: Callable[["World", Scripted], None],
         ranks: int = 1,
+        limits: TimeoutsConfig = CALM,
     ) -> None:
         self.registry = Registry()
         self._events: list[Lost | Left] = []
@@ -129,9 +133,8 @@ class World:
             launcher=self.launcher,
             registry=self.registry,
             max_restarts=MAX_RESTARTS,
-            timeouts=LIMITS,
             log=logging.getLogger("test"),
-            **surroundings(self.registry, tmp_path),
+            **surroundings(self.registry, tmp_path, limits),
         )
         self.role: Role = role
 
@@ -174,7 +177,7 @@ def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(
     monkeypatch.setattr("async_rl.supervision.child._PLACED_SOON_S", 0.1)
 
     async def main() -> tuple[list[tuple[str, str, int]], str]:
-        world = World("generator", tmp_path, lambda *_: None)
+        world = World("generator", tmp_path, lambda *_: None, limits=LIMITS)
         world.launcher.is_full = True
         running = asyncio.create_task(world.fleet.run())
         await asyncio.wait({running}, timeout=2 * LIMITS.start_s)
@@ -378,14 +381,14 @@ def test_a_learner_that_exits_0_has_finished(tmp_path: Path) -> None:
 
 def test_a_process_that_never_gets_ready_is_killed_at_its_start_timeout(tmp_path: Path) -> None:
     async def main() -> str:
-        return await World("generator", tmp_path, lambda *_: None).until_failed()
+        return await World("generator", tmp_path, lambda *_: None, limits=LIMITS).until_failed()
 
     assert asyncio.run(main()) == "generator-0 was not ready and made no progress for 0.5 s"
 
 
 def test_a_silent_process_is_killed_and_started_again(tmp_path: Path) -> None:
     async def main() -> tuple[list[str], int]:
-        world = World("generator", tmp_path, World.register)
+        world = World("generator", tmp_path, World.register, limits=LIMITS)
         running = asyncio.create_task(world.fleet.run())
         async with asyncio.timeout(10):
             await world.launcher.started_twice.wait()
@@ -401,7 +404,7 @@ def test_a_process_that_is_silent_while_the_run_ends_may_finish(tmp_path: Path) 
     """A learner that saves a large checkpoint may have no time for heartbeats."""
 
     async def main() -> int:
-        world = World("learner", tmp_path, World.register)
+        world = World("learner", tmp_path, World.register, limits=LIMITS)
         running = asyncio.create_task(world.fleet.run())
         while not world.registry.directory.members:
             await world.registry.directory.changed(world.registry.directory.revision)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from test_fleet import LIMITS, MAX_RESTARTS, Scripted, ScriptedLauncher, surroundings
+from test_fleet import CALM, MAX_RESTARTS, Scripted, ScriptedLauncher, surroundings
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -44,9 +44,8 @@ class ScaledRun:
             launcher=self.launcher,
             registry=self.registry,
             max_restarts=MAX_RESTARTS,
-            timeouts=LIMITS,
             log=log,
-            **surroundings(self.registry, run_dir),
+            **surroundings(self.registry, run_dir, CALM),
         )
         connect = Connections(create_keys(run_dir / "keys"), self.registry.directory)
         headroom = Headroom(config, run_dir, lambda: self.free_mb)
