@@ -163,8 +163,8 @@ async def gateway(folder: Path, address: str, num_sessions: int) -> None:
         activity=Activity(),
         incarnation_of=lambda member: Incarnation(member, directory, connections),
     )
-    engines = RemoteEngines(cast(Any, context), lambda: None)
-    following = asyncio.create_task(engines.follow())
+    engines = RemoteEngines(cast(Any, context))
+    following = asyncio.create_task(engines.follow(lambda: None))
     chat, sessions = Chat(tokenizer()), Sessions()
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     with contextlib.ExitStack() as stack:

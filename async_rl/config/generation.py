@@ -67,7 +67,8 @@ class VllmConfig(Section):
     enforce_eager: bool
     """disable compilation and CUDA graphs"""
     extra: list[Annotated[str, Field(pattern="^\\w+=.+$")]]
-    """name=value pairs of further vLLM engine arguments; the value is JSON or text"""
+    """name=value pairs of further vLLM engine arguments, and tool_call_parser; the value is JSON or
+    text"""
 
 
 class GenerationConfig(Section):

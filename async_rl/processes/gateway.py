@@ -49,6 +49,7 @@ async def run(context: ProcessContext) -> None:
     # A supervisor's life, also in a container, where every one may have the same pid.
     life = f"{control.pid}-{control.address.rpartition(':')[2]}"
     journal = Journal(context.run_dir / "sessions" / context.name, life)
+    engines = RemoteEngines(context)
     with listen(context.host, 0) as listener:
         async with serving(build_app(sessions, offers), listener) as url:
             if offers is not None:
@@ -60,6 +61,7 @@ async def run(context: ProcessContext) -> None:
                 environments=environments,
                 journal=journal,
                 url=url,
+                read_calls=engines.read_calls,
             )
             rollouts = Rollouts(
                 config,
@@ -70,7 +72,7 @@ async def run(context: ProcessContext) -> None:
                 agents=agents,
             )
             try:
-                await _work(context, rollouts, sessions)
+                await _work(context, engines, rollouts, sessions)
             finally:
                 await environments.close()
                 await rollouts.close()
@@ -86,13 +88,14 @@ def _announce(context: ProcessContext, url: str) -> None:
     context.log.info("programs find this gateway by %s", file)
 
 
-async def _work(context: ProcessContext, rollouts: Rollouts, sessions: Sessions) -> None:
+async def _work(
+    context: ProcessContext, engines: RemoteEngines, rollouts: Rollouts, sessions: Sessions
+) -> None:
     def on_version() -> None:
         context.version = engines.version
         groups.weights_loaded()
         context.group.create_task(groups.report_version(), name="report version")
 
-    engines = RemoteEngines(context, on_version)
     groups = Groups(context, rollouts, engines)
 
     async def drain(_: Drain) -> Message:
@@ -102,7 +105,7 @@ async def _work(context: ProcessContext, rollouts: Rollouts, sessions: Sessions)
     await context.serve({Drain: drain})
     async with asyncio.TaskGroup() as group:
         owned = [
-            group.create_task(engines.follow(), name="follow generators"),
+            group.create_task(engines.follow(on_version), name="follow generators"),
             group.create_task(_follow_verifiers(context, rollouts), name="follow verifiers"),
             group.create_task(_show(context, sessions), name="show sessions"),
         ]

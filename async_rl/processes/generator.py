@@ -20,6 +20,7 @@ from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import OpenEngine, engine_opener
 from async_rl.generation.environment import gently, giving_way, prepare_environment
+from async_rl.generation.tool_calls import ToolCalls
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
     Complete,
@@ -29,6 +30,7 @@ from async_rl.protocol.generator import (
     LoadWeights,
     Logprobs,
     Probe,
+    ReadCalls,
     Sleep,
     WatchVersion,
 )
@@ -75,9 +77,11 @@ class Generator:
         self._context = context
         self._files = FileReader()
         self._learner_life = 0
+        tokenizer = load_tokenizer(context.config, context.model_path)
+        self._tool_calls = ToolCalls(tokenizer)
         self._rollouts = Rollouts(
             context.config,
-            tokenizer=load_tokenizer(context.config, context.model_path),
+            tokenizer=tokenizer,
             token=context.token,
             name=context.name,
             activity=context.activity,
@@ -102,6 +106,7 @@ class Generator:
                 Drain: self._drain,
                 Sleep: self.sleeping.sleep,
                 Complete: self._complete,
+                ReadCalls: self._read_calls,
                 WatchVersion: self._watch_version,
             },
             devices=devices,
@@ -159,6 +164,10 @@ class Generator:
             self._completed.set()
         self._context.activity.count("tokens_generated", len(done.token_ids))
         return Continuation(completed=done.completed)
+
+    async def _read_calls(self, request: ReadCalls) -> Message:
+        """Read the tool calls of an answer for an agent, beside the engine's steps."""
+        return await self._tool_calls.read(request)
 
     async def _watch_version(self, request: WatchVersion) -> Message:
         try:

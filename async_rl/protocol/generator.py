@@ -1,5 +1,5 @@
-"""Messages to a generator: load weights, score rows, continue a row of tokens, release the device,
-drain.
+"""Messages to a generator: load weights, score rows, continue a row of tokens, read tool calls,
+release the device, drain.
 """
 
 from __future__ import annotations
@@ -81,6 +81,30 @@ class Complete(Message):
     request_id: str
     token_ids: IntArray
     sampling: Sampling
+
+
+class CallsRead(Message):
+    """The tool calls of an answer, by id (empty if the parser gives none), name and arguments.
+
+    content: the text beside them. Without calls the parser found none that it can read.
+    """
+
+    content: str
+    calls: list[tuple[str, str, str]]
+
+
+class ReadCalls(Message):
+    """gateway -> generator: read the tool calls of a complete answer.
+
+    parser: its name in vLLM; text: with special tokens, without the end token; tools: those of the
+    request, as JSON.
+    """
+
+    Reply: ClassVar[type] = CallsRead
+    parser: str
+    text: str
+    token_ids: IntArray
+    tools: bytes
 
 
 class EngineVersion(Message):

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from async_rl.config.checks.vllm_extra import tool_parser
 from async_rl.config.reward_terms import needs_tests
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AgentError
@@ -27,7 +28,7 @@ from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.environments import Environments
 from async_rl.rollouts.journal import Journal
-from async_rl.sessions.chat import Chat
+from async_rl.sessions.chat import Chat, Reader
 from async_rl.sessions.forms.form import read
 from async_rl.sessions.record import Record
 from async_rl.sessions.server import Sessions
@@ -41,7 +42,7 @@ _RAN = (Verdict.PASS, Verdict.WRONG_ANSWER)
 
 class Agents:
     """Makes samples with environments. url: of the endpoint of `sessions`; journal: what earlier
-    lives of this gateway served.
+    lives of this gateway served; read_calls: lets a generator read tool calls.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class Agents:
         environments: Environments,
         journal: Journal,
         url: str,
+        read_calls: Reader | None = None,
     ) -> None:
         self._config = config
-        self._chat = Chat(tokenizer)
+        parser = tool_parser(config.generation.vllm.extra)
+        self._chat = Chat(tokenizer, parser=parser, read=read_calls)
         self._sessions = sessions
         self._environments = environments
         self._journal = journal

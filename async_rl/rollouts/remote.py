@@ -1,6 +1,6 @@
 """The generators of a run as one engine, for a gateway.
 
-takes: rows of tokens to continue
+takes: rows of tokens to continue, answers whose tool calls are to be read
 waits for: a generator with weights
 returns: the continuation, from another generator if the first one ends
 woken by: the directory, new weights of a generator
@@ -22,21 +22,28 @@ import numpy as np
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, Unavailable
 from async_rl.core.types import NO_VERSION, Sampling
 from async_rl.generation.engine import Completion
-from async_rl.protocol.generator import Complete, Continuation, EngineVersion, WatchVersion
+from async_rl.protocol.generator import (
+    CallsRead,
+    Complete,
+    Continuation,
+    EngineVersion,
+    ReadCalls,
+    WatchVersion,
+)
 from async_rl.protocol.membership import DRAINING, Member
 from async_rl.runtime.context import ProcessContext
 
 _WATCH_S = 20.0
+_READER = "reader of tool calls"
 _log = logging.getLogger(__name__)
 
 
 class RemoteEngines:
-    """Calls of all generators. on_version: called when the oldest version among them changes."""
+    """Calls of all generators."""
 
-    def __init__(self, context: ProcessContext, on_version: Callable[[], None]) -> None:
+    def __init__(self, context: ProcessContext) -> None:
         self._context = context
         self._directory = context.directory
-        self._on_version = on_version
         # Long enough for a generator to start again.
         self._call_timeout_s = context.config.timeouts.longest_group_s(
             context.config.data.max_response_tokens
@@ -77,7 +84,8 @@ class RemoteEngines:
             sampling=sampling,
         )
         for index in range(num_samples):
-            done = (await self._call(session, request)).completed
+            continuation: Continuation = await self._call(session, request)
+            done = continuation.completed
             yield Completion(
                 index=index,
                 token_ids=done.token_ids,
@@ -86,13 +94,20 @@ class RemoteEngines:
                 is_truncated=done.is_truncated,
             )
 
-    async def _call(self, session: str, request: Complete) -> Continuation:
+    async def read_calls(self, request: ReadCalls) -> CallsRead:
+        """Let a generator read the tool calls of an answer; always the same one, as long as it
+        lives, so that one of them has the parser.
+        """
+        read: CallsRead = await self._call(_READER, request)
+        return read
+
+    async def _call(self, session: str, request: Complete | ReadCalls) -> Any:
         while True:
             member = await self._choose(session)
             life = self._context.incarnation_of(member)
             self._loads[member.name] += 1
             try:
-                reply: Continuation = await life.call(request, timeout_s=self._call_timeout_s)
+                reply = await life.call(request, timeout_s=self._call_timeout_s)
             except DeadlineExceeded:
                 raise
             except Unavailable as error:
@@ -125,8 +140,11 @@ class RemoteEngines:
                 if self._directory.revision == revision:
                     await self._directory.changed_or(self._has_weights)
 
-    async def follow(self) -> None:
-        """Watch the version of every generator in the directory, until cancelled."""
+    async def follow(self, on_version: Callable[[], None]) -> None:
+        """Watch the version of every generator in the directory, until cancelled.
+
+        on_version: called when the oldest version among them changes.
+        """
         watched: dict[tuple[str, int], asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -136,11 +154,11 @@ class RemoteEngines:
                     watched.pop(key).cancel()
                     self._versions.pop(key, None)
                 for key in members.keys() - watched.keys():
-                    watch: Coroutine[Any, Any, None] = self._watch(members[key])
+                    watch: Coroutine[Any, Any, None] = self._watch(members[key], on_version)
                     watched[key] = group.create_task(watch, name=f"version of {key[0]}")
                 await self._directory.changed(revision)
 
-    async def _watch(self, member: Member) -> None:
+    async def _watch(self, member: Member, on_version: Callable[[], None]) -> None:
         key = (member.name, member.pid)
         life = self._context.incarnation_of(member)
         known = NO_VERSION
@@ -156,4 +174,4 @@ class RemoteEngines:
             if reply.version not in (known, NO_VERSION):
                 known = self._versions[key] = reply.version
                 self._has_weights.set()
-                self._on_version()
+                on_version()

@@ -6,24 +6,27 @@ tokenized. The text is what the chat template writes after that answer, whatever
 
 from __future__ import annotations
 
+import functools
 import json
-import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 from jinja2 import TemplateError
 
+from async_rl.core.errors import ConfigError
 from async_rl.core.types import IntArray
+from async_rl.protocol.generator import CallsRead, ReadCalls
 from async_rl.sessions.record import Context, History, Record
 from async_rl.sessions.refusals import Refused
+from async_rl.sessions.tools import assistant, calls_of, form_of
 
 Message = Mapping[str, Any]
 """role, content (text) and, of an assistant, tool_calls with arguments as a dict."""
-CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
-"""The form in which Hermes and Qwen models call a tool: a JSON object between these marks."""
-_CALL = re.compile(rf"{CALL_BEGIN}\s*(.*?)\s*(?:{CALL_END}|\Z)", re.DOTALL)
+Reader = Callable[[ReadCalls], Awaitable[CallsRead]]
+"""Lets a generator read the tool calls of an answer."""
 # No template and no tokenizer changes these letters, and no message contains them.
 _MARK = "ANSWER" + secrets.token_hex(8)
 
@@ -32,11 +35,17 @@ class Chat:
     """A tokenizer and its chat template.
 
     Without a template a message is its text on separate lines, and the end token ends an answer,
-    as in the prompts of such a model.
+    as in the prompts of such a model. parser: of the tool calls, if the template does not show
+    their form; read: reads those of other forms than HERMES.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, parser: str = "", read: Reader | None = None) -> None:
         self._tokenizer = tokenizer
+        self._read = read
+        template = tokenizer.chat_template or ""
+        # A model may have several, by name.
+        texts = template.values() if isinstance(template, dict) else [template]
+        self.form = form_of("".join(texts), parser)
 
     def context(
         self, record: Record, messages: Sequence[Message], tools: Sequence[Any], *, begin: str = ""
@@ -52,15 +61,48 @@ class Chat:
             text = self._render(messages, tools) + begin
             return record.context(None, self._encode(text, is_beginning=True)), history
         # The recorded answer is the last of the matching messages; the first entry is the tools'.
-        before = list(messages[: num_matching - 2])
-        after = messages[num_matching - 1 :]
-        marked = [*before, {"role": "assistant", "content": _MARK}, *after]
-        text = self._render(marked, tools).rpartition(_MARK)[2] + begin
+        text = self._text_after(messages, num_matching - 2, tools) + begin
         answer = record.path(parent)
         end = self.decode(answer[-1:], with_special=True)
         if not record.is_truncated(parent):
             text = text.removeprefix(end)
         return record.context(parent, self._encode(text, is_beginning=False)), history
+
+    def _text_after(self, messages: Sequence[Message], at: int, tools: Sequence[Any]) -> str:
+        """The text that the template writes after the answer `at`."""
+        marked = [*messages[:at], {"role": "assistant", "content": _MARK}, *messages[at + 1 :]]
+        try:
+            return self._render(marked, tools).rpartition(_MARK)[2]
+        except Refused:
+            # Some templates refuse the result of a tool without its call before it.
+            begin = self._render(messages[: at + 1], tools, is_whole=False)
+            whole = self._render(messages, tools)
+            if not whole.startswith(begin):
+                raise
+            return whole.removeprefix(begin)
+
+    async def read_calls(
+        self, tools: Sequence[Any], begin: str, shown: str, written: str, token_ids: IntArray
+    ) -> dict[str, Any]:
+        """Return a complete answer as a message, its tool calls read by a generator.
+
+        begin: text that the policy did not write; shown: the answer as the agent sees it; written,
+        token_ids: what the policy wrote, with special tokens. Raises Refused if no generator can
+        ever read it, InfrastructureError if none answers.
+        """
+        if self._read is None:
+            raise Refused(400, f"tool calls of the form {self.form.name} cannot be read here")
+        request = ReadCalls(
+            parser=self.form.name,
+            text=begin + written,
+            token_ids=np.append(self._encode(begin, is_beginning=False), token_ids).astype("int32"),
+            tools=msgspec.json.encode(tools),
+        )
+        try:
+            found = await self._read(request)
+        except ConfigError as error:
+            raise Refused(400, str(error)) from error
+        return assistant(shown, found.content, found.calls)
 
     def text_context(self, record: Record, text: str) -> Context:
         """Return the context of a prompt that is plain text."""
@@ -97,33 +139,35 @@ class Chat:
         ids: list[int] = self._tokenizer(text, add_special_tokens=add)["input_ids"]
         return ids
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Any], *, is_whole: bool = True
+    ) -> str:
+        """is_whole: an answer follows."""
         if not self._tokenizer.chat_template:
             return "".join(self._plain(message) for message in messages)
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=True,
-            )
+        render = functools.partial(
+            self._tokenizer.apply_chat_template,
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=is_whole,
+        )
         # A template is a program, which may fail on messages that its author did not think of.
+        try:
+            try:
+                return str(render(list(messages)))
+            except TypeError:
+                # Some put the arguments of calls between other texts, and so need them as text.
+                return str(render([_with_text_arguments(message) for message in messages]))
         except (TemplateError, ValueError, TypeError) as error:
             raise Refused(
                 400, f"the model's chat template refuses these messages: {error}"
             ) from error
-        return str(rendered)
 
     def _plain(self, message: Message) -> str:
         text = str(message["content"])
         if message["role"] == "assistant":
             return text + str(self._tokenizer.eos_token or "")
         return text if text.endswith("\n") else text + "\n"
-
-
-class _WrittenCall(msgspec.Struct):
-    name: str
-    arguments: dict[str, Any] = {}
 
 
 def key_of(value: Any) -> str:
@@ -136,26 +180,10 @@ def key_of(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def calls_of(message: Message) -> Sequence[Any]:
-    """Return the tool calls of a message."""
-    calls: Sequence[Any] = message.get("tool_calls") or ()
-    return calls
-
-
-def parse_answer(text: str) -> dict[str, Any]:
-    """Return the policy's text as an assistant message, tool calls parsed.
-
-    A call that is not a JSON object with a name remains text: the agent sees what the policy wrote.
-    """
-    calls = []
-    for match in _CALL.finditer(text):
-        try:
-            written = msgspec.json.decode(match[1], type=_WrittenCall)
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return {"role": "assistant", "content": text}
-        call = {"type": "function", "function": msgspec.to_builtins(written)}
-        calls.append({"id": f"call_{secrets.token_hex(12)}", **call})
-    if not calls:
-        return {"role": "assistant", "content": text}
-    content = text[: text.index(CALL_BEGIN)].rstrip()
-    return {"role": "assistant", "content": content, "tool_calls": calls}
+def _with_text_arguments(message: Message) -> Message:
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(arguments)}}
+        for call in calls_of(message)
+        for arguments in [call["function"]["arguments"]]
+    ]
+    return {**message, "tool_calls": calls} if calls else message

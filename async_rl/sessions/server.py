@@ -185,7 +185,7 @@ class _Endpoint:
             return StreamingResponse(lines_of(first, events), media_type="text/event-stream")
         known = None
         if len(exchange.calls) == 1 and _is_sent_again(request):
-            known = session.repeat(exchange.calls[0])
+            known = await session.repeat(exchange.calls[0])
         if known is not None:
             return json_response(exchange.reply([known]))
         work = asyncio.gather(*(session.answer(call) for call in exchange.calls))

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completed
-from async_rl.sessions.chat import Chat, key_of, parse_answer
+from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.chat import Chat, key_of
 from async_rl.sessions.pieces import certain, cut, joined
-from async_rl.sessions.record import Context, History, Record
+from async_rl.sessions.record import Context, Record
 from async_rl.sessions.refusals import Refused, too_long
+from async_rl.sessions.tools import HERMES, parse_answer
 from async_rl.sessions.usage import Usage
 
 PIECE_TOKENS = 32
@@ -36,36 +37,6 @@ failed to run. Raises Refused.
 """
 Write = Callable[[str, IntArray, int], Awaitable[Completed]]
 """(id of the call, tokens so far, most new tokens) -> the policy's continuation."""
-
-
-@frozen
-class Call:
-    """A request for one answer.
-
-    max_tokens: None = as many as fit. stops: texts before which the answer ends. in_pieces: the
-    agent reads along. begin: the text that the context already has of the answer. prompt: the
-    text before it, if the call has no messages.
-    """
-
-    context: Context
-    history: History = ()
-    max_tokens: int | None = None
-    stops: tuple[str, ...] = ()
-    in_pieces: bool = False
-    begin: str = ""
-    prompt: str = ""
-
-
-@frozen
-class Answer:
-    """An answer to the agent. text: without the stop text. why: stop, length or tool_calls."""
-
-    number: int
-    text: str
-    message: dict[str, Any]
-    written: Completed
-    why: str
-    num_prompt_tokens: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,9 +136,10 @@ class Session:
             stops=stops,
             in_pieces=in_pieces,
             begin=begin,
+            tools=tools,
         )
 
-    def repeat(self, call: Call) -> Answer | None:
+    async def repeat(self, call: Call) -> Answer | None:
         """Return the recorded answer to a request that the client sends again because the first
         answer did not reach it; None if there is none.
         """
@@ -176,8 +148,9 @@ class Session:
             return None
         turn = self.record.turn(number)
         assert turn.answer is not None, "only served turns are repeated"
-        text = call.begin + self._text(turn.answer.token_ids, call.stops)[0]
-        return self._answer(call, number, turn.answer, text)
+        text = self._text(turn.answer.token_ids, call.stops)[0]
+        message = await self._message(call, turn.answer, text)
+        return self._answer(call, number, turn.answer, text, message)
 
     async def answer(
         self, call: Call, on_text: Callable[[str], None] = lambda text: None
@@ -192,27 +165,43 @@ class Session:
         number = self.record.begin(call.context, call.history, limit=limit)
         written: Completed | None = None
         seen = ""
-        is_finished = False
+        message: dict[str, Any] | None = None
         try:
             with self._calling():
                 async for piece in self._pieces(call, number, limit):
                     written, text, is_last = piece
-                    is_finished = is_last
                     visible = certain(text, call.stops)
                     if call.in_pieces and not is_last and visible != seen:
                         on_text(visible[len(seen) :])
                         seen = visible
+                assert written is not None, "an answer has a last piece"
+                read = await self._message(call, written, text)
+                self.require_open()
+                message = read
         finally:
             # In every case, also when the agent disconnects: return the reserved room, and keep
             # the text that the agent has read, because its next call will contain it.
-            if written is None or not (seen or is_finished):
+            if written is None or not (seen or message):
                 self.record.cancel(number)
+            elif message:
+                self._finish(number, call, written, text, message)
             else:
-                self._finish(number, call, written, text if is_finished else seen)
-        assert written is not None, "an answer has a last piece"
+                self._finish(number, call, written, seen, parse_answer(call.begin + seen))
         self.is_truncated = written.is_truncated and len(written.token_ids) >= room
         on_text(text[len(seen) :])
-        return self._answer(call, number, written, call.begin + text)
+        return self._answer(call, number, written, text, message)
+
+    async def _message(self, call: Call, written: Completed, text: str) -> dict[str, Any]:
+        """A complete answer as a message, its tool calls read."""
+        shown = call.begin + text
+        ids = written.token_ids
+        is_cut = written.is_truncated and self._text(ids, call.stops)[1] is None
+        # A parser would complete a call that the limit has cut.
+        if self.chat.form == HERMES or not call.tools or is_cut:
+            return parse_answer(shown)
+        whole = self.chat.decode(ids if written.is_truncated else ids[:-1], with_special=True)
+        whole = _before_stop(whole, call.stops)[0]
+        return await self.chat.read_calls(call.tools, call.begin, shown, whole, ids)
 
     async def _pieces(
         self, call: Call, number: int, limit: int
@@ -236,15 +225,17 @@ class Session:
                 written = cut(written, num_kept)
             yield written, text, is_last
 
-    def _finish(self, number: int, call: Call, written: Completed, text: str) -> None:
-        message = parse_answer(call.begin + text)
+    def _finish(
+        self, number: int, call: Call, written: Completed, text: str, message: dict[str, Any]
+    ) -> None:
         self.last_text = message["content"]
         # Without messages a later request is recognized by its text.
         whole = call.prompt + text if call.prompt else ""
         self.record.finish(number, written, reply=key_of(message), prompt=call.prompt, text=whole)
 
-    def _answer(self, call: Call, number: int, written: Completed, text: str) -> Answer:
-        message = parse_answer(text)
+    def _answer(
+        self, call: Call, number: int, written: Completed, text: str, message: dict[str, Any]
+    ) -> Answer:
         why = "stop"
         if "tool_calls" in message:
             why = "tool_calls"
@@ -252,7 +243,7 @@ class Session:
             why = "length"
         return Answer(
             number=number,
-            text=text,
+            text=call.begin + text,
             message=message,
             written=written,
             why=why,
@@ -277,14 +268,19 @@ class Session:
 
     def _text(self, token_ids: IntArray, stops: Sequence[str]) -> tuple[str, int | None]:
         """The text before the first stop text, and the tokens up to the end of that; None = all."""
-        text = self.chat.decode(token_ids)
-        stopped = [(text.find(stop), stop) for stop in stops if stop in text]
-        if not stopped:
+        text, stop = _before_stop(self.chat.decode(token_ids), stops)
+        if not stop:
             return text, None
-        start, stop = min(stopped)
         num_kept = next(
             count
             for count in range(1, len(token_ids) + 1)
             if stop in self.chat.decode(token_ids[:count])
         )
-        return text[:start], num_kept
+        return text, num_kept
+
+
+def _before_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
+    """The text before the first stop text, and that one; empty if there is none."""
+    stopped = [(text.find(stop), stop) for stop in stops if stop in text]
+    start, stop = min(stopped, default=(len(text), ""))
+    return text[:start], stop

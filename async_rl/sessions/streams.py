@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 
 from async_rl.core.errors import AsyncRLError
+from async_rl.sessions.calls import Answer
 from async_rl.sessions.errors import error_of, outage
 from async_rl.sessions.forms.form import Event, Exchange
 from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Answer, Session
+from async_rl.sessions.session import Session
 
 
 async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[Event]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.config.checks.vllm_extra import extra_arguments, extra_problems
+from async_rl.config.checks.vllm_extra import extra_arguments, extra_problems, tool_parser
 from async_rl.core.errors import ConfigError
 from async_rl.generation.vllm import surface
 from async_rl.generation.vllm.surface import VERSIONS, Use, is_supported, missing, uses
@@ -117,6 +117,7 @@ def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPa
         ("data_parallel_size=2", "raise generators.count"),
         ("logprobs_mode=raw_logprobs", "remove it"),
         ("scheduler_cls=x", "weight pushes and the versions"),
+        ("tool_call_parser=mistra", "did you mean mistral?"),
         ('speculative_config={"method": "ngram"}', "the log-probs of accepted tokens are wrong"),
     ],
 )
@@ -141,6 +142,20 @@ def test_arguments_that_change_how_the_engine_computes_are_passed_on() -> None:
     assert extra_arguments(entries)["quantization"] == "fp8"
     assert extra_arguments(entries)["enable_expert_parallel"] is True
     assert extra_arguments(entries)["additional_config"] == {"a": 2}
+
+
+def test_the_parser_of_tool_calls_is_no_argument_of_the_engine() -> None:
+    entries = ["tool_call_parser=qwen3_coder", "kv_cache_dtype=fp8"]
+    assert list(surface.vllm_problems(entries)) == []
+    assert extra_arguments(entries) == {"kv_cache_dtype": "fp8"}
+    assert (tool_parser(entries), tool_parser(entries[1:])) == ("qwen3_coder", "")
+
+
+def test_the_parsers_that_templates_show_are_those_of_vllm() -> None:
+    from async_rl.sessions.tools import _FORMS, HERMES
+
+    assert INSTALLED is not None
+    assert {form.name for form in (HERMES, *_FORMS)} <= surface.tool_parsers(INSTALLED)
 
 
 def test_an_argument_given_twice_is_refused() -> None:

@@ -522,7 +522,7 @@ class Generators:
 def test_a_session_stays_with_its_generator_and_moves_with_the_same_tokens() -> None:
     async def main() -> None:
         generators = Generators()
-        engines = RemoteEngines(cast(Any, generators), lambda: None)
+        engines = RemoteEngines(cast(Any, generators))
         engines._versions = {("generator-0", 1): 3, ("generator-1", 1): 4}
         assert engines.version == 3
         sampling = Sampling(temperature=1.0, max_new_tokens=4)

@@ -15,7 +15,7 @@ import numpy as np
 
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completed
-from async_rl.sessions.chat import Chat
+from async_rl.sessions.chat import Chat, Reader
 from async_rl.sessions.record import Record
 from async_rl.sessions.server import Sessions, build_app
 from async_rl.sessions.serving import serving
@@ -70,7 +70,7 @@ class Words:
 class Policy:
     """Writes the next of `texts`, each followed by the end token, and notes what it was shown."""
 
-    def __init__(self, words: Words, texts: Iterable[str]) -> None:
+    def __init__(self, words: Any, texts: Iterable[str]) -> None:
         self._words = words
         self._texts = iter(texts)
         self._left: list[int] = []
@@ -97,10 +97,16 @@ class Policy:
 
 
 def open_session(
-    template: str = CHATML, texts: Iterable[str] = (), *, limit: int = 10_000, prompt: str = "add"
+    template: str = CHATML,
+    texts: Iterable[str] = (),
+    *,
+    limit: int = 10_000,
+    prompt: str = "add",
+    tokenizer: Any = None,
+    read: Reader | None = None,
 ) -> tuple[Session, Policy]:
-    """A session of a prompt, and its policy."""
-    words = Words(template)
+    """A session of a prompt, and its policy. tokenizer: instead of words; read: as in Chat."""
+    words = tokenizer or Words(template)
     policy = Policy(words, texts)
     ids = np.array(words(prompt + "\n", add_special_tokens=True)["input_ids"], np.int32)
 
@@ -109,7 +115,7 @@ def open_session(
 
     session = Session(
         record=Record(ids),
-        chat=Chat(words),
+        chat=Chat(words, read=read),
         write=policy,
         limit=limit,
         max_turns=100,

@@ -51,8 +51,8 @@ from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.samples import trajectory
 from async_rl.sessions import session as session_module
+from async_rl.sessions.calls import Call
 from async_rl.sessions.server import Sessions
-from async_rl.sessions.session import Call
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
 VOCABULARY = 48
@@ -164,7 +164,7 @@ class Steps:
                 continue
             elif kind == "retry":
                 asked = call([])
-                answers = [session.repeat(asked) or await session.answer(asked)]
+                answers = [await session.repeat(asked) or await session.answer(asked)]
             else:
                 how = {
                     "tools": {"tools": TOOLS, "begin": TOOL_CALL},

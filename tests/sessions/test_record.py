@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions_support import CHATML, END, TEMPLATES, TRIMS, Policy, open_session
 
+from async_rl.sessions.calls import Call
 from async_rl.sessions.record import Row
 from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Call, Session
+from async_rl.sessions.session import Session
 
 
 def ask(session: Session, messages: list[Any], tools: list[Any] | None = None, **how: Any) -> Any:
@@ -208,7 +209,7 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
             session.record.cancel(number)
             cancelled += 1
             continue
-        if kind == "retry" and (known := session.repeat(call)):
+        if kind == "retry" and (known := asyncio.run(session.repeat(call))):
             message = known.message
         else:
             message = asyncio.run(session.answer(call)).message

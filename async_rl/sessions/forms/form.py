@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.session import Session
 
 MODEL = "policy"
 """The name of the model that is trained."""

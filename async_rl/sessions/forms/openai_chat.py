@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from async_rl.sessions.chat import CALL_BEGIN, Chat, calls_of
+from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.chat import Chat
 from async_rl.sessions.forms.form import (
     MODEL,
     Event,
@@ -25,7 +26,8 @@ from async_rl.sessions.forms.form import (
     text_of,
 )
 from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.session import Session
+from async_rl.sessions.tools import calls_of, chosen
 
 _ROLES = {"developer": "system", "function": "tool"}
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -58,7 +60,7 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
     refuse_unless(not request.logit_bias, "logit_bias")
     form = (request.response_format or {"type": "text"}).get("type")
     refuse_unless(form == "text", f"response_format={form}")
-    tools, begin = chosen(request.tools or [], request.tool_choice)
+    tools, begin = chosen(request.tools or [], request.tool_choice, session.chat.form)
     messages = [message_of(message) for message in request.messages]
     call = session.chat_call(
         messages,
@@ -103,30 +105,6 @@ def message_of(message: dict[str, Any]) -> dict[str, Any]:
     if calls:
         result["tool_calls"] = calls
     return result
-
-
-def chosen(
-    tools: list[dict[str, Any]], choice: str | dict[str, Any] | None
-) -> tuple[list[dict[str, Any]], str]:
-    """Return the tools that the template shows, and the text with which the answer begins.
-
-    A choice other than `auto` is kept by beginning the answer for the policy; that text is read,
-    not trained.
-    """
-    if choice in (None, "auto") and tools:
-        return tools, ""
-    if choice in (None, "auto", "none"):
-        return [], ""
-    if choice == "required" and tools:
-        return tools, f"{CALL_BEGIN}\n"
-    if isinstance(choice, dict):
-        name = choice.get("function", choice).get("name")
-        if any(tool.get("function", tool).get("name") == name for tool in tools):
-            return (
-                tools,
-                f'{CALL_BEGIN}\n{{"name": {msgspec.json.encode(name).decode()}, "arguments": ',
-            )
-    raise Refused(400, f"tool_choice={choice} names none of the {len(tools)} tools")
 
 
 class _ChatExchange:

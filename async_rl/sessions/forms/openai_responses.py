@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.sessions.chat import calls_of
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.forms.form import (
     MODEL,
     Event,
@@ -23,9 +23,10 @@ from async_rl.sessions.forms.form import (
     require_model,
     text_of,
 )
-from async_rl.sessions.forms.openai_chat import Count, chosen, json_of, message_of
+from async_rl.sessions.forms.openai_chat import Count, json_of, message_of
 from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.session import Session
+from async_rl.sessions.tools import calls_of, chosen
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -62,7 +63,8 @@ def responses(body: bytes, session: Session) -> Exchange:
     shown = history
     if request.instructions:
         shown = [{"role": "system", "content": request.instructions}, *history]
-    tools, begin = chosen([_function(tool) for tool in request.tools or []], request.tool_choice)
+    functions = [_function(tool) for tool in request.tools or []]
+    tools, begin = chosen(functions, request.tool_choice, session.chat.form)
     call = session.chat_call(
         shown,
         tools,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat
 from async_rl.sessions.forms.form import (
     MODEL,
@@ -21,7 +22,7 @@ from async_rl.sessions.forms.form import (
 )
 from async_rl.sessions.forms.openai_chat import Count, stops_of, usage_of
 from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.session import Session
 
 
 class TextRequest(msgspec.Struct, kw_only=True):

@@ -1,0 +1,142 @@
+"""The forms in which models write tool calls, and the call of each that a request forces.
+
+A form is recognized by marks in the chat template. Answers in the form HERMES are read here, the
+others by vLLM's parser of the same name in a generator, which has imported vLLM anyway: a gateway
+that imports it needs seven times its memory. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from async_rl.core.frozen import frozen
+from async_rl.sessions.refusals import Refused
+
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+
+
+@frozen
+class ToolForm:
+    """One form. name: of vLLM's parser. marks: a template with all of them has this form.
+
+    required, named: the text with which an answer begins that has to call a tool, or the tool
+    {name} ({json} in JSON); without them no call can be forced.
+    """
+
+    name: str
+    marks: Sequence[str] = ()
+    required: str = ""
+    named: str = ""
+
+    def begin(self, choice: str, name: str = "") -> str:
+        """Return the text with which a forced call begins. Raises Refused."""
+        begin = self.named if name else self.required
+        if not begin:
+            raise Refused(
+                400,
+                f"tool_choice={choice} is not possible with this model, whose tool calls have the"
+                f" form {self.name}; leave it out, or set auto or none",
+            )
+        return begin.replace("{json}", msgspec.json.encode(name).decode()).replace("{name}", name)
+
+
+HERMES = ToolForm(
+    name="hermes",
+    required="<tool_call>\n",
+    named='<tool_call>\n{"name": {json}, "arguments": ',
+)
+"""A JSON object between marks, as Hermes and Qwen models write it."""
+# The first that fits, so a form comes before those whose marks it has too.
+_FORMS = tuple(
+    ToolForm(**form)
+    for form in tomllib.loads(Path(__file__).with_name("tool_forms.toml").read_text())["form"]
+)
+
+
+def form_of(template: str, parser: str = "") -> ToolForm:
+    """Return the form that a chat template shows, or that of a parser; HERMES if none fits."""
+    if parser and parser != HERMES.name:
+        named = [form for form in _FORMS if form.name == parser]
+        fitting = [form for form in named if all(mark in template for mark in form.marks)]
+        return [*fitting, *named, ToolForm(name=parser)][0]
+    fits = (form for form in _FORMS if all(mark in template for mark in form.marks))
+    return HERMES if parser else next(fits, HERMES)
+
+
+def chosen(
+    tools: list[dict[str, Any]], choice: str | dict[str, Any] | None, form: ToolForm
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the tools that the template shows, and the text with which the answer begins.
+
+    A choice other than `auto` is kept by beginning the answer for the policy; that text is read,
+    not trained. Raises Refused.
+    """
+    if choice in (None, "auto") and tools:
+        return tools, ""
+    if choice in (None, "auto", "none"):
+        return [], ""
+    if choice == "required" and tools:
+        return tools, form.begin(choice)
+    if isinstance(choice, dict):
+        name = choice.get("function", choice).get("name")
+        if any(tool.get("function", tool).get("name") == name for tool in tools):
+            return tools, form.begin(str(choice), str(name))
+    raise Refused(400, f"tool_choice={choice} names none of the {len(tools)} tools")
+
+
+class _WrittenCall(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the tool calls of a message."""
+    calls: Sequence[Any] = message.get("tool_calls") or ()
+    return calls
+
+
+def assistant(
+    text: str, content: str, calls: Sequence[tuple[str, str, str | bytes]]
+) -> dict[str, Any]:
+    """Return an answer as a message. calls: the id, the name and the JSON arguments of each.
+
+    Without calls, and if the arguments of one are not a JSON object, it is the whole text: the
+    agent sees what the policy wrote.
+    """
+    read = []
+    for call_id, name, arguments in calls:
+        try:
+            value = msgspec.json.decode(arguments, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return {"role": "assistant", "content": text}
+        function = {"name": name, "arguments": value}
+        read.append({"id": call_id or _new_id(), "type": "function", "function": function})
+    if not read:
+        return {"role": "assistant", "content": text}
+    return {"role": "assistant", "content": content, "tool_calls": read}
+
+
+def parse_answer(text: str) -> dict[str, Any]:
+    """Return the policy's text as an assistant message, tool calls in the form HERMES parsed.
+
+    A call that is not a JSON object with a name remains text.
+    """
+    calls = []
+    for match in _CALL.finditer(text):
+        try:
+            written = msgspec.json.decode(match[1], type=_WrittenCall)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return {"role": "assistant", "content": text}
+        calls.append(("", written.name, bytes(written.arguments)))
+    return assistant(text, text.partition("<tool_call>")[0].rstrip(), calls)
+
+
+def _new_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
