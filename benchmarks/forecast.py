@@ -5,8 +5,9 @@ play: predicts 14 configurations from the recorded times of one run, and makes t
 runs, really makes the three changes that `explain` names. Engine, scoring and learner of these runs
 wait for known times (timed_device.py), so a busy machine disturbs them little. Each run is a
 process (timed_run.py) and all run at once; --launched uses `async-rl launch` instead, with all
-processes, messages, pushes and a verifier, two runs at once. --docs writes the table to
-docs/replay.md. cost: the time of a simulation with 4,096 generators.
+processes, messages, pushes and a verifier, two runs at once. --keep DIR leaves the runs there and
+uses those that are there already, so that a long table can be made in parts (--most). --docs writes
+the table to docs/replay.md. cost: the time of a simulation with 4,096 generators.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import argparse
 import asyncio
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,6 +70,13 @@ CASES: tuple[Values, ...] = (
     {"generation.max_concurrent_groups": 8, "buffer.max_staleness_versions": 4},
     {"generators.count": 2, "buffer.max_staleness_versions": 0, "data.max_response_tokens": 20},
     {"generators.count": 2, "weights.push_every_steps": 2, "scoring_speed": 0.2},
+    {"reward.concurrency": 2, "scoring_speed": 0.5},
+    {
+        "verifiers.count": 2,
+        "reward.concurrency": 1,
+        "scoring_speed": 0.5,
+        "buffer.max_staleness_versions": 0,
+    },
 )
 
 
@@ -104,6 +114,9 @@ RUNS: Mapping[str, Job] = {
         },
         device=Device(),
     ),
+    "two calls of the scorer at once": Job(
+        settings={"reward.concurrency": 2}, device=Device(reward_s=0.4)
+    ),
 }
 
 Maker = Callable[[Mapping[str, Job]], dict[str, Profile]]
@@ -130,24 +143,29 @@ def played(jobs: Mapping[str, Job], steps: int) -> dict[str, Profile]:
         return {name: profile_of(path) for name, path in directories.items()}
 
 
-def launched(jobs: Mapping[str, Job], steps: int) -> dict[str, Profile]:
-    """Launch the runs, two at once."""
+def launched(jobs: Mapping[str, Job], steps: int, keep: Path) -> dict[str, Profile]:
+    """Launch the runs that are not in this directory yet, two at once."""
     program = str(Path(sys.executable).with_name("async-rl"))
 
     def launch(job: Job) -> Profile:
-        with tempfile.TemporaryDirectory() as scratch:
-            words = [*job.words(steps), *TIMED, f"output_dir={scratch}", "run_name=run"]
-            with Path(scratch, "terminal").open("w+") as terminal:
+        settings, device = job.words(steps), job.device.environment()
+        scratch = keep / f"{zlib.crc32(repr((settings, device)).encode()):08x}"
+        if not (scratch / "ended").exists():
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir(parents=True)
+            words = [*settings, *TIMED, f"output_dir={scratch}", "run_name=run"]
+            with (scratch / "terminal").open("w+") as terminal:
                 ended = subprocess.run(
                     [program, "launch", "conf=grpo_code", *words],
                     stdout=terminal,
                     stderr=terminal,
-                    env={**os.environ, **job.device.environment()},
+                    env={**os.environ, **device},
                 )
                 terminal.seek(0)
                 if ended.returncode:
                     raise SystemExit(terminal.read())
-            return profile_of(Path(scratch, "run"))
+            (scratch / "ended").touch()
+        return profile_of(scratch / "run")
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         return dict(zip(jobs, pool.map(launch, jobs.values()), strict=True))
@@ -222,10 +240,13 @@ def write(part: str, lines: Sequence[str]) -> None:
     PAGE.write_text(f"{before}{begin}\n" + "\n".join(lines) + f"\n\n{end}{after}")
 
 
-def cost(generators: int = 4096, groups_per_step: int = 1024, steps: int = 1000) -> None:
-    """Simulate a run in which generators and learner are about equally fast; print the seconds."""
+def cost(places: int, generators: int = 4096, groups_per_step: int = 1024) -> None:
+    """Simulate 1,000 steps in which generators and learner are about equally fast; print the
+    seconds. places: for scoring, in each of 64 verifiers; 0 is no limit.
+    """
+    work = Work(units=4.0, scoring_s=0.2, lengths=tuple(range(1, 9)), scores=(0.2,) * 8)
     recorded = Recorded(
-        train=(Work(units=4.0, scoring_s=0.2),) * 160,
+        train=(work,) * 160,
         evaluation=(),
         beside=0.2,
         step_s=(1.0,) * 40,
@@ -241,12 +262,15 @@ def cost(generators: int = 4096, groups_per_step: int = 1024, steps: int = 1000)
         max_staleness_versions=8,
         push_every_steps=1,
         evaluate_every_steps=0,
-        num_steps=steps,
+        num_steps=1000,
+        verifiers=64,
+        places=places,
     )
     began_s = time.process_time()
     simulate(scenario, recorded)
     seconds = time.process_time() - began_s
-    figure(f"{generators} generators, {steps} steps of {groups_per_step}", seconds, "s", goal="120")
+    title = f"{generators} generators, 1,000 steps of {groups_per_step} groups of 8"
+    figure(f"{title}, {64 * places or 'all'} places for scoring", seconds, "s", goal="120")
 
 
 def main() -> None:
@@ -257,20 +281,24 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--steps", type=int, default=36)
     parser.add_argument("--most", type=int, default=99, help="only the first so many cases or runs")
+    parser.add_argument("--keep", type=Path, help="directory of launched runs")
     given = parser.parse_args()
     if given.part == "cost":
-        cost()
+        for places in (0, 64):
+            cost(places)
         return
     began_s = time.monotonic()
-    way = launched if given.launched else played
+    with tempfile.TemporaryDirectory() as scratch:
 
-    def make(jobs: Mapping[str, Job]) -> dict[str, Profile]:
-        return way(jobs, given.steps)
+        def make(jobs: Mapping[str, Job]) -> dict[str, Profile]:
+            if given.launched:
+                return launched(jobs, given.steps, given.keep or Path(scratch))
+            return played(jobs, given.steps)
 
-    if given.part == "play":
-        lines = accuracy(make, CASES[: given.most])
-    else:
-        lines = reruns(make, dict(list(RUNS.items())[: given.most]))
+        if given.part == "play":
+            lines = accuracy(make, CASES[: given.most])
+        else:
+            lines = reruns(make, dict(list(RUNS.items())[: given.most]))
     print("\n".join(lines))
     print(f"{time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}")
     if given.docs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -67,16 +68,18 @@ def _measured(run_dir: Path) -> tuple[str, int, float]:
     """Return a title, the first step of the means, and the steps per second."""
     try:
         recorded = read_times(run_dir, runs.config_of(run_dir))
-        number, warm = len(recorded.step_s), recorded.num_warm
+        number, warm, paused_s = len(recorded.step_s), recorded.num_warm, recorded.left_out_s
         begin, rate = recorded.first_step, recorded.steps_per_s
     except InfrastructureError:
         # Without a readable store the metrics still have the seconds of each stage.
         step_s = [r["time/step_s"] for r in newest_rows(run_dir, 1).values() if "time/step_s" in r]
         if not step_s:
             raise
-        number, warm, begin, rate = len(step_s), 0, 1, len(step_s) / sum(step_s)
+        number, warm, begin, rate, paused_s = len(step_s), 0, 1, len(step_s) / sum(step_s), 0.0
     where = f"after the first {warm}" if begin == 1 else f"from step {begin + warm}"
     title = f"{run_dir.name}: {rate * 3600:.0f} steps/hour over {number - warm} steps {where}"
+    if paused_s:
+        title += f"; left out: {paused_s:.0f} s around restarts of the learner"
     return title, begin + warm, rate
 
 
@@ -154,6 +157,11 @@ class Predictions:
             f" steps/hour ({self.error:+.0%}); the learner waits {own.learner_waits:.0%} of the"
             f" time, generators are idle {own.generators_idle:.0%}"
         )
+        if own.scores_wait_s * own.steps_per_s > _LEAST_GAIN:
+            yield (
+                f"samples wait {own.scores_wait_s:.2f} s for one of the {own.places} places of"
+                " scoring"
+            )
         if abs(self.error) > TRUSTED_ERROR:
             yield (
                 "the simulation misses the measured rate by more than 10 %: take gains as"
@@ -170,7 +178,13 @@ class Predictions:
 def predict(profile: Profile) -> Predictions:
     """Forecast the run and the changes that would have saved most."""
     own = simulate(profile.scenario, profile.recorded)
-    best = sorted(gains(profile), key=lambda change: change.gain, reverse=True)[:_NUM_CHANGES]
+    changes = []
+    for case, text in _changes(profile):
+        forecast = simulate(with_values(profile, case), profile.recorded)
+        gain = forecast.steps_per_s / own.steps_per_s - 1
+        text += f" (oldest token {own.age:.1f} -> {forecast.age:.1f} versions)"
+        changes.append(Change(gain=gain, text=text, case=case))
+    best = heapq.nlargest(_NUM_CHANGES, changes, key=lambda change: change.gain)
     return Predictions(
         own=own,
         error=own.steps_per_s / profile.recorded.steps_per_s - 1,
@@ -194,17 +208,6 @@ def best_change(run_dir: Path) -> str:
     return f"forecast: {best.gain:+.0%} with {best.text}; async-rl explain has others"
 
 
-def gains(profile: Profile) -> Iterator[Change]:
-    """Yield every change with its forecast."""
-    own = simulate(profile.scenario, profile.recorded)
-    for case, text in _changes(profile):
-        forecast = simulate(with_values(profile, case), profile.recorded)
-        age = f"(oldest token {own.age:.1f} -> {forecast.age:.1f} versions)"
-        yield Change(
-            gain=forecast.steps_per_s / own.steps_per_s - 1, text=f"{text} {age}", case=case
-        )
-
-
 def _changes(profile: Profile) -> Iterator[tuple[Values, str]]:
     base, size = profile.scenario, profile.group_size
     more, bound = base.generators + 1, base.max_staleness_versions + 1
@@ -212,7 +215,9 @@ def _changes(profile: Profile) -> Iterator[tuple[Values, str]]:
     yield {"generators.count": more}, f"generators.count={more}, {where}"
     yield {"buffer.max_staleness_versions": bound}, f"buffer.max_staleness_versions={bound}"
     yield {"learner_speed": 2}, "a learner twice as fast, such as twice learner.ranks"
-    yield {"scoring_speed": 2}, "scoring twice as fast: more verifiers.cells or .count"
+    yield {"scoring_speed": 2}, "a verifier twice as fast"
+    verifiers = base.verifiers + 1
+    yield {"verifiers.count": verifiers}, f"verifiers.count={verifiers}, {where}"
     yield {"generation_speed": 1.5}, "generation 1.5 times as fast: a shorter limit"
     if all(work.lengths for work in profile.recorded.train) and size > 3:
         half = size // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from async_rl.launchers.configuration.fitting import model_shape
 from async_rl.launchers.forecast.live import refuse_unsimulated
 from async_rl.launchers.forecast.profile import Profile, read_profile, write_profile
 from async_rl.launchers.forecast.recorded import read_times
+from async_rl.launchers.forecast.scoring import setting_of
 from async_rl.launchers.forecast.simulation import Forecast, scenario_of, simulate
 from async_rl.launchers.forecast.sweep import FIELDS, Values, combinations, sweep, with_values
 from async_rl.planning.estimate import memory_mb, total_memory_mb
@@ -130,6 +132,7 @@ def profile_of(run_dir: Path, *, most: int = MOST_GROUPS) -> Profile:
         group_size=config.generation.group_size,
         generator_mb=None if shape is None else memory_mb(config, "generator", shape),
         total_mb=None if shape is None else total_memory_mb(config, shape),
+        place_setting=setting_of(config)[0],
     )
 
 
@@ -140,10 +143,17 @@ def _measured(settings: Sequence[str]) -> Profile:
     command = [sys.executable, "-m", "async_rl.launchers.cli", "launch", *settings, *defaults]
     with tempfile.TemporaryDirectory(prefix="calibration-") as scratch:
         where = [f"output_dir={scratch}", "run_name=calibration"]
-        done = subprocess.run([*command, *where], check=False)
-        if done.returncode:
+        # As Ctrl-C: the run must not continue without this command.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with subprocess.Popen([*command, *where]) as launched:
+            try:
+                code = launched.wait()
+            except KeyboardInterrupt:
+                launched.terminate()
+                raise
+        if code:
             raise InfrastructureError(
-                f"the calibration ended with exit code {done.returncode}; its last lines are above"
+                f"the calibration ended with exit code {code}; its last lines are above"
             )
         return profile_of(Path(scratch, "calibration"))
 
@@ -183,12 +193,8 @@ def _forecasts(
     profile: Profile, swept: dict[str, list[float]], devices: int | None
 ) -> Iterator[tuple[Values, Forecast]]:
     for chosen in combinations(swept):
-        if devices is None or _num_devices(profile, chosen) <= devices:
+        if devices is None or sum(_split(profile, chosen)) <= devices:
             yield chosen, simulate(with_values(profile, chosen), profile.recorded)
-
-
-def _num_devices(profile: Profile, chosen: Values) -> float:
-    return sum(_split(profile, chosen))
 
 
 def _split(profile: Profile, chosen: Values) -> tuple[float, float]:

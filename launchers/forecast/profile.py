@@ -11,14 +11,14 @@ from async_rl.core.frozen import frozen
 from async_rl.launchers.forecast.recorded import Recorded
 from async_rl.launchers.forecast.simulation import Scenario
 
-_FORM = 1
+_FORM = 2
 
 
 @frozen
 class Profile:
     """origin: the run that was measured. scenario: its own settings. ranks: of its learner.
     group_size: samples of a group. generator_mb: memory of one of its generators, total_mb: of the
-    whole run; None: unknown.
+    whole run; None: unknown. place_setting: the one that limits the samples scored at once.
     """
 
     origin: str
@@ -28,6 +28,7 @@ class Profile:
     group_size: int
     generator_mb: int | None
     total_mb: int | None
+    place_setting: str = ""
     form: int = _FORM
 
 

@@ -10,19 +10,27 @@ lengths divided by the longest in flight.
 from __future__ import annotations
 
 import collections
+import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from async_rl.buffer.store.times import MOST_GROUPS, GroupTimes, group_times, step_times
+from async_rl.buffer.store.times import (
+    MOST_GROUPS,
+    GroupTimes,
+    group_times,
+    step_times,
+)
 from async_rl.config.pools import evaluates_only
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Purpose
 from async_rl.launchers.api.metrics import newest_rows
+from async_rl.launchers.forecast.scoring import progress_s, read_scoring
 
 Floats = npt.NDArray[np.float64]
 _LEAST_STEPS = 8
@@ -38,7 +46,8 @@ class Work:
     """One group. units: seconds of generation if one sample were in flight; scoring_s: from its
     last token to its last score, storing_s: from there until it is stored; load: mean samples in
     flight; lengths: response tokens of each sample, if they were recorded; first: share of the
-    units before the first token.
+    units before the first token; scores: seconds in which each sample would be scored without
+    waiting for a place, if they were recorded.
     """
 
     units: float
@@ -47,6 +56,7 @@ class Work:
     lengths: tuple[int, ...] = ()
     first: float = 0.0
     storing_s: float = 0.0
+    scores: tuple[float, ...] = ()
 
 
 @frozen
@@ -57,7 +67,9 @@ class Recorded:
     learner without waits, by step from 1. by_tokens: share of step_s that grows with the tokens of
     a batch, if their numbers differed enough to see it. push_s: from the commit of a step until
     generators have its weights. steps_per_s: measured after the warm-up steps. first_step: of the
-    times, which are those of the newest groups.
+    times, which are those of the newest groups. places_per_unit: places of a verifier for each
+    unit of the setting; seen_places: of a verifier, where the recording shows fewer; 0: as set.
+    left_out_s: of steps in which a learner started, with the time in which the run was ended.
     """
 
     train: tuple[Work, ...]
@@ -70,6 +82,9 @@ class Recorded:
     steps_per_s: float
     by_tokens: float | None = None
     first_step: int = 1
+    places_per_unit: int = 1
+    seen_places: float = 0.0
+    left_out_s: float = 0.0
 
 
 def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> Recorded:
@@ -84,7 +99,8 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
         if not evaluates_only(config, group.generator)
     ]
     begun_s = min((group.handed_out_s for group in groups), default=math.inf)
-    committed = {step: at_s for step, at_s in step_times(run_dir).items() if at_s > begun_s}
+    all_committed, lives_s = step_times(run_dir)
+    committed = {step: at_s for step, at_s in all_committed.items() if at_s > begun_s}
     rows = newest_rows(run_dir, min(committed, default=0))
     steps = [step for step in sorted(committed) if "time/step_s" in rows.get(step, {})]
     if len(steps) < _LEAST_STEPS:
@@ -95,9 +111,16 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
     own_s = [rows[step]["time/step_s"] - rows[step].get("time/wait_batch_s", 0.0) for step in steps]
     push_s = [rows[step].get("weights/push_s", math.nan) for step in steps]
     works, beside = works_of(groups)
+    scores, places_per_unit, seen_places = read_scoring(groups, config)
+    works = [replace(work, scores=own) for work, own in zip(works, scores, strict=True)]
     lengths = np.array([rows[step].get("length/response_mean", math.nan) for step in steps])
     num_warm = max(1, round(_WARM_SHARE * len(steps)))
-    span_s = committed[steps[-1]] - committed[steps[num_warm - 1]]
+    measured_s = [committed[step] for step in steps[num_warm - 1 :]]
+    spans_s = [
+        end_s - begin_s
+        for begin_s, end_s in itertools.pairwise(measured_s)
+        if not any(begin_s < at_s <= end_s for at_s in lives_s)
+    ] or [measured_s[-1] - measured_s[0]]
     return Recorded(
         train=tuple(w for w, g in zip(works, groups, strict=True) if g.purpose == Purpose.TRAIN),
         evaluation=tuple(
@@ -108,9 +131,12 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
         push_s=float(np.nanmean(push_s)) if np.isfinite(push_s).any() else 0.0,
         num_generators=len({group.generator for group in groups}),
         num_warm=num_warm,
-        steps_per_s=(len(steps) - num_warm) / span_s,
+        steps_per_s=len(spans_s) / sum(spans_s),
         by_tokens=_share_by_tokens(np.array(own_s), lengths),
         first_step=steps[0],
+        places_per_unit=places_per_unit,
+        seen_places=seen_places,
+        left_out_s=measured_s[-1] - measured_s[0] - sum(spans_s),
     )
 
 
@@ -193,10 +219,9 @@ class _Flights:
         """Return the seconds that each group would have taken with one sample in flight."""
         units = np.zeros(len(self._starts))
         for indices, moments, further in self._generators:
-            progress = np.cumsum(np.diff(moments) / (1 + beside * further))
-            progress = np.concatenate([[0.0], progress])
-            ends = np.interp(self._ends[indices], moments, progress)
-            units[indices] = ends - np.interp(self._starts[indices], moments, progress)
+            units[indices] = progress_s(
+                moments, 1 / (1 + beside * further), self._starts[indices], self._ends[indices]
+            )
         return units
 
 

@@ -1,7 +1,8 @@
 """A run in virtual time: the product's own admission and replay, fed with recorded times.
 
-Generators share their speed among the groups in flight; the learner takes a batch, trains for the
-recorded time and commits; weights arrive after the recorded push. Not simulated: processes that
+Generators share their speed among the groups in flight; samples wait for a place of the scorer; the
+learner takes a batch, trains for the recorded time and commits; weights arrive after the recorded
+push. Not simulated: processes that
 compete for cores, failures, the draining of generators that leave.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,7 +21,9 @@ from async_rl.buffer.replay import Replay
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Purpose
+from async_rl.launchers.forecast.engine import Engine, Marks
 from async_rl.launchers.forecast.recorded import Recorded, Work
+from async_rl.launchers.forecast.scoring import Places, setting_of
 from async_rl.launchers.forecast.variants import changed_works
 
 _PURPOSES = (Purpose.EVAL, Purpose.TRAIN)
@@ -28,7 +32,8 @@ _PURPOSES = (Purpose.EVAL, Purpose.TRAIN)
 @frozen
 class Scenario:
     """The values that may differ from the recorded run. *_speed: 1 is the recorded speed.
-    group_size, max_response_tokens: 0 is as recorded.
+    group_size, max_response_tokens: 0 is as recorded. places: the setting that limits the samples
+    scored at once in a verifier; 0 is no limit.
     """
 
     generators: int
@@ -43,6 +48,8 @@ class Scenario:
     learner_speed: float = 1.0
     scoring_speed: float = 1.0
     generation_speed: float = 1.0
+    verifiers: int = 1
+    places: int = 0
 
 
 @frozen
@@ -56,6 +63,8 @@ class Forecast:
     learner_waits: float
     generators_idle: float
     age: float
+    places: int = 0
+    scores_wait_s: float = 0.0
 
 
 def scenario_of(config: RunConfig, recorded: Recorded) -> Scenario:
@@ -68,63 +77,14 @@ def scenario_of(config: RunConfig, recorded: Recorded) -> Scenario:
         push_every_steps=config.weights.push_every_steps,
         evaluate_every_steps=config.evaluation.every_steps if recorded.evaluation else 0,
         num_steps=len(recorded.step_s),
+        verifiers=config.verifiers.count,
+        places=setting_of(config)[1],
     )
 
 
 def simulate(scenario: Scenario, recorded: Recorded) -> Forecast:
     """Simulate a run to its last step."""
     return _Run(scenario, recorded).run()
-
-
-class _Engine:
-    """A generator: its groups share its speed."""
-
-    def __init__(self, index: int, beside: float) -> None:
-        self.index, self.name = index, f"generator-{index}"
-        self.version = 0
-        self.events = 0
-        self.idle_s = 0.0
-        self._beside = beside
-        self._progress = 0.0
-        self._load = 0.0
-        self._updated_s = 0.0
-        self._running: list[tuple[float, int, OpenGroup, Work]] = []
-
-    def start(self, now_s: float, group: OpenGroup, work: Work, speed: float) -> None:
-        self.advance(now_s)
-        entry = (self._progress + work.units / speed, group.group_id, group, work)
-        heapq.heappush(self._running, entry)
-        self._load += work.load
-
-    def advance(self, now_s: float) -> None:
-        """Move all groups on to this time."""
-        elapsed_s = now_s - self._updated_s
-        if self._running:
-            self._progress += elapsed_s / self._unit_s
-        else:
-            self.idle_s += elapsed_s
-        self._updated_s = now_s
-
-    @property
-    def _unit_s(self) -> float:
-        return 1 + self._beside * max(self._load - 1, 0.0)
-
-    @property
-    def num_groups(self) -> int:
-        """Groups that are being written; those that wait for scores take no room."""
-        return len(self._running)
-
-    @property
-    def next_s(self) -> float | None:
-        """Seconds until the first of its groups is complete, if none is added."""
-        if not self._running:
-            return None
-        return max(self._running[0][0] - self._progress, 0.0) * self._unit_s
-
-    def pop(self) -> tuple[OpenGroup, Work]:
-        _, _, group, work = heapq.heappop(self._running)
-        self._load -= work.load
-        return group, work
 
 
 class _Run:
@@ -141,12 +101,14 @@ class _Run:
             num_steps=scenario.num_steps,
         )
         self._admission = Admission(gate, self._replay, max_attempts=1)
-        self._engines = [_Engine(index, recorded.beside) for index in range(scenario.generators)]
+        self._engines = [Engine(index, recorded.beside) for index in range(scenario.generators)]
         self._free = [(0, index) for index in range(scenario.generators)]
         self._num_prompts = _num_prompts(recorded, scenario)
+        works = changed_works(recorded.train, scenario)
+        self._places = Places(_num_places(scenario, recorded, works, self._num_prompts))
         self._works = {
-            Purpose.TRAIN: changed_works(recorded.train, scenario),
-            Purpose.EVAL: recorded.evaluation,
+            purpose: [(work, _marks(work, self._places.number)) for work in those]
+            for purpose, those in ((Purpose.TRAIN, works), (Purpose.EVAL, recorded.evaluation))
         }
         self._trains, self._waits_since, self._waited_s = False, 0.0, 0.0
         self._ages: list[int] = []
@@ -154,6 +116,7 @@ class _Run:
         self._now_s = 0.0
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._scored_s: dict[int, float] = {}
         self._used = {purpose: 0 for purpose in Purpose}
 
     def run(self) -> Forecast:
@@ -177,6 +140,8 @@ class _Run:
             learner_waits=self._waited_s / self._now_s,
             generators_idle=idle_s / self._now_s,
             age=float(np.mean(self._ages)),
+            places=self._places.number,
+            scores_wait_s=self._places.waited_s / max(self._places.num_scored, 1),
         )
 
     def _after(self, seconds: float, event: Callable[[], None]) -> None:
@@ -202,7 +167,7 @@ class _Run:
         if num_groups < self._scenario.slots:
             heapq.heappush(self._free, (num_groups, index))
 
-    def _hand_out(self, engine: _Engine) -> bool:
+    def _hand_out(self, engine: Engine) -> bool:
         for purpose in _PURPOSES:
             if purpose is Purpose.EVAL and self._admission.waiting_evaluation() is None:
                 continue
@@ -214,37 +179,41 @@ class _Run:
                 now_s=self._now_s,
             )
             if group is not None:
-                work = self._work(purpose)
-                engine.start(self._now_s, group, work, self._scenario.generation_speed)
+                work, marks = self._work(purpose)
+                engine.start(self._now_s, group, work, marks, self._scenario.generation_speed)
                 self._expect(engine)
                 return True
         return False
 
-    def _work(self, purpose: Purpose) -> Work:
+    def _work(self, purpose: Purpose) -> tuple[Work, Marks]:
         """Return the next recorded work of this purpose, from the beginning after the last."""
         works = self._works[purpose]
         index = self._used[purpose] % len(works)
         self._used[purpose] += 1
         return works[index]
 
-    def _expect(self, engine: _Engine) -> None:
-        """Plan the end of the engine's first group; an earlier plan is void."""
+    def _expect(self, engine: Engine) -> None:
+        """Plan the end of the engine's next sample; an earlier plan is void."""
         engine.events += 1
         number, next_s = engine.events, engine.next_s
         if next_s is not None:
             self._after(next_s, lambda: self._complete(engine, number))
 
-    def _complete(self, engine: _Engine, number: int) -> None:
+    def _complete(self, engine: Engine, number: int) -> None:
         if number != engine.events:
             return
         engine.advance(self._now_s)
-        group, work = engine.pop()
-        newest = engine.version
-        stored_s = work.scoring_s / self._scenario.scoring_speed + work.storing_s
-        self._after(stored_s, lambda: self._put(group, newest))
+        group, work, seconds, is_last = engine.next_sample()
+        scored_s = self._places.end_s(self._now_s, seconds / self._scenario.scoring_speed)
+        scored_s = max(scored_s, self._scored_s.pop(group.group_id, 0.0))
         self._expect(engine)
-        self._list_free(engine.index)
-        self._feed()
+        if not is_last:
+            self._scored_s[group.group_id] = scored_s
+        else:
+            newest, stored_s = engine.version, scored_s + work.storing_s
+            self._after(stored_s - self._now_s, lambda: self._put(group, newest))
+            self._list_free(engine.index)
+            self._feed()
 
     def _put(self, group: OpenGroup, newest: int) -> None:
         self._admission.close(group.group_id)
@@ -298,3 +267,22 @@ def _num_prompts(recorded: Recorded, scenario: Scenario) -> int:
     first = 1 if recorded.first_step == 1 else 0  # of the start model
     num_evaluations = first + scenario.num_steps // scenario.evaluate_every_steps
     return round(len(recorded.evaluation) / max(num_evaluations, 1))
+
+
+def _num_places(
+    scenario: Scenario, recorded: Recorded, works: Sequence[Work], num_prompts: int
+) -> int:
+    """Return the places of all verifiers, 0 if no sample can ever wait for one."""
+    limits = [scenario.places * recorded.places_per_unit, recorded.seen_places]
+    number = math.ceil(scenario.verifiers * min(filter(None, limits), default=0))
+    most_groups = (scenario.max_staleness_versions + 1) * scenario.groups_per_step + num_prompts
+    return number if number < most_groups * max(len(work.scores) for work in works) else 0
+
+
+def _marks(work: Work, num_places: int) -> Marks:
+    """Return the ends of samples, the first one last; one end of all where none can wait."""
+    if not num_places:
+        return [(1.0, work.scoring_s)]
+    ends = np.array(work.lengths) / max(work.lengths)
+    shares = (work.first + (1 - work.first) * ends).tolist()
+    return sorted(zip(shares, work.scores, strict=True), reverse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,11 +24,13 @@ FIELDS = {
     "weights.push_every_steps": "push_every_steps",
     "evaluation.every_steps": "evaluate_every_steps",
     "learner.ranks": "ranks",
+    "verifiers.count": "verifiers",
+    "verifiers.cells": "places",
+    "reward.concurrency": "places",
     "learner_speed": "learner_speed",
     "scoring_speed": "scoring_speed",
     "generation_speed": "generation_speed",
 }
-_SPEEDS = ("learner_speed", "scoring_speed", "generation_speed")
 _MAY_BE_ZERO = ("buffer.max_staleness_versions", "evaluation.every_steps")
 _MOST_ROWS = 400
 _RANGE = ".."
@@ -45,9 +48,7 @@ def sweep(settings: Sequence[str]) -> dict[str, list[float]]:
             hint = f"; did you mean {best}?" if best else f"; there are {', '.join(FIELDS)}"
             raise ConfigError(f"{word}: the forecast knows no effect of {path}{hint}")
         swept[path] = list(_numbers(word, path, text))
-    num_rows = 1
-    for values in swept.values():
-        num_rows *= len(values)
+    num_rows = math.prod(map(len, swept.values()))
     if num_rows > _MOST_ROWS:
         raise ConfigError(f"{num_rows} combinations; give values for at most {_MOST_ROWS}")
     return swept
@@ -60,7 +61,7 @@ def combinations(swept: Mapping[str, Sequence[float]]) -> Iterator[Values]:
 
 
 def _numbers(word: str, path: str, text: str) -> Iterator[float]:
-    if path in _SPEEDS:
+    if "." not in path:
         yield from (_speed(word, part) for part in text.split(","))
         return
     least = 0 if path in _MAY_BE_ZERO else 1
@@ -85,8 +86,16 @@ def _speed(word: str, text: str) -> float:
 
 
 def with_values(profile: Profile, chosen: Values) -> Scenario:
-    """Return the scenario of the profile with other values of settings."""
+    """Return the scenario of the profile with other values of settings. Raises ConfigError for one
+    that limits the scoring of other runs.
+    """
     base = profile.scenario
+    for path in chosen:
+        if FIELDS[path] == "places" and path != profile.place_setting:
+            raise ConfigError(
+                f"{path}: the forecast knows no effect of it, as this run scores by"
+                f" {profile.place_setting}"
+            )
     ranks = chosen.get("learner.ranks", profile.ranks)
     changed: dict[str, Any] = {
         FIELDS[path]: value for path, value in chosen.items() if path != "learner.ranks"

@@ -40,12 +40,9 @@ def changed_works(works: Sequence[Work], sizes: _Sizes) -> tuple[Work, ...]:
 def _changed(works: Sequence[Work], index: int, sizes: _Sizes) -> Work:
     work = works[index]
     number = sizes.group_size or len(work.lengths)
-    lengths = list(work.lengths)
-    following = index
-    while len(lengths) < number:
-        following = (following + 1) % len(works)
-        lengths += works[following].lengths
-    lengths = lengths[:number]
+    following = [works[(index + further) % len(works)] for further in range(number)]
+    lengths = [length for other in following for length in other.lengths][:number]
+    scores = tuple(score for other in following for score in other.scores)[:number]
     if sizes.max_response_tokens:
         lengths = [min(length, sizes.max_response_tokens) for length in lengths]
     # The time before the first token does not depend on the lengths.
@@ -55,6 +52,7 @@ def _changed(works: Sequence[Work], index: int, sizes: _Sizes) -> Work:
         units=work.units * ratio,
         load=sum(lengths) / max(lengths),
         lengths=tuple(lengths),
+        scores=scores,
     )
 
 

@@ -6,6 +6,9 @@ import asyncio
 import re
 import shutil
 import sqlite3
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -154,6 +157,42 @@ def test_a_long_run_is_explained_by_its_newest_groups(run_dir: Path) -> None:
     assert scenario_of(config, recorded).num_steps == 9
 
 
+def test_a_plan_takes_the_setting_by_which_the_run_scores(run_dir: Path) -> None:
+    config = base.replace(
+        runs.config_of(run_dir), verifiers=base.replace(runs.config_of(run_dir).verifiers, cells=8)
+    )
+    assert scenario_of(config, read_times(run_dir, config)).places == 8
+    done = run_command(["plan", run_dir, "verifiers.cells=1,2", "verifiers.count=1,4"])
+    assert done.returncode == 0, done.stderr
+    refused = run_command(["plan", run_dir, "reward.concurrency=2"])
+    assert (refused.returncode, "as this run scores by verifiers.cells" in refused.stderr) == (
+        2,
+        True,
+    )
+
+
+def test_the_time_in_which_a_resumed_run_was_ended_is_no_time_of_the_run(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    """1,000 s between the last step of one life and the first of the next."""
+    resumed = Path(shutil.copytree(run_dir, tmp_path / "resumed"))
+    with sqlite3.connect(resumed / "store.sqlite") as store:
+        ((ended_s,),) = store.execute("SELECT committed_s FROM steps WHERE version=6")
+        store.execute("UPDATE steps SET committed_s=committed_s+1000 WHERE version > 6")
+        store.execute("UPDATE transitions SET at_s=at_s+1000 WHERE at_s > ?", (ended_s,))
+        store.execute("INSERT INTO lives VALUES (99, 'again', 6, ?)", (ended_s + 999,))
+    recorded = read_times(resumed, runs.config_of(resumed))
+    assert recorded.steps_per_s == pytest.approx(2 / 3)
+    assert recorded.left_out_s == pytest.approx(1001.5)
+    shown = run_command(["explain", resumed])
+    assert "2400 steps/hour over 10 steps after the first 2" in shown.stdout
+    assert "left out: 1002 s around restarts of the learner" in " ".join(shown.stdout.split())
+    # Before the warm-up is over it changes nothing.
+    with sqlite3.connect(resumed / "store.sqlite") as store:
+        store.execute("UPDATE lives SET started_s=0")
+    assert read_times(resumed, runs.config_of(resumed)).left_out_s == 0
+
+
 def test_what_cannot_be_forecast_is_refused_with_what_is_possible(
     run_dir: Path, tmp_path: Path
 ) -> None:
@@ -250,3 +289,24 @@ def test_a_run_of_other_settings_than_this_version_has_is_named_by_every_command
         assert refused.returncode == 2
         assert "new_setting=3: there is no such setting" in refused.stderr
         assert "read this run with the version that made it" in refused.stderr
+
+
+def test_a_stop_of_a_calibration_ends_its_run(tmp_path: Path) -> None:
+    """The run is a program that waits until it is asked to end, and reports both."""
+    played = tmp_path / "python"
+    played.write_text(
+        f"#!/bin/sh\ntrap 'touch {tmp_path}/ended; exit 0' TERM\n"
+        f"touch {tmp_path}/started\nwhile true; do sleep 0.05; done\n"
+    )
+    played.chmod(0o700)
+    script = (
+        f"import sys; sys.executable = {str(played)!r}\n"
+        "from async_rl.launchers.commands.plan import _measured\n_measured(['conf=grpo_code'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) as planning:
+        while not (tmp_path / "started").exists():
+            assert planning.poll() is None
+            time.sleep(0.05)
+        planning.terminate()
+        planning.communicate(timeout=60)
+    assert (tmp_path / "ended").exists()

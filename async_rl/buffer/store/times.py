@@ -76,7 +76,8 @@ def clock_offsets(groups: Iterable[GroupTimes]) -> dict[str, tuple[float, float]
     }
 
 
-def step_times(run_dir: Path) -> dict[int, float]:
-    """Return the Unix time of each committed step."""
+def step_times(run_dir: Path) -> tuple[dict[int, float], list[float]]:
+    """Return the Unix time of each committed step, and of the start of each life of the learner."""
     with reading(run_dir / STORE_FILE) as connection:
-        return {int(version): at_s for version, at_s in connection.execute(_STEPS)}
+        steps = {int(version): at_s for version, at_s in connection.execute(_STEPS)}
+        return steps, [at_s for (at_s,) in connection.execute("SELECT started_s FROM lives")]

@@ -3,7 +3,7 @@
 Takes admitted programs, waits for a cell, and returns verdicts. Woken by: a program that ends.
 Invariants: at most `queue_size` programs wait, and the next one is refused; a program waits at most
 `queue_timeout_s` and is then an infrastructure error, never a verdict; a cancelled program leaves
-the queue, or its cell, immediately; a program that runs for longer than `_SLOW_S` moves to a spare
+the queue, or its cell, immediately; a program that runs for longer than `SLOW_S` moves to a spare
 place while one is free, so that a few programs that sleep or loop do not delay the quick ones;
 after `drain` nothing new is admitted.
 """
@@ -34,7 +34,7 @@ from async_rl.rewards.verifier.service_metrics import ServiceMetrics
 from async_rl.sandbox.warm_cells import WarmCells
 
 T = TypeVar("T")
-_SLOW_S = 0.5
+SLOW_S = 0.5
 """Most programs take a hundredth of this; one that uses its limit up takes ten times as long."""
 
 
@@ -194,7 +194,7 @@ class VerifierService:
                 self._free.release()
 
         self.num_running += 1
-        slow = asyncio.get_running_loop().call_later(_SLOW_S, move)
+        slow = asyncio.get_running_loop().call_later(SLOW_S, move)
         try:
             yield
         finally:

@@ -1,0 +1,123 @@
+"""What scores samples: at how many places at once, and for how many seconds each.
+
+A sample that waits for a place is recorded as one that is scored for longer. The waits follow from
+the order of arrival and the number of places: the settings', or a smaller one that the recording
+shows (calls that share a core or a lock, a server that limits its clients).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from async_rl.buffer.store.times import GroupTimes
+from async_rl.config.reward_terms import functions_of
+from async_rl.config.run import RunConfig
+from async_rl.rewards.verifier.service import SLOW_S
+
+Floats = npt.NDArray[np.float64]
+_NEWEST = 2048  # samples, from which the number of places is seen
+_MOST_SEEN = 33
+_CLEARER = 0.8  # of the spread with the places of the settings; a smaller difference is chance
+_QUICK = 0.1  # quantile of seconds: of samples that hardly wait
+
+
+class Places:
+    """Scores samples in order of arrival, so many at once. number: 0 is all that arrive."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.waited_s, self.num_scored = 0.0, 0
+        self._free = [-math.inf] * max(number, 1)
+
+    def begin_s(self, written_s: float) -> float:
+        """Return when a place is free for a sample that arrives now."""
+        return max(written_s, self._free[0])
+
+    def end_s(self, written_s: float, seconds: float) -> float:
+        """Score a sample that arrives now; return when it is scored."""
+        begun_s = self.begin_s(written_s)
+        self.waited_s += begun_s - written_s
+        self.num_scored += 1
+        if self.number:
+            heapq.heapreplace(self._free, begun_s + seconds)
+        return begun_s + seconds
+
+
+def setting_of(config: RunConfig) -> tuple[str, int]:
+    """Return the setting that limits the samples scored at once in a verifier, and its value."""
+    if functions_of(config.reward):
+        return "reward.concurrency", config.reward.concurrency
+    return "verifiers.cells", config.verifiers.cells
+
+
+def read_scoring(
+    groups: Sequence[GroupTimes], config: RunConfig
+) -> tuple[list[tuple[float, ...]], int, float]:
+    """Return for each group the seconds of each sample's scoring without waiting; the places for
+    each unit of the setting; and those of a verifier that the recording shows, 0 if no fewer.
+    """
+    if not all(len(group.samples) for group in groups):
+        return [() for _ in groups], 1, 0.0
+    moments = [
+        (group.handed_out_s + sample[2], group.handed_out_s + sample[3])
+        for group in groups
+        for sample in group.samples.tolist()
+    ]
+    written, scored = np.array(moments).T
+    path, value = setting_of(config)
+    # A slow program leaves its cell to the next and moves to a spare one.
+    is_slow = np.quantile(scored - written, _QUICK) > SLOW_S
+    per_unit = 1 + bool(is_slow and path == "verifiers.cells")
+    most = value * per_unit * config.verifiers.count
+    seen = seen_places(written[-_NEWEST:], scored[-_NEWEST:], most)
+    own = iter(alone_s(written, scored, seen or most).tolist())
+    seconds = [tuple(itertools.islice(own, len(group.samples))) for group in groups]
+    return seconds, per_unit, seen / config.verifiers.count
+
+
+def alone_s(written_s: Floats, scored_s: Floats, number: int) -> Floats:
+    """Return the seconds of each sample from the moment at which it had a place. number: of places;
+    0 is no limit.
+    """
+    places, seconds = Places(number), scored_s - written_s
+    for index in np.lexsort((scored_s, written_s)):
+        own_s = max(scored_s[index] - places.begin_s(written_s[index]), 0.0)
+        places.end_s(written_s[index], own_s)
+        seconds[index] = own_s
+    return seconds
+
+
+def seen_places(written_s: Floats, scored_s: Floats, most: int) -> int:
+    """Return the number of places, below `most`, with which the work of samples clearly differs
+    least, if n samples share the places when they are more; 0 if there is none. most: 0 is no
+    limit.
+    """
+    moments = np.concatenate([written_s, scored_s])
+    order = np.argsort(moments, kind="stable")
+    in_flight = np.cumsum(np.where(order < len(written_s), 1, -1))[:-1]
+
+    def spread(number: int) -> float:
+        speeds = np.minimum(1.0, (number or math.inf) / np.maximum(in_flight, 1))
+        shared = progress_s(moments[order], speeds, written_s, scored_s)
+        both = (shared, alone_s(written_s, scored_s, number))
+        return min(
+            float(np.mean(np.abs(own / max(float(np.median(own)), 1e-6) - 1))) for own in both
+        )
+
+    best = min(range(1, min(most or _MOST_SEEN, _MOST_SEEN)), key=spread, default=0)
+    return best if best and spread(best) < _CLEARER * spread(most) else 0
+
+
+def progress_s(moments: Floats, speeds: Floats, begun_s: Floats, ended_s: Floats) -> Floats:
+    """Return the seconds that each would have taken alone. speeds: between two moments, shared by
+    all.
+    """
+    progress = np.concatenate([[0.0], np.cumsum(np.diff(moments) * speeds)])
+    alone: Floats = np.interp(ended_s, moments, progress) - np.interp(begun_s, moments, progress)
+    return alone

@@ -1,0 +1,194 @@
+"""Scoring with a limited number of places, in the forecast and in what is read from a recording."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_forecast import BASE, group_times, profile, rate, recorded
+
+from async_rl.buffer.store.times import GroupTimes
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands.explain import predict
+from async_rl.launchers.configuration.compose import compose_unchecked
+from async_rl.launchers.forecast.recorded import Recorded, Work
+from async_rl.launchers.forecast.scoring import alone_s, read_scoring, seen_places
+from async_rl.launchers.forecast.simulation import simulate
+from async_rl.launchers.forecast.sweep import with_values
+from async_rl.launchers.forecast.variants import changed_works
+
+JUDGED = replace(BASE, places=4)
+
+
+def judged(*, scoring_s: float = 1.0, units: float = 0.1) -> Recorded:
+    """Groups of four samples, each scored for this time; the last token of all is at the end."""
+    work = Work(units=units, scoring_s=scoring_s, lengths=(9,) * 4, scores=(scoring_s,) * 4)
+    return replace(recorded(units=units, step_s=0.01), train=(work,) * 160, evaluation=())
+
+
+def test_places_of_the_scorer_decide_how_many_samples_are_scored_at_once() -> None:
+    """16 samples of a step at 1 s each: 4 s with four places, 2 s with two verifiers of four."""
+    assert rate(JUDGED, judged()) == pytest.approx(1 / 4, rel=0.02)
+    assert rate(replace(JUDGED, places=1), judged()) == pytest.approx(1 / 16, rel=0.02)
+    assert rate(replace(JUDGED, verifiers=2), judged()) == pytest.approx(1 / 2, rel=0.02)
+    assert rate(replace(JUDGED, scoring_speed=2), judged()) == pytest.approx(1 / 2, rel=0.02)
+    assert rate(replace(JUDGED, places=0), judged()) > 2.5
+
+
+def test_a_higher_age_bound_gains_nothing_where_scoring_is_the_limit() -> None:
+    synchronous = replace(JUDGED, max_staleness_versions=0)
+    assert rate(synchronous, judged()) == pytest.approx(1 / 4.11, rel=0.02)
+    assert rate(replace(JUDGED, max_staleness_versions=4), judged()) < 1 / 3.9
+
+
+def test_samples_are_scored_while_longer_ones_of_their_group_are_written() -> None:
+    """With one place: scoring ends at 2, 3, 4 and 5 s, not at 5, 6, 7 and 8 s."""
+    work = Work(units=4.0, scoring_s=1.0, lengths=(1, 2, 3, 4), scores=(1.0,) * 4)
+    times = replace(judged(), train=(work,) * 160, step_s=(1.0,) * 40)
+    alone = replace(JUDGED, places=1, groups_per_step=1, slots=1, max_staleness_versions=0)
+    assert rate(alone, times) == pytest.approx(1 / 6, rel=1e-6)
+
+
+def test_evaluations_take_places_of_the_scorer() -> None:
+    work = Work(units=0.1, scoring_s=1.0, lengths=(9,), scores=(1.0,))
+    times = replace(judged(), evaluation=(work,) * 60)
+    often = replace(JUDGED, evaluate_every_steps=8)
+    # 60 / 6 = 10 more seconds of one place per evaluation, in 8 steps of 16 s.
+    assert rate(often, times) == pytest.approx(8 / (32 + 10 / 4), rel=0.03)
+
+
+def queue(num_places: int, gaps: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The moments at which samples were written and scored, in order of arrival."""
+    written, free, scored = np.cumsum(gaps), [0.0] * num_places, []
+    for at_s, own_s in zip(written, seconds, strict=True):
+        scored.append(max(at_s, heapq.heappop(free)) + own_s)
+        heapq.heappush(free, scored[-1])
+    return written, np.array(scored)
+
+
+@pytest.mark.parametrize("num_places", [1, 3])
+def test_waiting_for_a_place_is_no_time_of_scoring(num_places: int) -> None:
+    random = np.random.default_rng(num_places)
+    seconds = random.uniform(0.5, 1.5, 600)
+    written, scored = queue(num_places, random.exponential(1.25 / num_places, 600), seconds)
+    assert np.mean(scored - written) > 1.3 * np.mean(seconds)
+    assert alone_s(written, scored, num_places) == pytest.approx(seconds)
+    # The settings allow more, as for a function that holds the interpreter's lock.
+    assert seen_places(written, scored, 64) == num_places
+
+
+def test_no_limit_is_seen_where_every_sample_is_scored_at_once() -> None:
+    random = np.random.default_rng(5)
+    written = np.cumsum(random.exponential(0.2, 600))
+    assert seen_places(written, written + random.exponential(1.0, 600), 64) == 0
+    assert seen_places(written, written + random.uniform(0.9, 1.1, 600), 0) == 0
+
+
+def test_a_scorer_that_many_calls_share_counts_as_few_places() -> None:
+    """One core for all calls: n at once take n times as long."""
+    random = np.random.default_rng(6)
+    written = np.cumsum(random.exponential(0.25, 600))
+    left, ends, now, arrived = {}, np.zeros(600), 0.0, 0
+    while arrived < 600 or left:
+        coming = written[arrived] if arrived < 600 else np.inf
+        first = min(left, key=left.__getitem__) if left else -1
+        end = now + left[first] * len(left) if left else np.inf
+        passed = (min(end, coming) - now) / max(len(left), 1)
+        left = {index: own - passed for index, own in left.items()}
+        now = min(end, coming)
+        if end <= coming:
+            ends[first] = now
+            del left[first]
+        else:
+            left[arrived] = random.uniform(0.15, 0.25)
+            arrived += 1
+    assert seen_places(written, ends, 64) == 1
+
+
+def test_larger_groups_are_scored_as_the_next_ones() -> None:
+    works = [Work(units=1.0, scoring_s=2.0, lengths=(9, 9), scores=(s, s)) for s in (1.0, 2.0)]
+    three, _ = changed_works(works, replace(BASE, group_size=3))
+    assert three.scores == (1.0, 1.0, 2.0)
+
+
+def test_explain_names_a_scorer_that_limits_and_more_verifiers() -> None:
+    slow = replace(
+        profile(judged()), scenario=JUDGED, place_setting="verifiers.cells", group_size=4
+    )
+    found = predict(slow)
+    assert "wait" in (text := " ".join(found.sentences()))
+    assert "s for one of the 4 places of scoring" in text
+    assert {"verifiers.count": 2} in [change.case for change in found.changes]
+    assert {"scoring_speed": 2} in [change.case for change in found.changes]
+    quick = replace(slow, recorded=judged(scoring_s=0.01, units=1.0))
+    assert "places of scoring" not in " ".join(predict(quick).sentences())
+
+
+def test_a_forecast_changes_the_setting_by_which_this_run_scores() -> None:
+    cells = replace(profile(judged()), scenario=JUDGED, place_setting="verifiers.cells")
+    wider = with_values(cells, {"verifiers.cells": 8, "verifiers.count": 3})
+    assert (wider.places, wider.verifiers) == (8, 3)
+    with pytest.raises(ConfigError, match="as this run scores by"):
+        with_values(cells, {"reward.concurrency": 8})
+    # What was seen is of each verifier, and more calls at once do not raise it.
+    seen = replace(judged(), seen_places=2)
+    assert rate(replace(JUDGED, places=64), seen) == pytest.approx(1 / 8, rel=0.02)
+    assert rate(replace(JUDGED, verifiers=2), seen) == pytest.approx(1 / 4, rel=0.02)
+    assert simulate(replace(JUDGED, places=1), seen).steps_per_s == pytest.approx(1 / 16, rel=0.02)
+
+
+def scored_groups(num_places: int, own_s: float) -> list[GroupTimes]:
+    """Groups of four samples, written at the same time, that wait for places."""
+    random = np.random.default_rng(7)
+    gaps = random.exponential(6.0 * own_s / num_places, 150)
+    moments, _ = queue(1, gaps, gaps * 0)
+    written, scored = queue(
+        num_places, np.diff(np.repeat(moments, 4), prepend=0), random.uniform(0.9, 1.1, 600) * own_s
+    )
+    waits = (scored - written).reshape(-1, 4)
+    groups = [group_times(at_s - 1.0, 1.0, [9] * 4) for at_s in moments]
+    samples = [
+        np.stack([[9.0] * 4, [0.1] * 4, [1.0] * 4, 1.0 + own], axis=1).astype(np.float32)
+        for own in waits
+    ]
+    return [g._replace(samples=own) for g, own in zip(groups, samples, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_places", "own_s", "per_unit", "seen"),
+    [
+        (("verifiers.cells=2", "verifiers.count=2"), 4, 0.1, 1, 0),
+        # Programs longer than 0.5 s leave their cells for spare ones, as many again.
+        (("verifiers.cells=2",), 4, 0.8, 2, 0),
+        (("verifiers.count=2", "reward.terms.mine=a:b"), 2, 0.8, 1, 1),
+    ],
+)
+def test_the_seconds_of_each_sample_without_waiting_are_read_with_the_places(
+    settings: tuple[str, ...], num_places: int, own_s: float, per_unit: int, seen: float
+) -> None:
+    config = compose_unchecked("grpo_code", settings)
+    groups = scored_groups(num_places, own_s)
+    waits = np.concatenate([group.samples[:, 3] - 1.0 for group in groups])
+    assert waits.mean() > 1.3 * own_s
+    seconds, *places = read_scoring(groups, config)
+    assert places == [per_unit, seen]
+    assert np.concatenate(seconds) == pytest.approx(own_s, rel=0.12)
+    assert [len(own) for own in seconds] == [4] * 150
+
+
+def test_a_group_is_complete_with_its_last_score() -> None:
+    """Three samples, written at 1, 2 and 4 s with two places: scored at 9, 3 and 5 s."""
+    work = Work(units=4.0, scoring_s=1.0, lengths=(1, 2, 4), scores=(8.0, 1.0, 1.0))
+    times = replace(judged(), train=(work,) * 160, step_s=(1.0,) * 40)
+    alone = replace(JUDGED, places=2, groups_per_step=1, slots=1, max_staleness_versions=0)
+    assert rate(alone, times) == pytest.approx(1 / 10)
+
+
+def test_evaluations_may_wait_for_places_that_are_enough_for_training() -> None:
+    one = Work(units=0.1, scoring_s=1.0, lengths=(9,), scores=(1.0,))
+    times = replace(judged(), train=(one,) * 160, evaluation=(one,) * 60)
+    small = replace(JUDGED, groups_per_step=1, max_staleness_versions=0, evaluate_every_steps=8)
+    assert simulate(small, times).places == 4
+    assert simulate(replace(small, evaluate_every_steps=0), times).places == 0
