@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from async_rl.core.types import Role
 from async_rl.monitoring.rates import per_second
+from async_rl.observability.activity import GAUGE
 from async_rl.planning.scaling import balanced
 from async_rl.protocol.membership import Member, PoolCount
 
@@ -21,6 +22,10 @@ _UPSTREAM = {
     "generation": (
         "generators write {:.0%}; more generators (generators.count) on additional cores or GPUs,"
         " or shorter answers, relieve it; more ranks do not"
+    ),
+    "agents": (
+        "sessions wait {:.0%} for their agents; faster agents and tools, or more sessions at a time"
+        " (generation.max_concurrent_groups), relieve it; more generators do not"
     ),
     "admission": (
         "generators are held back {:.0%}; a looser bound (buffer.max_staleness_versions) or smaller"
@@ -40,13 +45,16 @@ _LEAST_REPORTED = 0.5  # generators; fewer cannot be added or removed
 
 
 class _Shares(NamedTuple):
-    """Mean shares of time of the learner and of the serving generators."""
+    """Mean shares of time of the learner and of the generators that serve. With agents the gateways
+    make the groups, and the time of these is `writing` and `outside` (of the engine).
+    """
 
     at_work: float
     waits: float
     writing: float
     held_back: float
     unscored: float
+    outside: float = 0.0
 
 
 _MEASURED: tuple[tuple[Role, str], ...] = (
@@ -87,9 +95,24 @@ def _rates(
 
 def _shares(members: Sequence[Member], before: Sequence[Member]) -> _Shares | None:
     """Return the shares, or None while one of them is unknown."""
-    shares = [share(members, before, role, condition) for role, condition in _MEASURED]
+    makers: Role = "gateway" if any(m.role == "gateway" for m in members) else "generator"
+    shares = [
+        share(members, before, makers if role == "generator" else role, condition)
+        for role, condition in _MEASURED
+    ]
     known = [value for value in shares if value is not None]
-    return _Shares(*known) if len(known) == len(shares) else None
+    if len(known) < len(shares):
+        return None
+    found = _Shares(*known)
+    # An engine is at work as soon as one of many sessions calls it.
+    num_open, num_calling = (
+        sum(m.counters.get(f"{GAUGE}sessions/{name}", 0.0) for m in (*members, *before))
+        for name in ("open", "calling")
+    )
+    if not num_open:
+        return found
+    outside = found.writing * (1 - num_calling / num_open)
+    return found._replace(writing=found.writing - outside, outside=outside)
 
 
 def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last: str = "") -> str:
@@ -119,6 +142,7 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
         )
     upstream = {
         "generation": shares.writing,
+        "agents": shares.outside,
         "admission": shares.held_back,
         "scoring": shares.unscored,
     }
@@ -153,8 +177,8 @@ def advice(
     missing = balanced(count, learner_waits=waits, held_back=held_back) - count
     if max(waits, held_back) < _TOLERATED or abs(missing) < _LEAST_REPORTED:
         return ""
-    if missing > 0 and shares.unscored > shares.writing:
-        # More generators would only wait for verdicts too.
+    if missing > 0 and max(shares.unscored, shares.outside) > shares.writing:
+        # More generators would only wait for verdicts and agents too.
         return ""
     if sentence.startswith("the learner" if missing > 0 else "generation"):
         return ""

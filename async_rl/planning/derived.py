@@ -40,6 +40,7 @@ def derived_numbers(config: RunConfig, shape: ModelShape | None) -> Rows:
         ("groups generating", f"at most {_groups_generating(config)}"),
         *_pools(config),
         *_turns(config),
+        *_lost_sessions(config),
         ("sequences of the run", f"{config.num_steps * sequences:,} in {config.num_steps} steps"),
         ("evaluations", _evaluations(config)),
         *_sizes(config, shape),
@@ -75,6 +76,18 @@ def _pools(config: RunConfig) -> Rows:
         work = f"{counts[pool]} that {verbs[work_of(config, pool)]}"
         rows.append((f"pool {pool}", ", ".join([work, *settings])))
     return rows
+
+
+def _lost_sessions(config: RunConfig) -> Rows:
+    """The effect of the loss of a gateway, if no other one has the records of its sessions."""
+    launch = config.launcher
+    if not config.agent.is_used or launch.kind == "local" or launch.shared_run_dir:
+        return []
+    text = (
+        "are lost with their gateway and drawn anew; with launcher.shared_run_dir=true another one"
+        " answers what they repeat"
+    )
+    return [("sessions of agents", text)]
 
 
 def _turns(config: RunConfig) -> Rows:

@@ -10,6 +10,8 @@ end), `stopping` (end now; the buffer issues the groups again)
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 
 import msgspec
 
@@ -52,8 +54,6 @@ async def run(context: ProcessContext) -> None:
     engines = RemoteEngines(context)
     with listen(context.host, 0) as listener:
         async with serving(build_app(sessions, offers), listener) as url:
-            if offers is not None:
-                _announce(context, url)
             agents = Agents(
                 config,
                 tokenizer=tokenizer,
@@ -71,21 +71,34 @@ async def run(context: ProcessContext) -> None:
                 activity=context.activity,
                 agents=agents,
             )
+            shown = announced(context, url) if offers is not None else contextlib.nullcontext()
             try:
-                await _work(context, engines, rollouts, sessions)
+                with shown:
+                    await _work(context, engines, rollouts, sessions)
             finally:
                 await environments.close()
                 await rollouts.close()
 
 
-def _announce(context: ProcessContext, url: str) -> None:
-    """Write the address at which programs take sessions, and the key, for the owner of the run."""
+@contextlib.contextmanager
+def announced(context: ProcessContext, url: str) -> Iterator[None]:
+    """Show the owner of the run, until the block ends, the address at which programs take sessions,
+    and the key.
+    """
     folder = context.run_dir / "gateways"
     folder.mkdir(mode=0o700, exist_ok=True)
     file = folder / f"{context.name}.json"
-    found = {"sessions_url": f"{url}/sessions", "api_key": key_from(context.token)}
-    write_private(file, msgspec.json.encode(found))
+    address = {"sessions_url": f"{url}/sessions", "api_key": key_from(context.token)}
+    found = msgspec.json.encode(address)
+    write_private(file, found)
     context.log.info("programs find this gateway by %s", file)
+    try:
+        yield
+    finally:
+        # A successor may have started already, if this gateway was given up.
+        with contextlib.suppress(FileNotFoundError):
+            if file.read_bytes() == found:
+                file.unlink()
 
 
 async def _work(

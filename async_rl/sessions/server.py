@@ -181,7 +181,7 @@ class _Endpoint:
         if exchange.is_streamed:
             # The first piece decides between an answer and an error in the form of the API.
             events = events_of(exchange, session)
-            first = await anext(events)
+            first = await while_connected(request, anext(events))
             return StreamingResponse(lines_of(first, events), media_type="text/event-stream")
         known = None
         if len(exchange.calls) == 1 and _is_sent_again(request):

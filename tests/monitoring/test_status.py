@@ -124,6 +124,45 @@ def test_the_bottleneck_is_of_the_time_between_the_moments_and_not_of_the_whole_
     assert bottleneck([learner(101, 9), generator(110, 0, 0)], before).startswith("generation")
 
 
+def gateway(shares: tuple[int, int, int], num_open: int, num_calling: int) -> Member:
+    busy_s, wait_s, blocked_s = shares
+    gauges = {"gauge/sessions/open": num_open, "gauge/sessions/calling": num_calling}
+    counters: dict[str, float] = {"busy_s": busy_s, "wait_s": wait_s, "blocked_s": blocked_s}
+    return member("gateway-0", "gateway", **counters, **gauges)
+
+
+@pytest.mark.parametrize(
+    ("shares", "sessions", "named"),
+    [
+        ((10, 0, 0), (20, 2), "agents: the learner waits 80% of the time, sessions wait 90%"),
+        ((10, 0, 0), (20, 18), "generation: the learner waits 80% of the time, generators write"),
+        ((2, 0, 8), (20, 2), "admission: the learner waits 80%"),
+        ((2, 8, 0), (20, 2), "scoring: the learner waits 80%"),
+        ((10, 0, 0), (0, 0), "generation: the learner waits 80%"),
+    ],
+)
+def test_sessions_that_wait_for_their_agents_hold_a_run_up_and_not_the_engine(
+    shares: tuple[int, int, int], sessions: tuple[int, int], named: str
+) -> None:
+    # One of many sessions at a time is enough to keep a generator at work.
+    members = [learner(2, 8), generator(10, 0, 0), gateway(shares, *sessions)]
+    sentence = bottleneck(members)
+    assert sentence.startswith(named)
+    told = advice(members, sentence=sentence)
+    assert ("more would balance" in told) is sentence.startswith("generation")
+
+
+def test_the_sessions_of_both_moments_and_of_all_gateways_count() -> None:
+    first, second = gateway((10, 0, 0), 8, 0), gateway((20, 0, 0), 8, 8)
+    other = msgspec.structs.replace(second, name="gateway-1")
+    before = [learner(0, 10), generator(10, 0, 0), first]
+    members = [learner(0, 20), generator(20, 0, 0), second]
+    assert bottleneck([*members, other], before).startswith("generation")
+    both = [*before, msgspec.structs.replace(first, name="gateway-1")]
+    now = msgspec.structs.replace(second, counters={**second.counters, "gauge/sessions/calling": 6})
+    assert bottleneck([learner(0, 20), now], both).startswith("agents")
+
+
 def test_while_a_process_starts_no_bottleneck_is_guessed() -> None:
     assert (
         bottleneck([learner(1, 9), member("generator-1", "generator", state="starting")])
@@ -156,6 +195,12 @@ def test_every_relief_names_settings_that_exist(
     named = [word for word in words if "." in word]
     assert named
     assert set(named) <= set(settings())
+
+
+def test_the_relief_for_slow_agents_names_a_setting_that_exists() -> None:
+    sentence = bottleneck([learner(1, 9), generator(9, 0, 0), gateway((9, 0, 0), 9, 1)])
+    assert "(generation.max_concurrent_groups)" in sentence
+    assert "generation.max_concurrent_groups" in settings()
 
 
 def test_the_flow_counts_groups_in_each_state_and_failures() -> None:

@@ -222,3 +222,20 @@ def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings
         " otherwise"
     )
     assert "placement" not in dict(derived_numbers(compose("grpo_code", gpus), shape))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_told"),
+    [
+        (["rollout.fn=[a:b]", "launcher=ray"], True),
+        (["rollout.fn=[a:b]", "launcher=slurm"], True),
+        (["rollout.fn=[a:b]", "launcher=ray", "launcher.shared_run_dir=true"], False),
+        (["rollout.fn=[a:b]"], False),
+        (["launcher=ray"], False),
+    ],
+)
+def test_the_plan_says_that_sessions_end_with_a_gateway_whose_records_no_other_has(
+    settings: list[str], is_told: bool
+) -> None:
+    rows = dict(derived_numbers(compose_unchecked("grpo_code", settings), None))
+    assert ("launcher.shared_run_dir=true" in rows.get("sessions of agents", "")) is is_told

@@ -24,7 +24,7 @@ from async_rl.core.errors import AgentError, NotTaken, root_cause
 from async_rl.core.types import Group
 from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.observability.activity import Activity
-from async_rl.processes.gateway import _announce
+from async_rl.processes.gateway import announced
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.journal import Journal
@@ -260,13 +260,13 @@ def test_the_address_and_the_key_are_for_the_owner_of_the_run(tmp_path: Path) ->
     context: Any = SimpleNamespace(
         run_dir=tmp_path, name="gateway-1", token="secret", log=SimpleNamespace(info=lambda *_: 0)
     )
-    _announce(context, "http://127.0.0.1:9")
-    file = tmp_path / "gateways" / "gateway-1.json"
-    assert file.stat().st_mode & 0o077 == 0
-    assert msgspec.json.decode(file.read_bytes()) == {
-        "sessions_url": "http://127.0.0.1:9/sessions",
-        "api_key": key_from("secret"),
-    }
+    with announced(context, "http://127.0.0.1:9"):
+        file = tmp_path / "gateways" / "gateway-1.json"
+        assert file.stat().st_mode & 0o077 == 0
+        assert msgspec.json.decode(file.read_bytes()) == {
+            "sessions_url": "http://127.0.0.1:9/sessions",
+            "api_key": key_from("secret"),
+        }
 
 
 @settings(max_examples=15, deadline=None)
@@ -327,3 +327,26 @@ def test_programs_that_come_leave_and_fail_never_share_a_session(
         assert not gateway.offers._waiting
 
     run(tmp_path_factory.mktemp("run"), do, take_s=30.0)
+
+
+def test_the_file_of_a_gateway_lasts_as_long_as_the_gateway(tmp_path: Path) -> None:
+    def context(name: str) -> Any:
+        log = SimpleNamespace(info=lambda *_: 0)
+        return SimpleNamespace(run_dir=tmp_path, name=name, token="the run's token", log=log)
+
+    def urls() -> dict[str, str]:
+        files = (tmp_path / "gateways").iterdir()
+        return {file.name: msgspec.json.decode(file.read_bytes())["sessions_url"] for file in files}
+
+    with announced(context("gateway-0"), "http://zero"):
+        with announced(context("gateway-1"), "http://one"):
+            assert sorted(urls()) == ["gateway-0.json", "gateway-1.json"]
+        # Scaled down.
+        assert urls() == {"gateway-0.json": "http://zero/sessions"}
+        # It was killed, and its successor starts before the old process has ended.
+        successor = announced(context("gateway-0"), "http://again")
+        successor.__enter__()
+    assert urls() == {"gateway-0.json": "http://again/sessions"}
+    (tmp_path / "gateways" / "gateway-0.json").unlink()
+    successor.__exit__(None, None, None)
+    assert urls() == {}

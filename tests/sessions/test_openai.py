@@ -280,6 +280,49 @@ def test_a_client_that_leaves_leaves_nothing_but_what_it_read() -> None:
     assert [len(turn.answer.token_ids) for turn in session.record.turns if turn.answer] == [32]
 
 
+@pytest.mark.parametrize("asked", [{}, {"stream": True, "tools": [TOOL]}])
+def test_a_call_that_ends_before_anything_was_read_leaves_nothing(asked: Any) -> None:
+    """A part is written already: an answer with stop texts is written in pieces, and one that may
+    call a tool is delivered when it is complete.
+    """
+
+    async def agent(client: Any, session: Session, policy: Policy) -> None:
+        whole = policy.__call__
+        blocked, ended = asyncio.Event(), asyncio.Event()
+
+        async def write(name: str, before: Any, limit: int) -> Any:
+            if name != "0.1":
+                return await whole(name, before, limit)
+            blocked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                asyncio.get_running_loop().call_soon(ended.set)
+
+        session.write = write
+        reserved = session.record.num_tokens()
+        call = client.chat.completions.create(
+            model="policy", messages=[user("go")], stop="never", **asked
+        )
+        waiting = asyncio.create_task(call)
+        await blocked.wait()
+        assert session.record.num_tokens() > reserved
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await ended.wait()
+        assert session.record.turns == []
+        assert session.record.num_tokens() == reserved
+        assert session.num_open == 0
+        # The next answer to the same request is another one, and the only one that is trained.
+        policy.say("later")
+        reply = await client.chat.completions.create(model="policy", messages=[user("go")])
+        assert reply.choices[0].message.content == "later"
+
+    row = use(agent, [" ".join(["w"] * 60)]).record.row()
+    assert row.num_segments == 1
+    assert int(row.is_written.sum()) == 2
+
+
 def test_a_session_that_was_closed_says_so() -> None:
     async def agent(client: Any, session: Session, policy: Policy) -> None:
         session.close("it is older than 2 versions")
