@@ -60,6 +60,7 @@ METHODS = (
     "drpo",
     "oapl",
     "mu_grpo",
+    "gac",
 )
 AGES = (0, 2, 8, 16, 64)
 SEEDS = (0, 1, 2, 3, 4)
@@ -75,6 +76,8 @@ SETTINGS = (
     "evaluation.num_prompts=128",
     "reward.stop_if_all_fail=false",
 )
+# 16 updates need 16 groups; a step of a cell has 8.
+OWN_SETTINGS = {"cispo": ("learner.minibatches=8",)}
 SAMPLES_PER_STEP = 64
 _KEPT = (
     "step",
@@ -118,6 +121,7 @@ class Cell:
             f"learner.optimizer.lr={self.factor * learning_rate(self.method):g}",
             f"buffer.max_staleness_versions={self.age}",
             *SETTINGS,
+            *OWN_SETTINGS.get(self.method, ()),
             *extra,
         ]
 

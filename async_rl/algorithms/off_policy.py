@@ -228,3 +228,23 @@ def step_scale(effective_share: float, *, bound: float) -> float:
     step grows with the square root of the batch.
     """
     return float(min(1.0, effective_share / bound) ** 0.5)
+
+
+def repeated_part(
+    squared: float, product: float, squared_before: float, *, bound: float
+) -> tuple[float, float]:
+    """Return how much of the direction before a gradient must lose to have the cosine `bound` with
+    it, and the share of the gradient's norm that is left; (0, 1) if its cosine is not above that.
+
+    squared: g.g; product: g.m; squared_before: m.m, of a gradient g and the direction m before. The
+    gradient is then g - part m.  GAC (arXiv 2603.01501) projects where gradients of old data repeat
+    each other; its thresholds are not ours.
+    """
+    norm = (squared * squared_before) ** 0.5
+    cosine = min(1.0, product / norm) if norm > 0 else 0.0
+    if cosine <= bound:
+        return 0.0, 1.0
+    orthogonal = (squared * (1 - cosine * cosine)) ** 0.5
+    left = orthogonal / (1 - bound * bound) ** 0.5
+    part = (cosine * squared**0.5 - bound * left) / squared_before**0.5
+    return part, left / squared**0.5

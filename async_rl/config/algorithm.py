@@ -20,7 +20,7 @@ from async_rl.config.base import (
     Tag,
     Text,
 )
-from async_rl.config.policy_losses import EffectiveStepScale, NoStepScale, PolicyLoss
+from async_rl.config.policy_losses import PolicyLoss, StepScale
 
 
 class ValueNorm(Section):
@@ -192,9 +192,9 @@ class AlgorithmConfig(Section):
     kl: Annotated[NoKl | RewardKl | LossKl, Tag]
     """subtract the KL to a reference from the reward per token, or add it to the loss; none = no
     reference model is loaded"""
-    step_scale: Annotated[NoStepScale | EffectiveStepScale, Tag]
-    """lower the learning rate of a step whose weights of whole sequences leave few effective ones;
-    none = never"""
+    step_scale: Annotated[StepScale, Tag]
+    """shorten a step whose weights of whole sequences leave few effective ones, or whose gradient
+    repeats those before; none = never"""
     aggregation: Annotated[MeanAggregation | SumAggregation, Tag]
     """mean over trained tokens, over sequences of their token means, or over sequences of sums
     divided by a constant"""

@@ -203,3 +203,14 @@ class EffectiveStepScale(Section):
     bound: Annotated[float, Field(gt=0, le=1)]
     """effective share of the batch's sequences below which the learning rate is multiplied by
     sqrt(share / bound); 1 = VCPO"""
+
+
+class AlignedStepScale(Section):
+    """The gradient loses what repeats the steps before: it is cut along AdamW's first moment."""
+
+    kind: Literal["gradient_alignment"]
+    bound: Annotated[float, Field(gt=0, le=1)]
+    """cosine of gradient and first moment above which the gradient is cut to that cosine"""
+
+
+StepScale = NoStepScale | EffectiveStepScale | AlignedStepScale

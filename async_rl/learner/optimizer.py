@@ -7,17 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from async_rl.algorithms.off_policy import repeated_part, step_scale
 from async_rl.algorithms.schedule import learning_rate
 from async_rl.config.base import replace
 from async_rl.config.learner import OptimizerConfig
+from async_rl.config.policy_losses import AlignedStepScale, EffectiveStepScale, StepScale
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError
 from async_rl.learner.models import LearnerModels
-from async_rl.learner.sharding import gradient_norm, reshard
+from async_rl.learner.sharding import gradient_norm, inner_product, reshard
+
+
+class Applied(NamedTuple):
+    """One optimizer step: the norm of the gradient, and the factor that `StepScale` gave it."""
+
+    norm: float
+    scale: float
 
 
 class ModelOptimizer:
@@ -32,15 +42,17 @@ class ModelOptimizer:
         parameters: Iterable[nn.Parameter],
         num_steps: int,
         is_offloaded: bool,
+        rule: StepScale | None = None,
     ) -> None:
         """Create the optimizer of some parameters of a model.
 
         name: for error messages; model: the sharded root module; parameters: those to train;
-        is_offloaded: the moments are in host memory between steps.
+        is_offloaded: the moments are in host memory between steps; rule: what shortens a step.
         """
         self._name = name
         self._model = model
         self._is_offloaded = is_offloaded
+        self._rule = rule
         self._config = config
         self._span = config.schedule_span or (config.warmup_steps, num_steps)
         self._lr = config.lr
@@ -68,19 +80,18 @@ class ModelOptimizer:
             min_lr_ratio=config.min_lr_ratio,
         )
         self._lr = lr
-        self.scale_step(1.0)
+        self._scale_rate(1.0)
         return lr
 
-    def scale_step(self, factor: float) -> None:
-        """Multiply the learning rate that `set_step` set, until the next call of either."""
+    def _scale_rate(self, factor: float) -> None:
         for group in self.torch_optimizer.param_groups:
             group["lr"] = factor * self._lr
 
-    def apply(self, loss: float) -> float:
-        """Clip the gradients, step, clear the gradients, and return their norm before clipping.
+    def apply(self, loss: float, *, effective_share: float = 1.0) -> Applied:
+        """Clip the gradients, step, and clear the gradients.
 
-        loss: the minibatch's loss over all ranks.  Raises NonFiniteError before any change, on
-        every rank alike.
+        loss: the minibatch's loss over all ranks; effective_share: of its sequences.  Raises
+        NonFiniteError before any change, on every rank alike.
         """
         for parameter in self._parameters:
             # Without a gradient AdamW would skip the parameter, but its moments must decay.
@@ -95,17 +106,41 @@ class ModelOptimizer:
                 " Look at the batch's log-probs and rewards; a lower learning rate or a lower"
                 " grad_clip may prevent it"
             )
-        if norm_value > self._config.grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.grad_clip, norm)
         if self._is_offloaded:
             self.move_moments(self._parameters[0].device)
+        scale = 1.0
+        if isinstance(self._rule, EffectiveStepScale):
+            scale = step_scale(effective_share, bound=self._rule.bound)
+            self._scale_rate(scale)
+        elif isinstance(self._rule, AlignedStepScale):
+            scale = self._cut(norm_value, self._rule.bound)
+            norm = scale * norm
+        if norm > self._config.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.grad_clip, norm)
         self.torch_optimizer.step()
         self.num_updates += 1
         self.torch_optimizer.zero_grad(set_to_none=True)
         if self._is_offloaded:
             self.move_moments(torch.device("cpu"))
         reshard(self._model)
-        return norm_value
+        return Applied(norm_value, scale)
+
+    def _cut(self, norm: float, bound: float) -> float:
+        """Cut the gradients to a cosine with the first moment; return the share of norm left."""
+        states = self.torch_optimizer.state
+        if not states:
+            return 1.0
+        moments = [states[p]["exp_avg"] for p in self._parameters]
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        part, kept = repeated_part(
+            norm**2,
+            inner_product(gradients, moments),
+            inner_product(moments, moments),
+            bound=bound,
+        )
+        if part:
+            torch._foreach_sub_(gradients, moments, alpha=part)
+        return kept
 
     def discard(self) -> None:
         """Clear the gradients without a step."""
@@ -133,6 +168,7 @@ def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
         module: nn.Module,
         settings: OptimizerConfig,
         num_steps: int,
+        rule: StepScale | None = None,
     ) -> ModelOptimizer:
         return ModelOptimizer(
             name,
@@ -141,14 +177,15 @@ def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
             parameters=module.parameters(),
             num_steps=num_steps,
             is_offloaded=learner.offload == "optimizer",
+            rule=rule,
         )
 
     policy, critic, total = models.policy, models.critic, config.num_steps
     # The policy's schedule begins after the critic's warm-up, and ends with the run all the same.
     num_trained = total if critic_config is None else total - critic_config.warmup_steps
-    trained: Trained = {
-        "policy": (policy, optimizer("policy", policy, policy.lm, learner.optimizer, num_trained))
-    }
+    rule = config.algorithm.step_scale
+    of_policy = optimizer("policy", policy, policy.lm, learner.optimizer, num_trained, rule)
+    trained: Trained = {"policy": (policy, of_policy)}
     if critic_config is None:
         return trained
     span = learner.optimizer.schedule_span

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.losses import token_weights
-from async_rl.algorithms.off_policy import effective_sequences, step_scale
+from async_rl.algorithms.off_policy import effective_sequences
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
 from async_rl.config.algorithm import SumAggregation
-from async_rl.config.policy_losses import EffectiveStepScale
 from async_rl.learner.forward_passes import ForwardPasses, Minibatch, record_policy
 from async_rl.learner.models import Critic, LearnerModels, PolicyOutput
 from async_rl.learner.objective import (
@@ -281,19 +280,16 @@ class Updater:
         log_ratio = step.before.proximal_logprobs - step.batch.behavior_logprobs
         members = self._members(step, minibatch.sequences)
         effective = effective_sequences(log_ratio, sequences=members)
-        scale, settings = 1.0, self._algorithm.step_scale
-        if isinstance(settings, EffectiveStepScale):
-            scale = step_scale(effective, bound=settings.bound)
-        self._policy_optimizer.scale_step(scale)
-        totals.policy_grad_norm += self._policy_optimizer.apply(added.loss)
+        applied = self._policy_optimizer.apply(added.loss, effective_share=effective)
+        totals.policy_grad_norm += applied.norm
         totals.effective_sequences += effective
-        totals.step_scale += scale
+        totals.step_scale += applied.scale
         totals.policy_updates += 1
         totals.policy = PolicySums(*(a + b for a, b in zip(totals.policy, added, strict=True)))
 
     def _apply_critic(self, totals: Totals, total: Tensor, optimizer: ModelOptimizer) -> None:
         loss = float(self._ranks.sum(total))
-        totals.value_grad_norm += optimizer.apply(loss)
+        totals.value_grad_norm += optimizer.apply(loss).norm
         totals.value_loss += loss
 
     def _zeros(self, *shape: int) -> Tensor:

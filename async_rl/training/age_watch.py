@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from async_rl.config.policy_losses import EffectiveStepScale, NoStepScale
+from async_rl.config.policy_losses import EffectiveStepScale, StepScale
 
 # Without a bound of the settings: a batch of 128 responses is then worth 13. VCPO (arXiv
 # 2602.17616) saw shares fall like this before every collapse.
@@ -20,7 +20,7 @@ _FEW = 0.1
 class AgeWatch:
     """The state of one learner's warnings."""
 
-    def __init__(self, settings: NoStepScale | EffectiveStepScale, log: logging.Logger) -> None:
+    def __init__(self, settings: StepScale, log: logging.Logger) -> None:
         self._log = log
         self._bound = _FEW
         # A bound of 1 lowers nearly every step a little, so it must not warn at every step.
@@ -46,8 +46,8 @@ class AgeWatch:
         if self._is_low and not was_low:
             self._log.warning(
                 "step %d: its batch is worth %.1f%% of its sequences, below %.0f%%: the policy has"
-                " moved far since they were sampled, and may collapse on them; the learning rate"
-                " of the step was multiplied by %.2f; lower buffer.max_staleness_versions or the"
+                " moved far since they were sampled, and may collapse on them; the step was"
+                " multiplied by %.2f; lower buffer.max_staleness_versions or the"
                 " learning rate, or set algorithm.step_scale=effective_sequences",
                 step,
                 100 * share,

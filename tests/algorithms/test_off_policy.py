@@ -23,6 +23,7 @@ from async_rl.algorithms.off_policy import (
     drpo_loss,
     effective_sequences,
     oapl_loss,
+    repeated_part,
     sapo_loss,
     second_moment_bound,
     soft_advantages,
@@ -314,3 +315,29 @@ def test_no_token_is_vetoed_in_a_pass_without_tokens() -> None:
     sequences = Parts(index=torch.zeros(0, dtype=torch.long), count=1, mask=nothing > 0)
     found = vetoed_tokens(nothing, advantages=nothing, sequences=sequences, max_ratio=2.0)
     assert found.tolist() == []
+
+
+@pytest.mark.parametrize("bound", [0.05, 0.5, 0.9])
+def test_a_gradient_keeps_its_own_part_and_the_bound_as_its_cosine(bound: float) -> None:
+    rng = np.random.default_rng(0)
+    before = rng.normal(size=50)
+    for share in (-1.0, 0.0, 0.1, 2.0, 30.0):
+        gradient = share * before + rng.normal(size=50)
+        cosine = gradient @ before / np.linalg.norm(gradient) / np.linalg.norm(before)
+        part, kept = repeated_part(
+            gradient @ gradient, gradient @ before, before @ before, bound=bound
+        )
+        cut = gradient - part * before
+        assert np.linalg.norm(cut) == pytest.approx(kept * np.linalg.norm(gradient))
+        now = cut @ before / np.linalg.norm(cut) / np.linalg.norm(before)
+        assert now == pytest.approx(min(cosine, bound))
+        # What is orthogonal to the direction before is untouched.
+        own = np.linalg.norm(gradient) * (1 - cosine**2) ** 0.5
+        assert np.linalg.norm(cut) * (1 - now**2) ** 0.5 == pytest.approx(own)
+
+
+def test_without_a_direction_before_a_gradient_is_whole_and_its_copy_is_cut_away() -> None:
+    assert repeated_part(4.0, 0.0, 0.0, bound=0.1) == (0.0, 1.0)
+    assert repeated_part(0.0, 0.0, 4.0, bound=0.1) == (0.0, 1.0)
+    assert repeated_part(4.0, 8.0, 16.0, bound=0.1) == (0.5, 0.0)
+    assert repeated_part(4.0, 8.000001, 16.0, bound=1.0) == (0.0, 1.0)

@@ -144,7 +144,7 @@ def test_paths_become_absolute_and_hub_names_and_urls_stay(
         ),
         ("zzzz.qqqq=1", "there is no such setting; --dry-run shows all that exist"),
         ("buffer=3", "buffer is a section; set one of its settings, buffer.<name>=<value>"),
-        ("algorithm=gpo", "conf/algorithm/ has cispo, dapo, dppo, dr_grpo, drpo, grpo, g"),
+        ("algorithm=gpo", "conf/algorithm/ has cispo, dapo, dppo, dr_grpo, drpo, gac, grpo, g"),
         ("model=gpt2", "a model is named by model.path"),
     ],
 )

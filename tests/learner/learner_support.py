@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Purpose, Score, Trajectory
 from async_rl.launchers.configuration.compose import compose
-from async_rl.learner.optimizer import ModelOptimizer
+from async_rl.learner.optimizer import Applied, ModelOptimizer
 from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer
 
@@ -155,16 +155,16 @@ def spy_on_gradients(monkeypatch: pytest.MonkeyPatch, *, is_stepping: bool = Tru
     collected: Gradients = {}
     step = ModelOptimizer.apply
 
-    def spy(self: ModelOptimizer, loss: float) -> float:
+    def spy(self: ModelOptimizer, loss: float, **share: float) -> Applied:
         gradients = [
             full_tensor(torch.zeros_like(p) if p.grad is None else p.grad).detach().clone()
             for p in self._parameters
         ]
         collected.setdefault(self._name, []).append(gradients)
         if is_stepping:
-            return step(self, loss)
+            return step(self, loss, **share)
         self.torch_optimizer.zero_grad(set_to_none=True)
-        return 1.0
+        return Applied(1.0, 1.0)
 
     monkeypatch.setattr(ModelOptimizer, "apply", spy)
     return collected

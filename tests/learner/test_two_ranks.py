@@ -40,7 +40,7 @@ OBJECTIVES = {
             "algorithm.advantage.critic.warmup_steps=1",
         ),
     ),
-    "grpo": ("grpo_code", EXACT_KL),
+    "grpo": ("grpo_code", (*EXACT_KL, "algorithm.step_scale=gradient_alignment")),
     "grpo with silent groups": ("grpo_code", ()),
     "an adapter": ("grpo_code", (*EXACT_KL, "model.lora=lora", "model.lora.rank=4")),
 }
