@@ -34,16 +34,21 @@ from async_rl.generation.hf.engine import hf_opener
 SHORTEST, LONGEST = 8, 40
 _MEAN_LOGPROB = -4.0
 _VARIABLE = "TIMED_DEVICE"
+_loss_ended_s = 0.0
 
 
 @frozen
 class Device:
-    """Seconds of a step of the engine, of each sample in it, of the loss per token, of a reward."""
+    """Seconds of a step of the engine, of each sample in it, of the loss per token, of a reward.
+
+    learner_slowdown: the learner waits for so many times its own processor time, less one.
+    """
 
     engine_s: float = 0.02
     sample_s: float = 0.002
     loss_s: float = 0.001
     reward_s: float = 0.2
+    learner_slowdown: float = 1.0
 
     def at_speeds(self, case: Mapping[str, float]) -> Device:
         """Return the device with the *_speed of a case of `async-rl plan`."""
@@ -52,6 +57,7 @@ class Device:
             engine_s=self.engine_s / generation,
             sample_s=self.sample_s / generation,
             loss_s=self.loss_s / case.get("learner_speed", 1.0),
+            learner_slowdown=self.learner_slowdown / case.get("learner_speed", 1.0),
             reward_s=self.reward_s / case.get("scoring_speed", 1.0),
         )
 
@@ -166,7 +172,12 @@ def engine(config: RunConfig, model_path: Path, *, seed: int) -> OpenEngine:
 
 def loss(log_ratio: Any, *, advantages: Any, behavior_weight: Any, sequences: Any) -> PolicyLoss:
     """algorithm.policy_loss=benchmarks.timed_device:loss"""
-    time.sleep(device().loss_s * log_ratio.numel())
+    global _loss_ended_s
+    # Not before the first loss: the imports are no work of a step.
+    own_s = time.thread_time() - _loss_ended_s if _loss_ended_s else 0.0
+    further_s = own_s * (device().learner_slowdown - 1)
+    time.sleep(max(device().loss_s * log_ratio.numel() + further_s, 0.0))
+    _loss_ended_s = time.thread_time()
     none = log_ratio > log_ratio.detach() + 1
     return PolicyLoss(-advantages * log_ratio.exp(), none, none)
 

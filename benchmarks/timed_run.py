@@ -62,17 +62,18 @@ class Prompts:
 
 
 class Scorer:
-    """Scores after a wait."""
+    """Scores after a wait, as many samples at once as there are places."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, places: asyncio.Semaphore) -> None:
+        self._seconds, self._places = seconds, places
 
     async def close(self) -> None:
         """Nothing is open."""
 
     async def score(self, prompt: Prompt, text: str, sample: object) -> Score:
         """Return a score of 0 or 1 after the wait."""
-        await asyncio.sleep(self._seconds)
+        async with self._places:
+            await asyncio.sleep(self._seconds)
         return Score(reward=float(len(text) % 2), parts={}, verdicts=(), latency_s=self._seconds)
 
 
@@ -95,7 +96,9 @@ class Buffer:
         return await self._handlers[type(request)](request)
 
 
-def generator(config: RunConfig, buffer: Buffer, index: int, device: Device) -> Any:
+def generator(
+    config: RunConfig, buffer: Buffer, index: int, device: Device, places: asyncio.Semaphore
+) -> Any:
     """Return a generator's (state, groups)."""
     inner = SimpleNamespace(version=0, close=functools.partial(asyncio.sleep, 0))
     context = SimpleNamespace(
@@ -110,7 +113,7 @@ def generator(config: RunConfig, buffer: Buffer, index: int, device: Device) -> 
     rollouts = Rollouts(
         config, tokenizer=Letters(), token="t", name=context.name, activity=context.activity
     )
-    rollouts._scorer = Scorer(device.reward_s)  # type: ignore[assignment]
+    rollouts._scorer = Scorer(device.reward_s, places)  # type: ignore[assignment]
     rollouts._control = SimpleNamespace(remember=lambda *_: None)  # type: ignore[assignment]
 
     async def opened() -> Any:
@@ -175,8 +178,10 @@ async def play(config: RunConfig, run_dir: Path, device: Device) -> None:
     async with Store(run_dir / "store.sqlite", durability="normal", clock=time.time) as store:
         prompts: Any = Prompts()
         buffer = Buffer(BufferService(config, prompts, store, clock=time.monotonic))
+        places = asyncio.Semaphore(config.verifiers.count * config.reward.concurrency)
         members = [
-            generator(config, buffer, index, device) for index in range(config.generators.count)
+            generator(config, buffer, index, device, places)
+            for index in range(config.generators.count)
         ]
         making = []
         for _, _, sleeping, groups in members:

@@ -133,6 +133,7 @@ def profile_of(run_dir: Path, *, most: int = MOST_GROUPS) -> Profile:
         generator_mb=None if shape is None else memory_mb(config, "generator", shape),
         total_mb=None if shape is None else total_memory_mb(config, shape),
         place_setting=setting_of(config)[0],
+        verifier_mb=memory_mb(config, "verifier", shape),
     )
 
 
@@ -223,8 +224,10 @@ def _cells(
     if profile.total_mb is None or profile.generator_mb is None:
         yield "unknown"
     else:
-        more = generators - profile.scenario.generators
-        yield f"{(profile.total_mb + more * profile.generator_mb) / 1024:.1f}"
+        base = profile.scenario
+        verifiers = chosen.get("verifiers.count", base.verifiers) - base.verifiers
+        more_mb = (generators - base.generators) * profile.generator_mb
+        yield f"{(profile.total_mb + more_mb + verifiers * profile.verifier_mb) / 1024:.1f}"
     if not per_hour:
         yield from ["never" for given in (steps, cost) if given is not None]
         return

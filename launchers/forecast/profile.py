@@ -17,8 +17,8 @@ _FORM = 2
 @frozen
 class Profile:
     """origin: the run that was measured. scenario: its own settings. ranks: of its learner.
-    group_size: samples of a group. generator_mb: memory of one of its generators, total_mb: of the
-    whole run; None: unknown. place_setting: the one that limits the samples scored at once.
+    group_size: samples of a group. generator_mb, verifier_mb: memory of one of them, total_mb: of
+    the whole run; None: unknown. place_setting: the one that limits the samples scored at once.
     """
 
     origin: str
@@ -29,6 +29,7 @@ class Profile:
     generator_mb: int | None
     total_mb: int | None
     place_setting: str = ""
+    verifier_mb: int = 0
     form: int = _FORM
 
 

@@ -164,6 +164,9 @@ def test_a_plan_takes_the_setting_by_which_the_run_scores(run_dir: Path) -> None
     assert scenario_of(config, read_times(run_dir, config)).places == 8
     done = run_command(["plan", run_dir, "verifiers.cells=1,2", "verifiers.count=1,4"])
     assert done.returncode == 0, done.stderr
+    # A verifier takes 0.6 GB.
+    memory = [float(line.split()[-1]) for line in done.stdout.splitlines()[-4:]]
+    assert memory[1] - memory[0] == pytest.approx(3 * 0.6, abs=0.11)
     refused = run_command(["plan", run_dir, "reward.concurrency=2"])
     assert (refused.returncode, "as this run scores by verifiers.cells" in refused.stderr) == (
         2,
@@ -296,7 +299,7 @@ def test_a_stop_of_a_calibration_ends_its_run(tmp_path: Path) -> None:
     played = tmp_path / "python"
     played.write_text(
         f"#!/bin/sh\ntrap 'touch {tmp_path}/ended; exit 0' TERM\n"
-        f"touch {tmp_path}/started\nwhile true; do sleep 0.05; done\n"
+        f"touch {tmp_path}/started\nfor i in $(seq 2000); do sleep 0.05; done\n"
     )
     played.chmod(0o700)
     script = (

@@ -270,7 +270,7 @@ def test_commands_in_the_documents_run_as_they_stand_there(
     values = {
         "RUN": "run",
         "my-run": "run",
-        **dict.fromkeys(("mine", "graded", "posting", "game"), "run"),
+        **dict.fromkeys(("mine", "graded", "posting", "game", "slow", "faster"), "run"),
         "PROCESS": "generator-0",
         "FILE": "problems.jsonl",
         "ID": prompt,
