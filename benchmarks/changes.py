@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -75,8 +76,9 @@ class Form:
 
     def __init__(self, folder: Path, *, sends_changes: bool) -> None:
         nothing: Any = None
+        exporter: Any = SimpleNamespace(adapter=None)
         self._sends_changes = sends_changes
-        self._reader = FileReader()
+        self._reader = FileReader(folder)
         self._sender = FileSender(
             LearnerSide(
                 config=nothing,
@@ -84,7 +86,7 @@ class Form:
                 life="L",
                 host="127.0.0.1",
                 device=torch.device("cpu"),
-                exporter=nothing,
+                exporter=exporter,
                 push_s=60,
             )
         )

@@ -195,11 +195,13 @@ def tell(**values: float) -> None:
 class Child:
     """The process of one engine."""
 
-    def __init__(self, kind: str, model: Path, core: int) -> None:
+    def __init__(
+        self, kind: str, model: Path, core: int, module: str = "benchmarks.generation"
+    ) -> None:
         command = [
             sys.executable,
             "-m",
-            "benchmarks.generation",
+            module,
             "--child",
             kind,
             "--model",

@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT))
 # Python adds the folder of a script to sys.path, but not its parent.
 from benchmarks.figures import MARK  # noqa: E402
 
-# The league of staleness.py takes days; the last two write their curves into docs/.
-NO_BENCHMARKS = {"run", "figures", "staleness", "agent_learning", "chaos_agents"}
+# The league of staleness.py takes days; the last three write their curves into docs/.
+NO_BENCHMARKS = {"run", "figures", "staleness", "lora", "agent_learning", "chaos_agents"}
 
 
 def names() -> list[str]:

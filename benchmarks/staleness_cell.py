@@ -244,8 +244,11 @@ def make_trainer(config: RunConfig, model_path: Path, failed_batches: Path) -> T
     )
 
 
-def run_cell(bench: Bench, config: RunConfig, failed_batches: Path) -> list[dict[str, Any]]:
-    """Train as the configuration says, until the cell is decided, and return a row per evaluation.
+def run_cell(
+    bench: Bench, config: RunConfig, failed_batches: Path, *, all_steps: bool = False
+) -> list[dict[str, Any]]:
+    """Train as the configuration says, until the cell is decided or with `all_steps` to the last
+    step, and return a row per evaluation.
 
     Raises ConfigError for a setting that needs more than one process.
     """
@@ -288,7 +291,7 @@ def run_cell(bench: Bench, config: RunConfig, failed_batches: Path) -> list[dict
                     **columns.take(),
                 }
             )
-            if is_decided(rates, age):
+            if not all_steps and is_decided(rates, age):
                 break
     return rows
 

@@ -40,13 +40,12 @@ from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
 from async_rl.learner.records import StepRecord
 from async_rl.learner.rows import rows_as_group
-from async_rl.learner.sharding import Ranks, divide_ranks, full_tensor
+from async_rl.learner.sharding import Ranks, divide_ranks
 from async_rl.learner.update import Updater
 from async_rl.learner.wiring import forward_passes, reference_share, update_settings
-from async_rl.weights.lora import write_adapter
-
-TensorSpec = tuple[str, str, tuple[int, ...], int]
-"""Hugging Face name, torch dtype name, shape, size in bytes."""
+from async_rl.weights.lora import whole_adapter, write_adapter
+from async_rl.weights.merging import Adapter
+from async_rl.weights.publisher import TensorSpec
 
 
 @frozen
@@ -288,12 +287,14 @@ class Trainer:
             self._policy.lm.save_pretrained(directory, state_dict=state)
         self._ranks.barrier()
 
+    def adapter(self) -> Adapter | None:
+        """Copy the adapter to main memory, whole on every rank; None without one (collective)."""
+        return whole_adapter(self._policy.lm, self._config.model)
+
     def export_adapter(self, directory: Path) -> None:
         """Write the adapter as PEFT's files; `model.lora` must have one."""
-        tensors = {
-            name: full_tensor(tensor).detach().cpu().contiguous()
-            for name, tensor in self._policy.adapter_weights()
-        }
+        adapter = self.adapter()
+        assert adapter is not None, "the caller checks model.lora"
         if self._ranks.rank == 0:
-            write_adapter(directory, tensors, self._policy.lm, self._config.model)
+            write_adapter(directory, adapter.tensors, self._policy.lm, self._config.model)
         self._ranks.barrier()

@@ -49,10 +49,13 @@ class StoredFile(Value, tag_field="type", tag=True):
     """A safetensors file at an fsspec URL.
 
     base: null = the file has all tensors; otherwise what changed since that version.
+    scaling: null = it has weights; otherwise an adapter, whose products are multiplied by this and
+    added to the weights of the model's directory.
     """
 
     url: str
     base: int | None = None
+    scaling: float | None = None
 
 
 class Seat(Value, tag_field="type", tag=True):

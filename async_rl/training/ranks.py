@@ -37,6 +37,7 @@ from async_rl.training.operations import (
     Stop,
 )
 from async_rl.training.parts import Parts
+from async_rl.weights.merging import Adapter
 from async_rl.weights.publisher import WeightPublisher
 from async_rl.weights.push import Caller
 from async_rl.weights.transport.ipc import ExportedWeights
@@ -133,6 +134,7 @@ class Rank:
             case Step(version=version):
                 return self._trainer.train(self._parts.pop(version), version)
             case Gather():
+                self._trainer.adapter()
                 # Gathering is collective: every rank has to iterate to the end.
                 for _ in self._trainer.full_tensors():
                     pass
@@ -166,6 +168,8 @@ class TrainingPool(Rank):
         self._in_order = asyncio.Lock()
         self._publisher = WeightPublisher(trainer.tensor_specs())
         self._exported: ExportedWeights | None = None
+        self.adapter: Adapter | None = None
+        """Of the published version, if the run trains one."""
 
     async def fetch(
         self, heads: Sequence[GroupHead], train_version: int, *, life: int, timeout_s: float
@@ -188,6 +192,7 @@ class TrainingPool(Rank):
         """Gather the full weights and write them into the shared block."""
 
         def gather() -> Manifest:
+            self.adapter = self._trainer.adapter()
             return self._publisher.write(version, self._trainer.full_tensors())
 
         return await self._together(Gather(), gather)

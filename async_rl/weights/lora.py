@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from async_rl.config.generation import LoraAdapter, ModelConfig
 from async_rl.core.errors import ConfigError
+from async_rl.weights.merging import Adapter, merge
 
 _NAME = "default"
 _PREFIX = "base_model.model."
@@ -124,8 +125,8 @@ def _merged(layer: Any, weight: Tensor) -> Tensor:
     down, up = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
     scaling = layer.scaling[_NAME]
     if not isinstance(weight, DTensor):
-        return torch.addmm(weight, up, down, alpha=scaling)
-    rows = torch.addmm(weight.to_local(), up.to_local(), down.full_tensor(), alpha=scaling)
+        return merge(weight, up, down, scaling)
+    rows = merge(weight.to_local(), up.to_local(), down.full_tensor(), scaling)
     return DTensor.from_local(
         rows,
         weight.device_mesh,
@@ -141,6 +142,18 @@ def adapter_weights(lm: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in lm.named_parameters():
         if ".lora_" in name:
             yield _PREFIX + name.replace(f".{_NAME}.", "."), parameter
+
+
+@torch.no_grad()
+def whole_adapter(lm: nn.Module, config: ModelConfig) -> Adapter | None:
+    """Copy the adapter to main memory; None without one (collective)."""
+    if not isinstance(config.lora, LoraAdapter):
+        return None
+    tensors = {}
+    for name, parameter in adapter_weights(lm):
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        tensors[name] = whole.to("cpu", copy=True).contiguous()
+    return Adapter(tensors=tensors, scaling=config.lora.alpha / config.lora.rank)
 
 
 def _adapted(lm: nn.Module) -> Iterator[tuple[str, Any]]:

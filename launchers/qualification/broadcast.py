@@ -47,6 +47,8 @@ def over_nccl(scratch: Path, settings: list[str]) -> Numbers:
 
 
 class _NoExporter(Exporter):
+    adapter = None
+
     async def share_on_device(self) -> Any:
         raise NotImplementedError
 

@@ -4,6 +4,7 @@ push.
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from e2e_support import LiveRun
@@ -12,25 +13,36 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 QUICK = (
     "conf=grpo_code",
-    "generation.engine=hf",
     "buffer.groups_per_step=4",
     "generation.group_size=4",
     "evaluation.every_steps=0",
 )
 
 
+@pytest.mark.parametrize(
+    ("overrides", "kind", "tolerance"),
+    [
+        (("generation.engine=hf",), "version", 1e-3),
+        # By vLLM; each push is compared with the learner, which does not merge.
+        (("model.lora=lora", "learner.optimizer.lr=2e-3"), "adapter", 1e-4),
+    ],
+    ids=["all weights", "adapters"],
+)
 def test_a_generator_that_dies_is_replaced_and_both_are_fed_from_files(
-    launch: Callable[..., LiveRun],
+    overrides: tuple[str, ...], kind: str, tolerance: float, launch: Callable[..., LiveRun]
 ) -> None:
     run = launch(
         *QUICK,
+        *overrides,
         "num_steps=1000",
         "generators.count=2",
         "weights.transfer=filesystem",
-        "weights.probe_every_pushes=2",
+        "weights.probe_every_pushes=1",
     )
     run.until(lambda: run.step >= 2, "step 2")
-    assert {path.suffix for path in (run.run_dir / "weights").iterdir()} <= {".safetensors"}
+    names = {path.name for path in (run.run_dir / "weights").iterdir()}
+    assert {name.partition("_")[0] for name in names} == {kind}
+    assert {Path(name).suffix for name in names} == {".safetensors"}
     killed = run.pid_of("generator-1")
     run.kill("generator-1")
     run.until(lambda: serves(run, "generator-1", other_than=killed), "its next life, with weights")
@@ -39,7 +51,7 @@ def test_a_generator_that_dies_is_replaced_and_both_are_fed_from_files(
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 0, run.terminal
     assert [row["step"] for row in run.rows] == list(range(1, len(run.rows) + 1))
-    assert max(row["weights/probe_abs_max"] for row in run.rows) < 1e-3
+    assert 0 < max(row["weights/probe_abs_max"] for row in run.rows) < tolerance
     assert max(row["staleness/max_versions"] for row in run.rows) <= 2
     assert run.audit()["problems"] == []
     assert list((run.run_dir / "weights").iterdir()) == []

@@ -42,6 +42,7 @@ class Learner:
         self._num_tensors, self._rows = num_tensors, rows
         self._directory = Directory()
         self.cut_off: list[Expel] = []
+        self.adapter = None
         self.end_process: Callable[[str], None] = str
         config = compose(
             "grpo_code", ["timeouts.start_s=0.9", "weights.probe_every_pushes=0", *overrides]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.weights.merging import Adapter
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
 from async_rl.weights.transport.base import LearnerSide
 from async_rl.weights.transport.filesystem import FileReader, FileSender
@@ -23,8 +25,9 @@ TENSORS = {
 }
 
 
-def sender(folder: str) -> FileSender:
+def sender(folder: str, adapter: Adapter | None = None) -> FileSender:
     nothing: Any = None
+    exporter: Any = SimpleNamespace(adapter=adapter)
     return FileSender(
         LearnerSide(
             config=nothing,
@@ -32,7 +35,7 @@ def sender(folder: str) -> FileSender:
             life="L",
             host="127.0.0.1",
             device=torch.device("cpu"),
-            exporter=nothing,
+            exporter=exporter,
             push_s=60,
         )
     )
@@ -53,7 +56,7 @@ def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) ->
     files = sender(
         f"memory://{tmp_path.name}" if place == "memory" else str(tmp_path / "deep" / "weights")
     )
-    with publisher() as weights, FileReader() as reader:
+    with publisher() as weights, FileReader(Path("no model")) as reader:
         for version in (1, 2):
             announced = weights.write(version, [tensor + version for tensor in TENSORS.values()])
             found = reader.fetch(files.write(announced), announced)
@@ -96,7 +99,7 @@ def test_a_version_that_somebody_still_reads_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_file_whose_bytes_changed_is_refused(tmp_path: Path) -> None:
-    with publisher() as weights, FileReader() as reader:
+    with publisher() as weights, FileReader(Path("no model")) as reader:
         announced = weights.write(1, TENSORS.values())
         stored = sender(str(tmp_path)).write(announced)
         path = Path(stored.url.removeprefix("file://"))
@@ -106,7 +109,7 @@ def test_a_file_whose_bytes_changed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
-    with publisher() as weights, FileReader() as reader:
+    with publisher() as weights, FileReader(Path("no model")) as reader:
         announced = weights.write(1, TENSORS.values())
         stored = sender(str(tmp_path)).write(announced)
         path = Path(stored.url.removeprefix("file://"))
@@ -116,7 +119,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
-    with publisher() as weights, FileReader() as reader:
+    with publisher() as weights, FileReader(Path("no model")) as reader:
         stored = sender(str(tmp_path)).write(weights.write(1, TENSORS.values()))
         with pytest.raises(WeightsError, match="does not have the version 2"):
             reader.fetch(stored, weights.write(2, TENSORS.values()))
@@ -136,7 +139,7 @@ def test_a_place_that_cannot_be_written_is_named_with_its_setting(tmp_path: Path
 def test_a_missing_file_names_the_setting(tmp_path: Path) -> None:
     with (
         publisher() as weights,
-        FileReader() as reader,
+        FileReader(Path("no model")) as reader,
         pytest.raises(WeightsError, match=r"cannot be read from .*\(weights.transfer.path\)"),
     ):
         reader.fetch(StoredFile(url=str(tmp_path / "none")), weights.write(1, TENSORS.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ async def load(route: Route, caller: Caller, release: Callable[[], Any] = list) 
 
 
 def route_of(transfer: str) -> Route:
-    exporter: Any = None
+    exporter: Any = SimpleNamespace(adapter=None)
     learner = LearnerSide(
         config=compose_unchecked("grpo_code", [f"weights.transfer={transfer}"]).weights,
         folder="memory://weights",

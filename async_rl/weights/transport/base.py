@@ -18,6 +18,7 @@ from async_rl.core.frozen import frozen
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import DeviceBlock, Manifest, Source
 from async_rl.weights.membership import Life, Load, Membership
+from async_rl.weights.merging import Adapter
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 """Each tensor of a version with its Hugging Face name."""
@@ -33,6 +34,12 @@ class Exporter(Protocol):
 
     async def unshare_on_device(self) -> None:
         """Free that buffer."""
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter of the published version, while its block may not be overwritten; None if all
+        weights are trained.
+        """
 
 
 @frozen

@@ -41,11 +41,7 @@ def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
     """uint8 [size_bytes] -> a view of the entry's dtype and shape. Raises WeightsError if they do
     not fit.
     """
-    dtype = _DTYPES.get(entry.dtype)
-    if dtype is None:
-        raise WeightsError(
-            f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}"
-        )
+    dtype = dtype_of(entry)
     try:
         return flat.view(dtype).reshape(entry.shape)
     except RuntimeError as error:
@@ -53,6 +49,16 @@ def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
             f"{entry.name} of shape {entry.shape} and {entry.dtype} does not fit {entry.size_bytes}"
             f" bytes: {error}"
         ) from error
+
+
+def dtype_of(entry: TensorEntry) -> torch.dtype:
+    """Return the entry's dtype. Raises WeightsError for one that no medium carries."""
+    dtype = _DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise WeightsError(
+            f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}"
+        )
+    return dtype
 
 
 def buckets(manifest: Manifest, bucket_bytes: int) -> list[Bucket]:

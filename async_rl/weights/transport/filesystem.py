@@ -3,9 +3,11 @@ memory.
 
 A file has one version, its tensors in the manifest's order, version and checksum in its metadata;
 any reader of safetensors opens it. Calls block for as long as the storage takes.
-Where all tensors have 16 bits, a member that holds the version before gets a file with the changes.
+Where an adapter is trained, the file has the adapter, and generators add its products to the
+weights of the model's directory. Otherwise, where all tensors have 16 bits, a member that holds the
+version before gets a file with the changes.
 Invariant: a generator receives the URL of a file only after the file is complete, and compares the
-content, or its block after the changes, with the manifest of the push.
+content, or its block after changes or products, with the manifest of the push.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 import fsspec
@@ -24,6 +27,8 @@ from async_rl.core.errors import BaseMissing, ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile
 from async_rl.weights.membership import Life, Load, Membership
+from async_rl.weights.merging import Adapter
+from async_rl.weights.transport import adapters
 from async_rl.weights.transport.base import LearnerSide, Sender
 from async_rl.weights.transport.changes import Bytes, Changes, Words
 from async_rl.weights.transport.shared_memory import SharedTensors, SharedTensorsReader
@@ -51,6 +56,7 @@ class FileSender(Sender):
         self._version = NO_VERSION
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._given: dict[Life, int] = {}
+        self._without_base: set[Life] = set()
         self._previous: Words | None = None
         self._base = NO_VERSION
 
@@ -58,18 +64,24 @@ class FileSender(Sender):
         """Return the URL once the file is complete. Raises ConfigError if it cannot be written."""
         if manifest.version != self._version:
             self._version, self._tasks = manifest.version, {}
+        held = self._given.get(life)
+        # A member that asks again for this version could not use what it got: no changes from now
+        # on to what it has, and no adapter in this life.
+        self._given[life] = manifest.version
+        if held == manifest.version:
+            self._without_base.add(life)
+        adapter = self._learner.exporter.adapter
+        if adapter is not None and life not in self._without_base:
+            return await self._once(
+                "write adapter", self._write_adapter, manifest, self._loading, adapter
+            )
         # Before the first file: when it is complete, the learner may write another version.
         changes = await self._once("compare weights", self._compare, manifest)
-        held = self._given.get(life)
         if changes is None or held != changes[0]:
-            stored = await self._once("write weights", self.write, manifest, self._loading)
-        else:
-            stored = await self._once(
-                "write changes", self._write_changes, manifest, self._loading, *changes
-            )
-        # A member that asks again for this version could not use the changes, and gets all.
-        self._given[life] = manifest.version
-        return stored
+            return await self._once("write weights", self.write, manifest, self._loading)
+        return await self._once(
+            "write changes", self._write_changes, manifest, self._loading, *changes
+        )
 
     async def _once(self, name: str, work: Callable[..., T], *arguments: object) -> T:
         """Do the work of the present version in a thread, once for all members."""
@@ -123,6 +135,13 @@ class FileSender(Sender):
             file.write(changes.to_bytes(manifest, base))
         return StoredFile(url=url, base=base)
 
+    def _write_adapter(
+        self, manifest: Manifest, keep: Collection[int], adapter: Adapter
+    ) -> StoredFile:
+        with self._opened(manifest, "adapter", keep) as (url, file):
+            file.write(adapters.to_bytes(adapter, manifest.version))
+        return StoredFile(url=url, scaling=adapter.scaling)
+
     @contextlib.contextmanager
     def _opened(
         self, manifest: Manifest, kind: str, keep: Collection[int]
@@ -159,10 +178,13 @@ class FileSender(Sender):
 class FileReader:
     """Reads a file once per generator, into a block that all of its ranks map.
 
-    The block is reused as long as the tensors keep their shapes.
+    The block is reused as long as the tensors keep their shapes. model_path: the directory of the
+    model, to whose weights an adapter is added.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model_path: Path) -> None:
+        self._base = adapters.BaseWeights(model_path)
+        self._is_whole = False
         self._block: SharedTensors | None = None
         self._announced: Manifest | None = None
         self._one_at_a_time = threading.Lock()
@@ -177,7 +199,8 @@ class FileReader:
         """Read the file into the block and return the manifest of the block.
 
         Raises WeightsError unless the content is exactly what the manifest announces, and its
-        subclass BaseMissing if changes do not lead there from what the block has.
+        subclass BaseMissing if changes do not lead there from what the block has, or an adapter
+        from the weights of the model's directory.
         """
         with self._one_at_a_time:
             try:
@@ -192,18 +215,25 @@ class FileReader:
                 message = (
                     f"checksum of {source.url} is {local.checksum}, announced {manifest.checksum}"
                 )
-                if source.base is None:
-                    raise WeightsError(message)
                 # The block is neither version now; all tensors will replace it.
                 self.close()
+                if source.base is None and source.scaling is None:
+                    raise WeightsError(message)
                 raise BaseMissing(message)
+            self._is_whole = True
         return local
 
     def _read(self, file: IO[bytes], source: StoredFile, manifest: Manifest) -> Manifest:
         block = self._block_for(manifest)
+        # Weights without a product are the same in every version.
+        keeps_frozen, self._is_whole = self._is_whole, False
         if source.base is not None:
             changes = Changes.from_bytes(file.read())
             return block.change(manifest.version, source.base, changes)
+        if source.scaling is not None:
+            adapter = adapters.from_bytes(file.read(), source.scaling)
+            tensors = self._base.tensors(manifest, adapter, only_changed=keeps_frozen)
+            return block.write(manifest.version, tensors)
         header = _header(manifest)
         if file.read(len(header)) != header:
             raise WeightsError(
@@ -225,6 +255,7 @@ class FileReader:
         if self._block is not None:
             self._block.close()
             self._block = None
+            self._is_whole = False
 
     def __enter__(self) -> Self:
         return self

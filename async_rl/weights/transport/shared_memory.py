@@ -108,13 +108,15 @@ class SharedTensors:
         self._bytes[:] = 0
         self._writes = 0
 
-    def write(self, version: int, tensors: Iterable[Bytes]) -> Manifest:
-        """Copy the tensors, in the order of the entries, and describe the result. Raises
-        WeightsError on a size that does not match.
+    def write(self, version: int, tensors: Iterable[Bytes | None]) -> Manifest:
+        """Copy the tensors, in the order of the entries, and describe the result. None keeps what
+        the block has. Raises WeightsError on a size that does not match.
         """
         self._writes += 1
         self._put_header(version, 2 * self._writes - 1)
         for entry, data in zip(self._entries, tensors, strict=True):
+            if data is None:
+                continue
             if data.size != entry.size_bytes:
                 raise WeightsError(
                     f"{entry.name} has {data.size} bytes, {entry.size_bytes} were announced"

@@ -1,0 +1,143 @@
+"""Compare learning with an adapter to learning with all weights on the embedded task.
+
+Run: `python -m benchmarks.lora tune`, then `run`, then `report`; each resumes where it was stopped.
+A cell is one run of conf=grpo_code in this process at age 0 (staleness_cell.py), with rank 16 in
+all linear layers or without an adapter. Both get the same prompts, and the same samples of version
+0. The adapter's learning rate is the one of four multiples of the rate for all weights with the
+highest mean pass rate over a run, on a seed that is not scored. Rows are kept in docs/lora/;
+`report` writes the picture and prints the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from async_rl.data.prepare import prepare_model
+from async_rl.launchers.configuration.compose import compose
+from benchmarks.figures import figure
+from benchmarks.staleness import (
+    SETTINGS,
+    Row,
+    finish,
+    learning_rate,
+    rates,
+    read,
+    result,
+    spread,
+)
+from benchmarks.staleness_cell import GOAL, Bench, run_cell
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "lora"
+PICTURE = ROOT / "docs" / "images" / "lora.png"
+FACTORS = (2.5, 5.0, 10.0, 25.0)
+SEEDS, TUNING_SEED = (0, 1, 2), 100
+NUM_STEPS = 160
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run. factor: of the learning rate for all weights."""
+
+    kind: str
+    seed: int
+    factor: float = 1.0
+
+    @property
+    def path(self) -> Path:
+        """The file of its rows."""
+        return RESULTS / f"{self.kind}-seed{self.seed}-x{self.factor:g}.jsonl"
+
+    def run(self, bench: Bench) -> list[Row]:
+        """Train all steps and return a row per evaluation."""
+        settings = [
+            f"model.lora={'lora' if self.kind == 'lora' else 'none'}",
+            f"seed={self.seed}",
+            f"num_steps={NUM_STEPS}",
+            f"learner.optimizer.lr={self.factor * learning_rate('grpo'):g}",
+            "buffer.max_staleness_versions=0",
+            *SETTINGS,
+        ]
+        with tempfile.TemporaryDirectory() as scratch:
+            return run_cell(bench, compose("grpo_code", settings), Path(scratch), all_steps=True)
+
+
+def tuning() -> list[Cell]:
+    """Return the cells among which the adapter's learning rate is chosen."""
+    return [Cell(kind="lora", seed=TUNING_SEED, factor=factor) for factor in FACTORS]
+
+
+def mean_rate(rows: Sequence[Row]) -> float:
+    """Return the mean held-out pass rate of a run: a final rate alone would not show the speed."""
+    return statistics.fmean(rates(rows).values())
+
+
+def scored() -> dict[str, list[Cell]]:
+    """Return the cells that are compared, by kind."""
+    means = {c.factor: mean_rate(read(c.path)) for c in tuning() if c.path.exists()}
+    if len(means) < len(FACTORS):
+        raise SystemExit("the learning rate is not chosen yet: python -m benchmarks.lora tune")
+    best = max(means, key=lambda factor: means[factor])
+    return {
+        "full": [Cell(kind="full", seed=seed) for seed in SEEDS],
+        "lora": [Cell(kind="lora", seed=seed, factor=best) for seed in SEEDS],
+    }
+
+
+def report() -> None:
+    """Print the table and write the picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    for cell in tuning():
+        rows = read(cell.path)
+        figure(f"tuning {cell.path.stem}: mean pass@1", mean_rate(rows), "share")
+        figure(f"tuning {cell.path.stem}: final pass@1", result(rows).final, "share")
+    picture, axis = pyplot.subplots(figsize=(6, 3.5))
+    for index, (kind, cells) in enumerate(scored().items()):
+        found = [read(cell.path) for cell in cells]
+        results = [result(rows) for rows in found]
+        samples = [r.samples for r in results if r.samples is not None]
+        finals = [r.final for r in results]
+        print(
+            f"| {kind} x{cells[0].factor:g} | {spread(samples)} | {len(samples)} of {len(cells)} |"
+            f" {spread(finals)} |"
+        )
+        figure(f"{kind}: final pass@1", statistics.fmean(finals), "share")
+        for number, rows in enumerate(found):
+            curve = rates(rows)
+            label = f"{kind}, rate x{cells[0].factor:g}" if number == 0 else None
+            axis.plot(list(curve), list(curve.values()), color=f"C{index}", alpha=0.7, label=label)
+    axis.axhline(GOAL, color="grey", linewidth=0.5)
+    axis.set_xlabel("step")
+    axis.set_ylabel("held-out pass@1")
+    axis.legend()
+    picture.tight_layout()
+    picture.savefig(PICTURE, dpi=80)
+
+
+def main() -> None:
+    """Tune, run or report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["tune", "run", "report"])
+    parser.add_argument("--limit-s", type=float, default=1e9)
+    given = parser.parse_args()
+    if given.command == "report":
+        report()
+        return
+    cells = tuning() if given.command == "tune" else [c for cs in scored().values() for c in cs]
+    with Bench(prepare_model(compose("grpo_code", []), lambda *_: None)) as bench:
+        finish(cells, lambda cell: cell.run(bench), limit_s=given.limit_s)
+
+
+if __name__ == "__main__":
+    main()
