@@ -4,8 +4,8 @@ Run: `python -m benchmarks.lora tune`, then `run`, then `report`; each resumes w
 A cell is one run of conf=grpo_code in this process at age 0 (staleness_cell.py), with rank 16 in
 all linear layers or without an adapter. Both get the same prompts, and the same samples of version
 0. The adapter's learning rate is the one of four multiples of the rate for all weights with the
-highest mean pass rate over a run, on a seed that is not scored. Rows are kept in docs/lora/;
-`report` writes the picture and prints the table.
+highest mean pass rate over a run, on a seed that is not scored; `--factor` runs another one. Rows
+are kept in docs/lora/; `report` writes the picture and prints the table.
 """
 
 from __future__ import annotations
@@ -77,16 +77,22 @@ def mean_rate(rows: Sequence[Row]) -> float:
     return statistics.fmean(rates(rows).values())
 
 
-def scored() -> dict[str, list[Cell]]:
-    """Return the cells that are compared, by kind."""
+def scored(factor: float) -> list[Cell]:
+    """Return the cells of the adapter at a factor of the rate."""
+    return [Cell(kind="lora", seed=seed, factor=factor) for seed in SEEDS]
+
+
+def full() -> list[Cell]:
+    """Return the cells with all weights."""
+    return [Cell(kind="full", seed=seed) for seed in SEEDS]
+
+
+def best_factor() -> float:
+    """Return the factor with the highest mean pass rate in the tuning."""
     means = {c.factor: mean_rate(read(c.path)) for c in tuning() if c.path.exists()}
     if len(means) < len(FACTORS):
         raise SystemExit("the learning rate is not chosen yet: python -m benchmarks.lora tune")
-    best = max(means, key=lambda factor: means[factor])
-    return {
-        "full": [Cell(kind="full", seed=seed) for seed in SEEDS],
-        "lora": [Cell(kind="lora", seed=seed, factor=best) for seed in SEEDS],
-    }
+    return max(means, key=lambda factor: means[factor])
 
 
 def report() -> None:
@@ -101,19 +107,19 @@ def report() -> None:
         figure(f"tuning {cell.path.stem}: mean pass@1", mean_rate(rows), "share")
         figure(f"tuning {cell.path.stem}: final pass@1", result(rows).final, "share")
     picture, axis = pyplot.subplots(figsize=(6, 3.5))
-    for index, (kind, cells) in enumerate(scored().items()):
+    others = [scored(factor) for factor in FACTORS]
+    compared = [full(), *(cells for cells in others if all(cell.path.exists() for cell in cells))]
+    for index, cells in enumerate(compared):
+        kind = f"{cells[0].kind}, rate x{cells[0].factor:g}"
         found = [read(cell.path) for cell in cells]
         results = [result(rows) for rows in found]
         samples = [r.samples for r in results if r.samples is not None]
         finals = [r.final for r in results]
-        print(
-            f"| {kind} x{cells[0].factor:g} | {spread(samples)} | {len(samples)} of {len(cells)} |"
-            f" {spread(finals)} |"
-        )
+        print(f"| {kind} | {spread(samples)} | {len(samples)} of {len(cells)} | {spread(finals)} |")
         figure(f"{kind}: final pass@1", statistics.fmean(finals), "share")
         for number, rows in enumerate(found):
             curve = rates(rows)
-            label = f"{kind}, rate x{cells[0].factor:g}" if number == 0 else None
+            label = kind if number == 0 else None
             axis.plot(list(curve), list(curve.values()), color=f"C{index}", alpha=0.7, label=label)
     axis.axhline(GOAL, color="grey", linewidth=0.5)
     axis.set_xlabel("step")
@@ -129,12 +135,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=["tune", "run", "report"])
+    parser.add_argument("--factor", type=float, choices=FACTORS)
     parser.add_argument("--limit-s", type=float, default=1e9)
     given = parser.parse_args()
     if given.command == "report":
         report()
         return
-    cells = tuning() if given.command == "tune" else [c for cs in scored().values() for c in cs]
+    cells = (
+        tuning() if given.command == "tune" else [*full(), *scored(given.factor or best_factor())]
+    )
     with Bench(prepare_model(compose("grpo_code", []), lambda *_: None)) as bench:
         finish(cells, lambda cell: cell.run(bench), limit_s=given.limit_s)
 

@@ -56,6 +56,13 @@ def test_a_merged_weight_has_the_same_bits_in_every_order_of_the_sums(
     assert torch.equal(merge(weight, up, down, 32 / 3), merged)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_merges_to_the_bits_of_a_cpu() -> None:
+    matrices_of = matrices(130, 16, 90)
+    on_gpu = merge(*(x.cuda() for x in matrices_of), 32 / 3)
+    assert torch.equal(on_gpu.cpu(), merge(*matrices_of, 32 / 3))
+
+
 @pytest.mark.parametrize("rank", [1, 16, 512])
 def test_a_merged_weight_is_the_exact_one_to_a_few_roundings(rank: int) -> None:
     weight, up, down = matrices(130, rank, 90)
@@ -64,6 +71,18 @@ def test_a_merged_weight_is_the_exact_one_to_a_few_roundings(rank: int) -> None:
     allowed = 2**-24 * exact.abs() + 2.0 * rank * 2**-21 * largest
     assert ((merge(weight, up, down, 2.0) - exact).abs() <= allowed).all()
     assert torch.equal(merge(weight, torch.zeros_like(up), down, 2.0), weight)
+
+
+@pytest.mark.parametrize("rank", [16, 512])
+def test_the_sums_of_a_product_are_exact(rank: int) -> None:
+    """The second half of the terms is the negative of the first half: a rounding of any sum in
+    between would leave a remainder.
+    """
+    generator = torch.Generator().manual_seed(0)
+    up = 0.5 + 0.5 * torch.rand(60, rank // 2, generator=generator)
+    down = 0.5 + 0.5 * torch.rand(rank // 2, 50, generator=generator)
+    terms = torch.cat([up, -up], 1), torch.cat([down, down])
+    assert not merge(torch.zeros(60, 50), *terms, 1.0).any()
 
 
 class Learner:
