@@ -28,6 +28,7 @@ from typing import Any
 
 from async_rl.sessions.serving import spare_heap
 from async_rl.wire.keys import create_keys
+from benchmarks.agents_delays import Delays, quantiles
 from benchmarks.agents_processes import (
     ANSWER,
     ENGINE_S,
@@ -35,7 +36,7 @@ from benchmarks.agents_processes import (
     LONGEST,
     all_cores,
     child,
-    cpu_s,
+    spent,
     text,
     tokenizer,
     told,
@@ -89,6 +90,8 @@ async def calls(folder: Path, num_sessions: int) -> None:
     ):
         opened = await told(served)
         overheads: list[float] = []
+        delays = Delays()
+        watching = asyncio.create_task(delays.watch())
         spare_heap()
 
         async def agent(index: int, token: str) -> None:
@@ -106,19 +109,30 @@ async def calls(folder: Path, num_sessions: int) -> None:
                 await asyncio.sleep(ENGINE_S)
             caller.close()
 
-        before = await cpu_s(served), await cpu_s(engine_told)
+        before = [(await spent(process))["cpu_s"] for process in (served, engine_told)]
+        delays.told()
         started_s = time.perf_counter()
         await asyncio.gather(*(agent(i, token) for i, token in enumerate(opened["tokens"])))
         wall_s = time.perf_counter() - started_s
-        spent_s = await cpu_s(served) - before[0]
-        engine_s = await cpu_s(engine_told) - before[1]
-    cuts = statistics.quantiles(overheads, n=100)
+        watching.cancel()
+        gateway, engine = await spent(served), await spent(engine_told)
+    p50, p99, _ = quantiles([1000 * overhead for overhead in overheads])
+    in_gateway = [value - 1000 * ENGINE_S for value in gateway["call_ms"]]
     figure("agents: open sessions", num_sessions, "", goal="1000")
     figure("agents: calls", len(overheads) / wall_s, "/s")
-    figure("agents: overhead of a call, p50", cuts[49] * 1000, "ms", goal="<= 5")
-    figure("agents: overhead of a call, p99", cuts[98] * 1000, "ms", goal="<= 25")
-    figure("agents: CPU time of the gateway per call", spent_s / len(overheads) * 1000, "ms")
-    figure("agents: CPU time of the wire in the engine", engine_s / len(overheads) * 1000, "ms")
+    figure("agents: overhead of a call, p50", p50, "ms", goal="<= 5")
+    figure("agents: overhead of a call, p99", p99, "ms", goal="<= 25")
+    figure("agents: of it between request and answer in the gateway, p50", in_gateway[0], "ms")
+    figure("agents: the same, p99", in_gateway[1], "ms")
+    figure("agents: of it the engine's timer, p50", engine["call_ms"][0], "ms")
+    figure("agents: the same, p99", engine["call_ms"][1], "ms")
+    for name, process in (("agents", delays.told()), ("gateway", gateway), ("engine", engine)):
+        figure(f"agents: event loop of the {name} too late, p99", process["lag_ms"][1], "ms")
+        figure(f"agents: the same, most, {name}", process["lag_ms"][2], "ms")
+        figure(f"agents: longest garbage collection, {name}", process["gc_ms"][2], "ms")
+    cpu_ms = [1000 * (p["cpu_s"] - b) for p, b in zip((gateway, engine), before, strict=True)]
+    figure("agents: CPU time of the gateway per call", cpu_ms[0] / len(overheads), "ms")
+    figure("agents: CPU time of the wire in the engine", cpu_ms[1] / len(overheads), "ms")
 
 
 async def with_vllm(folder: Path, rounds: int) -> None:

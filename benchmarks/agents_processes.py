@@ -44,6 +44,7 @@ from async_rl.sessions.serving import serving, spare_heap
 from async_rl.sessions.session import Session
 from async_rl.wire.keys import load_keys
 from async_rl.wire.rpc import RpcServer
+from benchmarks.agents_delays import Delays
 from benchmarks.generation import parameters, settings
 
 ENGINE_S = 5.0
@@ -78,7 +79,7 @@ async def engine(folder: Path, kind: str) -> None:
     """Answer Complete; with vLLM each line on stdin is a round of the direct path. An empty line
     asks for the CPU time.
     """
-    generate = None
+    generate, delays = None, Delays()
     if kind == "vllm":
         from async_rl.generation.engine import engine_opener
         from async_rl.weights.publisher import WeightPublisher, tensor_spec
@@ -92,7 +93,9 @@ async def engine(folder: Path, kind: str) -> None:
 
     async def complete(request: Complete) -> Message:
         if generate is None:
+            began_s = time.perf_counter()
             await asyncio.sleep(ENGINE_S)
+            delays.call_ms.append((time.perf_counter() - began_s - ENGINE_S) * 1000)
             return Continuation(completed=invented(request))
         completions = generate(request.request_id, request.token_ids.tolist(), 1, request.sampling)
         async with contextlib.aclosing(completions):
@@ -108,14 +111,16 @@ async def engine(folder: Path, kind: str) -> None:
         "127.0.0.1", 0, load_keys(folder), {Complete: complete, WatchVersion: version}
     ) as server:
         answering = asyncio.create_task(server.serve())
+        watching = asyncio.create_task(delays.watch())
         spare_heap()
         tell(address=server.address)
         while line := await asyncio.to_thread(sys.stdin.readline):
             if line == "\n":
-                tell(cpu_s=time.process_time())
+                tell(cpu_s=time.process_time(), **delays.told())
                 continue
             assert generate is not None, "only vLLM has a direct path"
             tell(**await direct(generate, json.loads(line)))
+        watching.cancel()
         answering.cancel()
 
 
@@ -165,19 +170,21 @@ async def gateway(folder: Path, address: str, num_sessions: int) -> None:
     )
     engines = RemoteEngines(cast(Any, context))
     following = asyncio.create_task(engines.follow(lambda: None))
-    chat, sessions = Chat(tokenizer()), Sessions()
+    chat, sessions, delays = Chat(tokenizer()), Sessions(), Delays()
+    watching = asyncio.create_task(delays.watch())
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     with contextlib.ExitStack() as stack:
         opened = [
             stack.enter_context(sessions.open(session_of(index, chat, engines)))
             for index in range(num_sessions)
         ]
-        async with serving(build_app(sessions), listener):
+        async with serving(delays.around(build_app(sessions)), listener):
             port = listener.getsockname()[1]
             spare_heap()
             tell(port=port, tokens=[session.token for session in opened])
             while await asyncio.to_thread(sys.stdin.readline):
-                tell(cpu_s=time.process_time())
+                tell(cpu_s=time.process_time(), **delays.told())
+    watching.cancel()
     following.cancel()
     await connections.close()
 
@@ -228,11 +235,12 @@ async def told(process: asyncio.subprocess.Process) -> Any:
     raise RuntimeError(f"the process ended with {await process.wait()}")
 
 
-async def cpu_s(process: asyncio.subprocess.Process) -> float:
-    """Return the CPU time of the gateway's process."""
+async def spent(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    """Return the CPU time of a process, and its delays since the last time."""
     assert process.stdin is not None
     process.stdin.write(b"\n")
-    return float((await told(process))["cpu_s"])
+    found: dict[str, Any] = await told(process)
+    return found
 
 
 def all_cores() -> list[int]:

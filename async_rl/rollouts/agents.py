@@ -85,8 +85,7 @@ class Agents:
             if known is not None:
                 return known
             limited = msgspec.structs.replace(sampling, max_new_tokens=limit)
-            ids = token_ids.tolist()
-            completions = engine.generate(f"{name}/{call}", ids, 1, limited)
+            completions = engine.generate(f"{name}/{call}", token_ids.tolist(), 1, limited)
             done = await anext(completions)
             await completions.aclose()
             completed = done.completed

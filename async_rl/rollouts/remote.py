@@ -83,6 +83,8 @@ class RemoteEngines:
             token_ids=np.array(prompt_token_ids, np.int32),
             sampling=sampling,
         )
+        # A collection of garbage visits each entry of a list, of hundreds of calls in flight.
+        del prompt_token_ids
         for index in range(num_samples):
             continuation: Continuation = await self._call(session, request)
             done = continuation.completed
