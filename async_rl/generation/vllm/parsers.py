@@ -36,7 +36,7 @@ class Parsers:
         except TypeError as error:
             raise ConfigError(
                 f"vLLM's parser {name} cannot read this model's tool calls: {error}; name another"
-                " one by generation.vllm.extra=[tool_call_parser=NAME]"
+                ' one by generation.vllm.extra=["tool_call_parser=NAME"]'
             ) from error
 
     def read(self, request: ReadCalls) -> CallsRead:
