@@ -229,7 +229,7 @@ EXAMPLES = {
     ),
 }
 """Files that the documents speak of."""
-LENGTHS = {"data": 3, "migrate": 2, "verify": 2}
+LENGTHS = {"data": 3, "migrate": 2, "plan": 2, "verify": 2}
 """Words of a command with a file; without one a sentence names the command only."""
 
 
