@@ -71,25 +71,30 @@ def steps(model: Path, rate: float, num_steps: int) -> Iterator[dict[str, torch.
         optimizer.zero_grad()
 
 
+def sender_through(folder: Path) -> FileSender:
+    """Return a sender through files of a folder, without a learner beside it."""
+    nothing: Any = None
+    exporter: Any = SimpleNamespace(adapter=None)
+    return FileSender(
+        LearnerSide(
+            config=nothing,
+            folder=str(folder),
+            life="L",
+            host="127.0.0.1",
+            device=torch.device("cpu"),
+            exporter=exporter,
+            push_s=60,
+        )
+    )
+
+
 class Form:
     """One sender with one generator. sends_changes: false = all weights, each time."""
 
     def __init__(self, folder: Path, *, sends_changes: bool) -> None:
-        nothing: Any = None
-        exporter: Any = SimpleNamespace(adapter=None)
         self._sends_changes = sends_changes
         self._reader = FileReader(folder)
-        self._sender = FileSender(
-            LearnerSide(
-                config=nothing,
-                folder=str(folder),
-                life="L",
-                host="127.0.0.1",
-                device=torch.device("cpu"),
-                exporter=exporter,
-                push_s=60,
-            )
-        )
+        self._sender = sender_through(folder)
 
     def push(self, manifest: Manifest) -> tuple[float, int]:
         """Return the seconds from the block to the generator's block, and the file's bytes."""

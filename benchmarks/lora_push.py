@@ -17,17 +17,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.weights.merging import Adapter
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
-from async_rl.weights.transport.base import LearnerSide
-from async_rl.weights.transport.filesystem import FileReader, FileSender
-from benchmarks.changes import MODEL
+from async_rl.weights.transport.filesystem import FileReader
+from benchmarks.changes import MODEL, sender_through
 from benchmarks.figures import figure
 from benchmarks.generation import random_model
 
@@ -56,20 +53,8 @@ class Form:
     """One sender with one generator."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        nothing: Any = None
-        exporter: Any = SimpleNamespace(adapter=None)
         self.reader = FileReader(model)
-        self.sender = FileSender(
-            LearnerSide(
-                config=nothing,
-                folder=str(folder),
-                life="L",
-                host="127.0.0.1",
-                device=torch.device("cpu"),
-                exporter=exporter,
-                push_s=60,
-            )
-        )
+        self.sender = sender_through(folder)
 
     def push(self, manifest: Manifest, adapter: Adapter | None) -> tuple[float, float, int]:
         """Return the seconds from the block to the generator's block, CPU seconds, and the bytes of
