@@ -9,7 +9,8 @@ A cell runs in this process (staleness_cell.py) with half of the default batch; 
 runs of the same settings instead, under RESULTS/live.
 
 Tuning: every method runs with the same multiples of its default rate, one seed that is not scored,
-at one age; its best multiple is then used at every age. Without tuning that is 1 for all.
+at one age; the multiple that reaches the goal with the fewest samples, without a collapse, is then
+used at every age. Without tuning that is 1 for all.
 
 Run, in this order, each as often as needed:
   python -m benchmarks.staleness tune [--methods ...] [--limit-s N]
@@ -236,13 +237,17 @@ def result(rows: Sequence[Row]) -> Result:
 
 
 def best_factor(method: str) -> float:
-    """Return the factor with the best final pass rate in the tuning, 1 without one."""
-    finals = {}
+    """Return the factor that needs the fewest samples to GOAL in the tuning and does not collapse;
+    without one the factor with the best final pass rate, and 1 without any tuning.
+    """
+    found = {}
     for factor in FACTORS:
         cell = Cell(method=method, age=TUNING_AGE, seed=TUNING_SEED, factor=factor)
         if cell.path.exists():
-            finals[factor] = result(read(cell.path)).final
-    return max(finals, key=lambda factor: finals[factor], default=1.0)
+            tuned = result(read(cell.path))
+            reaches = tuned.samples is not None and not tuned.is_collapsed
+            found[factor] = (reaches, -(tuned.samples or 0) if reaches else tuned.final)
+    return max(found, key=lambda factor: found[factor], default=1.0)
 
 
 def cells_of(method: str, age: int) -> list[Cell]:

@@ -82,6 +82,25 @@ def test_a_cell_with_a_file_is_not_repeated_and_the_best_factor_of_the_tuning_is
     assert stored["eval/pass_at_1"] == 0.25
 
 
+def test_the_quickest_factor_that_does_not_collapse_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A factor that never reaches the goal loses to any that does."""
+    monkeypatch.setattr(staleness, "RESULTS", tmp_path)
+    curves = {
+        0.25: [0.3, 0.5, 0.7, 0.79, 0.79],
+        0.5: [0.3, 0.5, 0.7, 0.95, 0.95],
+        1.0: [0.3, 0.6, 0.85, 0.85, 0.82],
+        2.0: [0.3, 0.9, 0.9, 0.1, 0.1],
+    }
+    for factor, curve in curves.items():
+        cell = Cell(
+            method="vcpo", age=staleness.TUNING_AGE, seed=staleness.TUNING_SEED, factor=factor
+        )
+        cell.path.write_text("".join(json.dumps(row) + "\n" for row in rows(curve)))
+    assert staleness.best_factor("vcpo") == 1.0
+
+
 def test_the_league_has_a_row_per_method_and_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
