@@ -42,7 +42,7 @@ from benchmarks.staleness_cell import COLLAPSE, GOAL, Bench, run_cell, samples_t
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "staleness"
 PAGE = ROOT / "docs" / "staleness.md"
-BEGIN, END = "<!-- league: begin -->\n", "<!-- league: end -->\n"
+BEGIN, END = "<!-- {}: begin -->\n", "<!-- {}: end -->\n"
 PICTURE = ROOT / "docs" / "images" / "staleness.png"
 METHODS = (
     "grpo",
@@ -293,6 +293,28 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def tuning_table() -> str:
+    """Return samples to GOAL and final rate of each method and factor of the tuning."""
+    lines = [
+        f"| method | {' | '.join(f'x{factor:g}' for factor in sorted(FACTORS))} |",
+        f"|---|{'---|' * len(FACTORS)}",
+    ]
+    for method in METHODS:
+        cells = []
+        for factor in sorted(FACTORS):
+            cell = Cell(method=method, age=TUNING_AGE, seed=TUNING_SEED, factor=factor)
+            if not cell.path.exists():
+                cells.append("")
+                continue
+            tuned = result(read(cell.path))
+            samples = "never" if tuned.samples is None else f"{tuned.samples:.0f}"
+            collapsed = ", collapsed" if tuned.is_collapsed else ""
+            cells.append(f"{samples}; {tuned.final:.2f}{collapsed}")
+        if any(cells):
+            lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def draw() -> None:
     """Write the curves of the held-out pass rate, one picture per age."""
     import matplotlib
@@ -326,8 +348,12 @@ def report() -> None:
             for cell in cells_of(method, age):
                 numbers = result(read(cell.path))
                 figure(f"{cell.path.stem}: final held-out pass rate", numbers.final, "share")
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(head + BEGIN + table() + END + rest.partition(END)[2])
+    text = PAGE.read_text()
+    for name, written in (("league", table()), ("tuning", tuning_table())):
+        begin, end = BEGIN.format(name), END.format(name)
+        head, _, rest = text.partition(begin)
+        text = head + begin + written + end + rest.partition(end)[2]
+    PAGE.write_text(text)
     draw()
 
 
