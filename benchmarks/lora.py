@@ -20,17 +20,17 @@ from pathlib import Path
 from async_rl.data.prepare import prepare_model
 from async_rl.launchers.configuration.compose import compose
 from benchmarks.figures import figure
-from benchmarks.staleness import (
+from benchmarks.staleness import finish
+from benchmarks.staleness_cell import GOAL, Bench, run_cell
+from benchmarks.staleness_results import (
     SETTINGS,
     Row,
-    finish,
     learning_rate,
     rates,
     read,
     result,
     spread,
 )
-from benchmarks.staleness_cell import GOAL, Bench, run_cell
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "lora"

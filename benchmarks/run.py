@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.figures import MARK  # noqa: E402
 
 # The league of staleness.py takes days; the last three write their curves into docs/.
-NO_BENCHMARKS = {"run", "figures", "staleness", "lora", "agent_learning", "chaos_agents"}
+NO_BENCHMARKS = {"run", "figures", "staleness_results", "lora", "agent_learning", "chaos_agents"}
 
 
 def names() -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import staleness
-from benchmarks.staleness import Cell
+from benchmarks import staleness, staleness_results
+from benchmarks.staleness_results import Cell
 
 
 def rows(rates: Sequence[float], *, age: int = 2) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def rows(rates: Sequence[float], *, age: int = 2) -> list[dict[str, Any]]:
 
 
 def test_a_run_is_read_in_samples_and_its_end() -> None:
-    found = staleness.result(rows([0.3, 0.6, 0.9, 0.79, 0.85]))
+    found = staleness_results.result(rows([0.3, 0.6, 0.9, 0.79, 0.85]))
     assert found.samples == pytest.approx((1 + 2 / 3) * 64)
     assert found.final == pytest.approx(0.82)
     assert not found.is_collapsed
@@ -43,7 +43,7 @@ def test_a_run_is_read_in_samples_and_its_end() -> None:
 
 
 def test_a_run_that_falls_far_from_its_best_has_collapsed() -> None:
-    found = staleness.result(rows([0.3, 0.7, 0.3, 0.1]))
+    found = staleness_results.result(rows([0.3, 0.7, 0.3, 0.1]))
     assert found.samples is None
     assert found.is_collapsed
 
@@ -59,7 +59,7 @@ def test_a_step_of_another_age_is_found() -> None:
 def test_a_cell_with_a_file_is_not_repeated_and_the_best_factor_of_the_tuning_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staleness, "RESULTS", tmp_path)
+    monkeypatch.setattr(staleness_results, "RESULTS", tmp_path)
     launched = []
 
     def launch(cell: Cell) -> list[dict[str, Any]]:
@@ -67,15 +67,20 @@ def test_a_cell_with_a_file_is_not_repeated_and_the_best_factor_of_the_tuning_is
         return rows([0.3, cell.factor / 2])
 
     tuning = [
-        Cell(method="vcpo", age=staleness.TUNING_AGE, seed=staleness.TUNING_SEED, factor=factor)
+        Cell(
+            method="vcpo",
+            age=staleness_results.TUNING_AGE,
+            seed=staleness_results.TUNING_SEED,
+            factor=factor,
+        )
         for factor in (0.5, 1.0)
     ]
-    assert staleness.best_factor("vcpo") == 1.0
+    assert staleness_results.best_factor("vcpo") == 1.0
     staleness.finish(tuning[:1], launch, limit_s=60)
-    assert staleness.best_factor("vcpo") == 0.5
+    assert staleness_results.best_factor("vcpo") == 0.5
     staleness.finish(tuning, launch, limit_s=60)
     assert launched == tuning
-    assert staleness.best_factor("vcpo") == 1.0
+    assert staleness_results.best_factor("vcpo") == 1.0
     staleness.finish([Cell(method="vcpo", age=2, seed=0, factor=1.0)], launch, limit_s=-1)
     assert launched == tuning
     stored = json.loads(tuning[0].path.read_text().splitlines()[-1])
@@ -86,7 +91,7 @@ def test_the_quickest_factor_that_does_not_collapse_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A factor that never reaches the goal loses to any that does."""
-    monkeypatch.setattr(staleness, "RESULTS", tmp_path)
+    monkeypatch.setattr(staleness_results, "RESULTS", tmp_path)
     curves = {
         0.25: [0.3, 0.5, 0.7, 0.79, 0.79],
         0.5: [0.3, 0.5, 0.7, 0.95, 0.95],
@@ -95,19 +100,22 @@ def test_the_quickest_factor_that_does_not_collapse_is_used(
     }
     for factor, curve in curves.items():
         cell = Cell(
-            method="vcpo", age=staleness.TUNING_AGE, seed=staleness.TUNING_SEED, factor=factor
+            method="vcpo",
+            age=staleness_results.TUNING_AGE,
+            seed=staleness_results.TUNING_SEED,
+            factor=factor,
         )
         cell.path.write_text("".join(json.dumps(row) + "\n" for row in rows(curve)))
-    assert staleness.best_factor("vcpo") == 1.0
+    assert staleness_results.best_factor("vcpo") == 1.0
 
 
 def test_the_league_has_a_row_per_method_and_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staleness, "RESULTS", tmp_path)
+    monkeypatch.setattr(staleness_results, "RESULTS", tmp_path)
     for seed, best in ((0, 0.9), (1, 0.7)):
         cell = Cell(method="grpo", age=8, seed=seed, factor=1.0)
         run = rows([0.3, best, best])
         cell.path.write_text("".join(json.dumps(row) + "\n" for row in run))
-    row = staleness.table().splitlines()[-1]
+    row = staleness_results.table().splitlines()[-1]
     assert row.startswith("| grpo x1 | 8 | 2 | 53.3 | 1 of 2 | 0.8 +- 0.14 | 0 of 2 |")

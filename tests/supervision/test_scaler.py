@@ -286,6 +286,24 @@ def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
     with_run(compose("grpo_code", []), tmp_path, act)
 
 
+async def work_until(
+    run: ScaledRun,
+    is_over: Callable[[], bool],
+    *,
+    num_generators: int = 1,
+    waiting: Callable[[], float] = lambda: 1.0,
+) -> None:
+    """Generators that always work, and a learner that waits this share of the time it works."""
+    told_s = 0.0
+    async with asyncio.timeout(60):
+        while not is_over():
+            told_s += 1.0
+            run.tell("learner-0", busy_s=told_s, wait_s=waiting() * told_s)
+            for rank in range(num_generators):
+                run.tell(f"generator-{rank}", busy_s=2 * told_s, blocked_s=0.0)
+            await asyncio.sleep(0.01)
+
+
 AUTOSCALED = (
     "generators.autoscale.enabled=true",
     "timeouts.call_s=0.1",
@@ -328,13 +346,7 @@ def test_the_autoscaler_adds_a_generator_for_a_learner_that_waits(tmp_path: Path
 
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        told_s = 0.0
-        async with asyncio.timeout(10):
-            while run.registry.wanted["generators"] == 1:
-                told_s += 1.0
-                run.tell("learner-0", busy_s=told_s, wait_s=told_s)
-                run.tell("generator-0", busy_s=2 * told_s, blocked_s=0.0)
-                await asyncio.sleep(0.01)
+        await work_until(run, lambda: run.registry.wanted["generators"] != 1)
         await run.until("buffer", "learner-0", "verifier-0", "generator-0", "generator-1")
 
     with_run(config, tmp_path, act)
@@ -389,13 +401,8 @@ def test_the_autoscaler_adds_nobody_where_memory_does_not_suffice_and_says_so(
 
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        run.free_mb, told_s = 10, 0.0
-        async with asyncio.timeout(10):
-            while "not added" not in caplog.text:
-                told_s += 1.0
-                run.tell("learner-0", busy_s=told_s, wait_s=told_s)
-                run.tell("generator-0", busy_s=2 * told_s, blocked_s=0.0)
-                await asyncio.sleep(0.01)
+        run.free_mb = 10
+        await work_until(run, lambda: "not added" in caplog.text)
         assert run.registry.wanted["generators"] == 1
 
     with_run(config, tmp_path, act)
@@ -414,14 +421,7 @@ def test_the_forecast_decides_where_it_contradicts_the_shares_of_time(
     async def act(run: ScaledRun) -> None:
         run.rates = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
         await run.until("buffer", "learner-0", "verifier-0", "generator-0", "generator-1")
-        told_s = 0.0
-        async with asyncio.timeout(10):
-            while run.registry.wanted["generators"] == 2:
-                told_s += 1.0
-                run.tell("learner-0", busy_s=told_s, wait_s=told_s)
-                for name in ("generator-0", "generator-1"):
-                    run.tell(name, busy_s=2 * told_s, blocked_s=0.0)
-                await asyncio.sleep(0.01)
+        await work_until(run, lambda: run.registry.wanted["generators"] != 2, num_generators=2)
         assert run.registry.wanted["generators"] == 1
 
     with_run(config, tmp_path, act)
@@ -436,15 +436,12 @@ def test_without_a_forecast_the_shares_decide_and_the_reason_is_logged_once(
 
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        told_s = 0.0
-        async with asyncio.timeout(10):
-            while run.registry.wanted["generators"] == 1:
-                told_s += 1.0
-                # In balance, until the forecast was asked for three times.
-                waited_s = told_s / 2 if run.num_forecasts >= 3 else 0.0
-                run.tell("learner-0", busy_s=told_s, wait_s=waited_s)
-                run.tell("generator-0", busy_s=2 * told_s, blocked_s=0.0)
-                await asyncio.sleep(0.01)
+        await work_until(
+            run,
+            lambda: run.registry.wanted["generators"] != 1,
+            # In balance, until the forecast was asked for three times.
+            waiting=lambda: 0.5 if run.num_forecasts >= 3 else 0.0,
+        )
 
     with_run(config, tmp_path, act)
     text = "no forecast: the test has no recording; autoscaling uses the shares of time"
