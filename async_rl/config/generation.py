@@ -31,6 +31,12 @@ class LoraAdapter(Section):
     targets: list[Annotated[str, Field(pattern="^\\w+$")]]
     """names of the linear layers with an adapter, for example q_proj; empty = all but the output
     head"""
+    slots: NonNegativeInt
+    """adapters that an engine applies to its base model at a time (vLLM's LoRA): one for this run,
+    the others for runs with model.lora.host; 0 = the engine merges this run's into the weights"""
+    host: Text | None
+    """directory of a run with model.lora.slots >= 2, whose engines serve this run's adapter too;
+    null = engines of its own"""
 
 
 class ModelConfig(Section):
@@ -49,6 +55,16 @@ class ModelConfig(Section):
     """field=value pairs that replace fields of the model's config.json; the value is JSON"""
     lora: Annotated[NoAdapter | LoraAdapter, Tag]
     """train all weights (none), or an adapter beside frozen weights (lora)"""
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether engines apply the adapter to their base model, instead of merging it."""
+        return isinstance(self.lora, LoraAdapter) and (self.lora.slots > 0 or self.is_hosted)
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether engines of another run serve the adapter."""
+        return isinstance(self.lora, LoraAdapter) and self.lora.host is not None
 
 
 class VllmConfig(Section):

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, import_external, load_function
 from async_rl.config.run import RunConfig
@@ -110,6 +110,34 @@ class Engine(Protocol):
         """
 
 
+class Guests(Protocol):
+    """The policies of other runs on an engine, by name."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of those that gave a sign of life lately."""
+
+    def admit(self, name: str) -> Engine:
+        """Return the policy of this name, which has a place from now on. Raises Unavailable if all
+        are taken.
+        """
+
+    def find(self, name: str) -> Engine:
+        """Return an admitted policy. Raises Unavailable if there is none of this name."""
+
+    def release(self, name: str) -> None:
+        """Free the place of this name, if it has one."""
+
+
+@runtime_checkable
+class Hosts(Protocol):
+    """An engine with places for policies of other runs."""
+
+    @property
+    def guests(self) -> Guests:
+        """Those policies."""
+
+
 OpenEngine = Callable[[], Awaitable[Engine]]
 """Starts an engine. Raises ConfigError if it refuses the settings or the model."""
 
@@ -172,7 +200,7 @@ def engine_opener(config: RunConfig, model_path: Path, *, rank: int = 0) -> Open
     seed = config.seed + rank
     # Imported here: vLLM reads the variables of `prepare_environment` at import.
     if config.generation.engine == "vllm":
-        from async_rl.generation.vllm.engine import vllm_opener
+        from async_rl.generation.vllm.opening import vllm_opener
 
         return vllm_opener(config, model_path, seed)
     if config.generation.engine not in PROVIDED_ENGINES:

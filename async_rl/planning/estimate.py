@@ -91,6 +91,9 @@ def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
         case "gateway":
             # A worker with an SDK of an API: measured 90 MB.
             added = config.agent.workers * 100
+        case "generator" if config.model.is_hosted:
+            # Without an engine it loads what a gateway does.
+            return BASE_MB["gateway"]
         case "generator":
             added = _generator_mb(config, shape)
         case "learner":

@@ -43,7 +43,7 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
             f" {shape.num_heads} attention heads of the model, of which each rank computes a part;"
             f" set it to a divisor of {shape.num_heads}"
         )
-    if config.generation.engine == "vllm":
+    if config.generation.engine == "vllm" and not config.model.is_hosted:
         problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
     total = total_memory_mb(config, shape)
     if total > machine.memory_mb:

@@ -35,6 +35,8 @@ from async_rl.protocol.generator import (
     WatchVersion,
 )
 from async_rl.rollouts.groups import Groups
+from async_rl.rollouts.hosted import hosted_opener
+from async_rl.rollouts.hosting import Hosting
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.context import ProcessContext
@@ -63,6 +65,8 @@ async def run(context: ProcessContext) -> None:
 
 async def import_engine(context: ProcessContext) -> OpenEngine:
     """Import the engine, which takes most of the time; at low priority beside other generators."""
+    if context.config.model.is_hosted:
+        return hosted_opener(context)
     rank = seat(context.config, context.name)
     work = functools.partial(engine_opener, context.config, context.model_path, rank=rank)
     if context.directory.of_role("generator"):
@@ -88,6 +92,7 @@ class Generator:
         )
         self.sleeping = Sleeping(open_engine, context.activity)
         self.groups = Groups(context, self._rollouts, self.sleeping)
+        self._hosting = Hosting(context, self.sleeping)
         self.is_colocated = context.config.placement == "colocated"
         self._version_changed = asyncio.Event()
         self._draining = asyncio.Event()
@@ -108,6 +113,7 @@ class Generator:
                 Complete: self._complete,
                 ReadCalls: self._read_calls,
                 WatchVersion: self._watch_version,
+                **self._hosting.handlers(),
             },
             devices=devices,
         )
@@ -115,7 +121,10 @@ class Generator:
     async def work(self) -> None:
         """Make groups until a drain or a stop."""
         async with asyncio.TaskGroup() as group:
-            owned = [group.create_task(self._follow_verifiers(), name="follow verifiers")]
+            owned = [
+                group.create_task(self._follow_verifiers(), name="follow verifiers"),
+                group.create_task(self._hosting.report(), name="report guests"),
+            ]
             if self.is_colocated:
                 starting = self.sleeping.start_when_called()
                 owned.append(group.create_task(starting, name="start the engine"))
@@ -145,7 +154,9 @@ class Generator:
             await self._completed.wait()
 
     async def _complete(self, request: Complete) -> Message:
-        """Continue a row of tokens for an agent."""
+        """Continue a row of tokens for an agent, or for another run."""
+        if request.policy:
+            return await self._hosting.complete(request)
         self._num_completing += 1
         try:
             with self._context.activity("generating"):
@@ -187,6 +198,8 @@ class Generator:
 
     async def _load_weights(self, request: LoadWeights) -> Message:
         """Load new weights between two engine steps, which wakes the engine."""
+        if request.policy:
+            return await self._hosting.load(request)
         life = request.manifest.life
         if life < self._learner_life:
             raise Superseded(
@@ -196,9 +209,12 @@ class Generator:
         self._learner_life = life
         async with self.sleeping.waking(request.handover) as engine:
             with self._context.activity("loading weights"):
-                manifest, source = await asyncio.to_thread(
-                    self._files.localize, request.manifest, request.source
-                )
+                manifest, source = request.manifest, request.source
+                # An engine that applies an adapter takes the file itself.
+                if not self._context.config.model.is_applied:
+                    manifest, source = await asyncio.to_thread(
+                        self._files.localize, manifest, source
+                    )
                 report = await engine.load_weights(manifest, source)
         self._context.version = report.version
         self._context.activity.gauge("weights/pause_s", report.pause_s)
@@ -214,7 +230,7 @@ class Generator:
 
     async def _probe(self, request: Probe) -> Message:
         """Score the learner's probe tokens with the current weights."""
-        engine = self.sleeping.engine
+        engine = self._hosting.engine(request.policy)
         version = engine.version
         rows = await engine.logprobs(request.rows)
         if version != engine.version:

@@ -32,6 +32,7 @@ from async_rl.supervision import outcome as outcomes
 from async_rl.supervision.autoscaling import Forecast
 from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
 from async_rl.supervision.fleet import Fleet
+from async_rl.supervision.guests import until_unused
 from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness, StallWatch
 from async_rl.supervision.monitor import Monitor
@@ -134,8 +135,7 @@ class Supervisor:
         if model_path is None:
             return
         try:
-            host = await self._launcher.open()
-            await self._with_children(keys, monitor, model_path, host)
+            await self._with_children(keys, monitor, model_path, await self._launcher.open())
         finally:
             await self._launcher.close()
 
@@ -199,6 +199,7 @@ class Supervisor:
             ]
             try:
                 await self._until_over(fleet, [serving, keeping, *watching])
+                await until_unused(self._registry, self._config, fleet, self._stop, self._console)
                 # A stall during the shutdown is not a failure, and scaling would delay it.
                 for task in watching:
                     task.cancel()

@@ -1,5 +1,8 @@
 """Messages to a generator: load weights, score rows, continue a row of tokens, read tool calls,
 release the device, drain.
+
+policy: the name of another run's policy that this generator serves too (rollouts/hosting.py); empty
+= the policy of its own run.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class LoadWeights(Message):
     manifest: Manifest
     source: Source = SHARED_BLOCK
     handover: int = 0
+    policy: str = ""
 
 
 class Logprobs(Message):
@@ -51,6 +55,7 @@ class Probe(Message):
 
     Reply: ClassVar[type] = Logprobs
     rows: list[IntArray]
+    policy: str = ""
 
 
 class Completed(Value):
@@ -72,7 +77,8 @@ class Continuation(Message):
 
 
 class Complete(Message):
-    """gateway -> generator: continue these tokens once. Sent again, it draws another continuation.
+    """gateway or another run's generator -> generator: continue these tokens once. Sent again, it
+    draws another continuation.
 
     request_id: differs between all calls that are in flight.
     """
@@ -81,6 +87,7 @@ class Complete(Message):
     request_id: str
     token_ids: IntArray
     sampling: Sampling
+    policy: str = ""
 
 
 class CallsRead(Message):
@@ -119,6 +126,22 @@ class WatchVersion(Message):
     Reply: ClassVar[type] = EngineVersion
     known: int
     wait_s: float
+
+
+class Visit(Message):
+    """another run's generator -> generator: keep a slot for the policy, first a new one. It is
+    repeated as long as that generator lives.
+    """
+
+    Reply: ClassVar[type] = Ok
+    policy: str
+
+
+class Leave(Message):
+    """another run's generator -> generator: free the slot of the policy."""
+
+    Reply: ClassVar[type] = Ok
+    policy: str
 
 
 class Sleep(Message):

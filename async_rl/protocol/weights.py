@@ -51,11 +51,13 @@ class StoredFile(Value, tag_field="type", tag=True):
     base: null = the file has all tensors; otherwise what changed since that version.
     scaling: null = it has weights; otherwise an adapter, whose products are multiplied by this and
     added to the weights of the model's directory.
+    checksum: of the bytes of an adapter's file.
     """
 
     url: str
     base: int | None = None
     scaling: float | None = None
+    checksum: int = 0
 
 
 class Seat(Value, tag_field="type", tag=True):

@@ -87,15 +87,21 @@ def load_control(run_dir: Path) -> Control:
         raise Unavailable(f"{run_dir.name} has no supervisor: {error}") from error
 
 
-@contextlib.asynccontextmanager
-async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
-    """Open a client of the run's supervisor. Raises Unavailable if its process has ended."""
+def require_running(run_dir: Path) -> Control:
+    """Return the address of the run's supervisor. Raises Unavailable if its process has ended."""
     control = load_control(run_dir)
     # Only this machine's pids can be checked; elsewhere the call runs into its deadline.
     if control.machine == platform.node() and not psutil.pid_exists(control.pid):
         raise Unavailable(
             f"{run_dir.name} is not running: its supervisor (pid {control.pid}) has ended"
         )
+    return control
+
+
+@contextlib.asynccontextmanager
+async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
+    """Open a client of the run's supervisor. Raises Unavailable if its process has ended."""
+    control = require_running(run_dir)
     control.check_messages(run_dir.name)
     async with RpcClient(control.address, load_keys(run_dir / "keys")) as client:
         yield client

@@ -70,6 +70,7 @@ class Pusher:
             device=rank_device,
             exporter=pool,
             push_s=context.config.timeouts.push_s,
+            is_applied=context.config.model.is_applied,
         )
         self._senders = open_senders(learner)
         self._routes: dict[Life, Route] = {}

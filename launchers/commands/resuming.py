@@ -42,6 +42,8 @@ FIXED = {
     "evaluation.num_prompts": "evaluations before and after would measure different prompts",
 }
 """Settings and sections that a resumed run cannot change, and why."""
+_FREE = ("model.lora.slots", "model.lora.host")
+"""Settings in such a section that say where the adapter is served."""
 
 
 def resumed_config(
@@ -106,7 +108,8 @@ def _refusals(
 ) -> Iterator[str]:
     for path, (old, new) in changed.items():
         for fixed, reason in FIXED.items():
-            if path == fixed or path.startswith(fixed + "."):
+            is_inside = path.startswith(fixed + ".") and path not in _FREE
+            if path == fixed or is_inside:
                 yield (
                     f"{path}={schema.show(new)}: was {schema.show(old)}, and {reason}; start a new"
                     " run with async-rl launch"

@@ -123,6 +123,7 @@ def modernized(
     for path, value in table().added.items():
         if value_at(present, path) is None:
             put(present, path, value)
+            drop_if_foreign(present, path)
     for _, new in placed:
         drop_if_foreign(present, new)
     return present

@@ -41,6 +41,7 @@ from async_rl.generation.vllm.surface import vllm_problems
 from async_rl.launchers.backends.choosing import launcher_problems
 from async_rl.launchers.configuration.compose import is_local_model
 from async_rl.launchers.configuration.fitting import model_shape
+from async_rl.launchers.configuration.hosts import host_problems
 from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.rewards.functions import check_functions
@@ -66,6 +67,7 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     yield from machine_problems(config, machine)
     file_problems = list(_file_problems(config))
     yield from file_problems
+    yield from host_problems(config)
     yield from _directory_problems(config, machine, is_new=is_new)
     if is_new:
         yield from _mirror_problems(config)

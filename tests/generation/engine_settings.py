@@ -26,7 +26,7 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
     name.
     """
     # vLLM reads the variables of prepare_environment at import.
-    from async_rl.generation.vllm import engine as vllm_engine
+    from async_rl.generation.vllm import opening
 
     config = compose_unchecked("grpo_code", overrides)
     asked: dict[str, Any] = {}
@@ -41,8 +41,8 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
         return SimpleNamespace(engine_core=None), True
 
     async def ask() -> None:
-        vllm_engine.open_llm = open_llm  # type: ignore[assignment]
-        engine: Any = await vllm_engine.vllm_opener(config, model, config.seed)()
+        opening.open_llm = open_llm  # type: ignore[assignment]
+        engine: Any = await opening.vllm_opener(config, model, config.seed)()
         engine._outputs, engine.version = outputs, 0
         async for _ in engine.generate("r", [1], 2, SAMPLING):
             pass

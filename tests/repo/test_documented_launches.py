@@ -78,6 +78,8 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # Neither a cluster nor its programs are here; what they are asked has its own tests.
     monkeypatch.setattr(preflight, "launcher_problems", lambda _: iter(()))
+    # Nor is the run whose engines another one uses (tests/config/test_shared_adapters.py).
+    monkeypatch.setattr(preflight, "host_problems", lambda _: iter(()))
     return tmp_path
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.config.running import FileTransfer
 
@@ -29,6 +30,7 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
             " batch needs the weights of another step, and admission would stop forever; set"
             " weights.push_every_steps=1"
         )
+    yield from _adapter(config)
     launch, transfer = config.launcher, weights.transfer
     is_local_folder = launch.kind == "ray" and not launch.shared_run_dir
     if isinstance(transfer, FileTransfer) and transfer.path is None and is_local_folder:
@@ -36,4 +38,39 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
             "weights.transfer=filesystem with launcher=ray and launcher.shared_run_dir=false: other"
             " nodes cannot read the run's directory; set weights.transfer.path to a URL that all"
             " nodes can read, or launcher.shared_run_dir=true"
+        )
+
+
+def _adapter(config: RunConfig) -> Iterator[str]:
+    """Yield the problems of an adapter that an engine applies, its own or another run's."""
+    lora = config.model.lora
+    if not isinstance(lora, LoraAdapter) or not config.model.is_applied:
+        return
+    given = f"model.lora.slots={lora.slots}"
+    if lora.host is not None:
+        given = f"model.lora.host={lora.host}"
+        if lora.slots:
+            yield (
+                f"{given} with model.lora.slots={lora.slots}: the engines of that run have the"
+                " slots; set model.lora.slots=0"
+            )
+        if config.generators.gpus_each > 0:
+            yield (
+                f"{given} with generators.gpus_each={config.generators.gpus_each:g}: generators"
+                " without an engine use no GPU; set generators.gpus_each=0"
+            )
+    if config.generation.engine != "vllm":
+        yield (
+            f"{given} with generation.engine={config.generation.engine}: only vLLM serves several"
+            " adapters at a time; set generation.engine=vllm"
+        )
+    if config.placement == "colocated":
+        yield (
+            f"{given} with placement=colocated: the engine would sleep while other runs use it; set"
+            " placement=disaggregated"
+        )
+    if config.weights.transfer.kind not in ("auto", "filesystem"):
+        yield (
+            f"{given} with weights.transfer={config.weights.transfer.kind}: only files carry an"
+            " adapter; set weights.transfer=auto"
         )

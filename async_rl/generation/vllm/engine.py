@@ -4,8 +4,7 @@ Invariants
 - The label of a token is the version of the weights that sampled it: label and weights change
   together, with no step in flight.
 - A new version never reads the prefix cache of an older one (scheduler.py).
-- A load that failed half-way leaves the engine dirty: it stays paused, all requests in flight fail,
-  and it refuses further work.
+- A load that failed half-way leaves the engine dirty and paused (llm.py).
 
 Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing
 and the pause is an exchange of tensors. Importing this module imports vLLM, which takes seconds.
@@ -15,25 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from pathlib import Path
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
-from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
-from async_rl.core.errors import AsyncRLError, BroadcastBroken, Unavailable, WeightsError
+from async_rl.core.errors import BroadcastBroken, Unavailable
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.generation.engine import Completion, OpenEngine, read_model_facts, require_version
-from async_rl.generation.vllm.core import ThreadedCore
-from async_rl.generation.vllm.opening import engine_args, open_llm
+from async_rl.generation.engine import Completion, require_version
+from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.written import written_logprobs
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
@@ -43,46 +37,24 @@ _ONLY_WHEN_FINISHED = 1 << 30
 """Tokens between two outputs of a request: vLLM then reports a sample at its first token and at its
 end only.
 """
-_LOST_WORKER = "failed: cancelled"
-"""The end of vLLM's message for a call that was waiting when a worker process ended."""
-
-
-def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
-    """Return the function that starts vLLM. Raises ConfigError if the model is too short."""
-    facts = read_model_facts(model_path)
-    args = engine_args(config, model_path, facts, seed)
-    end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
-
-    async def open_engine() -> VllmEngine:
-        llm, has_spare = await open_llm(config, args)
-        return VllmEngine(llm, end_token_ids, has_spare=has_spare)
-
-    return open_engine
 
 
 class VllmEngine:
-    """AsyncLLM behind the `Engine` interface."""
+    """One policy on an LLM behind the `Engine` interface."""
 
-    def __init__(self, llm: AsyncLLM, end_token_ids: tuple[int, ...], *, has_spare: bool) -> None:
+    def __init__(self, llm: Llm, end_token_ids: tuple[int, ...], *, has_spare: bool) -> None:
         """has_spare: the worker stages weights in a second copy of the model."""
         self._llm = llm
-        # Not None where the core is a thread of this process.
-        client = llm.engine_core
-        self._thread = client if isinstance(client, ThreadedCore) else None
         self._has_spare = has_spare
         self._end_token_ids = end_token_ids
         self.version = NO_VERSION
         """Version of the current weights."""
-        self._is_dirty = False
         self._is_asleep = False
-        self._loading = asyncio.Lock()
-        self._num_probes = 0
-        self._is_closed = False
+        self._lora: LoRARequest | None = None
 
     async def close(self) -> None:
         """End the engine."""
-        self._is_closed = True
-        await asyncio.to_thread(self._llm.shutdown)
+        await self._llm.close()
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
@@ -115,8 +87,8 @@ class VllmEngine:
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Score the rows with the current weights, outside the prefix cache."""
         self._require_usable()
-        self._num_probes += 1
-        name = f"probe-{self._num_probes}"
+        self._llm.num_probes += 1
+        name = f"probe-{self._llm.num_probes}"
         scores = [self._row_logprobs(f"{name}-{i}", row) for i, row in enumerate(rows)]
         return await asyncio.gather(*scores)
 
@@ -132,25 +104,10 @@ class VllmEngine:
                     scores[1:] = output.prompt_logprobs.logprobs
         return scores
 
-    async def _outputs(
+    def _outputs(
         self, request_id: str, token_ids: Sequence[int], params: SamplingParams
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield vLLM's outputs of one request and translate its errors; leaving it aborts the
-        request.
-        """
-        prompt = tokens_input(list(token_ids))
-        try:
-            async with aclosing(self._llm.generate(prompt, params, request_id)) as outputs:
-                async for output in outputs:
-                    yield output
-        except (EngineDeadError, EngineGenerateError) as error:
-            if isinstance(error.__cause__, AsyncRLError):
-                raise error.__cause__ from error
-            cause = error.__cause__ or error
-            raise Unavailable(
-                f"the vLLM engine died under request {request_id}: {cause}; start the generator"
-                " again"
-            ) from error
+        return self._llm.outputs(request_id, token_ids, params, self._lora)
 
     def _completion(self, sample: CompletionOutput, first_s: float) -> Completion:
         # An aborted sample has too few tokens, and would be trained as if the policy had ended it.
@@ -163,7 +120,7 @@ class VllmEngine:
         versions = np.full(len(token_ids), NO_VERSION, np.int32)
         # vLLM reports spans, because the weights change between steps and not between tokens.
         for span in sample.weight_versions:
-            versions[span.start : span.end] = int(span.version)
+            versions[span.start : span.end] = self._version_in(span.version)
         return Completion(
             index=sample.index,
             token_ids=token_ids,
@@ -177,25 +134,25 @@ class VllmEngine:
         """On a GPU vLLM sleeps at level 2, which drops the weights: the next load brings all of
         them. On a CPU only the blocks of the cache can be freed.
         """
-        async with self._loading:
-            if self._thread is not None:
-                await self._thread.sleep_async()
+        async with self._llm.loading:
+            if self._llm.thread is not None:
+                await self._llm.thread.sleep_async()
             elif not self._is_asleep:
-                await self._llm.sleep(level=2, mode="keep")
+                await self._llm.llm.sleep(level=2, mode="keep")
             self._is_asleep = True
 
     async def weight_devices(self) -> list[str]:
         """One entry per worker."""
-        devices: list[str] = await self._llm.collective_rpc("weight_device")
+        devices: list[str] = await self._llm.llm.collective_rpc("weight_device")
         return devices
 
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Verify the weights while generation continues, then change weights and label between two
         steps.
         """
-        async with self._loading:
+        async with self._llm.loading:
             started_s = time.perf_counter()
-            self._require_clean()
+            self._llm.require_clean()
             if isinstance(source, SharedBlock):
                 await asyncio.to_thread(verify_block, manifest)
             method, args = await self._stage(manifest, source)
@@ -213,74 +170,51 @@ class VllmEngine:
         arguments for the rest.
         """
         args = encode(manifest), encode(source)
-        if self._thread is not None and self._has_spare:
-            _require_whole(await self._thread.beside_async("stage_shared_weights", *args))
+        if self._llm.thread is not None and self._has_spare:
+            _require_whole(await self._llm.thread.beside_async("stage_shared_weights", *args))
             return "exchange_shared_weights", ()
         return "load_shared_weights", args
 
     async def _switch(self, version: int, method: str, args: tuple[bytes, ...]) -> float:
         """Change weights and label together; returns the seconds without generation."""
-        core: Any = self._llm.engine_core
-        with self._dirty_on_error(version):
-            if self._thread is not None:
-                pause_s = await self._thread.change_weights_async(method, args, str(version))
+        core: Any = self._llm.core
+        label = self._label(version)
+        with self._llm.dirty_on_error(version):
+            if self._llm.thread is not None:
+                pause_s = await self._llm.thread.change_weights_async(method, args, label)
                 self._loaded(version)
                 return pause_s
             if self._is_asleep:
-                await self._llm.wake_up(["weights"])
+                await self._llm.llm.wake_up(["weights"])
             else:
                 # AsyncLLM.pause_generation would sleep 20 ms after the same call.
                 await core.pause_scheduler_async("keep", False)
             paused_s = time.perf_counter()
             _require_whole(await core.collective_rpc_async(method, None, args))
-            await core.set_weight_version_async(str(version))
+            await core.set_weight_version_async(label)
             was_asleep = self._is_asleep
             self._loaded(version)
             if was_asleep:
-                await self._llm.wake_up(["kv_cache"])  # wakes the scheduler too
+                await self._llm.llm.wake_up(["kv_cache"])  # wakes the scheduler too
             else:
                 await core.resume_scheduler_async()
             return time.perf_counter() - paused_s
+
+    def _label(self, version: int) -> str:
+        """The label of the LLM's weights with this version of the policy."""
+        return str(version)
+
+    def _version_in(self, label: str) -> int:
+        """The policy's version in a label."""
+        return int(label)
 
     def _loaded(self, version: int) -> None:
         self.version = version
         self._is_asleep = False
 
-    @contextmanager
-    def _dirty_on_error(self, version: int) -> Iterator[None]:
-        """Mark the engine as dirty if a change of weights ends early.
-
-        A broken broadcast leaves it paused instead, and the load is repeated.
-        """
-        try:
-            yield
-        except BroadcastBroken:
-            raise
-        except BaseException as error:
-            root = error.__cause__ or error
-            reason = f"{type(root).__name__}: {root}"
-            if str(root).endswith(_LOST_WORKER):
-                reason = "a worker process of the engine ended, see the log above"
-            failure = WeightsError(
-                f"loading version {version} failed half-way ({reason}); start the generator again"
-            )
-            self._is_dirty = True
-            self._llm.output_processor.propagate_error(failure)
-            if isinstance(error, Exception):
-                raise failure from error
-            raise
-
     def _require_usable(self) -> None:
         require_version(self.version)
-        self._require_clean()
-
-    def _require_clean(self) -> None:
-        if self._is_closed:
-            raise Unavailable("the vLLM engine is closed; start the generator again")
-        if self._is_dirty:
-            raise WeightsError(
-                f"a load after version {self.version} failed half-way; start the generator again"
-            )
+        self._llm.require_clean()
 
 
 def _require_whole(broken: list[str]) -> None:

@@ -1,4 +1,6 @@
-"""Opens vLLM: the arguments that follow from the configuration, and an AsyncLLM made with them."""
+"""Opens vLLM: the arguments that follow from the configuration, an AsyncLLM made with them, and the
+engine around it.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
 from async_rl.config.checks.vllm_extra import extra_arguments, num_workers
+from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.generation import environment
-from async_rl.generation.engine import ModelFacts
+from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
 from async_rl.generation.environment import uses_gpu
+from async_rl.generation.vllm.adapters import LORA_RANKS, Slots, linear_layers
 from async_rl.generation.vllm.core import ThreadedCore
+from async_rl.generation.vllm.engine import VllmEngine
+from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
 from async_rl.generation.vllm.surface import vllm_problems
 
@@ -31,6 +37,22 @@ share more of a short prompt.
 """
 _NO_SHARE = 0.001
 """The smallest share of a GPU in practice: vLLM refuses 0."""
+
+
+def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
+    """Return the function that starts vLLM. Raises ConfigError if the model is too short."""
+    facts = read_model_facts(model_path)
+    args = engine_args(config, model_path, facts, seed)
+    end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
+    lora = config.model.lora
+
+    async def open_engine() -> VllmEngine:
+        llm, has_spare = await open_llm(config, args)
+        if isinstance(lora, LoraAdapter) and lora.slots:
+            return Slots(Llm(llm), lora.slots, end_token_ids).own
+        return VllmEngine(Llm(llm), end_token_ids, has_spare=has_spare)
+
+    return open_engine
 
 
 def engine_args(
@@ -77,7 +99,20 @@ def engine_args(
         # Otherwise a model's generation_config.json could set top_k or top_p.
         generation_config="vllm",
         **_settings(config),
+        **_lora_settings(config, model_path),
     )
+
+
+def _lora_settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
+    lora = config.model.lora
+    if not isinstance(lora, LoraAdapter) or not lora.slots:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras": lora.slots,
+        "max_lora_rank": min(rank for rank in LORA_RANKS if rank >= lora.rank),
+        "lora_target_modules": linear_layers(model_path),
+    }
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
@@ -117,7 +152,8 @@ async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> tuple[AsyncLLM, 
         else:
             llm = await asyncio.to_thread(_open_threaded, args, asyncio.get_running_loop())
         # A copy is staged beside the steps, which only a core in this process offers.
-        spares = await llm.collective_rpc("prepare_shared_weights", args=(not has_core_process,))
+        wants_spare = not has_core_process and not config.model.is_applied
+        spares = await llm.collective_rpc("prepare_shared_weights", args=(wants_spare,))
     except (ValueError, OSError) as error:
         raise ConfigError(
             f"vLLM refused the model {args.model} or the settings of generation.vllm: {error}"

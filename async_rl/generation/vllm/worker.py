@@ -16,9 +16,11 @@ import multiprocessing
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -58,6 +60,7 @@ class SharedWeightsExtension:
 
     _spare: SpareModel | None = None
     _receivers: Receivers
+    _staged: Any
 
     def prepare_shared_weights(self, wants_spare: bool) -> bool:
         """Make the second copy where one is wanted and possible; returns whether there is one. Call
@@ -127,6 +130,26 @@ class SharedWeightsExtension:
                         module.quant_method.process_weights_after_loading(module)
         except BroadcastBroken as error:
             return str(error)
+        return ""
+
+    def stage_adapter(self, slot: int, directory: str) -> str:
+        """Read an adapter in PEFT's form for a slot, counted from 1; may run beside the engine's
+        steps. Returns why vLLM refuses it, else an empty string.
+        """
+        request = LoRARequest(str(slot), slot, directory)
+        try:
+            # What vLLM's own load in place does, in two parts: the reading needs no pause.
+            self._staged = self.model_runner.lora_manager._load_adapter(request)  # type: ignore[attr-defined]
+        except (ValueError, OSError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def apply_adapter(self) -> str:
+        """Put the staged adapter into its slot; between two steps only."""
+        manager = self.model_runner.lora_manager._adapter_manager  # type: ignore[attr-defined]
+        manager.remove_adapter(self._staged.id)
+        manager.add_adapter(self._staged)
+        manager.activate_adapter(self._staged.id)
         return ""
 
     def _weights(self, manifest: bytes, source: bytes) -> AbstractContextManager[Tensors]:

@@ -48,7 +48,8 @@ class LearnerSide:
 
     folder: fsspec URL for files. life: distinguishes this learner process from earlier ones, which
     may have used the same address. host: of this process in the run. device: of rank 0. push_s: the
-    deadline of a push.
+    deadline of a push. is_applied: engines apply the adapter to their base model, so they take
+    nothing else.
     """
 
     config: WeightsConfig
@@ -58,6 +59,7 @@ class LearnerSide:
     device: torch.device
     exporter: Exporter
     push_s: float
+    is_applied: bool = False
 
 
 class Sender:

@@ -31,7 +31,7 @@ from async_rl.weights.merging import Adapter
 from async_rl.weights.transport import adapters
 from async_rl.weights.transport.base import LearnerSide, Sender
 from async_rl.weights.transport.changes import Bytes, Changes, Words
-from async_rl.weights.transport.shared_memory import SharedTensors, SharedTensorsReader
+from async_rl.weights.transport.shared_memory import SharedTensors, SharedTensorsReader, checksum
 
 _SUFFIX = ".safetensors"
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -71,7 +71,7 @@ class FileSender(Sender):
         if held == manifest.version:
             self._without_base.add(life)
         adapter = self._learner.exporter.adapter
-        if adapter is not None and life not in self._without_base:
+        if adapter is not None and (self._learner.is_applied or life not in self._without_base):
             return await self._once(
                 "write adapter", self._write_adapter, manifest, self._loading, adapter
             )
@@ -138,9 +138,12 @@ class FileSender(Sender):
     def _write_adapter(
         self, manifest: Manifest, keep: Collection[int], adapter: Adapter
     ) -> StoredFile:
+        content = adapters.to_bytes(adapter, manifest.version)
         with self._opened(manifest, "adapter", keep) as (url, file):
-            file.write(adapters.to_bytes(adapter, manifest.version))
-        return StoredFile(url=url, scaling=adapter.scaling)
+            file.write(content)
+        return StoredFile(
+            url=url, scaling=adapter.scaling, checksum=checksum(np.frombuffer(content, np.uint8))
+        )
 
     @contextlib.contextmanager
     def _opened(

@@ -36,7 +36,8 @@ RECEIVERS: Mapping[type[Source], type[Receiver[Any]]] = {
 
 def open_senders(learner: LearnerSide) -> list[Sender]:
     """Return the senders of the configured transfer, preferred first."""
-    return [sender(learner) for sender in SENDERS[learner.config.transfer.kind]]
+    kind = "filesystem" if learner.is_applied else learner.config.transfer.kind
+    return [sender(learner) for sender in SENDERS[kind]]
 
 
 class Receivers:

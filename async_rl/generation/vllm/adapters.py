@@ -1,0 +1,211 @@
+"""Several policies on one LLM: its base model with the adapter of one slot each (vLLM's LoRA).
+
+Invariants
+- Slot 0 is this run's policy; the others belong to other runs, each to at most one at a time.
+- The label of the LLM's weights has the version of every slot, so a token's label tells the version
+  of the policy that sampled it, whichever slot was loaded meanwhile.
+- An adapter that cannot be read, or that vLLM refuses, changes nothing for anybody.
+
+Written against vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tempfile
+import time
+from pathlib import Path
+
+import fsspec
+import numpy as np
+from safetensors import safe_open
+from safetensors.torch import load
+from vllm.lora.request import LoRARequest
+
+from async_rl.core.errors import Unavailable, WeightsError
+from async_rl.core.types import NO_VERSION
+from async_rl.generation.vllm.engine import VllmEngine
+from async_rl.generation.vllm.llm import Llm
+from async_rl.protocol.weights import Manifest, Source, StoredFile
+from async_rl.weights.transport.shared_memory import checksum
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The bounds of the rank that vLLM can be started with."""
+_GONE_S = 90.0
+"""A slot whose run has been silent for longer may be given to another."""
+_PLACEHOLDER = "pushed"
+"""vLLM wants a path for an adapter; that of a slot has no other."""
+
+
+class AppliedAdapter(VllmEngine):
+    """The policy of one slot.
+
+    seen_s: monotonic seconds of its run's last sign of life.
+    """
+
+    def __init__(self, slots: Slots, index: int, llm: Llm, end_token_ids: tuple[int, ...]) -> None:
+        super().__init__(llm, end_token_ids, has_spare=False)
+        self._slots = slots
+        self._index = index
+        # vLLM's ids begin at 1, and 0 is the base model.
+        self._lora = LoRARequest(f"slot {index}", index + 1, _PLACEHOLDER)
+        self.name = ""
+        self.seen_s = 0.0
+
+    @property
+    def guests(self) -> Slots:
+        """The other policies of the LLM."""
+        return self._slots
+
+    def free(self) -> None:
+        """Leave the slot to another run."""
+        self.name, self.version = "", NO_VERSION
+
+    async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
+        if not isinstance(source, StoredFile) or source.scaling is None:
+            raise WeightsError(
+                f"version {manifest.version} came as {type(source).__name__} with all weights, and"
+                " this engine takes adapters only; set model.lora.slots or model.lora.host in the"
+                " run that pushes"
+            )
+        self._slots.check_model(manifest)
+        with tempfile.TemporaryDirectory(prefix="async_rl-adapter-") as directory:
+            await asyncio.to_thread(_write_peft, manifest, source, Path(directory))
+            args = (self._index + 1, directory)
+            if self._llm.thread is not None:
+                refusals = await self._llm.thread.beside_async("stage_adapter", *args)
+            else:
+                refusals = await self._llm.llm.collective_rpc("stage_adapter", args=args)
+        for refusal in filter(None, refusals):
+            raise WeightsError(
+                f"vLLM refuses the adapter of version {manifest.version}: {refusal}; its rank may"
+                " be at most model.lora.rank of the run with model.lora.slots"
+            )
+        return "apply_adapter", ()
+
+    def _label(self, version: int) -> str:
+        return " ".join(
+            str(version if policy is self else policy.version) for policy in self._slots.policies
+        )
+
+    def _version_in(self, label: str) -> int:
+        return int(label.split()[self._index])
+
+
+class Slots:
+    """The policies of one LLM."""
+
+    def __init__(self, llm: Llm, count: int, end_token_ids: tuple[int, ...]) -> None:
+        self.policies = [AppliedAdapter(self, i, llm, end_token_ids) for i in range(count)]
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def own(self) -> AppliedAdapter:
+        """The policy of this run."""
+        return self.policies[0]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the other runs' policies that gave a sign of life lately."""
+        now_s = time.monotonic()
+        return [p.name for p in self.policies[1:] if p.name and now_s - p.seen_s < _GONE_S]
+
+    def admit(self, name: str) -> AppliedAdapter:
+        """Return the policy of this name, in a slot of its own from now on.
+
+        Raises Unavailable if all slots are taken.
+        """
+        guests = self.policies[1:]
+        taken = {policy.name: policy for policy in guests}
+        policy = taken.get(name) or taken.get("")
+        if policy is None and guests:
+            # A run that was killed cannot say that it left.
+            oldest = min(guests, key=lambda guest: guest.seen_s)
+            policy = oldest if oldest.name not in self.names else None
+        if policy is None:
+            raise Unavailable(
+                f"the {len(guests)} slots for other runs are taken by {', '.join(sorted(taken))};"
+                " stop one of them, or raise model.lora.slots of this run when it is resumed"
+            )
+        if policy.name != name:
+            policy.free()
+            policy.name = name
+        policy.seen_s = time.monotonic()
+        return policy
+
+    def find(self, name: str) -> AppliedAdapter:
+        """Return the admitted policy of this name. Raises Unavailable if there is none."""
+        for policy in self.policies[1:]:
+            if policy.name == name:
+                policy.seen_s = time.monotonic()
+                return policy
+        raise Unavailable(f"{name} has no slot here; its generator has to start again")
+
+    def release(self, name: str) -> None:
+        """Free the slot of this name, if it has one."""
+        for policy in self.policies[1:]:
+            if policy.name == name:
+                policy.free()
+
+    def check_model(self, manifest: Manifest) -> None:
+        """Raise WeightsError if the manifest is of another model than the first one that came."""
+        shapes = {entry.name: tuple(entry.shape) for entry in manifest.tensors}
+        self._shapes = self._shapes or shapes
+        for name in sorted(shapes.keys() | self._shapes.keys()):
+            if shapes.get(name) != self._shapes.get(name):
+                raise WeightsError(
+                    f"the run that pushes has another model: {name} is"
+                    f" {shapes.get(name, 'missing')}, here {self._shapes.get(name, 'missing')};"
+                    " give both runs the same model.path"
+                )
+
+
+def linear_layers(model_path: Path) -> list[str]:
+    """Return the names of the linear layers inside the model's blocks, for example q_proj.
+
+    Without a list vLLM would wrap the head too, and fail for a probe (vLLM 0.32): the wrapped head
+    takes one row per request.
+    """
+    names = set()
+    for file in model_path.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118  # not a mapping
+                layer, _, leaf = name.rpartition(".")
+                is_matrix = len(weights.get_slice(name).get_shape()) == 2
+                if leaf == "weight" and is_matrix and re.search(r"\.\d+\.", layer):
+                    names.add(layer.rpartition(".")[2])
+    return sorted(names)
+
+
+def _write_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None:
+    """Fetch an adapter and write it as PEFT does. Raises WeightsError if it is not the one that
+    was announced.
+    """
+    assert source.scaling is not None
+    try:
+        with fsspec.open(source.url, "rb") as file:
+            content: bytes = file.read()
+    except (OSError, ValueError, ImportError) as error:
+        raise WeightsError(
+            f"version {manifest.version} cannot be read from {source.url} (weights.transfer.path):"
+            f" {error}"
+        ) from error
+    found = checksum(np.frombuffer(content, np.uint8))
+    if found != source.checksum:
+        raise WeightsError(
+            f"checksum of {source.url} is {found}, announced {source.checksum}; the file was"
+            " changed after it was written"
+        )
+    downs = {name: x for name, x in load(content).items() if name.endswith(".lora_A.weight")}
+    rank = next(iter(downs.values())).shape[0]
+    targets = sorted({name.split(".")[-3] for name in downs})
+    described = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": round(source.scaling * rank),
+        "target_modules": targets,
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(described))
+    (directory / "adapter_model.safetensors").write_bytes(content)

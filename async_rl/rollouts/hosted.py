@@ -1,0 +1,239 @@
+"""The engine of a run with model.lora.host: a place on a generator of another run.
+
+takes: prompts, adapters and probes of its own generator process
+waits for: a generator of the host with a free slot
+returns: what the host's engine returns
+woken by: the host's member list
+
+Invariant: an engine stays with one life of one generator. Once that ends or forgets the policy, the
+engine is dead; the next life of this process finds another one, and the learner pushes to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from async_rl.config.generation import LoraAdapter
+from async_rl.config.pools import seat
+from async_rl.core.errors import AsyncRLError, ConfigError, Unavailable
+from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
+from async_rl.generation.engine import Completion, OpenEngine, require_version
+from async_rl.protocol.base import Message
+from async_rl.protocol.generator import (
+    Complete,
+    Continuation,
+    Leave,
+    LoadReport,
+    LoadWeights,
+    Logprobs,
+    Probe,
+    Visit,
+)
+from async_rl.protocol.membership import DRAINING, Member
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
+from async_rl.runtime.context import ProcessContext, connect_control, require_running
+from async_rl.runtime.directory import Connections, Directory, Incarnation
+from async_rl.runtime.patience import SupervisorCalls
+from async_rl.wire.keys import load_keys
+
+_LOOK_S = 2.0
+_VISIT_S = 20.0
+_LEAVE_S = 2.0
+
+
+def hosted_opener(context: ProcessContext) -> OpenEngine:
+    """Return the function that finds a place on a generator of the host."""
+
+    async def open_engine() -> HostedEngine:
+        engine = HostedEngine(context)
+        try:
+            await engine.open()
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    return open_engine
+
+
+class HostedEngine:
+    """One policy on another run's generator, as an `Engine`."""
+
+    def __init__(self, context: ProcessContext) -> None:
+        lora = context.config.model.lora
+        assert isinstance(lora, LoraAdapter)
+        assert lora.host is not None
+        self._context = context
+        self._host = Path(lora.host)
+        self._policy = f"{context.run_dir.name}/{context.name}/{context.incarnation}"
+        self._timeouts = context.config.timeouts
+        self._stack = contextlib.AsyncExitStack()
+        self._directory = Directory()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._life: Incarnation | None = None
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._num_requests = 0
+        self.version = NO_VERSION
+        """Version of the current weights."""
+
+    async def open(self) -> None:
+        """Take a slot of one of the host's generators, once one serves.
+
+        Raises Unavailable if the host does not run or all slots are taken.
+        """
+        client = await self._stack.enter_async_context(connect_control(self._host))
+        connections = Connections(load_keys(self._host / "keys"), self._directory)
+        self._stack.push_async_callback(connections.close)
+        supervisor = SupervisorCalls(client, patience_s=self._timeouts.orphan_s)
+        following = self._directory.follow(supervisor, call_timeout_s=self._timeouts.call_s)
+        self._start(following, "members of the host")
+        self._start(self._watch_host(), "process of the host")
+        while self._life is None:
+            revision = self._directory.revision
+            refusal: AsyncRLError | None = None
+            for member in self._members():
+                life = Incarnation(member, self._directory, connections)
+                try:
+                    await self._visit(life)
+                except Unavailable as error:
+                    refusal = error
+                    continue
+                self._life = life
+                self._start(self._keep(life), "visits")
+                return
+            if refusal is not None and self._directory.revision == revision:
+                raise refusal
+            with self._context.activity.waiting(f"a generator of run {self._host.name}"):
+                await self._unless_ended(self._directory.changed(revision))
+
+    def _members(self) -> list[Member]:
+        """The host's generators, another one first for each generator of this run."""
+        serving = [m for m in self._directory.of_role("generator") if m.state != DRAINING]
+        if not serving:
+            return []
+        first = seat(self._context.config, self._context.name) % len(serving)
+        return serving[first:] + serving[:first]
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except AsyncRLError as error:
+                if not self._ended.done():
+                    self._ended.set_result(str(error))
+
+        self._tasks.append(asyncio.create_task(run(), name=name))
+
+    async def _watch_host(self) -> None:
+        while True:
+            require_running(self._host)
+            await asyncio.sleep(_LOOK_S)
+
+    async def _visit(self, life: Incarnation) -> None:
+        request = Visit(policy=self._policy)
+        await self._unless_ended(life.call(request, timeout_s=self._timeouts.call_s))
+
+    async def _keep(self, life: Incarnation) -> None:
+        while True:
+            await asyncio.sleep(_VISIT_S)
+            await self._visit(life)
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Return the result of the work. Raises Unavailable once the host is lost."""
+        task = asyncio.create_task(work, name="call of the host")
+        try:
+            await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Unavailable(
+                    f"run {self._host.name}, whose engines serve this one (model.lora.host), is"
+                    f" lost: {self._ended.result()}; continue it with async-rl resume, then this"
+                    " one"
+                )
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _call(self, request: Message, timeout_s: float) -> Any:
+        if self._life is None:
+            raise Unavailable("this engine has no place yet; open it first")
+        return await self._unless_ended(self._life.call(request, timeout_s=timeout_s))
+
+    async def close(self) -> None:
+        """Leave the slot and end the connections."""
+        if self._life is not None:
+            # A host that has ended has no slots.
+            with contextlib.suppress(AsyncRLError):
+                await self._call(Leave(policy=self._policy), _LEAVE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncGenerator[Completion, None]:
+        """Yield each completion as it finishes; each sample is a call of its own, and they read one
+        prefill through the host's prefix cache.
+        """
+        require_version(self.version)
+        self._num_requests += 1
+        name = f"{self._policy}/{self._num_requests}.{request_id}"
+        token_ids = np.array(prompt_token_ids, np.int32)
+        calls = [
+            asyncio.create_task(self._sample(f"{name}.{index}", index, token_ids, sampling))
+            for index in range(num_samples)
+        ]
+        try:
+            for done in asyncio.as_completed(calls):
+                yield await done
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _sample(
+        self, name: str, index: int, token_ids: IntArray, sampling: Sampling
+    ) -> Completion:
+        request = Complete(
+            request_id=name, token_ids=token_ids, sampling=sampling, policy=self._policy
+        )
+        # The limit of the group comes first.
+        limit_s = self._timeouts.longest_group_s(self._context.config.data.max_response_tokens)
+        reply: Continuation = await self._call(request, limit_s)
+        done = reply.completed
+        return Completion(
+            index=index,
+            token_ids=done.token_ids,
+            logprobs=done.logprobs,
+            versions=done.versions,
+            is_truncated=done.is_truncated,
+        )
+
+    async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
+        """Let the host's engine load the adapter between two of its steps."""
+        request = LoadWeights(manifest=manifest, source=source, policy=self._policy)
+        report: LoadReport = await self._call(request, self._timeouts.push_s)
+        self.version = report.version
+        return report
+
+    async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
+        """Score the rows with this policy's current weights."""
+        require_version(self.version)
+        request = Probe(rows=list(rows), policy=self._policy)
+        reply: Logprobs = await self._call(request, self._timeouts.push_s)
+        return reply.rows
+
+    async def sleep(self) -> None:
+        """Raise ConfigError: the device is another run's."""
+        raise ConfigError("model.lora.host with placement=colocated; set placement=disaggregated")
+
+    async def weight_devices(self) -> list[str]:
+        """None: only files carry an adapter."""
+        return []

@@ -1,0 +1,75 @@
+"""Two runs train an adapter each on the engine of the first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import psutil
+import pytest
+from e2e_support import SMALL, LiveRun, async_rl
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+
+LORA = (
+    *(setting for setting in SMALL if setting != "generation.engine=hf"),
+    "model.lora=lora",
+    "weights.probe_every_pushes=1",
+)
+
+
+def test_two_runs_share_an_engine_and_lose_nothing_when_it_is_killed(
+    launch: Callable[..., LiveRun],
+) -> None:
+    first = launch(*LORA, "model.lora.slots=2", "num_steps=6", name="first")
+    first.until((first.run_dir / "control.json").exists, "the first run serves")
+    full = async_rl(
+        "launch",
+        *LORA,
+        f"model.lora.host={first.run_dir}",
+        "model.lora.rank=32",
+        f"output_dir={first.run_dir.parent}",
+    )
+    assert full.returncode == 2
+    assert "model.lora.rank=32 is above the model.lora.rank=16 of first" in full.stderr
+    # Its own rate and seed: another experiment on the same model.
+    second = launch(
+        *LORA,
+        f"model.lora.host={first.run_dir}",
+        "num_steps=14",
+        "learner.optimizer.lr=1e-3",
+        "seed=7",
+        name="second",
+    )
+    second.until(lambda: second.step >= 2 and first.step >= 2, "both train")
+    thin = psutil.Process(second.pid_of("generator-0"))
+    engine = psutil.Process(first.pid_of("generator-0"))
+    assert thin.memory_info().rss < engine.memory_info().rss / 2
+    first.kill("generator-0", signal.SIGKILL)
+    assert second.wait() == 0, second.terminal
+    assert first.wait() == 0, first.terminal
+    # The first run had fewer steps, and stayed for the second.
+    assert "serve other runs (model.lora.host) until those end" in first.terminal
+    for run, num_steps in ((first, 6), (second, 14)):
+        assert run.step == num_steps
+        assert run.audit()["problems"] == []
+        # Every push was probed: the engine computes each learner's own policy.
+        assert max(row.get("weights/probe_abs_max", 0.0) for row in run.rows) < 1e-3
+
+
+def test_a_run_whose_host_ends_fails_with_the_cause(launch: Callable[..., LiveRun]) -> None:
+    first = launch(*LORA, "model.lora.slots=2", "num_steps=60", name="first")
+    first.until((first.run_dir / "control.json").exists, "the first run serves")
+    second = launch(
+        *LORA,
+        f"model.lora.host={first.run_dir}",
+        "num_steps=60",
+        "supervisor.max_restarts=1",
+        name="second",
+    )
+    second.until(lambda: second.step >= 1, "the second trains")
+    # The other run's command names the first one, so `kill_all` would wait for it too.
+    first.process.kill()
+    first.process.wait()
+    assert second.wait() == 1
+    assert "first is not running" in second.terminal

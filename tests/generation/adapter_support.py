@@ -1,0 +1,42 @@
+"""Adapters of a small random model, and the models that they make of it."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from transformers import Qwen3ForCausalLM
+
+RANK, SCALING = 8, 2.0
+_PREFIX = "base_model.model."
+
+
+def adapter_of(
+    model: Qwen3ForCausalLM, policy: str, version: int, *, rank: int = RANK
+) -> dict[str, torch.Tensor]:
+    """The adapter of a version of a policy under the names of PEFT's files."""
+    noise = torch.Generator().manual_seed(zlib.crc32(f"{policy} {version}".encode()))
+    tensors = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            down = 0.1 * torch.randn(rank, module.in_features, generator=noise)
+            up = 0.1 * torch.randn(module.out_features, rank, generator=noise)
+            tensors[f"{_PREFIX}{name}.lora_A.weight"] = down
+            tensors[f"{_PREFIX}{name}.lora_B.weight"] = up
+    return tensors
+
+
+def merged_model(model: Qwen3ForCausalLM, policy: str, version: int) -> Any:
+    """A model with base weights and adapter in one."""
+    tensors = adapter_of(model, policy, version)
+    state = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for name in state:
+        layer = _PREFIX + name.removesuffix("weight")
+        if layer + "lora_A.weight" in tensors:
+            up, down = tensors[layer + "lora_B.weight"], tensors[layer + "lora_A.weight"]
+            state[name] += SCALING * (up @ down)
+    copy = Qwen3ForCausalLM(model.config).float().eval()
+    copy.load_state_dict(state, strict=False)
+    copy.tie_weights()
+    return copy

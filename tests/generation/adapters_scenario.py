@@ -1,0 +1,173 @@
+"""Drives one vLLM with three policies, and writes down what they said: python adapters_scenario.py
+KIND MODEL OUT.
+
+A process of its own, since vLLM changes its process for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from adapter_support import RANK, SCALING, adapter_of
+from engine_scenario import group, prompt, refusal, sampling
+from generation_support import make_model
+
+from async_rl.generation import environment
+from async_rl.generation.engine import engine_opener
+from async_rl.generation.environment import prepare_environment
+from async_rl.launchers.configuration.compose import compose
+from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.weights.merging import Adapter
+from async_rl.weights.publisher import tensor_spec
+from async_rl.weights.transport.adapters import to_bytes
+from async_rl.weights.transport.shared_memory import checksum, layout
+
+LAST = 4
+
+
+class Pusher:
+    """Writes the files of adapters as a learner does."""
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        self.folder = folder
+        self.model = model
+
+    def manifest(self, version: int) -> Manifest:
+        specs = [tensor_spec(name, tensor) for name, tensor in self.model.named_parameters()]
+        entries, total_bytes = layout(specs)
+        return Manifest(
+            version=version, path="", tensors=entries, total_bytes=total_bytes, checksum=0
+        )
+
+    def stored(self, policy: str, version: int, *, rank: int = RANK) -> StoredFile:
+        adapter = Adapter(
+            tensors=adapter_of(self.model, policy, version, rank=rank), scaling=SCALING
+        )
+        content = to_bytes(adapter, version)
+        path = self.folder / f"{policy}-{version}-{rank}.safetensors"
+        path.write_bytes(content)
+        return StoredFile(
+            url=path.as_uri(),
+            scaling=SCALING,
+            checksum=checksum(np.frombuffer(content, np.uint8)),
+        )
+
+    def damage(self, stored: StoredFile) -> None:
+        Path(stored.url.removeprefix("file://")).write_bytes(b"x" * 100)
+
+    async def push(self, engine: Any, policy: str, version: int) -> None:
+        report = await engine.load_weights(self.manifest(version), self.stored(policy, version))
+        assert report.version == version == engine.version
+        assert 0 < report.pause_s <= report.load_s
+
+
+async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
+    own, said = engine, {}
+    first, second = (engine.guests.admit(name) for name in ("first", "second"))
+    assert engine.guests.admit("first") is first
+    said["third"] = await refusal(admit(engine, "third"))
+    said["before_first_load"] = await refusal(group(first, "early", prompt(0), 1, sampling()))
+    await pusher.push(own, "own", 0)
+    said["still_before_first_load"] = await refusal(group(first, "e", prompt(0), 1, sampling()))
+    await pusher.push(first, "first", 3)
+    await pusher.push(second, "second", 0)
+    policies = {"own": own, "first": first, "second": second}
+    said["quiet"] = {
+        name: await group(policy, f"quiet-{name}", prompt(1), 3, sampling(temperature=0.7))
+        for name, policy in policies.items()
+    }
+    async with asyncio.TaskGroup() as tasks:
+        spanning = {
+            name: [
+                tasks.create_task(group(policy, f"span-{name}-{i}", prompt(10 + i), 3, sampling()))
+                for i in range(3)
+            ]
+            for name, policy in policies.items()
+        }
+        for version in range(1, LAST + 1):
+            await pusher.push(own, "own", version)
+            await pusher.push(first, "first", 3 + version)
+    said["spanning"] = {name: [task.result() for task in made] for name, made in spanning.items()}
+    rows = [np.array(prompt(seed, 40), np.int32) for seed in (3, 4)]
+    said["probe_rows"] = [row.tolist() for row in rows]
+    said["probes"] = {
+        name: [row.tolist() for row in await policy.logprobs(rows)]
+        for name, policy in policies.items()
+    }
+    said["versions"] = {name: policy.version for name, policy in policies.items()}
+    said["refused"] = await refusals(first, pusher)
+    said["after_refusals"] = await group(first, "after", prompt(10), 2, sampling())
+    engine.guests.release("first")
+    said["gone"] = await refusal(find(engine, "first"))
+    third = engine.guests.admit("third")
+    said["third_before_load"] = await refusal(group(third, "t", prompt(0), 1, sampling()))
+    await pusher.push(third, "third", 0)
+    said["third_at_0"] = await group(third, "third", prompt(10), 2, sampling())
+    second.seen_s -= 100
+    said["names"] = engine.guests.names
+    assert engine.guests.admit("fourth") is second
+    said["silent"] = await refusal(find(engine, "second"))
+    said["own_at_end"] = await group(own, "own", prompt(10), 2, sampling())
+    return said
+
+
+async def admit(engine: Any, name: str) -> None:
+    engine.guests.admit(name)
+
+
+async def find(engine: Any, name: str) -> None:
+    engine.guests.find(name)
+
+
+async def refusals(engine: Any, pusher: Pusher) -> dict[str, str]:
+    """What an adapter that cannot be used is answered; nothing changes by it."""
+    manifest, stored = pusher.manifest(9), pusher.stored("first", 9)
+    pusher.damage(stored)
+    large = pusher.stored("first", 9, rank=16)
+    other = pusher.manifest(9)
+    other.tensors[1].shape[0] += 1
+    return {
+        "damaged": await refusal(engine.load_weights(manifest, stored)),
+        "gone": await refusal(
+            engine.load_weights(manifest, StoredFile(url="file:///nowhere/x", scaling=1.0))
+        ),
+        "rank": await refusal(engine.load_weights(manifest, large)),
+        "whole": await refusal(engine.load_weights(manifest, StoredFile(url=large.url))),
+        "model": await refusal(engine.load_weights(other, pusher.stored("first", 9))),
+    }
+
+
+async def main(kind: str, model_path: Path) -> dict[str, Any]:
+    if kind == "stock":
+        environment.has_core_process = lambda _: True
+    config = compose(
+        "grpo_code",
+        [
+            f"model.path={model_path}",
+            "model.lora=lora",
+            f"model.lora.rank={RANK}",
+            "model.lora.slots=3",
+            "data.max_prompt_tokens=100",
+            "data.max_response_tokens=150",
+            "generation.vllm.max_num_seqs=32",
+        ],
+    )
+    prepare_environment(config, [])
+    open_engine = await asyncio.to_thread(engine_opener, config, model_path)
+    engine = await open_engine()
+    torch.manual_seed(0)
+    model = make_model(model_path.with_name("again"), is_tied=True)
+    try:
+        return await play(engine, Pusher(model_path.parent, model))
+    finally:
+        await engine.close()
+
+
+if __name__ == "__main__":
+    Path(sys.argv[3]).write_text(json.dumps(asyncio.run(main(sys.argv[1], Path(sys.argv[2])))))
