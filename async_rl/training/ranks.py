@@ -20,6 +20,7 @@ import torch.distributed as dist
 from async_rl.core.errors import NonFiniteError, StalenessError, Superseded
 from async_rl.core.heads import GroupHead
 from async_rl.core.types import FloatArray, IntArray
+from async_rl.learner.host_copies import HostCopies
 from async_rl.learner.trainer import StepResult, Trainer
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import DeviceBlock, Manifest
@@ -166,7 +167,9 @@ class TrainingPool(Rank):
     ) -> None:
         super().__init__(thread, trainer, pool, parts, others)
         self._in_order = asyncio.Lock()
-        self._publisher = WeightPublisher(trainer.tensor_specs())
+        specs = trainer.tensor_specs()
+        self._publisher = WeightPublisher(specs)
+        self._host_copies = HostCopies(max(size for *_, size in specs))
         self._exported: ExportedWeights | None = None
         self.adapter: Adapter | None = None
         """Of the published version, if the run trains one."""
@@ -193,7 +196,10 @@ class TrainingPool(Rank):
 
         def gather() -> Manifest:
             self.adapter = self._trainer.adapter()
-            return self._publisher.write(version, self._trainer.full_tensors())
+            tensors = self._trainer.full_tensors(on_device=True)
+            if self._trainer.device.type == "cuda":
+                tensors = self._host_copies.copy(tensors)
+            return self._publisher.write(version, tensors)
 
         return await self._together(Gather(), gather)
 

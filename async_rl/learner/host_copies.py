@@ -1,0 +1,66 @@
+"""Tensors of a GPU in main memory, one after another: each is copied while the one before is read
+and the one after is gathered.
+
+A copy into ordinary memory blocks until the GPU has done everything before it. Page-locked memory
+does not, and is read at the full rate of the bus. Two buffers of the largest tensor's size suffice:
+the reader of one has finished when the other is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+
+class HostCopies:
+    """Two buffers in page-locked memory, allocated at the first use and kept.
+
+    largest_bytes: size of the largest tensor. Without a GPU the memory is ordinary, and every copy
+    is complete at once.
+    """
+
+    def __init__(self, largest_bytes: int) -> None:
+        self._largest_bytes = largest_bytes
+        self._is_gpu = torch.cuda.is_available()
+        self._buffers: list[Tensor] = []
+
+    def copy(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield a copy of each tensor, which is valid until the next one is asked for."""
+        copying: _Copy | None = None
+        for number, tensor in enumerate(tensors):
+            # The reader of this buffer has asked for a later tensor, so it has finished.
+            begun = _Copy(tensor, self._buffer(number % 2), is_gpu=self._is_gpu)
+            if copying is not None:
+                yield copying.result()
+            copying = begun
+        if copying is not None:
+            yield copying.result()
+
+    def _buffer(self, index: int) -> Tensor:
+        # Ranks that only send their parts never come here.
+        if index == len(self._buffers):
+            self._buffers.append(
+                torch.empty(self._largest_bytes, dtype=torch.uint8, pin_memory=self._is_gpu)
+            )
+        return self._buffers[index]
+
+
+class _Copy:
+    """One copy that may still be under way. It keeps the tensor that it reads."""
+
+    def __init__(self, tensor: Tensor, buffer: Tensor, *, is_gpu: bool) -> None:
+        self._tensor = tensor
+        size = tensor.numel() * tensor.element_size()
+        self._target = buffer[:size].view(tensor.dtype).view(tensor.shape)
+        self._target.copy_(tensor, non_blocking=True)
+        self._done = torch.cuda.Event() if is_gpu else None  # type: ignore[no-untyped-call]
+        if self._done is not None:
+            self._done.record()
+
+    def result(self) -> Tensor:
+        """Return the complete copy."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._target
