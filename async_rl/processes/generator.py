@@ -121,10 +121,7 @@ class Generator:
     async def work(self) -> None:
         """Make groups until a drain or a stop."""
         async with asyncio.TaskGroup() as group:
-            owned = [
-                group.create_task(self._follow_verifiers(), name="follow verifiers"),
-                group.create_task(self._hosting.report(), name="report guests"),
-            ]
+            owned = [group.create_task(self._follow_verifiers(), name="follow verifiers")]
             if self.is_colocated:
                 starting = self.sleeping.start_when_called()
                 owned.append(group.create_task(starting, name="start the engine"))

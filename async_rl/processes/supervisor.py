@@ -32,7 +32,7 @@ from async_rl.supervision import outcome as outcomes
 from async_rl.supervision.autoscaling import Forecast
 from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
 from async_rl.supervision.fleet import Fleet
-from async_rl.supervision.guests import until_unused
+from async_rl.supervision.guests import Guests
 from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness, StallWatch
 from async_rl.supervision.monitor import Monitor
@@ -185,9 +185,11 @@ class Supervisor:
             log=self._log,
             started_s=self._started_s,
         )
+        guests = Guests(self._registry.clock, within_s=self._config.timeouts.start_s)
+        handlers = service.handlers() | guests.handlers()
         bind_host = supervisor_host(self._config.network, host)
         port = self._config.network.control_port
-        with RpcServer(bind_host, port, keys, service.handlers(), gather_s=GATHER_S) as server:
+        with RpcServer(bind_host, port, keys, handlers, gather_s=GATHER_S) as server:
             self._announce(server.address, model_path)
             serving = asyncio.create_task(server.serve(), name="control server")
             keeping = asyncio.create_task(fleet.run(), name="fleet")
@@ -199,7 +201,7 @@ class Supervisor:
             ]
             try:
                 await self._until_over(fleet, [serving, keeping, *watching])
-                await until_unused(self._registry, self._config, fleet, self._stop, self._console)
+                await guests.until_none(fleet, self._stop, self._console)
                 # A stall during the shutdown is not a failure, and scaling would delay it.
                 for task in watching:
                     task.cancel()
@@ -256,9 +258,7 @@ class Supervisor:
             stop.cancel()
 
     async def _end_children(self, fleet: Fleet, monitor: Monitor) -> None:
-        """End the learner (it finishes its step and saves), wait for the last evaluation, then end
-        generators, verifiers and the buffer.
-        """
+        """End the learner, which saves, wait for the last evaluation, then end the others."""
         was_requested = self._stop.graceful.is_set()
         self._console.note(
             "stopping: the learner finishes its step and saves (Ctrl-C again to stop immediately)"

@@ -129,8 +129,8 @@ class WatchVersion(Message):
 
 
 class Visit(Message):
-    """another run's generator -> generator: keep a slot for the policy, first a new one. It is
-    repeated as long as that generator lives.
+    """another run's generator -> generator: keep a slot for the policy, first a new one;
+    -> supervisor: a run uses the generators. Both are repeated as long as that generator lives.
     """
 
     Reply: ClassVar[type] = Ok
@@ -138,7 +138,7 @@ class Visit(Message):
 
 
 class Leave(Message):
-    """another run's generator -> generator: free the slot of the policy."""
+    """another run's generator -> generator: free the slot. -> supervisor: that run ends."""
 
     Reply: ClassVar[type] = Ok
     policy: str

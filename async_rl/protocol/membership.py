@@ -12,8 +12,6 @@ from async_rl.core.types import Role
 from async_rl.core.value import Value
 from async_rl.protocol.base import Message, Ok
 
-GUESTS: Final = "guests"
-"""Name of a gauge in heartbeats: other runs' policies that a generator serves."""
 STARTING: Final = "starting"
 READY: Final = "ready"
 DRAINING: Final = "draining"

@@ -71,12 +71,14 @@ class HostedEngine:
         assert lora.host is not None
         self._context = context
         self._host = Path(lora.host)
-        self._policy = f"{context.run_dir.name}/{context.name}/{context.incarnation}"
+        self._name = f"{context.run_dir.name}/{context.name}"
+        self._policy = f"{self._name}/{context.incarnation}"
         self._timeouts = context.config.timeouts
         self._stack = contextlib.AsyncExitStack()
         self._directory = Directory()
         self._tasks: list[asyncio.Task[None]] = []
         self._life: Incarnation | None = None
+        self._supervisor: SupervisorCalls | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._num_requests = 0
         self.version = NO_VERSION
@@ -90,10 +92,11 @@ class HostedEngine:
         client = await self._stack.enter_async_context(connect_control(self._host))
         connections = Connections(load_keys(self._host / "keys"), self._directory)
         self._stack.push_async_callback(connections.close)
-        supervisor = SupervisorCalls(client, patience_s=self._timeouts.orphan_s)
+        supervisor = self._supervisor = SupervisorCalls(client, patience_s=self._timeouts.orphan_s)
         following = self._directory.follow(supervisor, call_timeout_s=self._timeouts.call_s)
         self._start(following, "members of the host")
         self._start(self._watch_host(), "process of the host")
+        self._start(self._visit_host(supervisor), "visits of the host")
         while self._life is None:
             revision = self._directory.revision
             refusal: AsyncRLError | None = None
@@ -135,6 +138,11 @@ class HostedEngine:
             require_running(self._host)
             await asyncio.sleep(_LOOK_S)
 
+    async def _visit_host(self, supervisor: SupervisorCalls) -> None:
+        while True:
+            await supervisor.call(Visit(policy=self._name), timeout_s=self._timeouts.call_s)
+            await asyncio.sleep(_VISIT_S)
+
     async def _visit(self, life: Incarnation) -> None:
         request = Visit(policy=self._policy)
         await self._unless_ended(life.call(request, timeout_s=self._timeouts.call_s))
@@ -167,10 +175,14 @@ class HostedEngine:
 
     async def close(self) -> None:
         """Leave the slot and end the connections."""
-        if self._life is not None:
-            # A host that has ended has no slots.
-            with contextlib.suppress(AsyncRLError):
+        # A host that has ended has no slots.
+        with contextlib.suppress(AsyncRLError):
+            if self._life is not None:
                 await self._call(Leave(policy=self._policy), _LEAVE_S)
+            # A process that ends for another reason starts again, and the host has to wait for it.
+            if self._supervisor is not None and self._context.stopping.is_set():
+                leaving = self._supervisor.call(Leave(policy=self._name), timeout_s=_LEAVE_S)
+                await self._unless_ended(leaving)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

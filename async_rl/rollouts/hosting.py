@@ -12,7 +12,6 @@ for everybody ends this process.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Mapping
 
@@ -20,12 +19,9 @@ from async_rl.core.errors import EngineDead, Unavailable, WeightsError
 from async_rl.generation.engine import Engine, Guests, Hosts, require_version
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Complete, Continuation, Leave, LoadWeights, Visit
-from async_rl.protocol.membership import GUESTS
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.context import ProcessContext
 from async_rl.wire.rpc import Handler
-
-_REPORT_S = 2.0
 
 
 class Hosting:
@@ -82,14 +78,6 @@ class Hosting:
             self._context.group.create_task(_end(str(error)), name="engine dead")
             raise Unavailable(f"{self._context.name}: {error}") from error
         return Continuation(completed=done.completed)
-
-    async def report(self) -> None:
-        """Show the number of guests in the heartbeat, until cancelled."""
-        if not self._context.config.model.is_applied or self._context.config.model.is_hosted:
-            return
-        while True:
-            self._context.activity.gauge(GUESTS, len(self._guests.names))
-            await asyncio.sleep(_REPORT_S)
 
 
 async def _end(reason: str) -> None:

@@ -91,11 +91,18 @@ def require_running(run_dir: Path) -> Control:
     """Return the address of the run's supervisor. Raises Unavailable if its process has ended."""
     control = load_control(run_dir)
     # Only this machine's pids can be checked; elsewhere the call runs into its deadline.
-    if control.machine == platform.node() and not psutil.pid_exists(control.pid):
+    if control.machine == platform.node() and not _is_alive(control.pid):
         raise Unavailable(
             f"{run_dir.name} is not running: its supervisor (pid {control.pid}) has ended"
         )
     return control
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.asynccontextmanager

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -22,7 +21,6 @@ from async_rl.observability.activity import GAUGE
 from async_rl.protocol.membership import (
     DRAINING,
     ENDED,
-    GUESTS,
     READY,
     STARTING,
     Heartbeat,
@@ -35,7 +33,6 @@ from async_rl.runtime.directory import Directory
 from async_rl.runtime.progress import PROGRESS, PROGRESS_MB
 from async_rl.supervision.clock import AwakeClock
 
-_GUESTS = f"{GAUGE}{GUESTS}"
 _NUM_CHANGES = 4096  # a process that missed more changes of the list gets all of it
 
 
@@ -65,7 +62,6 @@ class Registry:
         self.directory = Directory()
         self.directory.update(Members(revision=0, members=[]))
         self._entries: dict[str, _Entry] = {}
-        self._guests_s = -math.inf
         self._serving: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(
             asyncio.Event
         )
@@ -125,7 +121,6 @@ class Registry:
             state = STARTING
         entry.heard_s = self.clock()
         moved_mb = message.counters.get(f"{GAUGE}{PROGRESS}", 0.0)
-        self._note_guests(entry.member, message.counters)
         is_same_stage = message.waits_for == entry.member.waits_for
         if abs(moved_mb - entry.moved_mb) >= PROGRESS_MB or not is_same_stage:
             entry.advanced_s = entry.heard_s
@@ -138,19 +133,6 @@ class Registry:
             version=message.version,
             counters=message.counters,
         )
-
-    def has_guests(self, within_s: float) -> bool:
-        """Return whether a generator serves policies of other runs, or did within this time and
-        ended since: they wait for the next one.
-        """
-        return self.clock() - self._guests_s < within_s
-
-    def _note_guests(self, before: Member, counters: Mapping[str, float]) -> None:
-        others = (e.member for e in self._entries.values() if e.member.name != before.name)
-        if counters.get(_GUESTS):
-            self._guests_s = self.clock()
-        elif before.counters.get(_GUESTS) and not any(o.counters.get(_GUESTS) for o in others):
-            self._guests_s = -math.inf  # they left
 
     def mark_ended(self, name: str) -> None:
         """Mark the process as ended; it may be started again."""

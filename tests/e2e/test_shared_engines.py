@@ -49,7 +49,7 @@ def test_two_runs_share_an_engine_and_lose_nothing_when_it_is_killed(
     assert second.wait() == 0, second.terminal
     assert first.wait() == 0, first.terminal
     # The first run had fewer steps, and stayed for the second.
-    assert "serve other runs (model.lora.host) until those end" in first.terminal
+    assert "the generators serve second/generator-0 (model.lora.host)" in first.terminal
     for run, num_steps in ((first, 6), (second, 14)):
         assert run.step == num_steps
         assert run.audit()["problems"] == []

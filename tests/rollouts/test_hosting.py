@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 import platform
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -20,16 +21,16 @@ from async_rl.core.errors import AsyncRLError, EngineDead, Unavailable, WeightsE
 from async_rl.core.types import NO_VERSION, IntArray, Sampling
 from async_rl.generation.engine import Completion
 from async_rl.launchers.configuration.compose import compose
-from async_rl.observability.activity import GAUGE, Activity
+from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
-from async_rl.protocol.generator import Complete, LoadReport, LoadWeights, Logprobs, Probe
-from async_rl.protocol.membership import GUESTS, Member, Members, WatchMembers
+from async_rl.protocol.generator import Complete, LoadReport, LoadWeights, Logprobs, Probe, Visit
+from async_rl.protocol.membership import Member, Members, WatchMembers
 from async_rl.protocol.schema import message_schema
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.rollouts import hosting
 from async_rl.rollouts.hosted import HostedEngine
 from async_rl.rollouts.hosting import Hosting
 from async_rl.runtime.context import Control
+from async_rl.supervision.guests import Guests
 from async_rl.wire.keys import create_keys
 from async_rl.wire.rpc import RpcServer
 
@@ -136,6 +137,7 @@ class Host:
         self._stack = stack
         self._keys = create_keys(run_dir / "keys")
         self._members: dict[str, Member] = {}
+        self.guests = Guests(time.monotonic, within_s=60)
         self._revision = 0
         self._changed = asyncio.Event()
         self.may_answer = asyncio.Event()
@@ -144,7 +146,7 @@ class Host:
         self.contexts: list[Any] = []
 
     async def open(self) -> None:
-        address = await self._serve({WatchMembers: self._watch})
+        address = await self._serve({WatchMembers: self._watch, **self.guests.handlers()})
         control = Control(
             address=address,
             pid=os.getpid(),
@@ -219,7 +221,12 @@ async def a_host(tmp_path: Path, *, count: int = 1) -> AsyncIterator[Host]:
 def guest(host: Host, name: str = "generator-0") -> HostedEngine:
     config = compose("grpo_code", ["model.lora=lora", f"model.lora.host={host.run_dir}"])
     context: Any = SimpleNamespace(
-        config=config, run_dir=Path("second"), name=name, incarnation="i", activity=Activity()
+        config=config,
+        run_dir=Path("second"),
+        name=name,
+        incarnation="i",
+        activity=Activity(),
+        stopping=asyncio.Event(),
     )
     return HostedEngine(context)
 
@@ -373,23 +380,34 @@ async def test_only_an_error_of_the_engine_itself_ends_the_host(tmp_path: Path) 
 
 
 @in_a_loop
-async def test_the_heartbeat_has_the_number_of_guests(
+async def test_the_supervisor_of_the_host_knows_its_guests_until_their_run_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosting, "_REPORT_S", 0.01)
+    monkeypatch.setattr("async_rl.rollouts.hosted._VISIT_S", 0.01)
     async with a_host(tmp_path) as host:
-        context, side = host.contexts[0]
-        reporting = asyncio.create_task(side.report())
         engine = guest(host)
-        for number, act in ((0, engine.open), (1, engine.close), (0, None)):
-            await until(
-                lambda number=number: (  # type: ignore[misc]
-                    context.activity.snapshot().counters.get(f"{GAUGE}{GUESTS}") == number
-                )
-            )
-            if act is not None:
-                await act()
-        reporting.cancel()
+        await engine.open()
+        await until(lambda: host.guests.names == ["second/generator-0"])
+        # Its process ends and starts again: the host has to wait for it.
+        await engine.close()
+        assert host.guests.names == ["second/generator-0"]
+        engine = guest(host)
+        await engine.open()
+        engine._context.stopping.set()
+        await engine.close()
+        assert host.guests.names == []
+
+
+def test_a_guest_that_is_silent_for_long_is_forgotten() -> None:
+    now_s = 0.0
+    guests = Guests(lambda: now_s, within_s=60)
+    asyncio.run(guests._visit(Visit(policy="second/generator-0")))
+    asyncio.run(guests._visit(Visit(policy="third/generator-0")))
+    now_s = 40.0
+    asyncio.run(guests._visit(Visit(policy="third/generator-0")))
+    assert guests.names == ["second/generator-0", "third/generator-0"]
+    now_s = 61.0
+    assert guests.names == ["third/generator-0"]
 
 
 @in_a_loop
