@@ -15,7 +15,9 @@ used at every age. Without tuning that is 1 for all.
 Run, in this order, each as often as needed:
   python -m benchmarks.staleness tune [--methods ...] [--limit-s N]
   python -m benchmarks.staleness run [--methods ...] [--ages ...] [--seeds ...] [--limit-s N]
+  python -m benchmarks.staleness cost [--methods ...]
   python -m benchmarks.staleness report
+`cost` measures the CPU time of the learner's steps, all methods in turn on the same groups.
 `--limit-s` starts no further cell after that time. Settings may follow `--`; with `--live` a real
 model (`model.path=...`) is one of them.
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,9 +36,10 @@ from pathlib import Path
 
 from async_rl.data.prepare import prepare_model
 from async_rl.launchers.configuration.compose import compose
-from benchmarks.staleness_cell import Bench, run_cell
+from benchmarks.staleness_cell import Bench, make_trainer, run_cell
 from benchmarks.staleness_results import (
     AGES,
+    COST,
     FACTORS,
     METHODS,
     NUM_STEPS,
@@ -51,6 +55,7 @@ from benchmarks.staleness_results import (
     result,
 )
 
+_COST_ROUNDS = 15
 _KEPT = (
     "step",
     "eval/pass_at_1",
@@ -103,6 +108,27 @@ def in_this_process(bench: Bench, cell: Cell, num_steps: int, extra: Sequence[st
         return run_cell(bench, config, Path(scratch))
 
 
+def measure_cost(bench: Bench, methods: Sequence[str]) -> dict[str, float]:
+    """Return the median CPU seconds of a step of the learner by method, measured in turn."""
+    trainers = {}
+    groups = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for method in methods:
+            cell = Cell(method=method, age=max(AGES), seed=0, factor=best_factor(method))
+            config = compose("grpo_code", cell.settings(NUM_STEPS, ()))
+            trainers[method] = make_trainer(config, bench.model_path, Path(scratch))
+            if not groups:
+                bench.load(trainers[method])
+                groups = bench.batch(config, number=0, version=0)
+        spent: dict[str, list[float]] = {method: [] for method in methods}
+        for version in range(_COST_ROUNDS):
+            for method, trainer in trainers.items():
+                started_s = time.process_time()
+                trainer.step(groups, version)
+                spent[method].append(time.process_time() - started_s)
+    return {method: statistics.median(times) for method, times in spent.items()}
+
+
 def inexact(rows: Sequence[Row], age: int) -> list[int]:
     """Return the steps that trained a token of another age; the first ones can have no higher age
     than their number.
@@ -138,7 +164,7 @@ def finish(cells: Iterable[Cell], run: Callable[[Cell], list[Row]], *, limit_s: 
 def main() -> None:
     """Tune, run or report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=["tune", "run", "report"])
+    parser.add_argument("command", choices=["tune", "run", "cost", "report"])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--ages", nargs="+", type=int, default=AGES)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
@@ -168,6 +194,10 @@ def main() -> None:
         finish(cells, lambda cell: launch(cell, num_steps, extra), limit_s=given.limit_s)
         return
     with Bench(prepare_model(compose("grpo_code", []), lambda *_: None)) as bench:
+        if given.command == "cost":
+            found = measure_cost(bench, given.methods)
+            COST.write_text(json.dumps({m: round(s, 4) for m, s in found.items()}, indent=1))
+            return
         finish(
             cells,
             lambda cell: in_this_process(bench, cell, num_steps, extra),

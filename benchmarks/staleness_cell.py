@@ -21,6 +21,7 @@ import torch
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, NonFiniteError
+from async_rl.core.heads import head_of
 from async_rl.core.types import (
     CodeProblem,
     Group,
@@ -43,6 +44,8 @@ COLLAPSE = 0.2
 # Steps at full age before a cell that has reached the goal may end: it may still collapse.
 _STEPS_AT_AGE = 60
 _HELD = 3
+# Of 8 groups each: late in a run most groups are solved, and DAPO draws until it has a batch.
+_MOST_DRAWS = 4
 _NAMES = (
     "policy/effective_sequences",
     "policy/effective_sample_size",
@@ -137,6 +140,23 @@ class Bench:
 
     def batch(self, config: RunConfig, *, number: int, version: int) -> list[Group]:
         """Sample the groups of batch `number` from the loaded weights, those of `version`."""
+        if config.buffer.uniform_groups == "replace":
+            return self._with_signal(config, number, version)
+        return self._drawn(config, number, version)
+
+    def _with_signal(self, config: RunConfig, number: int, version: int) -> list[Group]:
+        """Groups of unequal rewards. Those of equal ones are replaced by groups of further prompts
+        from the same weights, as often as `_MOST_DRAWS` says; then they stay.
+        """
+        size, kept, uniform = config.buffer.groups_per_step, [], []
+        for draw in range(_MOST_DRAWS):
+            for group in self._drawn(config, number + draw * config.num_steps, version):
+                (uniform if head_of(group).is_uniform else kept).append(group)
+            if len(kept) >= size:
+                break
+        return [*kept, *uniform][:size]
+
+    def _drawn(self, config: RunConfig, number: int, version: int) -> list[Group]:
         key = (config.seed, number)
         if version == 0 and key in self._first:
             return self._first[key]
@@ -252,11 +272,10 @@ def run_cell(
 
     Raises ConfigError for a setting that needs more than one process.
     """
-    if config.buffer.uniform_groups == "replace" or not config.buffer.exact_age:
+    if not config.buffer.exact_age:
         raise ConfigError(
-            f"buffer.uniform_groups={config.buffer.uniform_groups},"
-            f" buffer.exact_age={config.buffer.exact_age}: a cell in one process trains every group"
-            " at an exact age; run it with --live"
+            "buffer.exact_age=false: a cell in one process trains every group at an exact age; run"
+            " it with --live"
         )
     age, size = config.buffer.max_staleness_versions, config.buffer.groups_per_step
     trainer = make_trainer(config, bench.model_path, failed_batches)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from async_rl.launchers.configuration.compose import compose_unchecked
 from benchmarks.figures import figure
 from benchmarks.staleness_cell import COLLAPSE, GOAL, samples_to
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "staleness"
 PAGE = ROOT / "docs" / "staleness.md"
+COST = RESULTS / "cost.json"
 BEGIN, END = "<!-- {}: begin -->\n", "<!-- {}: end -->\n"
 PICTURE = ROOT / "docs" / "images" / "staleness.png"
 METHODS = (
@@ -43,9 +43,16 @@ METHODS = (
 )
 AGES = (0, 2, 8, 16, 64)
 SEEDS = (0, 1, 2, 3, 4)
+# Methods whose choice depends on it have ten cells at some ages.
+ALL_SEEDS = range(10)
 TUNING_AGE, TUNING_SEED = 16, 100
 # The default first, so that whatever has run is comparable.
 FACTORS = (1.0, 0.5, 2.0, 0.25)
+# Shown beside the best factor: the rate with which grpo is launched.
+AS_LAUNCHED = {"grpo": 1.0}
+# The rates that the factors multiply: those of the files of conf/algorithm when the tuning began.
+RATES = {"cispo": 2.5e-5, "dapo": 2.5e-5, "gspo": 1e-4, "luspo": 1e-4, "sapo": 1e-4, "ppo": 2e-4}
+RATE = 4e-4
 NUM_STEPS = 160
 # Half of the default batch and half of its held-out prompts, so that 240 steps cost what 120 do.
 SETTINGS = (
@@ -56,8 +63,9 @@ SETTINGS = (
     "reward.stop_if_all_fail=false",
 )
 # 16 updates need 16 groups; a step of a cell has 8.
-OWN_SETTINGS = {"cispo": ("learner.minibatches=8",)}
+OWN_SETTINGS = dict.fromkeys(("cispo", "dapo"), ("learner.minibatches=8",))
 SAMPLES_PER_STEP = 64
+_COST_AGE = 16
 
 
 Row = dict[str, Any]
@@ -104,9 +112,8 @@ class Result:
 
 
 def learning_rate(method: str) -> float:
-    """Return the rate of the method's file."""
-    rate: float = compose_unchecked("grpo_code", [f"algorithm={method}"]).learner.optimizer.lr
-    return rate
+    """Return the rate of factor 1."""
+    return RATES.get(method, RATE)
 
 
 def read(path: Path) -> list[Row]:
@@ -146,47 +153,99 @@ def best_factor(method: str) -> float:
     return max(found, key=lambda factor: found[factor], default=1.0)
 
 
-def cells_of(method: str, age: int) -> list[Cell]:
-    """Return the scored cells of a method at an age that have run, at its best factor."""
-    factor = best_factor(method)
-    cells = (Cell(method=method, age=age, seed=seed, factor=factor) for seed in SEEDS)
+def cells_of(method: str, age: int, factor: float | None = None) -> list[Cell]:
+    """Return the scored cells of a method at an age that have run. factor: None = the best one."""
+    factor = best_factor(method) if factor is None else factor
+    cells = (Cell(method=method, age=age, seed=seed, factor=factor) for seed in ALL_SEEDS)
     return [cell for cell in cells if cell.path.exists()]
 
 
-def spread(values: Sequence[float]) -> str:
+def lines_of_league() -> list[tuple[str, float]]:
+    """Return method and factor of each line: the best factor, and others that are of interest."""
+    lines = [(method, best_factor(method)) for method in METHODS]
+    shown = [(method, factor) for method, factor in AS_LAUNCHED.items()]
+    return [
+        line
+        for line in dict.fromkeys([*shown, *lines])
+        if any(cells_of(line[0], age, line[1]) for age in AGES)
+    ]
+
+
+def spread(values: Sequence[float], form: str = ".3g") -> str:
     """Return mean and standard deviation, or what can be said of fewer than two values."""
     if not values:
         return "never"
     if len(values) == 1:
-        return f"{values[0]:.3g}"
-    return f"{statistics.fmean(values):.3g} +- {statistics.stdev(values):.2g}"
+        return f"{values[0]:{form}}"
+    return f"{statistics.fmean(values):{form}} +- {statistics.stdev(values):{form}}"
+
+
+def samples_cell(results: Sequence[Result]) -> str:
+    """Return thousands of samples to GOAL, and how many runs reached it if not all did."""
+    if not results:
+        return ""
+    reached = [r.samples / 1000 for r in results if r.samples is not None]
+    missing = f" ({len(reached)} of {len(results)})" if len(reached) < len(results) else ""
+    return spread(reached, ".2f") + missing
+
+
+def collapsed_cell(results: Sequence[Result]) -> str:
+    """Return how many runs collapsed, and of how many."""
+    return f"{sum(r.is_collapsed for r in results)} of {len(results)}" if results else ""
 
 
 def table() -> str:
-    """Return the league as a table of Markdown."""
-    lines = [
-        "| method | age | runs | samples to 0.80 | reached | final pass@1 | collapsed |"
-        " effective sequences |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for method in METHODS:
-        for age in AGES:
-            results = [result(read(cell.path)) for cell in cells_of(method, age)]
-            if not results:
-                continue
-            samples = [r.samples for r in results if r.samples is not None]
-            cells = (
-                f"{method} x{best_factor(method):g}",
-                str(age),
-                str(len(results)),
-                spread(samples),
-                f"{len(samples)} of {len(results)}",
-                spread([r.final for r in results]),
-                f"{sum(r.is_collapsed for r in results)} of {len(results)}",
-                spread([r.effective_sequences for r in results]),
-            )
-            lines.append(f"| {' | '.join(cells)} |")
+    """Return the league as a table of Markdown: a line per method, a column per age."""
+    ages = " | ".join(f"age {age}" for age in AGES)
+    heads = f"runs | collapsed | CPU s per step | CPU s to 0.80, age {_COST_AGE}"
+    lines = [f"| method | {ages} | {heads} |", f"|---|{'---|' * (len(AGES) + 4)}"]
+    costs: dict[str, float] = json.loads(COST.read_text()) if COST.exists() else {}
+    for method, factor in lines_of_league():
+        by_age = _results(method, factor)
+        runs = [result for found in by_age for result in found]
+        cells = (
+            f"{method} x{factor:g}",
+            *(samples_cell(found) for found in by_age),
+            str(len(runs)),
+            collapsed_cell(runs),
+            *_cost_cells(costs.get(method), by_age[AGES.index(_COST_AGE)]),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _cost_cells(step_s: float | None, results: Sequence[Result]) -> tuple[str, str]:
+    if step_s is None:
+        return "", ""
+    samples = [r.samples for r in results if r.samples is not None]
+    until = f"{statistics.fmean(samples) / SAMPLES_PER_STEP * step_s:.1f}" if samples else ""
+    return f"{step_s:.2f}", until
+
+
+def ends_table() -> str:
+    """Return the final pass rate at each age, and what old data did: collapses and the effective
+    sequences at the two highest ages.
+    """
+    finals = " | ".join(f"final, age {age}" for age in AGES)
+    old = AGES[-2:]
+    heads = " | ".join(f"collapsed, {age} | effective sequences, {age}" for age in old)
+    lines = [
+        f"| method | {finals} | {heads} |",
+        f"|---|{'---|' * (len(AGES) + 2 * len(old))}",
+    ]
+    for method, factor in lines_of_league():
+        by_age = _results(method, factor)
+        cells = [spread([r.final for r in found], ".2f") if found else "" for found in by_age]
+        for found in by_age[-2:]:
+            shares = [r.effective_sequences for r in found]
+            cells += [collapsed_cell(found), spread(shares, ".2f") if shares else ""]
+        lines.append(f"| {method} x{factor:g} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _results(method: str, factor: float) -> list[list[Result]]:
+    """The results of the scored cells at each age."""
+    return [[result(read(c.path)) for c in cells_of(method, age, factor)] for age in AGES]
 
 
 def tuning_table() -> str:
@@ -211,41 +270,68 @@ def tuning_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def mean_curve(runs: Sequence[Sequence[Row]], name: str) -> dict[int, float]:
+    """Return the mean of a column by step. A run that has ended keeps its last value."""
+    columns = [{row["step"]: row[name] for row in rows if name in row} for rows in runs]
+    steps = sorted({step for column in columns for step in column})
+    curve = {}
+    for step in steps:
+        values = [
+            column[max(known)] for column in columns if (known := [s for s in column if s <= step])
+        ]
+        curve[step] = statistics.fmean(values)
+    return curve
+
+
 def draw() -> None:
-    """Write the curves of the held-out pass rate, one picture per age."""
+    """Write the mean curves of the held-out pass rate and of the effective sequences, a column of
+    pictures per age.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure_, axes = pyplot.subplots(1, len(AGES), figsize=(4 * len(AGES), 3.5), sharey=True)
-    for axis, age in zip(axes, AGES, strict=True):
-        axis.set_title(f"age {age}")
-        axis.set_xlabel("step")
-        axis.axhline(GOAL, color="grey", linewidth=0.5)
-        for index, method in enumerate(METHODS):
-            for number, cell in enumerate(cells_of(method, age)):
-                found = rates(read(cell.path))
-                label = method if number == 0 else None
-                axis.plot(
-                    list(found), list(found.values()), color=f"C{index}", alpha=0.7, label=label
-                )
-        if axis.lines[1:]:
-            axis.legend(fontsize=7)
-    axes[0].set_ylabel("held-out pass@1")
-    figure_.tight_layout()
+    columns = {
+        "eval/pass_at_1": "held-out pass@1",
+        "policy/effective_sequences": "effective sequences",
+    }
+    size = (4 * len(AGES), 7.5)
+    figure_, axes = pyplot.subplots(len(columns), len(AGES), figsize=size, sharey="row")
+    colors = pyplot.get_cmap("tab20")
+    for row, (name, words) in zip(axes, columns.items(), strict=True):
+        row[0].set_ylabel(words)
+        for axis, age in zip(row, AGES, strict=True):
+            axis.set_title(f"age {age}")
+            axis.set_xlabel("step")
+            if name == "eval/pass_at_1":
+                axis.axhline(GOAL, color="grey", linewidth=0.5)
+            for index, (method, factor) in enumerate(lines_of_league()):
+                runs = [read(cell.path) for cell in cells_of(method, age, factor)]
+                if runs:
+                    curve = mean_curve(runs, name)
+                    axis.plot(
+                        list(curve),
+                        list(curve.values()),
+                        color=colors(index % 20),
+                        label=f"{method} x{factor:g}",
+                    )
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure_.legend(handles, labels, loc="lower center", ncols=9, fontsize=8)
+    figure_.tight_layout(rect=(0, 0.06, 1, 1))
     figure_.savefig(PICTURE, dpi=80)
 
 
 def report() -> None:
     """Print the figures, and write the table of the page and the picture."""
-    for method in METHODS:
+    for method, factor in lines_of_league():
         for age in AGES:
-            for cell in cells_of(method, age):
+            for cell in cells_of(method, age, factor):
                 numbers = result(read(cell.path))
                 figure(f"{cell.path.stem}: final held-out pass rate", numbers.final, "share")
     text = PAGE.read_text()
-    for name, written in (("league", table()), ("tuning", tuning_table())):
+    tables = {"league": table(), "ends": ends_table(), "tuning": tuning_table()}
+    for name, written in tables.items():
         begin, end = BEGIN.format(name), END.format(name)
         head, _, rest = text.partition(begin)
         text = head + begin + written + end + rest.partition(end)[2]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -162,9 +163,39 @@ def test_a_cell_is_repeatable(bench: Recording, tmp_path: Path) -> None:
     assert first == second
 
 
-def test_replaced_groups_need_a_whole_run(bench: Recording, tmp_path: Path) -> None:
+def test_a_cell_without_an_exact_age_needs_a_whole_run(bench: Recording, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run it with --live"):
-        run_cell(bench, make_config(2, "buffer.uniform_groups=replace"), tmp_path)
+        run_cell(bench, make_config(2, "buffer.exact_age=false"), tmp_path)
+
+
+def test_uniform_groups_are_replaced_by_further_prompts(
+    bench: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even prompts are all solved, odd ones in part; the sixth prompt and later ones are solved."""
+    config = make_config(0, "buffer.uniform_groups=replace", groups=4, size=4)
+    drawn = []
+
+    def group(group_id: int, prompt: Prompt, members: object, version: int) -> Group:
+        made = plain(group_id, prompt, members, version)  # type: ignore[arg-type]
+        drawn.append(group_id)
+        is_mixed = group_id % 2 == 1 and len(drawn) < 12
+        rewards = [0.0, 1.0, 1.0, 1.0] if is_mixed else [1.0] * 4
+        scored = [
+            replace(member, score=replace(member.score, reward=reward))
+            for member, reward in zip(made.trajectories, rewards, strict=True)
+        ]
+        return replace(made, trajectories=scored)
+
+    plain = bench._group
+    monkeypatch.setattr(bench, "_group", group)
+    bench._first.clear()
+    batch = bench.batch(config, number=1, version=1)
+    # The first 4 prompts have 2 mixed groups, the next 4 the other 2.
+    assert [g.group_id for g in batch] == [5, 7, 25, 27]
+    # Afterwards nothing is mixed any more: after four draws the uniform groups stay.
+    batch = bench.batch(config, number=2, version=1)
+    assert len(batch) == 4
+    assert len(drawn) == 8 + 16
 
 
 def test_a_cell_ends_when_more_steps_would_change_nothing() -> None:

@@ -109,13 +109,46 @@ def test_the_quickest_factor_that_does_not_collapse_is_used(
     assert staleness_results.best_factor("vcpo") == 1.0
 
 
-def test_the_league_has_a_row_per_method_and_age(
+def keep(method: str, age: int, seed: int, factor: float, curve: Sequence[float]) -> None:
+    cell = Cell(method=method, age=age, seed=seed, factor=factor)
+    cell.path.write_text("".join(json.dumps(row) + "\n" for row in rows(curve)))
+
+
+def test_the_league_has_a_line_per_method_and_a_column_per_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness_results, "RESULTS", tmp_path)
-    for seed, best in ((0, 0.9), (1, 0.7)):
-        cell = Cell(method="grpo", age=8, seed=seed, factor=1.0)
-        run = rows([0.3, best, best])
-        cell.path.write_text("".join(json.dumps(row) + "\n" for row in run))
-    row = staleness_results.table().splitlines()[-1]
-    assert row.startswith("| grpo x1 | 8 | 2 | 53.3 | 1 of 2 | 0.8 +- 0.14 | 0 of 2 |")
+    monkeypatch.setattr(staleness_results, "COST", tmp_path / "cost.json")
+    staleness_results.COST.write_text('{"vcpo": 0.25}')
+    keep("vcpo", 8, 0, 1.0, [0.3, 0.9, 0.9])
+    keep("vcpo", 8, 7, 1.0, [0.3, 0.7, 0.7])
+    keep("vcpo", 64, 0, 1.0, [0.3, 0.9, 0.1, 0.1])
+    keep("vcpo", 16, 0, 1.0, [0.3, 0.8, 0.8])
+    assert staleness_results.table().splitlines()[2:] == [
+        "| vcpo x1 |  |  | 0.05 (1 of 2) | 0.06 | 0.05 | 4 | 1 of 4 | 0.25 | 0.2 |"
+    ]
+    assert staleness_results.ends_table().splitlines()[2:] == [
+        "| vcpo x1 |  |  | 0.80 +- 0.14 | 0.80 | 0.10 | 0 of 1 | 0.98 | 1 of 1 | 0.97 |"
+    ]
+
+
+def test_grpo_is_shown_as_it_is_launched_and_as_it_was_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staleness_results, "RESULTS", tmp_path)
+    keep("grpo", 16, staleness_results.TUNING_SEED, 0.25, [0.3, 0.9, 0.9])
+    for factor in (0.25, 1.0):
+        keep("grpo", 0, 0, factor, [0.3, 0.9, 0.9])
+    assert staleness_results.lines_of_league() == [("grpo", 1.0), ("grpo", 0.25)]
+
+
+def test_a_mean_curve_keeps_runs_that_have_ended() -> None:
+    short, long = rows([0.2, 0.4]), rows([0.0, 0.2, 0.6])
+    curve = staleness_results.mean_curve([short, long], "eval/pass_at_1")
+    assert curve == pytest.approx({0: 0.1, 1: 0.3, 2: 0.5})
+
+
+def test_the_rates_are_those_of_the_tuning() -> None:
+    """The files may change; what a cell's factor multiplies may not."""
+    assert Cell(method="vcpo", age=0, seed=0, factor=0.5).settings(1, [])[3].endswith("lr=0.0002")
+    assert Cell(method="gspo", age=0, seed=0, factor=2.0).settings(1, [])[3].endswith("lr=0.0002")
