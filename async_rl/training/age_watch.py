@@ -7,14 +7,16 @@ Invariant: one warning when the share falls below the bound, one message when it
 
 from __future__ import annotations
 
+import collections
 import logging
+import statistics
 from collections.abc import Mapping
 
 from async_rl.config.policy_losses import EffectiveStepScale, StepScale
 
-# Without a bound of the settings: a batch of 128 responses is then worth 13. VCPO (arXiv
-# 2602.17616) saw shares fall like this before every collapse.
-_FEW = 0.1
+# Without a bound of the settings: the mean over some steps that separates best the runs of the
+# league that collapsed from the others (docs/staleness.md).
+_FEW, _NUM_STEPS = 0.35, 10
 
 
 class AgeWatch:
@@ -22,10 +24,11 @@ class AgeWatch:
 
     def __init__(self, settings: StepScale, log: logging.Logger) -> None:
         self._log = log
-        self._bound = _FEW
+        self._bound, num_steps = _FEW, _NUM_STEPS
         # A bound of 1 lowers nearly every step a little, so it must not warn at every step.
         if isinstance(settings, EffectiveStepScale) and settings.bound < 1:
-            self._bound = settings.bound
+            self._bound, num_steps = settings.bound, 1
+        self._shares = collections.deque[float](maxlen=num_steps)
         self._is_low = False
         self.stage = "training"
 
@@ -37,6 +40,8 @@ class AgeWatch:
         # 0 while only the critic is trained: no batch of a policy has a share of 0.
         if share == 0:
             return
+        self._shares.append(share)
+        share = statistics.fmean(self._shares)
         was_low, self._is_low = self._is_low, share < self._bound
         self.stage = "training"
         if self._is_low:

@@ -85,6 +85,22 @@ def test_keys_and_values_of_a_known_model_fill_the_cache() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_warned"),
+    [
+        (["buffer.max_staleness_versions=7"], False),
+        (["buffer.max_staleness_versions=8"], True),
+        (["buffer.max_staleness_versions=64", "algorithm=rloo"], True),
+        (["buffer.max_staleness_versions=64", "algorithm=gspo"], False),
+        (["buffer.max_staleness_versions=64", "algorithm=vcpo"], False),
+        (["buffer.max_staleness_versions=64", "algorithm=vespo"], False),
+    ],
+)
+def test_the_plan_names_a_loss_for_old_data(settings: list[str], is_warned: bool) -> None:
+    rows = dict(derived_numbers(compose("grpo_code", settings), None))
+    assert ("algorithm=gspo" in rows.get("old data", "")) is is_warned
+
+
 def test_derived_numbers_follow_from_the_settings() -> None:
     overrides = [
         "buffer.groups_per_step=8",

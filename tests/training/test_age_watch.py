@@ -46,14 +46,19 @@ UNBOUNDED = EffectiveStepScale(kind="effective_sequences", bound=1.0)
 
 
 @pytest.mark.parametrize("settings", [NoStepScale(kind="none"), UNBOUNDED])
-def test_without_a_bound_only_a_share_near_a_collapse_is_reported(
+def test_without_a_bound_the_mean_of_ten_steps_is_watched(
     caplog: pytest.LogCaptureFixture, settings: NoStepScale | EffectiveStepScale
 ) -> None:
+    """Old data that lasts is reported long before nothing counts any more; one bad batch is not."""
     watch = AgeWatch(settings, LOG)
-    watch.observe(1, scalars(0.4))
+    for step in range(1, 11):
+        watch.observe(step, scalars(0.6))
+    watch.observe(11, scalars(0.05))
+    for step in range(12, 16):
+        watch.observe(step, scalars(0.2))
     assert warnings(caplog) == []
-    watch.observe(2, scalars(0.05))
-    assert len(warnings(caplog)) == 1
+    watch.observe(16, scalars(0.2))  # 4 x 0.6, 0.05, 5 x 0.2
+    assert [text.partition(":")[0] for text in warnings(caplog)] == ["step 16"]
 
 
 def test_steps_that_train_only_the_critic_are_no_reason_to_warn(
