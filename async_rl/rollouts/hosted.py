@@ -94,9 +94,8 @@ class HostedEngine:
         self._stack.push_async_callback(connections.close)
         supervisor = self._supervisor = SupervisorCalls(client, patience_s=self._timeouts.orphan_s)
         following = self._directory.follow(supervisor, call_timeout_s=self._timeouts.call_s)
-        self._start(following, "members of the host")
-        self._start(self._watch_host(), "process of the host")
-        self._start(self._visit_host(supervisor), "visits of the host")
+        for work in (following, self._watch_host(), self._visit_host(supervisor)):
+            self._start(work, remedy="continue it with async-rl resume, then this one")
         while self._life is None:
             revision = self._directory.revision
             refusal: AsyncRLError | None = None
@@ -108,7 +107,7 @@ class HostedEngine:
                     refusal = error
                     continue
                 self._life = life
-                self._start(self._keep(life), "visits")
+                self._start(self._keep(life), remedy="this generator starts again")
                 return
             if refusal is not None and self._directory.revision == revision:
                 raise refusal
@@ -123,15 +122,17 @@ class HostedEngine:
         first = seat(self._context.config, self._context.name) % len(serving)
         return serving[first:] + serving[:first]
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], *, remedy: str) -> None:
+        """Do the work in the background; its first error ends the engine."""
+
         async def run() -> None:
             try:
                 await work
             except AsyncRLError as error:
                 if not self._ended.done():
-                    self._ended.set_result(str(error))
+                    self._ended.set_result(f"{error}; {remedy}")
 
-        self._tasks.append(asyncio.create_task(run(), name=name))
+        self._tasks.append(asyncio.create_task(run(), name=work.__qualname__))
 
     async def _watch_host(self) -> None:
         while True:
@@ -159,9 +160,8 @@ class HostedEngine:
             await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise Unavailable(
-                    f"run {self._host.name}, whose engines serve this one (model.lora.host), is"
-                    f" lost: {self._ended.result()}; continue it with async-rl resume, then this"
-                    " one"
+                    f"run {self._host.name} (model.lora.host) no longer serves this one:"
+                    f" {self._ended.result()}"
                 )
             return task.result()
         finally:

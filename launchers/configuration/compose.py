@@ -204,6 +204,7 @@ PATH_SETTINGS = (
     "data.metadata_file",
     "data.tokenizer",
     "checkpoint.mirror",
+    "model.lora.host",
 )
 
 

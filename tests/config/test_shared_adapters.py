@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from async_rl.config.generation import LoraAdapter
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands import resuming
 from async_rl.launchers.configuration.compose import compose, to_yaml
@@ -126,3 +127,12 @@ def test_a_resumed_run_may_have_another_host_but_no_other_rank(tmp_path: Path) -
     assert refused() == []
     assert refused("model.lora.slots=2") == []
     assert refused("model.lora.host=runs/a", "model.lora.rank=8") == ["model.lora.rank"]
+
+
+def test_the_directory_of_the_host_is_found_from_every_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lora = compose("grpo_code", [LORA, "model.lora.host=runs/a"]).model.lora
+    assert isinstance(lora, LoraAdapter)
+    assert lora.host == str(tmp_path / "runs" / "a")
