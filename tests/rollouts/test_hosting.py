@@ -319,9 +319,7 @@ async def test_a_host_that_has_forgotten_the_policy_ends_the_engine(
         for policy in host.engines[0].policies:
             policy.name = "another"
         await until(engine._ended.done)
-        with pytest.raises(
-            Unavailable, match=r"run first .* no longer .* taken by another"
-        ):
+        with pytest.raises(Unavailable, match=r"run first .* no longer .* taken by another"):
             await samples(engine)
         await engine.close()
 
