@@ -18,6 +18,8 @@ Run, in this order, each as often as needed:
   python -m benchmarks.staleness cost [--methods ...]
   python -m benchmarks.staleness report
 `cost` measures the CPU time of the learner's steps, all methods in turn on the same groups.
+`--long` runs every cell to its last step and keeps it under RESULTS/long: a cell that has held the
+goal may still fall.
 `--limit-s` starts no further cell after that time. Settings may follow `--`; with `--live` a real
 model (`model.path=...`) is one of them.
 """
@@ -39,6 +41,7 @@ from async_rl.launchers.configuration.compose import compose
 from benchmarks.staleness_cell import Bench, make_trainer, run_cell
 from benchmarks.staleness_results import (
     AGES,
+    COMBINATIONS,
     COST,
     FACTORS,
     METHODS,
@@ -105,7 +108,7 @@ def in_this_process(bench: Bench, cell: Cell, num_steps: int, extra: Sequence[st
     """Run a cell here and return its rows."""
     config = compose("grpo_code", cell.settings(num_steps, extra))
     with tempfile.TemporaryDirectory() as scratch:
-        return run_cell(bench, config, Path(scratch))
+        return run_cell(bench, config, Path(scratch), all_steps=cell.is_long)
 
 
 def measure_cost(bench: Bench, methods: Sequence[str]) -> dict[str, float]:
@@ -165,10 +168,12 @@ def main() -> None:
     """Tune, run or report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["tune", "run", "cost", "report"])
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=[*METHODS, *COMBINATIONS])
     parser.add_argument("--ages", nargs="+", type=int, default=AGES)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--num-steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--long", action="store_true", help="every cell to its last step")
+    parser.add_argument("--factor", type=float, help="of the rate; default: that of the tuning")
     parser.add_argument("--live", action="store_true", help="whole runs instead of one process")
     parser.add_argument("--limit-s", type=float, default=1e9)
     parser.add_argument("settings", nargs="*", help="settings of every run, after --")
@@ -178,7 +183,14 @@ def main() -> None:
         return
     live = given.live
     cells = [
-        Cell(method=method, age=age, seed=seed, factor=best_factor(method), is_live=live)
+        Cell(
+            method=method,
+            age=age,
+            seed=seed,
+            factor=given.factor or best_factor(method),
+            is_live=live,
+            is_long=given.long,
+        )
         for seed in given.seeds
         for age in given.ages
         for method in given.methods

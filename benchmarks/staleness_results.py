@@ -64,6 +64,14 @@ SETTINGS = (
 )
 # 16 updates need 16 groups; a step of a cell has 8.
 OWN_SETTINGS = dict.fromkeys(("cispo", "dapo"), ("learner.minibatches=8",))
+# Combinations that have no file: its name, the file it begins with, and what is added.
+_SCALED = ("algorithm.step_scale=effective_sequences", "algorithm.step_scale.bound=1.0")
+COMBINATIONS = {
+    "gspo+scale": ("gspo", _SCALED),
+    "gspo+cosine": ("gspo", ("learner.optimizer.schedule=cosine",)),
+    "grpo+cosine": ("grpo", ("learner.optimizer.schedule=cosine",)),
+    "vespo+scale": ("vespo", _SCALED),
+}
 SAMPLES_PER_STEP = 64
 _COST_AGE = 16
 
@@ -80,23 +88,26 @@ class Cell:
     seed: int
     factor: float
     is_live: bool = False
+    is_long: bool = False
 
     @property
     def path(self) -> Path:
         """The file of its rows."""
-        folder = RESULTS / "live" if self.is_live else RESULTS
+        folder = RESULTS / ("live" if self.is_live else "long" if self.is_long else "")
         return folder / f"{self.method}-age{self.age}-seed{self.seed}-x{self.factor:g}.jsonl"
 
     def settings(self, num_steps: int, extra: Sequence[str]) -> list[str]:
         """Its settings on top of conf/grpo_code.yaml."""
+        file, added = COMBINATIONS.get(self.method, (self.method, ()))
         return [
-            f"algorithm={self.method}",
+            f"algorithm={file}",
             f"seed={self.seed}",
             f"num_steps={num_steps}",
-            f"learner.optimizer.lr={self.factor * learning_rate(self.method):g}",
+            f"learner.optimizer.lr={self.factor * learning_rate(file):g}",
             f"buffer.max_staleness_versions={self.age}",
             *SETTINGS,
             *OWN_SETTINGS.get(self.method, ()),
+            *added,
             *extra,
         ]
 
@@ -243,6 +254,36 @@ def ends_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def deepest_fall(rows: Sequence[Row]) -> float:
+    """Return by how much the held-out pass rate fell below its best until then, at most."""
+    best = fall = 0.0
+    for rate in rates(rows).values():
+        best = max(best, rate)
+        fall = max(fall, best - rate)
+    return fall
+
+
+def long_table() -> str:
+    """Return the mean pass rate of the last five evaluations and the deepest fall of the cells that
+    ran to the last step: a line per method and factor, columns per age.
+    """
+    heads = " | ".join(f"end, age {age} | deepest falls" for age in AGES)
+    lines = [f"| method | {heads} |", f"|---|{'---|' * (2 * len(AGES))}"]
+    found = {}
+    for path in sorted((RESULTS / "long").glob("*.jsonl")):
+        method, age, _, factor = path.stem.rsplit("-", 3)
+        found.setdefault((method, factor), {}).setdefault(int(age[3:]), []).append(read(path))
+    for (method, factor), by_age in sorted(found.items()):
+        cells = []
+        for age in AGES:
+            runs = by_age.get(age, [])
+            ends = [statistics.fmean(list(rates(rows).values())[-5:]) for rows in runs]
+            falls = sorted((deepest_fall(rows) for rows in runs), reverse=True)
+            cells += [spread(ends, ".2f") if ends else "", ", ".join(f"{f:.2f}" for f in falls)]
+        lines.append(f"| {method} {factor} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _results(method: str, factor: float) -> list[list[Result]]:
     """The results of the scored cells at each age."""
     return [[result(read(c.path)) for c in cells_of(method, age, factor)] for age in AGES]
@@ -330,7 +371,8 @@ def report() -> None:
                 numbers = result(read(cell.path))
                 figure(f"{cell.path.stem}: final held-out pass rate", numbers.final, "share")
     text = PAGE.read_text()
-    tables = {"league": table(), "ends": ends_table(), "tuning": tuning_table()}
+    tables = {"league": table(), "ends": ends_table(), "long": long_table()}
+    tables["tuning"] = tuning_table()
     for name, written in tables.items():
         begin, end = BEGIN.format(name), END.format(name)
         head, _, rest = text.partition(begin)

@@ -152,3 +152,27 @@ def test_the_rates_are_those_of_the_tuning() -> None:
     """The files may change; what a cell's factor multiplies may not."""
     assert Cell(method="vcpo", age=0, seed=0, factor=0.5).settings(1, [])[3].endswith("lr=0.0002")
     assert Cell(method="gspo", age=0, seed=0, factor=2.0).settings(1, [])[3].endswith("lr=0.0002")
+
+
+def test_long_cells_show_their_end_and_how_deep_they_fell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staleness_results, "RESULTS", tmp_path)
+    (tmp_path / "long").mkdir()
+    for seed, curve in enumerate(([0.2, 0.9, 0.4, 0.8, 0.8, 0.8, 0.8], [0.2, 0.6, 0.7])):
+        cell = Cell(method="gspo+scale", age=16, seed=seed, factor=2.0, is_long=True)
+        cell.path.write_text("".join(json.dumps(row) + "\n" for row in rows(curve)))
+    assert staleness_results.long_table().splitlines()[2:] == [
+        "| gspo+scale x2 |  |  |  |  |  |  | 0.61 +- 0.16 | 0.50, 0.00 |  |  |"
+    ]
+
+
+def test_a_combination_adds_to_its_file() -> None:
+    settings = Cell(method="gspo+scale", age=2, seed=0, factor=2.0).settings(5, ["x=1"])
+    assert settings[0] == "algorithm=gspo"
+    assert "learner.optimizer.lr=0.0002" in settings
+    assert settings[-3:] == [
+        "algorithm.step_scale=effective_sequences",
+        "algorithm.step_scale.bound=1.0",
+        "x=1",
+    ]
