@@ -132,7 +132,7 @@ class HostedEngine:
                 if not self._ended.done():
                     self._ended.set_result(f"{error}; {remedy}")
 
-        self._tasks.append(asyncio.create_task(run(), name=work.__qualname__))
+        self._tasks.append(asyncio.create_task(run(), name="host"))
 
     async def _watch_host(self) -> None:
         while True:
