@@ -53,7 +53,7 @@ async def measure(size: str, model: Path, num_pushes: int) -> None:
     from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
     engine = await engine_opener(settings(model), model)()
-    core = engine._llm.engine_core  # type: ignore[attr-defined]  # the floor is measured inside
+    core = engine._vllm.core  # type: ignore[attr-defined]  # the floor is measured inside
     assert isinstance(core, ThreadedCore)
     tensors = parameters(model)
     with WeightPublisher(

@@ -293,7 +293,7 @@ async def loaded_in_place(scenario: Scenario) -> dict[str, Any]:
 
 def has_steps_to_count(engine: Any) -> bool:
     """The stock core steps in another process, and sleeps on GPUs only."""
-    return not hasattr(engine, "_llm") or hasattr(engine._llm.llm.engine_core, "_core")
+    return not hasattr(engine, "_vllm") or hasattr(engine._vllm.llm.engine_core, "_core")
 
 
 def count_steps(engine: Any) -> Callable[[], int]:
@@ -302,7 +302,7 @@ def count_steps(engine: Any) -> Callable[[], int]:
     if type(engine).__name__ == "HfEngine":
         engine._model.register_forward_pre_hook(lambda *_: steps.append(None))
     else:
-        executor = engine._llm.llm.engine_core._core.model_executor
+        executor = engine._vllm.llm.engine_core._core.model_executor
         execute = executor.execute_model
 
         def counted(*args: Any, **options: Any) -> Any:
@@ -316,7 +316,7 @@ def count_steps(engine: Any) -> Callable[[], int]:
 async def vllm_only(engine: Any) -> dict[str, Any]:
     """What can be asked of vLLM alone: its scheduler, and its death."""
     said: dict[str, Any] = {}
-    core = engine._llm.llm.engine_core._core
+    core = engine._vllm.llm.engine_core._core
     scheduled: list[int] = []
     has_stepped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -333,12 +333,12 @@ async def vllm_only(engine: Any) -> dict[str, Any]:
 
     stream = engine.generate("left", prompt(21), 8, sampling(max_new_tokens=250))
     await anext(stream)
-    said["unfinished_at_first_yield"] = engine._llm.llm.get_num_unfinished_requests()
+    said["unfinished_at_first_yield"] = engine._vllm.llm.get_num_unfinished_requests()
     await stream.aclose()
-    said["unfinished_after_close"] = engine._llm.llm.get_num_unfinished_requests()
-    await engine._llm.llm.collective_rpc("check_health")
+    said["unfinished_after_close"] = engine._vllm.llm.get_num_unfinished_requests()
+    await engine._vllm.llm.collective_rpc("check_health")
     said["scheduled_after_close"] = core.scheduler.get_num_unfinished_requests()
-    said["held_after_close"] = len(engine._llm.llm.engine_core._unsent)
+    said["held_after_close"] = len(engine._vllm.llm.engine_core._unsent)
 
     has_stepped.clear()
     async with asyncio.TaskGroup() as tasks:

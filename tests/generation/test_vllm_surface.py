@@ -30,7 +30,7 @@ def copied(target: Path, found: Sequence[Use]) -> Path:
     assert INSTALLED is not None
     for path in INSTALLED.rglob("*.py"):
         inner = path.relative_to(INSTALLED)
-        if inner.parts[0] in {"v1", "config", "engine", "outputs.py", "sampling_params.py"}:
+        if inner.parts[0] in {"v1", "config", "engine", "lora", "outputs.py", "sampling_params.py"}:
             (target / inner).parent.mkdir(parents=True, exist_ok=True)
             (target / inner).symlink_to(path)
     return target

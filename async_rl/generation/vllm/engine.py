@@ -44,7 +44,7 @@ class VllmEngine:
 
     def __init__(self, llm: Llm, end_token_ids: tuple[int, ...], *, has_spare: bool) -> None:
         """has_spare: the worker stages weights in a second copy of the model."""
-        self._llm = llm
+        self._vllm = llm
         self._has_spare = has_spare
         self._end_token_ids = end_token_ids
         self.version = NO_VERSION
@@ -54,7 +54,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End the engine."""
-        await self._llm.close()
+        await self._vllm.close()
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
@@ -87,8 +87,8 @@ class VllmEngine:
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Score the rows with the current weights, outside the prefix cache."""
         self._require_usable()
-        self._llm.num_probes += 1
-        name = f"probe-{self._llm.num_probes}"
+        self._vllm.num_probes += 1
+        name = f"probe-{self._vllm.num_probes}"
         scores = [self._row_logprobs(f"{name}-{i}", row) for i, row in enumerate(rows)]
         return await asyncio.gather(*scores)
 
@@ -107,7 +107,7 @@ class VllmEngine:
     def _outputs(
         self, request_id: str, token_ids: Sequence[int], params: SamplingParams
     ) -> AsyncGenerator[RequestOutput, None]:
-        return self._llm.outputs(request_id, token_ids, params, self._lora)
+        return self._vllm.outputs(request_id, token_ids, params, self._lora)
 
     def _completion(self, sample: CompletionOutput, first_s: float) -> Completion:
         # An aborted sample has too few tokens, and would be trained as if the policy had ended it.
@@ -134,25 +134,25 @@ class VllmEngine:
         """On a GPU vLLM sleeps at level 2, which drops the weights: the next load brings all of
         them. On a CPU only the blocks of the cache can be freed.
         """
-        async with self._llm.loading:
-            if self._llm.thread is not None:
-                await self._llm.thread.sleep_async()
+        async with self._vllm.loading:
+            if self._vllm.thread is not None:
+                await self._vllm.thread.sleep_async()
             elif not self._is_asleep:
-                await self._llm.llm.sleep(level=2, mode="keep")
+                await self._vllm.llm.sleep(level=2, mode="keep")
             self._is_asleep = True
 
     async def weight_devices(self) -> list[str]:
         """One entry per worker."""
-        devices: list[str] = await self._llm.llm.collective_rpc("weight_device")
+        devices: list[str] = await self._vllm.llm.collective_rpc("weight_device")
         return devices
 
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Verify the weights while generation continues, then change weights and label between two
         steps.
         """
-        async with self._llm.loading:
+        async with self._vllm.loading:
             started_s = time.perf_counter()
-            self._llm.require_clean()
+            self._vllm.require_clean()
             if isinstance(source, SharedBlock):
                 await asyncio.to_thread(verify_block, manifest)
             method, args = await self._stage(manifest, source)
@@ -170,22 +170,22 @@ class VllmEngine:
         arguments for the rest.
         """
         args = encode(manifest), encode(source)
-        if self._llm.thread is not None and self._has_spare:
-            _require_whole(await self._llm.thread.beside_async("stage_shared_weights", *args))
+        if self._vllm.thread is not None and self._has_spare:
+            _require_whole(await self._vllm.thread.beside_async("stage_shared_weights", *args))
             return "exchange_shared_weights", ()
         return "load_shared_weights", args
 
     async def _switch(self, version: int, method: str, args: tuple[bytes, ...]) -> float:
         """Change weights and label together; returns the seconds without generation."""
-        core: Any = self._llm.core
+        core: Any = self._vllm.core
         label = self._label(version)
-        with self._llm.dirty_on_error(version):
-            if self._llm.thread is not None:
-                pause_s = await self._llm.thread.change_weights_async(method, args, label)
+        with self._vllm.dirty_on_error(version):
+            if self._vllm.thread is not None:
+                pause_s = await self._vllm.thread.change_weights_async(method, args, label)
                 self._loaded(version)
                 return pause_s
             if self._is_asleep:
-                await self._llm.llm.wake_up(["weights"])
+                await self._vllm.llm.wake_up(["weights"])
             else:
                 # AsyncLLM.pause_generation would sleep 20 ms after the same call.
                 await core.pause_scheduler_async("keep", False)
@@ -195,7 +195,7 @@ class VllmEngine:
             was_asleep = self._is_asleep
             self._loaded(version)
             if was_asleep:
-                await self._llm.llm.wake_up(["kv_cache"])  # wakes the scheduler too
+                await self._vllm.llm.wake_up(["kv_cache"])  # wakes the scheduler too
             else:
                 await core.resume_scheduler_async()
             return time.perf_counter() - paused_s
@@ -214,7 +214,7 @@ class VllmEngine:
 
     def _require_usable(self) -> None:
         require_version(self.version)
-        self._llm.require_clean()
+        self._vllm.require_clean()
 
 
 def _require_whole(broken: list[str]) -> None:

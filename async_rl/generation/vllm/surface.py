@@ -26,9 +26,10 @@ _HERE = Path(__file__).parent
 _PACKAGE = _HERE.parents[1]
 _HELD_AS = {
     "_core": ("vllm.v1.engine.core", "EngineCore"),
-    "_llm": ("vllm.v1.engine.async_llm", "AsyncLLM"),
     "llm": ("vllm.v1.engine.async_llm", "AsyncLLM"),
     "core": ("vllm.v1.engine.core_client", "AsyncMPClient"),
+    "lora_manager": ("vllm.lora.worker_manager", "LRUCacheWorkerLoRAManager"),
+    "manager": ("vllm.lora.model_manager", "LRUCacheLoRAModelManager"),
     "params": ("vllm.sampling_params", "SamplingParams"),
 }
 """Variables and attributes of this package that hold an object of vLLM, by name."""
