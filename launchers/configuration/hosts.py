@@ -9,7 +9,6 @@ from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError
 from async_rl.planning.estimate import longest_sequence
-from async_rl.runtime.context import load_config, load_control
 
 
 def host_problems(config: RunConfig) -> Iterator[str]:
@@ -21,6 +20,9 @@ def host_problems(config: RunConfig) -> Iterator[str]:
     if not (directory / "config.yaml").is_file():
         yield f"{given}: is not the directory of a run; give one, for example runs/first"
         return
+    # Imports ZeroMQ, which other launches do not need before they start.
+    from async_rl.runtime.context import load_config, load_control
+
     try:
         host = load_config(directory)
         load_control(directory).check_messages(directory.name)

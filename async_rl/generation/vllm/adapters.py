@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -174,7 +173,9 @@ def linear_layers(model_path: Path) -> list[str]:
             for name in weights.keys():  # noqa: SIM118  # not a mapping
                 layer, _, leaf = name.rpartition(".")
                 is_matrix = len(weights.get_slice(name).get_shape()) == 2
-                if leaf == "weight" and is_matrix and re.search(r"\.\d+\.", layer):
+                # Blocks are numbered; embedding and head are outside them.
+                is_inside = any(part.isdigit() for part in layer.split("."))
+                if leaf == "weight" and is_matrix and is_inside:
                     names.add(layer.rpartition(".")[2])
     return sorted(names)
 
