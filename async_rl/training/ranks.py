@@ -169,7 +169,7 @@ class TrainingPool(Rank):
         self._in_order = asyncio.Lock()
         specs = trainer.tensor_specs()
         self._publisher = WeightPublisher(specs)
-        self._host_copies = HostCopies(max(size for *_, size in specs))
+        self._host_copies = HostCopies(max((size for *_, size in specs), default=0))
         self._exported: ExportedWeights | None = None
         self.adapter: Adapter | None = None
         """Of the published version, if the run trains one."""

@@ -323,7 +323,9 @@ async def vllm_only(engine: Any) -> dict[str, Any]:
     execute = core.model_executor.execute_model
 
     def recording(output: Any, **options: Any) -> Any:
-        scheduled.append(output.total_num_scheduled_tokens)
+        # A step without tokens may tell the worker of requests that have ended.
+        if output.total_num_scheduled_tokens:
+            scheduled.append(output.total_num_scheduled_tokens)
         loop.call_soon_threadsafe(has_stepped.set)
         return execute(output, **options)
 
