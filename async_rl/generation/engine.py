@@ -42,6 +42,17 @@ class Completion:
     is_truncated: bool
     first_s: float = math.nan
 
+    @classmethod
+    def received(cls, index: int, completed: Completed) -> Completion:
+        """Return the sample that another process's engine wrote."""
+        return cls(
+            index=index,
+            token_ids=completed.token_ids,
+            logprobs=completed.logprobs,
+            versions=completed.versions,
+            is_truncated=completed.is_truncated,
+        )
+
     @property
     def completed(self) -> Completed:
         """The part that a gateway receives."""

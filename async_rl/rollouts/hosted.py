@@ -219,14 +219,7 @@ class HostedEngine:
         # The limit of the group comes first.
         limit_s = self._timeouts.longest_group_s(self._context.config.data.max_response_tokens)
         reply: Continuation = await self._call(request, limit_s)
-        done = reply.completed
-        return Completion(
-            index=index,
-            token_ids=done.token_ids,
-            logprobs=done.logprobs,
-            versions=done.versions,
-            is_truncated=done.is_truncated,
-        )
+        return Completion.received(index, reply.completed)
 
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Let the host's engine load the adapter between two of its steps."""

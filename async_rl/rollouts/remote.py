@@ -87,14 +87,7 @@ class RemoteEngines:
         del prompt_token_ids
         for index in range(num_samples):
             continuation: Continuation = await self._call(session, request)
-            done = continuation.completed
-            yield Completion(
-                index=index,
-                token_ids=done.token_ids,
-                logprobs=done.logprobs,
-                versions=done.versions,
-                is_truncated=done.is_truncated,
-            )
+            yield Completion.received(index, continuation.completed)
 
     async def read_calls(self, request: ReadCalls) -> CallsRead:
         """Let a generator read the tool calls of an answer; always the same one, as long as it

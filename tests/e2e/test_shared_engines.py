@@ -17,6 +17,8 @@ LORA = (
     "weights.probe_every_pushes=1",
 )
 
+PROBE = "weights/probe_abs_max"
+
 
 def test_two_runs_share_an_engine_and_lose_nothing_when_it_is_killed(
     launch: Callable[..., LiveRun],
@@ -54,7 +56,9 @@ def test_two_runs_share_an_engine_and_lose_nothing_when_it_is_killed(
         assert run.step == num_steps
         assert run.audit()["problems"] == []
         # Every push was probed: the engine computes each learner's own policy.
-        assert max(row.get("weights/probe_abs_max", 0.0) for row in run.rows) < 1e-3
+        probes = [row[PROBE] for row in run.rows if PROBE in row]
+        assert len(probes) > num_steps / 2
+        assert max(probes) < 1e-3
 
 
 def test_a_run_whose_host_ends_fails_with_the_cause(launch: Callable[..., LiveRun]) -> None:

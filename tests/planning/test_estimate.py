@@ -85,6 +85,14 @@ def test_keys_and_values_of_a_known_model_fill_the_cache() -> None:
     )
 
 
+def test_a_generator_without_an_engine_needs_no_memory_for_a_model() -> None:
+    hosted = compose("grpo_code", ["model.lora=lora", "model.lora.host=runs/a"])
+    own = compose("grpo_code", ["model.lora=lora"])
+    shape = embedded_shape(hidden_size=4096, num_layers=32, num_heads=32)
+    assert memory_mb(hosted, "generator", shape) == memory_mb(hosted, "generator", None) == 400
+    assert memory_mb(own, "generator", shape) > 10_000
+
+
 @pytest.mark.parametrize(
     ("settings", "is_warned"),
     [
