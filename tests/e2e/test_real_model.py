@@ -43,12 +43,14 @@ def test_the_converted_model_has_its_chat_template_and_full_weights(model: Path)
     assert tokenizer("<|im_end|>")["input_ids"] == [config["eos_token_id"]] == [2]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_it_trains_two_steps_and_writes_sentences(
-    model: Path, launch: Callable[..., LiveRun]
+    model: Path, launch: Callable[..., LiveRun], dtype: str
 ) -> None:
     run = launch(
         "conf=real",
         f"model.path={model}",
+        f"model.dtype={dtype}",
         "num_steps=2",
         "buffer.groups_per_step=2",
         "evaluation.every_steps=0",
@@ -58,4 +60,4 @@ def test_it_trains_two_steps_and_writes_sentences(
     rows = run.rows
     assert [row["step"] for row in rows][-1] == 2
     # A broken conversion writes noise to the last token; this model ends most of its sentences.
-    assert rows[-1]["response/truncated_share"] < 0.9
+    assert rows[-1]["length/truncated_share"] < 0.9
