@@ -29,7 +29,7 @@ _CAUSES = (
 )
 # Nats. In float32 both differ by 2e-5. In bfloat16 a correct engine differs at the probe's random
 # tokens, which a pretrained model finds improbable, by 0.1 on average and 0.7 at one of 64
-# (SmolLM2-135M); transformers' bfloat16 differs as much from its float32. So the mean decides there.
+# (SmolLM2-135M), as transformers' bfloat16 does from its float32. So the mean decides there.
 _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.3}
 
 

@@ -56,6 +56,26 @@ def test_a_preset_that_is_given_wins() -> None:
     assert compose_for(EIGHT, "ppo_code", ["hardware=cpu"])[0].learner.gpus_each == 0
 
 
+def test_without_gpus_both_sides_have_half_of_the_cores_or_all_of_them_in_turn() -> None:
+    for placement, generators, learner in (
+        ("disaggregated", [0, 1, 2, 3], [4, 5, 6, 7]),
+        ("colocated", list(range(8)), list(range(8))),
+    ):
+        config = compose_for(CPU, "grpo_code", [f"placement={placement}"])[0]
+        assert (config.generators.cores, config.learner.cores) == (generators, learner)
+
+
+@pytest.mark.parametrize(
+    ("machine", "placement"), [(CPU, "colocated"), (ONE, "disaggregated"), (EIGHT, "disaggregated")]
+)
+def test_the_pretrained_model_of_two_cores_starts_on_every_machine(
+    machine: Machine, placement: str
+) -> None:
+    config = compose_for(machine, "real", [])[0]
+    assert config.placement == placement
+    assert list(machine_problems(config, machine)) == []
+
+
 def test_every_preset_can_be_the_choice_of_some_machine() -> None:
     reached = {
         preset_for(machine, launcher)
