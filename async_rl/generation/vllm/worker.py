@@ -11,6 +11,7 @@ calls it through `collective_rpc`.
 from __future__ import annotations
 
 import copy
+import ctypes
 import importlib
 import multiprocessing
 import os
@@ -88,6 +89,7 @@ class SharedWeightsExtension:
         """Load and pack the second copy; may run beside the engine's steps."""
         if self._spare is None:
             raise WeightsError("this worker has no second copy of the model to stage weights in")
+        _return_freed_memory()
         try:
             with self._weights(manifest, source) as tensors:
                 self._spare.load(tensors)
@@ -203,6 +205,17 @@ class SpareModel:
                     unpacked[name] = theirs._parameters[name]
         # Released now: a second set of packed weights would take as much memory as the model.
         self._packed = []
+
+
+def _return_freed_memory() -> None:
+    """Return what the weights before left in malloc's arenas to the system.
+
+    Small blocks between them, such as a kernel for each number of sequences, keep the arenas from
+    shrinking and new weights from fitting into the gaps.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # libraries other than glibc have none
+    if trim is not None:
+        trim(0)
 
 
 def _second_model(config: VllmConfig) -> torch.nn.Module:
