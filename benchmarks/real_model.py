@@ -1,0 +1,207 @@
+"""Train the pretrained model of `make real` with three seeds, all weights and LoRA, and draw the
+curves.
+
+Run: `python -m benchmarks.real_model run [--ways full lora] [--seeds 0 1 2]`, about eight minutes
+of both cores for each; then `python -m benchmarks.real_model report`, which writes the table of
+docs/tutorials/real_model.md and docs/images/real_model.png from the rows in docs/real_model/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import figure
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "docs" / "real_model"
+PAGE = ROOT / "docs" / "tutorials" / "real_model.md"
+PICTURE = ROOT / "docs" / "images" / "real_model.png"
+AGE_16 = [
+    "buffer.exact_age=true",
+    "buffer.max_staleness_versions=16",
+    # An exact age makes both sides wait for each other, so they need no handovers.
+    "placement=disaggregated",
+    "generators.cores=[]",
+    "learner.cores=[]",
+]
+WAYS = {
+    "full": ("all weights, 2e-5", []),
+    "lora": ("LoRA of rank 16, 2e-4", ["model.lora=lora", "learner.optimizer.lr=2e-4"]),
+    "grpo-age16": ("`grpo`, every batch 16 versions old, 2e-5", AGE_16),
+    "gspo-age16": (
+        "`gspo`, every batch 16 versions old, 4e-5 falling",
+        [*AGE_16, "algorithm=gspo", "learner.optimizer.lr=4e-5"],
+    ),
+    "gspo": ("`gspo`, 4e-5 falling", ["algorithm=gspo", "learner.optimizer.lr=4e-5"]),
+}
+"""How a model is trained: its name in the table, its settings."""
+KEPT = (
+    "eval/pass_at_1",
+    "reward/mean",
+    "time/step_s",
+    "time/update_s",
+    "time/wait_batch_s",
+    "weights/push_s",
+    "weights/pause_s",
+    "staleness/mean_versions",
+    "policy/effective_sequences",
+    "tokens/trained",
+    "memory/learner_mb_max",
+    "memory/generators_mb_max",
+)
+GOAL = 0.60
+
+Row = dict[str, float]
+
+
+def train(way: str, seed: int) -> None:
+    """Train once, and keep the rows."""
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [str(Path(sys.executable).with_name("async-rl")), "launch", "conf=real"]
+        command += [f"seed={seed}", f"output_dir={scratch}", "run_name=run", *WAYS[way][1]]
+        command += ["monitoring.tensorboard_port=null", "checkpoint.every_steps=0"]
+        started_s = time.monotonic()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+        passed_s = time.monotonic() - started_s
+        lines = (Path(scratch) / "run" / "metrics.jsonl").read_text().splitlines()
+    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    DATA.mkdir(exist_ok=True)
+    with path(way, seed).open("w") as file:
+        for row in rows:
+            kept = {key: round(row[key], 4) for key in KEPT if key in row}
+            file.write(json.dumps({"step": row["step"], "time_s": row["time_s"], **kept}) + "\n")
+    figure(f"real model, {way}, seed {seed}: command to end", passed_s, "s")
+
+
+def path(way: str, seed: int) -> Path:
+    """Return the file of a run's rows."""
+    return DATA / f"{way}-seed{seed}.jsonl"
+
+
+def runs(way: str) -> list[list[Row]]:
+    """Return the rows of the runs that exist, by seed."""
+    files = sorted(DATA.glob(f"{way}-seed*.jsonl"))
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+def begin_s(rows: Sequence[Row]) -> float:
+    """Return when the first step began."""
+    first = next(row for row in rows if "time/step_s" in row)
+    return first["time_s"] - first["time/step_s"]
+
+
+def held_out(rows: Sequence[Row]) -> dict[int, float]:
+    """Return the held-out pass rate by step."""
+    return {int(row["step"]): row["eval/pass_at_1"] for row in rows if "eval/pass_at_1" in row}
+
+
+def seconds_to(rows: Sequence[Row], goal: float) -> float:
+    """Return the seconds from the first step to the goal, without the time of evaluations."""
+    spent_s = 0.0
+    for row in rows:
+        spent_s += row.get("time/step_s", 0.0)
+        if row.get("eval/pass_at_1", 0.0) >= goal:
+            return spent_s
+    return float("nan")
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Return the values, first to last seed."""
+    return ", ".join(format(value, form) for value in values)
+
+
+def mean(found: Sequence[Sequence[Row]], key: str) -> float:
+    """Return the mean over all steps of all runs."""
+    return statistics.fmean(row[key] for rows in found for row in rows if key in row)
+
+
+def table() -> str:
+    """Return the table of all runs."""
+    lines = [
+        f"| trained | seeds | held out, step 0 | step 20 | step 40 | last step | seconds to {GOAL}"
+        " | seconds per step: all; training, waiting for a batch | push; pause of generation"
+        " | peak of the learner |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for way, (name, _) in WAYS.items():
+        found = runs(way)
+        if not found:
+            continue
+        curves = [held_out(rows) for rows in found]
+        points = [
+            spread([curve.get(step, float("nan")) for curve in curves], ".2f")
+            for step in (0, 20, 40)
+        ]
+        last = spread([curve[max(curve)] for curve in curves], ".2f")
+        until = spread([seconds_to(rows, GOAL) for rows in found], ".0f")
+        stages = [mean(found, f"time/{stage}_s") for stage in ("step", "update", "wait_batch")]
+        push = [1000 * mean(found, f"weights/{part}_s") for part in ("push", "pause")]
+        cells = [name, str(len(found)), *points, last, until]
+        cells.append(f"{stages[0]:.1f}; {stages[1]:.1f}, {stages[2]:.1f}")
+        cells.append(f"{push[0]:.0f} ms; {push[1]:.0f} ms")
+        learner_mb = max(r.get("memory/learner_mb_max", 0) for rows in found for r in rows)
+        cells.append(f"{learner_mb / 1024:.1f} GB")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw() -> None:
+    """Draw the held-out pass rate and the reward of each run by step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawn, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), sharey=True)
+    for color, (way, (name, _)) in enumerate(WAYS.items()):
+        for number, rows in enumerate(runs(way)):
+            label = name.replace("`", "") if number == 0 else None
+            curve = held_out(rows)
+            axes[0].plot(list(curve), list(curve.values()), color=f"C{color}", label=label)
+            steps = [row["step"] for row in rows if "reward/mean" in row]
+            rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+            smooth = [statistics.fmean(rewards[max(0, i - 4) : i + 1]) for i in range(len(steps))]
+            axes[1].plot(steps, smooth, color=f"C{color}")
+    axes[0].set(xlabel="step", ylabel="held-out pass rate")
+    axes[1].set(xlabel="step", ylabel="reward, mean of five steps")
+    axes[0].legend(loc="lower right", fontsize=8)
+    drawn.tight_layout()
+    drawn.savefig(PICTURE, dpi=110)
+
+
+def report() -> None:
+    """Write the table into the page, and the picture."""
+    begin, end = "<!-- runs: begin -->\n", "\n<!-- runs: end -->"
+    text = PAGE.read_text()
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    PAGE.write_text(f"{before}{begin}{table()}{end}{after}")
+    draw()
+
+
+def main() -> None:
+    """Run or report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["run", "report"])
+    parser.add_argument("--ways", nargs="+", default=["full", "lora"], choices=list(WAYS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    given = parser.parse_args()
+    if given.what == "report":
+        report()
+        return
+    for seed in given.seeds:
+        for way in given.ways:
+            train(way, seed)
+
+
+if __name__ == "__main__":
+    main()
