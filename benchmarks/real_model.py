@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import figure
+from benchmarks.figures import figure, with_table
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "real_model"
@@ -93,19 +93,13 @@ def runs(way: str) -> list[list[Row]]:
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
-def begin_s(rows: Sequence[Row]) -> float:
-    """Return when the first step began."""
-    first = next(row for row in rows if "time/step_s" in row)
-    return first["time_s"] - first["time/step_s"]
-
-
 def held_out(rows: Sequence[Row]) -> dict[int, float]:
     """Return the held-out pass rate by step."""
     return {int(row["step"]): row["eval/pass_at_1"] for row in rows if "eval/pass_at_1" in row}
 
 
 def seconds_to(rows: Sequence[Row], goal: float) -> float:
-    """Return the seconds from the first step to the goal, without the time of evaluations."""
+    """Return the seconds from the first step to the goal: the sum of the steps."""
     spent_s = 0.0
     for row in rows:
         spent_s += row.get("time/step_s", 0.0)
@@ -180,11 +174,7 @@ def draw() -> None:
 
 def report() -> None:
     """Write the table into the page, and the picture."""
-    begin, end = "<!-- runs: begin -->\n", "\n<!-- runs: end -->"
-    text = PAGE.read_text()
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    PAGE.write_text(f"{before}{begin}{table()}{end}{after}")
+    PAGE.write_text(with_table(PAGE.read_text(), "runs", table() + "\n"))
     draw()
 
 

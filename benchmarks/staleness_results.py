@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import figure
+from benchmarks.figures import figure, with_table
 from benchmarks.staleness_cell import COLLAPSE, GOAL, samples_to
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "staleness"
 PAGE = ROOT / "docs" / "staleness.md"
 COST = RESULTS / "cost.json"
-BEGIN, END = "<!-- {}: begin -->\n", "<!-- {}: end -->\n"
 PICTURE = ROOT / "docs" / "images" / "staleness.png"
 METHODS = (
     "grpo",
@@ -374,8 +373,6 @@ def report() -> None:
     tables = {"league": table(), "ends": ends_table(), "long": long_table()}
     tables["tuning"] = tuning_table()
     for name, written in tables.items():
-        begin, end = BEGIN.format(name), END.format(name)
-        head, _, rest = text.partition(begin)
-        text = head + begin + written + end + rest.partition(end)[2]
+        text = with_table(text, name, written)
     PAGE.write_text(text)
     draw()
