@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_pushes_leave_no_copies_of_the_model(tmp_path: Path) -> None:
-    """With one thread of a pool for each push, 12 pushes left three and a half models."""
+    """Before freed weights were returned to the system, 12 pushes left three and a half models."""
     scenario, out = Path(__file__).with_name("memory_scenario.py"), tmp_path / "memory.json"
     done = subprocess.run(
         [sys.executable, str(scenario), str(tmp_path / "model"), str(out)],

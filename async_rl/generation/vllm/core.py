@@ -26,7 +26,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,9 +69,6 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
         self._unsent: dict[str, Unsent] = {}
         self._core = EngineCore(vllm_config, executor_class, log_stats)
-        # One thread: malloc gives each thread memory of its own, so the threads of a pool would
-        # together keep several freed copies of the model.
-        self._beside = ThreadPoolExecutor(1, "vllm-beside")
         # A daemon: a process that fails elsewhere must not wait for this thread, which may wait
         # for requests.
         self._thread = threading.Thread(target=self._run, name="vllm-core", daemon=True)
@@ -231,9 +227,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         caller only.
         """
         self._require_alive()
-        results: list[Any] = await self._loop.run_in_executor(
-            self._beside, self._core.collective_rpc, method, None, args
-        )
+        results: list[Any] = await asyncio.to_thread(self._core.collective_rpc, method, None, args)
         return results
 
     async def sleep_async(self) -> None:
@@ -273,7 +267,6 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         """End the thread after its step. Safe to call twice."""
         self._calls.put(None)
         self._thread.join(timeout or _STOP_TIMEOUT_S)
-        self._beside.shutdown(wait=False)
 
 
 def _settle(answer: asyncio.Future[Any], result: object) -> None:

@@ -210,8 +210,8 @@ class SpareModel:
 def _return_freed_memory() -> None:
     """Return what the weights before left in malloc's arenas to the system.
 
-    Small blocks between them, such as a kernel for each number of sequences, keep the arenas from
-    shrinking and new weights from fitting into the gaps.
+    Each thread that stages has an arena of its own, and small blocks between the weights, such as a
+    kernel for each number of sequences, keep arenas from shrinking.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # libraries other than glibc have none
     if trim is not None:
