@@ -134,6 +134,7 @@ class WarmCells:
             else:
                 self._cells.discard(cell)
                 if not self._is_closed:
+                    self.num_replaced += 1
                     task = asyncio.create_task(self._replace(), name="replace-cell")
                     self._replacing.add(task)
                     task.add_done_callback(self._replacing.discard)
@@ -143,7 +144,6 @@ class WarmCells:
 
         Giving up would leave jobs waiting forever once the last cell has broken.
         """
-        self.num_replaced += 1
         pause_s = _FIRST_PAUSE_S
         while not self._is_closed:
             try:
