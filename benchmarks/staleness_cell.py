@@ -74,7 +74,8 @@ class Judge:
     """The product's verifier, with a memory: a policy often writes the same program again."""
 
     def __init__(self) -> None:
-        self._verifier = Verifier({"verifiers.cells": 1})
+        # Programs that compute to their limit wait for a core, which other cells share.
+        self._verifier = Verifier({"verifiers.cells": 1, "timeouts.group_s": 600.0})
         self._known: dict[tuple[str, str], float] = {}
 
     def __enter__(self) -> Self:

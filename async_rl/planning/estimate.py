@@ -148,6 +148,9 @@ def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:
     if config.learner.gpus_each == 0:
         # Without a GPU the tensors are in main memory. Offloading has nothing to move.
         training = memory.kept + memory.step + memory.offloaded
+        if config.checkpoint.every_steps > 0 or config.checkpoint.every_minutes > 0:
+            # Its copy is written during the next step.
+            training += memory.saved
         # A push gathers one tensor at a time and writes the published form.
         return _mb(max(training + memory.published, memory.loaded))
     waiting = memory.offloaded

@@ -152,15 +152,32 @@ def _num_copies(config: RunConfig) -> int:
 
 def graph_tokens(config: RunConfig) -> int:
     """Return the tokens whose activations are in memory together."""
-    learner = config.learner
-    if is_sharded(config):
-        return learner.budget_tokens
+    most = min(config.learner.budget_tokens, minibatch_tokens(config))
     algorithm = config.algorithm
     # Graphs of passes before the update wait for it (ForwardPasses.run).
     waits = algorithm.critic is not None or algorithm.kl.kind == "reward"
-    if waits or learner.minibatches * learner.epochs > 1:
-        return learner.budget_tokens
-    return min(learner.budget_tokens, max(_CACHE_TOKENS, _longest(config)))
+    updates = config.learner.minibatches * config.learner.epochs
+    if is_sharded(config) or waits or updates > 1:
+        return most
+    return min(most, max(_CACHE_TOKENS, _longest(config)))
+
+
+def minibatch_tokens(config: RunConfig) -> int:
+    """Return the tokens that the packed rows of a minibatch have at most, each prompt once in a row
+    (batching/partition.py). Samples of agents may be longer than the limits, so their batches are
+    not bounded here.
+    """
+    if config.agent.is_used:
+        return config.learner.budget_tokens
+    groups, parts = config.buffer.groups_per_step, config.learner.minibatches
+    prompt, response = config.data.max_prompt_tokens, config.data.max_response_tokens
+    group = prompt + config.generation.group_size * response
+    # A part that gets the next bundle has at most the mean, and bundles of few prompts are divided.
+    bundle, total = group, groups * group
+    if groups < 2 * parts:
+        bundle = prompt + response
+        total = groups * config.generation.group_size * bundle
+    return min(groups * group, total // parts + bundle)
 
 
 def _longest(config: RunConfig) -> int:

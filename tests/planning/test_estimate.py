@@ -39,6 +39,7 @@ QWEN3_06B = {
 
 def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
     small = ["learner.budget_tokens=1280", "learner.gradient_checkpointing=true"]
+    small += ["checkpoint.every_steps=0", "checkpoint.every_minutes=0"]
     own, shared, none = (
         memory_mb(compose(conf, overrides), "learner", shape_from_hf(QWEN3_06B))
         for conf, overrides in (
@@ -146,7 +147,10 @@ def test_a_run_of_135_million_parameters_took_no_more_than_its_plan() -> None:
 
 
 def test_more_of_anything_needs_more_memory() -> None:
-    base = compose("ppo_code", ["generators.cores=[0]", "learner.cores=[1]"])
+    cores = ["generators.cores=[0]", "learner.cores=[1]"]
+    # A minibatch of this model's data would have fewer tokens than the budget.
+    sizes = ["data.max_response_tokens=256", *cores]
+    base = compose("ppo_code", sizes)
     shape = shape_from_hf(QWEN3_06B)
     for role, override in [
         ("generator", "generation.vllm.kv_cache_mb=128"),
@@ -154,20 +158,20 @@ def test_more_of_anything_needs_more_memory() -> None:
         ("verifier", "sandbox.memory_mb=512"),
         ("buffer", "buffer.groups_per_step=64"),
     ]:
-        more = compose("ppo_code", [override, "generators.cores=[0]", "learner.cores=[1]"])
+        more = compose("ppo_code", [override, *sizes])
         assert memory_mb(more, role, shape) > memory_mb(base, role, shape), override  # type: ignore[arg-type]
     for override in (
         "algorithm=grpo",
         "learner.gradient_checkpointing=true",
         "algorithm.kl=none",
     ):
-        assert memory_mb(compose("ppo_code", [override]), "learner", shape) < memory_mb(
+        assert memory_mb(compose("ppo_code", [override, *sizes]), "learner", shape) < memory_mb(
             base, "learner", shape
         ), override
-    assert total_memory_mb(compose("ppo_code", ["generators.count=2"]), shape) > total_memory_mb(
-        base, shape
-    )
-    assert disk_mb(compose("ppo_code", ["checkpoint.keep=5"]), shape) > disk_mb(base, shape)
+    two = compose("ppo_code", ["generators.count=2", *sizes[:1]])
+    assert total_memory_mb(two, shape) > total_memory_mb(base, shape)
+    saved = compose("ppo_code", ["checkpoint.keep=5", *sizes])
+    assert disk_mb(saved, shape) > disk_mb(base, shape)
     assert total_memory_mb(base, None) < total_memory_mb(base, shape)
 
 

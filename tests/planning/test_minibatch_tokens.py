@@ -1,0 +1,100 @@
+"""Facts about the plan of a learner whose batches are smaller than its budget of tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_rl.batching.batch import Sizes
+from async_rl.batching.partition import cost_tokens, minibatches
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
+from async_rl.planning.estimate import memory_mb
+from async_rl.planning.learner_memory import minibatch_tokens
+from async_rl.planning.shape import shape_from_hf
+
+SMOLLM2_135M = {
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    groups=st.integers(1, 12),
+    size=st.integers(1, 6),
+    parts=st.integers(1, 6),
+    prompt=st.integers(1, 40),
+    response=st.integers(1, 40),
+    seed=st.integers(0, 10**6),
+)
+def test_no_minibatch_has_more_tokens_than_the_plan_says(
+    groups: int, size: int, parts: int, prompt: int, response: int, seed: int
+) -> None:
+    config = compose_unchecked(
+        "grpo_code",
+        [
+            "algorithm=rloo",
+            f"buffer.groups_per_step={groups}",
+            f"generation.group_size={size}",
+            f"learner.minibatches={parts}",
+            f"data.max_prompt_tokens={prompt}",
+            f"data.max_response_tokens={response}",
+        ],
+    )
+    rng = np.random.default_rng(seed)
+    # Half of the lengths are at the limits.
+    longest = rng.integers(0, 2, groups * size).astype(bool)
+    lengths = np.where(longest, response, rng.integers(0, response + 1, groups * size))
+    of_prompts = np.where(rng.integers(0, 2, groups), prompt, rng.integers(1, prompt + 1, groups))
+    batch = Sizes(
+        prompt_key=np.repeat(np.arange(groups), size).tolist(),
+        prompt_lengths=np.repeat(of_prompts, size).tolist(),
+        response_lengths=lengths.tolist(),
+    )
+    for members in minibatches(batch, count=parts, rng=rng):
+        assert cost_tokens(batch, members) <= minibatch_tokens(config)
+
+
+def test_a_batch_below_the_budget_is_planned_with_its_own_tokens() -> None:
+    shape = shape_from_hf(SMOLLM2_135M)
+
+    def learner_mb(*settings: str) -> int:
+        sizes = ["hardware=cpu", "learner.minibatches=1", "learner.epochs=2", *settings]
+        return memory_mb(compose("real", sizes), "learner", shape)
+
+    small = learner_mb()
+    assert learner_mb("learner.budget_tokens=16384") == small
+    assert learner_mb("buffer.groups_per_step=16") > 1.3 * small
+    assert learner_mb("learner.minibatches=2") < small
+    # Of agents a sample may have several segments.
+    of_agents = ["rollout.fn=external"]
+    assert minibatch_tokens(compose_unchecked("grpo_code", of_agents)) == 8192
+
+
+def test_the_copy_of_a_checkpoint_is_planned_beside_the_next_step() -> None:
+    shape = shape_from_hf(SMOLLM2_135M)
+
+    def learner_mb(*settings: str) -> int:
+        sizes = ["hardware=cpu", "checkpoint.every_steps=0", "checkpoint.every_minutes=0"]
+        return memory_mb(compose("real", [*sizes, *settings]), "learner", shape)
+
+    # Weights and two moments of 134.5 million parameters in float32.
+    for by in ("checkpoint.every_steps=5", "checkpoint.every_minutes=10"):
+        assert learner_mb(by) - learner_mb() == pytest.approx(12 * 134.5 / 1.048576, rel=0.01)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "ppo"])
+def test_every_objective_of_the_real_model_fits_a_machine_of_20_gb(algorithm: str) -> None:
+    settings = ["hardware=cpu", f"algorithm={algorithm}", "generators.cores=[0]"]
+    config = compose("real", [*settings, "learner.cores=[1]"])
+    shape = shape_from_hf(SMOLLM2_135M)
+    needed = sum(memory_mb(config, role, shape) for role in ("learner", "generator"))  # type: ignore[arg-type]
+    assert needed < 17_000
