@@ -15,6 +15,7 @@ import torch.distributed as dist
 import transformers
 from learner_support import make_config, make_model
 from safetensors.torch import load_file, save_file
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 from warm_processes import warm_context
 
@@ -177,21 +178,27 @@ NUM_LAYERS = 16
 M_MMAP_THRESHOLD = -3
 
 
-def peak_of_loading(rank: int, model_path: Path, out: Path) -> None:
-    """Loads policy, critic and reference as one of two ranks; writes the peak of its memory."""
+def peak_of_loading(rank: int, world_size: int, model_path: Path, out: Path) -> None:
+    """Loads policy, critic and reference as one of the ranks; writes the peak of its memory.
+
+    More than two ranks have a process group that sends nothing: loading needs no other rank.
+    """
     torch.set_num_threads(1)
     # Memory of freed tensors goes back at once, as that of large tensors does anyway.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
-    process_group.join(
-        dist.FileStore(f"{out}/rendezvous", 2),  # type: ignore[attr-defined]
-        rank,
-        2,
-        host="127.0.0.1",
-        device=CPU,
-        timeout_s=60,
-    )
+    if world_size > 2:
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    else:
+        process_group.join(
+            dist.FileStore(f"{out}/rendezvous", world_size),  # type: ignore[attr-defined]
+            rank,
+            world_size,
+            host="127.0.0.1",
+            device=CPU,
+            timeout_s=60,
+        )
     config = make_config("ppo_code", "algorithm.kl=loss", "learner.ranks=2")
-    ranks = dataclasses.replace(RANK, rank=rank, world_size=2, offload="none")
+    ranks = dataclasses.replace(RANK, rank=rank, world_size=world_size, offload="none")
     # What the first tensors, the mesh and the imports of models need is not of this model.
     load_models(config, model_path.with_name("small"), ranks)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -209,12 +216,15 @@ def memory(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
-def test_a_rank_needs_its_share_and_two_layers_to_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world_size", [2, 8, 64])
+def test_a_rank_needs_its_share_and_two_layers_to_load(tmp_path: Path, world_size: int) -> None:
     path = make_model(tmp_path / "model", hidden=512, layers=NUM_LAYERS)
     make_model(tmp_path / "small")
     context = warm_context()
+    first_and_last = (0, world_size - 1)
     processes = [
-        context.Process(target=peak_of_loading, args=(rank, path, tmp_path)) for rank in range(2)
+        context.Process(target=peak_of_loading, args=(rank, world_size, path, tmp_path))
+        for rank in first_and_last
     ]
     for process in processes:
         process.start()
@@ -222,7 +232,8 @@ def test_a_rank_needs_its_share_and_two_layers_to_load(tmp_path: Path) -> None:
         process.join(120)
         assert process.exitcode == 0
     size = (path / "model.safetensors").stat().st_size
-    for rank in range(2):
+    for rank in first_and_last:
         found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert found["share"] == pytest.approx(1.5 * size, rel=0.01), "three models, half of each"
+        whole = found["share"] * world_size
+        assert whole == pytest.approx(3 * size, rel=0.02), "three models, divided among the ranks"
         assert found["peak"] < found["share"] + 2 * size / NUM_LAYERS + 2**23
