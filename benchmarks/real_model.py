@@ -38,10 +38,10 @@ WAYS = {
     "lora": ("LoRA of rank 16, 2e-4", ["model.lora=lora", "learner.optimizer.lr=2e-4"]),
     "grpo-age16": ("`grpo`, every batch 16 versions old, 2e-5", AGE_16),
     "gspo-age16": (
-        "`gspo`, every batch 16 versions old, 4e-5 falling",
-        [*AGE_16, "algorithm=gspo", "learner.optimizer.lr=4e-5"],
+        "`gspo`, every batch 16 versions old, 1e-5 falling",
+        [*AGE_16, "algorithm=gspo", "learner.optimizer.lr=1e-5"],
     ),
-    "gspo": ("`gspo`, 4e-5 falling", ["algorithm=gspo", "learner.optimizer.lr=4e-5"]),
+    "gspo": ("`gspo`, 1e-5 falling", ["algorithm=gspo", "learner.optimizer.lr=1e-5"]),
 }
 """How a model is trained: its name in the table, its settings."""
 KEPT = (

@@ -21,6 +21,11 @@ from async_rl.config.base import (
 
 Extraction = Literal["auto", "fenced", "whole"]
 
+MOST_TIMEOUTS = 2
+"""Tests of a program that may use up their time where a failure does not end its tests. Without
+this limit a program that never ends would hold a cell for the limit of every test.
+"""
+
 
 class SandboxConfig(Section):
     """Limits on one program that the policy wrote, and the comparison of its results."""

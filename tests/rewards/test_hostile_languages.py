@@ -305,3 +305,13 @@ def test_source_that_does_not_fit_is_a_verdict(languages: Languages) -> None:
         (result,) = languages.results(language, "# " + "x" * (2 << 20))
         assert result.verdict == "compile_error"
         assert "more than 1048576" in result.message
+
+
+def test_an_endless_program_uses_the_time_of_two_tests(languages: Languages) -> None:
+    code = '#include <stdio.h>\nint main(void) {\n  int n; scanf("%d", &n);\n'
+    code += '  volatile int k = n; while (k > 0);\n  printf("0");\n}'
+    tests = [("0", "0"), ("1", "0"), ("0", "0"), ("1", "0"), ("0", "0"), ("1", "0")]
+    results = languages.results("c", code, *tests, timeout_s=0.5)
+    found = [str(result.verdict) for result in results]
+    assert found == ["pass", "timeout", "pass", "timeout", "timeout", "timeout"]
+    assert [result.cpu_s > 0.4 for result in results[3:]] == [True, False, False]

@@ -252,3 +252,41 @@ def test_a_value_that_takes_too_long_to_compare_is_the_programs_fault(jail: Jail
     test = CallTest(function="f", args=[3], expected=[0])
     request = VerifyRequest(code=code, tests=[test], timeout_s=0.25, output_kb=8192)
     assert jail.verify(request).verdict in ("timeout", "memory")
+
+
+ENDLESS = """
+def f(x):
+    while x > 1: pass
+    return x
+if __name__ == '__main__':
+    print(f(int(input())))
+"""
+
+
+def test_a_program_that_never_ends_uses_the_time_of_two_tests_and_not_of_all(jail: Jail) -> None:
+    numbers = [0, 1, *range(2, 10)]
+    calls = [CallTest(function="f", args=[i], expected=i) for i in numbers]
+    streams = [StdinTest(input=f"{i}\n", output=f"{i}") for i in numbers]
+    solvers = [AssertTest(code=f"x = f({i})\nassert x == {i}") for i in numbers]
+    mixed = [*calls[:4], *streams[4:8], *solvers[8:]]
+    for tests in (calls, streams, solvers, mixed):
+        before = _cpu_s(jail)
+        request = VerifyRequest(
+            code=ENDLESS, tests=list(tests), timeout_s=0.5, stop_at_first_failure=False
+        )
+        response = jail.verify(request)
+        found = [str(result.verdict) for result in response.tests]
+        assert found == ["pass"] * 2 + ["timeout"] * 8
+        assert "used more than 0.5 s" in response.tests[3].message
+        assert "not run: 2 tests" in response.tests[4].message
+        # A limit that tests share is used up once more.
+        assert _cpu_s(jail) - before < 4 * 0.5
+
+
+def test_a_program_with_one_timeout_runs_all_its_tests(jail: Jail) -> None:
+    tests = [CallTest(function="f", args=[i], expected=i) for i in (0, 5, 1, 0)]
+    request = VerifyRequest(
+        code=ENDLESS, tests=list(tests), timeout_s=0.5, stop_at_first_failure=False
+    )
+    found = [str(result.verdict) for result in jail.verify(request).tests]
+    assert found == ["pass", "timeout", "pass", "pass"]

@@ -20,6 +20,7 @@ from async_rl.config.checks.vllm_extra import extra_problems, num_workers
 from async_rl.config.checks.weights import weights_problems
 from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, is_plugin
 from async_rl.config.pools import config_of, generator_pools, in_words_of
+from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 
@@ -259,11 +260,14 @@ def _optimizers(config: RunConfig) -> Iterator[str]:
 def _timeouts(config: RunConfig) -> Iterator[str]:
     timeouts = config.timeouts
     limit_s = config.sandbox.timeout_s
-    if timeouts.score_s <= limit_s:
+    most = 1 if config.reward.mode == "all_or_nothing" else MOST_TIMEOUTS
+    if timeouts.score_s <= most * limit_s:
+        each = "" if most == 1 else f" for each of the {most} tests that may use it up"
         yield (
             f"timeouts.group_s={timeouts.group_s:g} allows {timeouts.score_s:g} s for one"
-            f" scoring call, not above sandbox.timeout_s={limit_s:g}: the call would time out"
-            f" first; raise timeouts.group_s above {4 * limit_s:g}, or lower sandbox.timeout_s"
+            f" scoring call, not above sandbox.timeout_s={limit_s:g}{each}: the call would time"
+            f" out first; raise timeouts.group_s above {4 * most * limit_s:g}, or lower"
+            " sandbox.timeout_s"
         )
     if timeouts.take_s <= timeouts.start_s:
         yield (

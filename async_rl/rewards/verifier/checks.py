@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.core.frozen import frozen
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.asserts import FunctionCall
@@ -31,6 +32,21 @@ class Check(NamedTuple):
 
     calls: Sequence[FunctionCall]
     rule: Callable[[list[bytes]], Awaitable[Ruling]]
+
+
+def is_decided(results: Sequence[TestResult], *, stop: bool) -> bool:
+    """Return whether no further test is to run. stop: the first failure decides."""
+    if stop:
+        return bool(results) and results[-1].verdict is not Verdict.PASS
+    num_late = sum(result.verdict is Verdict.TIMEOUT for result in results)
+    return num_late >= MOST_TIMEOUTS
+
+
+def with_rest(results: list[TestResult], num_tests: int, *, stop: bool) -> list[TestResult]:
+    """Add the results of the tests that did not run because others used up their time."""
+    message = f"not run: {MOST_TIMEOUTS} tests of the program used up their time"
+    late = TestResult(verdict=Verdict.TIMEOUT, cpu_s=0, wall_s=0, memory_mb=0, message=message)
+    return results if stop else results + [late] * (num_tests - len(results))
 
 
 @frozen
@@ -99,8 +115,8 @@ class ChildRun:
         return self._result(Ruling(answer.verdict, answer.message), answer.cpu_s, self.wall_s)
 
     def ends(self, results: Sequence[TestResult]) -> bool:
-        """True if the last result is a failure after which no test is to run."""
-        return self.stop and bool(results) and results[-1].verdict is not Verdict.PASS
+        """As `is_decided`."""
+        return is_decided(results, stop=self.stop)
 
     def _result(self, ruling: Ruling, cpu_s: float, wall_s: float) -> TestResult:
         reply = self.outcome.reply

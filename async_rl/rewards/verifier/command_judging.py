@@ -18,7 +18,7 @@ from async_rl.core.errors import InfrastructureError, Unsupported
 from async_rl.core.output_rules import Checker
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.binaries import Binaries
-from async_rl.rewards.verifier.checks import Ruling
+from async_rl.rewards.verifier.checks import Ruling, is_decided, with_rest
 from async_rl.rewards.verifier.command_outcomes import (
     Limits,
     Ran,
@@ -140,8 +140,9 @@ class CommandJudge:
         async with self._loaded(program) as run_one:
             for test in tests:
                 results.append(await _test(run_one, test, Limits.of(request, config), rule))
-                if stop and results[-1].verdict is not Verdict.PASS:
+                if is_decided(results, stop=stop):
                     break
+        results = with_rest(results, len(tests), stop=stop)
         failures = (each.verdict for each in results if each.verdict is not Verdict.PASS)
         verdict = next(failures, Verdict.PASS)
         return VerifyResponse(verdict=verdict, tests=results, level=self._level)

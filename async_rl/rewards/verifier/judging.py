@@ -5,7 +5,7 @@ Takes a VerifyRequest, waits for cells, and returns a VerifyResponse, or raises 
 if no cell could run the program. Tests run in order; neighbours of one kind share a child. A test
 during which the child ends takes its verdict from that; the tests after it run in a fresh child. A
 stream test that failed in a shared child runs again in a fresh one, because an earlier run may have
-spoilt it.
+spoilt it. After two timeouts the rest of the tests count as timeouts (`checks.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from async_rl.core.types import (
 )
 from async_rl.rewards.verifier.answer_process import AnswerProcess
 from async_rl.rewards.verifier.asserts import FunctionCall, judged_test, take_apart
-from async_rl.rewards.verifier.checks import Check, Ruling
+from async_rl.rewards.verifier.checks import Check, Ruling, is_decided, with_rest
 from async_rl.rewards.verifier.command_judging import CommandJudge
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
@@ -88,12 +88,13 @@ class Judge:
                 request, self._config, partial(self._rulings.of_output, program=program)
             )
         results: list[TestResult] = []
-        failures: list[Verdict] = []
-        for kind, tests in groupby(request.tests, key=lambda test: _kind(test, request.setup)):
-            results += await self._family(kind, list(tests), program)
-            failures = [test.verdict for test in results if test.verdict is not Verdict.PASS]
-            if program.stop and failures:
-                break
+        for kind, neighbours in groupby(request.tests, key=lambda test: _kind(test, request.setup)):
+            tests = list(neighbours)
+            if is_decided(results, stop=program.stop):
+                results = with_rest(results, len(results) + len(tests), stop=program.stop)
+            else:
+                results += await self._family(kind, tests, program)
+        failures = [test.verdict for test in results if test.verdict is not Verdict.PASS]
         verdict = failures[0] if failures else Verdict.PASS
         return VerifyResponse(verdict=verdict, tests=results, level=self._cells.level)
 
@@ -196,9 +197,9 @@ class Judge:
         results: list[TestResult] = []
         for test in tests:
             results.append(await run_test(test, program))
-            if program.stop and results[-1].verdict is not Verdict.PASS:
+            if is_decided(results, stop=program.stop):
                 break
-        return results
+        return with_rest(results, len(tests), stop=program.stop)
 
     async def _answer(self, test: AnswerTest, program: Program) -> TestResult:
         started = time.monotonic()
@@ -243,7 +244,7 @@ class Judge:
                 break
             if child.is_slow:
                 size = 1
-        return results
+        return with_rest(results, len(checks), stop=program.stop)
 
     async def _streams(self, tests: Sequence[StdinTest], program: Program) -> list[TestResult]:
         def rule(test: StdinTest, output: bytes) -> Awaitable[Ruling]:
@@ -262,11 +263,11 @@ class Judge:
             child = await program.run(job, read_streams)
             compared, has_leftovers = await child.stream_results(rest, rule)
             results += compared
-            if child.ends(compared):
+            if child.ends(results):
                 break
             is_slow = is_slow or child.is_slow
             size = 1 if has_leftovers or is_slow else _MAX_STREAMS
-        return results
+        return with_rest(results, len(tests), stop=program.stop)
 
 
 def _broken(fault: str) -> TestResult:
