@@ -59,6 +59,7 @@ KEPT = (
     "memory/generators_mb_max",
 )
 GOAL = 0.60
+_SHOWN_LINES = 40
 
 Row = dict[str, float]
 
@@ -70,7 +71,10 @@ def train(way: str, seed: int) -> None:
         command += [f"seed={seed}", f"output_dir={scratch}", "run_name=run", *WAYS[way][1]]
         command += ["monitoring.tensorboard_port=null", "checkpoint.every_steps=0"]
         started_s = time.monotonic()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT)
+        if done.returncode:
+            said = b"\n".join(done.stdout.splitlines()[-_SHOWN_LINES:]).decode()
+            raise SystemExit(f"{way}, seed {seed}: exit code {done.returncode}\n{said}")
         passed_s = time.monotonic() - started_s
         lines = (Path(scratch) / "run" / "metrics.jsonl").read_text().splitlines()
     rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
