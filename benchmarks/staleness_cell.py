@@ -9,7 +9,6 @@ with buffer.exact_age. All methods get the same samples of version 0 for the sam
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 from collections import deque
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, DeadlineExceeded, NonFiniteError
+from async_rl.core.errors import ConfigError, NonFiniteError
 from async_rl.core.heads import head_of
 from async_rl.core.types import (
     CodeProblem,
@@ -47,7 +46,6 @@ _STEPS_AT_AGE = 60
 _HELD = 3
 # Of 8 groups each: late in a run most groups are solved, and DAPO draws until it has a batch.
 _MOST_DRAWS = 4
-_MOST_CHECKS = 4
 _NAMES = (
     "policy/effective_sequences",
     "policy/effective_sample_size",
@@ -95,15 +93,9 @@ class Judge:
         if code is None:
             return 0.0
         if (name, code) not in self._known:
-            self._known[name, code] = float(self._verdict(code, problem) is Verdict.PASS)
+            verdict = self._verifier.check(code, problem.tests, setup=problem.setup).verdict
+            self._known[name, code] = float(verdict is Verdict.PASS)
         return self._known[name, code]
-
-    def _verdict(self, code: str, problem: CodeProblem) -> Verdict:
-        # A program that computes to its limit needs longer where cells share a core.
-        for _ in range(_MOST_CHECKS - 1):
-            with contextlib.suppress(DeadlineExceeded):
-                return self._verifier.check(code, problem.tests, setup=problem.setup).verdict
-        return self._verifier.check(code, problem.tests, setup=problem.setup).verdict
 
 
 class Bench:

@@ -235,5 +235,5 @@ def test_a_rank_needs_its_share_and_two_layers_to_load(tmp_path: Path, world_siz
     for rank in first_and_last:
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         whole = found["share"] * world_size
-        assert whole == pytest.approx(3 * size, rel=0.02), "three models, divided among the ranks"
+        assert whole == pytest.approx(3 * size, rel=0.01), "three models, divided among the ranks"
         assert found["peak"] < found["share"] + 2 * size / NUM_LAYERS + 2**23

@@ -80,7 +80,7 @@ class ChildRun:
                 ruling = Ruling(failed.verdict, failed.message)
             cpu_s = sum(answer.cpu_s for answer in answers)
             results.append(self._result(ruling, cpu_s, self.wall_s / len(checks)))
-            if is_partial or self.ends(results):
+            if is_partial or is_decided(results, stop=self.stop):
                 break
         return results
 
@@ -105,7 +105,7 @@ class ChildRun:
             else:
                 ruling = Ruling(answer.verdict, answer.message)
             results.append(self._result(ruling, answer.cpu_s, self.wall_s / len(tests)))
-            if self.ends(results):
+            if is_decided(results, stop=self.stop):
                 break
         return results, self.is_slow
 
@@ -113,10 +113,6 @@ class ChildRun:
         """The result of a test that ran in a judge process."""
         answer = self.answers[0]
         return self._result(Ruling(answer.verdict, answer.message), answer.cpu_s, self.wall_s)
-
-    def ends(self, results: Sequence[TestResult]) -> bool:
-        """As `is_decided`."""
-        return is_decided(results, stop=self.stop)
 
     def _result(self, ruling: Ruling, cpu_s: float, wall_s: float) -> TestResult:
         reply = self.outcome.reply

@@ -240,7 +240,7 @@ class Judge:
             job = program.job(Mode.CALLS, len(calls), payload, num_tests=len(rest))
             child = await program.run(job, read_calls)
             results += await child.check_results(rest)
-            if child.ends(results):
+            if is_decided(results, stop=program.stop):
                 break
             if child.is_slow:
                 size = 1
@@ -263,7 +263,7 @@ class Judge:
             child = await program.run(job, read_streams)
             compared, has_leftovers = await child.stream_results(rest, rule)
             results += compared
-            if child.ends(results):
+            if is_decided(results, stop=program.stop):
                 break
             is_slow = is_slow or child.is_slow
             size = 1 if has_leftovers or is_slow else _MAX_STREAMS
