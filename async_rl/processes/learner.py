@@ -119,6 +119,7 @@ class Learner:
             if not self._context.stopping.is_set():
                 await self._pusher.live(self._version)
                 await self._evaluate_if_due()
+            await self._pusher.settle()
             pushing.cancel()
 
     async def _steps(self, group: asyncio.TaskGroup) -> None:

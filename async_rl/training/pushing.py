@@ -12,6 +12,7 @@ which returns the device.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 
@@ -39,6 +40,10 @@ from async_rl.weights.membership import Answer, Life, Load, Membership, life_of
 from async_rl.weights.push import Route
 from async_rl.weights.transport.base import LearnerSide, Sender
 from async_rl.weights.transport.table import open_senders
+
+# To connect takes one to four seconds (core/gate.py); a member that hangs should not hold up the
+# end of a run for much longer.
+_SETTLE_S = 8.0
 
 
 class Pusher:
@@ -120,6 +125,17 @@ class Pusher:
                     else self._membership.is_free
                 )
             )
+
+    async def settle(self) -> None:
+        """Begin no load, and wait for those in progress; at most a few seconds for one that hangs.
+
+        Ranks that connect for a broadcast cannot be called off: they would wait for a learner that
+        has left until their deadline.
+        """
+        self._membership.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S), self._changed:
+                await self._changed.wait_for(lambda: not self._membership.loading)
 
     async def live(self, version: int) -> None:
         """Return once at least one generator serves and all that serve have `version` or a later

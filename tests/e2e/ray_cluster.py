@@ -79,7 +79,10 @@ class RayCluster:
         return ["ip", "netns", "exec", self._namespace(node)]
 
     def __enter__(self) -> Self:
-        _ip("link", "add", self._bridge, "type", "bridge")
+        # With an address of its own: a bridge else has the lowest one of its ports, so it would
+        # change with a node, and the others would send to the old one for seconds.
+        address = f"02:00:00:00:{self._id // 100:02d}:{self._id % 100:02d}"
+        _ip("link", "add", self._bridge, "address", address, "type", "bridge")
         _ip("addr", "add", f"{self._subnet}.254/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         return self

@@ -93,12 +93,18 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     (lost,) = (name for name, where in places(run, node, "generator").items() if where == 3)
     cluster.kill_node(3)
     run.until(
-        lambda: member(run, lost)["waits_for"] == "room on the cluster: 1 CPU, generator 1",
+        lambda: (
+            [found["waits_for"] for found in members(run) if found["name"] == lost]
+            == ["room on the cluster: 1 CPU, generator 1"]
+        ),
         f"{lost} to wait for a place",
     )
     at_loss = run.step
     run.until(lambda: run.step >= at_loss + 3, "three steps with one generator left")
-    assert member(run, lost)["state"] == "starting"
+    run.until(
+        lambda: [found["state"] for found in members(run) if found["name"] == lost] == ["starting"],
+        f"{lost} to be shown as starting",
+    )
     write_table(run, node, "node 3 is lost")
 
     cluster.add_node(4, cpus=2, generators=2)
@@ -130,10 +136,6 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
 def members(run: LiveRun) -> list[dict[str, Any]]:
     """The processes as `async-rl status` shows them; empty while the run does not answer."""
     return list(run.now()["members"])
-
-
-def member(run: LiveRun, name: str) -> dict[str, Any]:
-    return next(found for found in members(run) if found["name"] == name)
 
 
 def places(run: LiveRun, node: dict[str, int], role: str) -> dict[str, int]:

@@ -4,6 +4,7 @@ others when one is lost.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 import torch
 from pushing_support import Learner, bytes_of
 from receiving_process import Generator, digest
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from async_rl.weights.transport import communicator
 
 NUM_TENSORS = 40
 ROWS = 2**17 + 5  # half a MB each, so that a bucket of 1 MB holds one
@@ -143,6 +147,54 @@ def test_a_member_that_dies_before_all_ranks_have_met_does_not_keep_the_others_w
     learner.run(story)
     assert generators["a"].digests == [[expected(0)]]
     assert communicators(generators["a"]) == ["one.1", "one.2"]
+
+
+def test_a_learner_that_ends_leaves_no_member_in_a_communicator_that_it_has_not_joined(
+    fleet: Callable[..., Learner],
+) -> None:
+    generators = {"a": Generator(), "b": Generator()}
+    learner = fleet(generators)
+
+    async def story() -> None:
+        learner.serve(*generators)
+        await learner.pusher.publish(0)
+        await generators["b"].is_asked.wait()
+        await learner.pusher.settle()  # its process ends now
+
+    learner.run(story)
+    assert [g.digests for g in generators.values()] == [[[expected(0)]]] * 2
+
+
+def test_a_member_that_hangs_holds_up_the_end_of_the_learner_for_seconds_only(
+    fleet: Callable[..., Learner],
+) -> None:
+    generators = {"a": Generator(misfortune="wait")}
+    learner = fleet(generators, "timeouts.start_s=3000", "timeouts.stall_s=10000")
+    waited_s = []
+
+    async def story() -> None:
+        learner.serve(*generators)
+        await push(learner, 0)
+        await learner.pusher.publish(1)
+        await generators["a"].is_waiting()
+        started_s = time.monotonic()
+        await learner.pusher.settle()
+        waited_s.append(time.monotonic() - started_s)
+        generators["a"].process.kill()
+
+    learner.run(story)
+    assert 3 < waited_s[0] < 20
+
+
+def test_ranks_that_have_all_met_connect_even_if_the_load_is_called_off_meanwhile() -> None:
+    store = communicator.open_store("127.0.0.1")
+    late, early = (PrefixStore(name, store) for name in ("load 1", "load 2"))
+    communicator._meet(late, 1)  # the last rank of one
+    communicator.call_off(store, "load 1")
+    communicator._meet(late, 3)  # a rank that came before and reads only now
+    communicator.call_off(store, "load 2")
+    with pytest.raises(RuntimeError, match="a member was lost"):
+        communicator._meet(early, 1)
 
 
 @pytest.mark.parametrize("misfortune", ["kill", "stop"])
