@@ -3,9 +3,10 @@
 Run: `python -m benchmarks.lora tune`, then `run`, then `report`; each resumes where it was stopped.
 A cell is one run of conf=grpo_code in this process at age 0 (staleness_cell.py), with rank 16 in
 all linear layers or without an adapter. Both get the same prompts, and the same samples of version
-0. The adapter's learning rate is the one of four multiples of the rate for all weights with the
-highest mean pass rate over a run, on a seed that is not scored; `--factor` runs another one. Rows
-are kept in docs/lora/; `report` writes the picture and prints the table.
+0. A third kind trains only the matrices that an adapter changes, whole, and so shows what the rank
+costs. The adapter's learning rate is the one of four multiples of the rate for all weights with
+the highest mean pass rate over a run, on a seed that is not scored; `--factor` runs another one.
+Rows are kept in docs/lora/; `report` writes the picture and prints the table.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from async_rl.data.prepare import prepare_model
 from async_rl.launchers.configuration.compose import compose
+from async_rl.learner.trainer import Trainer
 from benchmarks.figures import figure
 from benchmarks.staleness import finish
 from benchmarks.staleness_cell import GOAL, Bench, run_cell
@@ -42,7 +46,7 @@ NUM_STEPS = 160
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run. factor: of the learning rate for all weights."""
+    """One run. kind: full, lora or matrices. factor: of the learning rate for all weights."""
 
     kind: str
     seed: int
@@ -64,7 +68,20 @@ class Cell:
             *SETTINGS,
         ]
         with tempfile.TemporaryDirectory() as scratch:
-            return run_cell(bench, compose("grpo_code", settings), Path(scratch), all_steps=True)
+            return run_cell(
+                bench,
+                compose("grpo_code", settings),
+                Path(scratch),
+                all_steps=True,
+                prepare=train_matrices_only if self.kind == "matrices" else None,
+            )
+
+
+def train_matrices_only(trainer: Trainer) -> None:
+    """Give all weights but those of the layers' linear modules a gradient of 0."""
+    for name, parameter in trainer._policy.named_parameters():
+        if ".layers." not in name or parameter.ndim != 2:
+            parameter.register_hook(torch.zeros_like)
 
 
 def tuning() -> list[Cell]:
@@ -82,9 +99,9 @@ def scored(factor: float) -> list[Cell]:
     return [Cell(kind="lora", seed=seed, factor=factor) for seed in SEEDS]
 
 
-def full() -> list[Cell]:
-    """Return the cells with all weights."""
-    return [Cell(kind="full", seed=seed) for seed in SEEDS]
+def without_adapter(kind: str) -> list[Cell]:
+    """Return the cells that train all weights, or whole matrices."""
+    return [Cell(kind=kind, seed=seed) for seed in SEEDS]
 
 
 def best_factor() -> float:
@@ -107,8 +124,11 @@ def report() -> None:
         figure(f"tuning {cell.path.stem}: mean pass@1", mean_rate(rows), "share")
         figure(f"tuning {cell.path.stem}: final pass@1", result(rows).final, "share")
     picture, axis = pyplot.subplots(figsize=(6, 3.5))
-    others = [scored(factor) for factor in FACTORS]
-    compared = [full(), *(cells for cells in others if all(cell.path.exists() for cell in cells))]
+    others = [without_adapter("matrices"), *(scored(factor) for factor in FACTORS)]
+    compared = [
+        without_adapter("full"),
+        *(cells for cells in others if all(cell.path.exists() for cell in cells)),
+    ]
     for index, cells in enumerate(compared):
         kind = f"{cells[0].kind}, rate x{cells[0].factor:g}"
         found = [read(cell.path) for cell in cells]
@@ -142,7 +162,13 @@ def main() -> None:
         report()
         return
     cells = (
-        tuning() if given.command == "tune" else [*full(), *scored(given.factor or best_factor())]
+        tuning()
+        if given.command == "tune"
+        else [
+            *without_adapter("full"),
+            *without_adapter("matrices"),
+            *scored(given.factor or best_factor()),
+        ]
     )
     with Bench(prepare_model(compose("grpo_code", []), lambda *_: None)) as bench:
         finish(cells, lambda cell: cell.run(bench), limit_s=given.limit_s)

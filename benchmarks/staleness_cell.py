@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -265,10 +265,15 @@ def make_trainer(config: RunConfig, model_path: Path, failed_batches: Path) -> T
 
 
 def run_cell(
-    bench: Bench, config: RunConfig, failed_batches: Path, *, all_steps: bool = False
+    bench: Bench,
+    config: RunConfig,
+    failed_batches: Path,
+    *,
+    all_steps: bool = False,
+    prepare: Callable[[Trainer], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Train as the configuration says, until the cell is decided or with `all_steps` to the last
-    step, and return a row per evaluation.
+    step, and return a row per evaluation. prepare: changes the trainer before its first step.
 
     Raises ConfigError for a setting that needs more than one process.
     """
@@ -279,6 +284,8 @@ def run_cell(
         )
     age, size = config.buffer.max_staleness_versions, config.buffer.groups_per_step
     trainer = make_trainer(config, bench.model_path, failed_batches)
+    if prepare is not None:
+        prepare(trainer)
     bench.load(trainer)
     queue: deque[list[Group]] = deque()
     rates = {0: bench.pass_rate(config, 0)}

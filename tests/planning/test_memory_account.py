@@ -7,6 +7,7 @@ widths of real ones and few layers, which keeps the test fast; the benchmark has
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 
 from benchmarks.memory_plan import QWEN3, accounted_bytes, planned_bytes, settings_of
 
@@ -15,6 +16,13 @@ SIZES = {
     "1.7B": {"hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 6144},
     "8B": {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 12288},
 }
+
+
+@pytest.fixture(autouse=True)
+def no_process_group() -> None:
+    """End the group of one rank that a test of the learner left in this process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
