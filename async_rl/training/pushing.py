@@ -12,7 +12,6 @@ which returns the device.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import time
 
@@ -133,9 +132,15 @@ class Pusher:
         has left until their deadline.
         """
         self._membership.close()
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_SETTLE_S), self._changed:
                 await self._changed.wait_for(lambda: not self._membership.loading)
+        except TimeoutError:
+            self._context.log.warning(
+                "version %d is still being loaded after %g s; the learner waits no longer and ends",
+                self._membership.version,
+                _SETTLE_S,
+            )
 
     async def live(self, version: int) -> None:
         """Return once at least one generator serves and all that serve have `version` or a later

@@ -93,16 +93,13 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     (lost,) = (name for name, where in places(run, node, "generator").items() if where == 3)
     cluster.kill_node(3)
     run.until(
-        lambda: (
-            [found["waits_for"] for found in members(run) if found["name"] == lost]
-            == ["room on the cluster: 1 CPU, generator 1"]
-        ),
+        lambda: shown(run, lost, "waits_for") == ["room on the cluster: 1 CPU, generator 1"],
         f"{lost} to wait for a place",
     )
     at_loss = run.step
     run.until(lambda: run.step >= at_loss + 3, "three steps with one generator left")
     run.until(
-        lambda: [found["state"] for found in members(run) if found["name"] == lost] == ["starting"],
+        lambda: shown(run, lost, "state") == ["starting"],
         f"{lost} to be shown as starting",
     )
     write_table(run, node, "node 3 is lost")
@@ -136,6 +133,11 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
 def members(run: LiveRun) -> list[dict[str, Any]]:
     """The processes as `async-rl status` shows them; empty while the run does not answer."""
     return list(run.now()["members"])
+
+
+def shown(run: LiveRun, name: str, key: str) -> list[Any]:
+    """What the status has of one process; empty while the run does not answer."""
+    return [found[key] for found in members(run) if found["name"] == name]
 
 
 def places(run: LiveRun, node: dict[str, int], role: str) -> dict[str, int]:

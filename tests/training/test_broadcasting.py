@@ -166,7 +166,7 @@ def test_a_learner_that_ends_leaves_no_member_in_a_communicator_that_it_has_not_
 
 
 def test_a_member_that_hangs_holds_up_the_end_of_the_learner_for_seconds_only(
-    fleet: Callable[..., Learner],
+    fleet: Callable[..., Learner], caplog: pytest.LogCaptureFixture
 ) -> None:
     generators = {"a": Generator(misfortune="wait")}
     learner = fleet(generators, "timeouts.start_s=3000", "timeouts.stall_s=10000")
@@ -184,6 +184,7 @@ def test_a_member_that_hangs_holds_up_the_end_of_the_learner_for_seconds_only(
 
     learner.run(story)
     assert 3 < waited_s[0] < 20
+    assert "version 1 is still being loaded after 8 s" in caplog.text
 
 
 def test_ranks_that_have_all_met_connect_even_if_the_load_is_called_off_meanwhile() -> None:

@@ -87,7 +87,8 @@ def _meet(store: Any, world_size: int) -> None:
     Connecting afterwards cannot be called off, and has no deadline with NCCL.
     """
     if store.add(_PRESENT, 1) == world_size:
-        _decide(store, _ALL)
+        # The first verdict stays: a rank that connects would wait for one that read another.
+        store.compare_set(_VERDICT, "", _ALL)
     if store.get(_VERDICT).decode() != _ALL:
         raise RuntimeError("the load was cancelled because a member was lost")
 
@@ -96,12 +97,8 @@ def call_off(store: Any, communicator: str) -> None:
     """Let all ranks give up that wait in `join` for this communicator, now or later, unless all
     have met: then they connect.
     """
-    _decide(dist.PrefixStore(communicator, store), _LOST)  # type: ignore[attr-defined]
-
-
-def _decide(store: Any, verdict: str) -> None:
-    # The first verdict stays: a rank that connects would wait for one that read another verdict.
-    store.compare_set(_VERDICT, "", verdict)
+    ranks = dist.PrefixStore(communicator, store)  # type: ignore[attr-defined]
+    ranks.compare_set(_VERDICT, "", _LOST)
 
 
 def broadcast(communicator: Communicator, flat: torch.Tensor, *, timeout_s: float) -> None:
