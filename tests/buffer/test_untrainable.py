@@ -90,7 +90,7 @@ class Quiet:
     async def publish(self, version: int) -> None:
         pass
 
-    live = take_device = save = finish = publish  # type: ignore[assignment]
+    live = take_device = save = finish = settle = publish  # type: ignore[assignment]
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -122,6 +122,7 @@ async def train(service: BufferService, pool: Pool, patch: pytest.MonkeyPatch) -
     patch.setattr(process, "Saver", Quiet)
     patch.setattr(Quiet, "take_device", nothing)
     patch.setattr(Quiet, "finish", nothing)
+    patch.setattr(Quiet, "settle", nothing)
     start = Start(version=0, life=synced.life)
     rank_device: Any = None
     learner: Any = process.Learner(context, pool, Device(), rank_device, start)  # type: ignore[arg-type]

@@ -40,7 +40,14 @@ def test_a_generator_that_dies_is_replaced_and_both_are_fed_from_files(
         "weights.probe_every_pushes=1",
     )
     run.until(lambda: run.step >= 2, "step 2")
-    names = {path.name for path in (run.run_dir / "weights").iterdir()}
+    names: set[str] = set()
+
+    def is_written() -> bool:
+        # Between two versions the folder is empty: the old file is deleted before the new one.
+        names.update(path.name for path in (run.run_dir / "weights").iterdir())
+        return bool(names)
+
+    run.until(is_written, "a file of weights", look_s=0.01)
     assert {name.partition("_")[0] for name in names} == {kind}
     assert {Path(name).suffix for name in names} == {".safetensors"}
     killed = run.pid_of("generator-1")
