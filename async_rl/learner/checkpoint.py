@@ -24,11 +24,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
-    set_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -45,8 +43,6 @@ _FORMAT = 2
 # One rank has no process group on purpose; torch mentions it at every checkpoint.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 _CUDA_RANDOM = "random.cuda"
-_TRAINED_ONLY = StateDictOptions(strict=False)
-"""The frozen weights of a model with an adapter are those of model.path (`BaseSum`)."""
 
 
 class Checkpointer:
@@ -117,14 +113,7 @@ class Checkpointer:
                 f"{directory} has checkpoint format {saved_format}, but this version of async-rl"
                 f" reads format {_FORMAT}; use the version that wrote it"
             )
-        for name, (model, optimizer) in self._trained.items():
-            set_state_dict(
-                model,
-                optimizer.torch_optimizer,
-                model_state_dict=state[f"{name}.model"],
-                optim_state_dict=state[f"{name}.optimizer"],
-                options=_TRAINED_ONLY,
-            )
+        # Weights and moments have been read to where they are.
         for name, part in self._stateful.items():
             part.load_state_dict(state[name])
         torch.set_rng_state(state["random"])

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from async_rl.algorithms.off_policy import repeated_part, step_scale
 from async_rl.algorithms.schedule import learning_rate
@@ -20,6 +20,7 @@ from async_rl.config.policy_losses import AlignedStepScale, EffectiveStepScale, 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError
 from async_rl.learner.models import LearnerModels
+from async_rl.learner.moments import Moments
 from async_rl.learner.sharding import gradient_norm, inner_product, reshard
 
 
@@ -51,7 +52,6 @@ class ModelOptimizer:
         """
         self._name = name
         self._model = model
-        self._is_offloaded = is_offloaded
         self._rule = rule
         self._config = config
         self._span = config.schedule_span or (config.warmup_steps, num_steps)
@@ -67,6 +67,7 @@ class ModelOptimizer:
         self.torch_optimizer = torch.optim.AdamW(
             groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True
         )
+        self.moments = Moments(self.torch_optimizer, self._parameters, is_offloaded=is_offloaded)
 
     def set_step(self, step: int) -> float:
         """Set and return the learning rate of learner step `step` (0 is the first)."""
@@ -106,52 +107,52 @@ class ModelOptimizer:
                 " Look at the batch's log-probs and rewards; a lower learning rate or a lower"
                 " grad_clip may prevent it"
             )
-        if self._is_offloaded:
-            self.move_moments(self._parameters[0].device)
-        scale = 1.0
+        scale, part = 1.0, 0.0
         if isinstance(self._rule, EffectiveStepScale):
             scale = step_scale(effective_share, bound=self._rule.bound)
             self._scale_rate(scale)
         elif isinstance(self._rule, AlignedStepScale):
-            scale = self._cut(norm_value, self._rule.bound)
+            part, scale = self._repeated_part(norm_value, self._rule.bound)
             norm = scale * norm
-        if norm > self._config.grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.grad_clip, norm)
-        self.torch_optimizer.step()
-        self.num_updates += 1
+        waiting = {parameter: parameter.grad for parameter in self._parameters}
         self.torch_optimizer.zero_grad(set_to_none=True)
-        if self._is_offloaded:
-            self.move_moments(torch.device("cpu"))
+        for parameters in self.moments.pieces():
+            # AdamW passes over parameters without a gradient.
+            for parameter in parameters:
+                parameter.grad = waiting.pop(parameter)
+            if part:
+                torch._foreach_sub_(*self._directions(parameters), alpha=part)
+            if norm > self._config.grad_clip:
+                torch.nn.utils.clip_grads_with_norm_(parameters, self._config.grad_clip, norm)
+            self.torch_optimizer.step()
+            self.torch_optimizer.zero_grad(set_to_none=True)
+        self.num_updates += 1
         reshard(self._model)
         return Applied(norm_value, scale)
 
-    def _cut(self, norm: float, bound: float) -> float:
-        """Cut the gradients to a cosine with the first moment; return the share of norm left."""
+    def _repeated_part(self, norm: float, bound: float) -> tuple[float, float]:
+        """Return how much of the first moment the gradients lose to have a cosine of at most
+        `bound` with it, and the share of their norm that is left.
+        """
+        if not self.torch_optimizer.state:
+            return 0.0, 1.0
+        product = squared = 0.0
+        for parameters in self.moments.pieces():
+            gradients, moments = self._directions(parameters)
+            product += inner_product(gradients, moments)
+            squared += inner_product(moments, moments)
+        return repeated_part(norm**2, product, squared, bound=bound)
+
+    def _directions(self, parameters: Iterable[nn.Parameter]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the gradients and the first moments of parameters."""
         states = self.torch_optimizer.state
-        if not states:
-            return 1.0
-        moments = [states[p]["exp_avg"] for p in self._parameters]
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        part, kept = repeated_part(
-            norm**2,
-            inner_product(gradients, moments),
-            inner_product(moments, moments),
-            bound=bound,
-        )
-        if part:
-            torch._foreach_sub_(gradients, moments, alpha=part)
-        return kept
+        pairs = [(p.grad, states[p]["exp_avg"]) for p in parameters if p.grad is not None]
+        return [gradient for gradient, _ in pairs], [moment for _, moment in pairs]
 
     def discard(self) -> None:
         """Clear the gradients without a step."""
         self.torch_optimizer.zero_grad(set_to_none=True)
         reshard(self._model)
-
-    def move_moments(self, device: torch.device) -> None:
-        """Move AdamW's moments to a device."""
-        for state in self.torch_optimizer.state.values():
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = state[name].to(device)
 
 
 Trained = dict[str, tuple[nn.Module, ModelOptimizer]]

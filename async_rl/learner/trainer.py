@@ -213,13 +213,12 @@ class Trainer:
         self._move(self.device)
 
     def _move(self, device: torch.device) -> None:
-        offload = self._config.learner.offload
-        if offload != "parameters":
-            for model in self._models:
-                model.to(device)
-        if offload == "none":
-            for optimizer in self._optimizers:
-                optimizer.move_moments(device)
+        if self._config.learner.offload == "parameters":
+            return
+        for model in self._models:
+            model.to(device)
+        for optimizer in self._optimizers:
+            optimizer.moments.move(device)
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:

@@ -15,6 +15,8 @@ from async_rl.planning.shape import ModelShape
 
 FLOAT32_BYTES = 4
 MOMENT_BYTES = 8  # AdamW's two moments in float32
+PIECE_BYTES = 256 << 20
+"""Offloaded moments that go to the device together, or those of one parameter if it has more."""
 _CACHE_TOKENS = 1280
 """Tokens of a pass of one rank without FSDP (learner/forward_passes.py)."""
 
@@ -104,10 +106,10 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     kept, offloaded = weights + moments, 0.0
     step = _step_bytes(config, shape)
     if offload == "optimizer":
-        # The moments of one model are on the device during its optimizer step.
+        # Three pieces are on the device during an optimizer step (learner/moments.py).
         kept, offloaded = weights, moments
-        of_policy = MOMENT_BYTES * updated / config.learner.ranks
-        step = gradients + max(step, of_policy)
+        largest = MOMENT_BYTES * shape.vocab_size * shape.hidden_size / config.learner.ranks
+        step = gradients + max(step, min(moments, 3 * max(PIECE_BYTES, largest)))
     elif offload == "parameters":
         kept, offloaded = 0.0, weights + moments + gradients
     else:

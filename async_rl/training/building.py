@@ -39,10 +39,14 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
     if device.type == "cuda":
         # FSDP's groups are the first that use NCCL in this process, not those of weight pushes.
         choose_interface(context.host)
-        if config.weights.transfer.kind != "ipc" and not _ALLOCATOR & os.environ.keys():
-            # The plan counts on small gaps (planning/estimate.py). Such memory cannot be mapped by
-            # a process that is no child.
-            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        if not _ALLOCATOR & os.environ.keys():
+            # The plan counts on small gaps (planning/estimate.py), and page-locked memory that is
+            # not rounded up to a power of two. Such segments cannot be mapped by a process that is
+            # no child.
+            is_mapped = config.weights.transfer.kind == "ipc"
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
+                f"expandable_segments:{not is_mapped},pinned_max_round_threshold_mb:1"
+            )
     world_size = config.learner.ranks
     if world_size > 1:
         # Bounds one collective; between operations the ranks wait without one.

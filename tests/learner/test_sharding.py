@@ -24,7 +24,6 @@ from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import Ranks, units
 from async_rl.learner.trainer import Trainer
 
@@ -147,10 +146,15 @@ def test_what_is_kept_off_the_device_is_not_moved_to_it(
     moved: set[str],
 ) -> None:
     trainer = make(model_path, offloaded(make_config("ppo_code"), offload))
+    trainer.step(make_groups(0), 0)
     seen: set[str] = set()
     monkeypatch.setattr(torch.nn.Module, "to", lambda *_: seen.add("models"))
-    monkeypatch.setattr(ModelOptimizer, "move_moments", lambda *_: seen.add("moments"))
+    monkeypatch.setattr(Trainer, "device", torch.device("meta"))
     trainer.enter_device()
+    for optimizer in trainer._optimizers:
+        for state in optimizer.torch_optimizer.state.values():
+            if state["exp_avg"].is_meta and state["exp_avg_sq"].is_meta:
+                seen.add("moments")
     assert seen == moved
 
 

@@ -54,6 +54,29 @@ def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
     assert shared == none
 
 
+@pytest.mark.parametrize(("piece_gb", "is_whole"), [(1, False), (2, True)])
+def test_offloaded_moments_are_in_main_memory_and_three_pieces_of_them_on_the_gpu(
+    piece_gb: int, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pieces of the real size are smaller than what the forward passes of this model need.
+    piece = piece_gb << 30
+    monkeypatch.setattr("async_rl.planning.learner_memory.PIECE_BYTES", piece)
+    few = ["learner.budget_tokens=16", "learner.gpus_each=1"]
+    few += ["data.max_prompt_tokens=8", "data.max_response_tokens=8"]
+    resident, offloaded = (
+        learner_memory(
+            compose_unchecked("grpo_code", [*few, f"learner.offload={where}"]),
+            shape_from_hf(QWEN3_06B | {"vocab_size": 1000}),
+        )
+        for where in ("none", "optimizer")
+    )
+    moments = resident.kept - offloaded.kept
+    assert offloaded.offloaded == moments
+    assert 3 << 30 < moments < 6 << 30
+    gradients = moments / 2
+    assert offloaded.step == gradients + (moments if is_whole else 3 * piece)
+
+
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_a_shared_prompt_costs_the_copies_of_its_keys_on_gpus_and_nothing_else(gpus: int) -> None:
     shape = shape_from_hf(QWEN3_06B)

@@ -15,7 +15,7 @@ from warm_processes import script_process
 from async_rl.core.errors import ConfigError, NonFiniteError, Superseded
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import on_cluster
-from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.planning.topology import processes
 from async_rl.training import building, ranks
 from async_rl.training.building import learner_device
@@ -182,7 +182,11 @@ def test_nccl_has_its_interface_before_the_first_group_of_a_process(
     assert seen == ["=lo"]
     # A rank of a cluster has no core numbers, and uses the CPUs that it was given.
     assert torch.get_num_threads() == before
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    allocator = "expandable_segments:{},pinned_max_round_threshold_mb:1"
+    assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == allocator.format(True)
+    context.config = compose_unchecked("grpo_code", ["learner.ranks=2", "weights.transfer=ipc"])
+    building.build_trainer(context, torch.device("cuda", 0))
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == allocator.format(False)
     monkeypatch.setattr(os, "environ", {"PYTORCH_ALLOC_CONF": "backend:native"})
     building.build_trainer(context, torch.device("cuda", 0))
     assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ, "the user's choice is kept"

@@ -1,0 +1,192 @@
+"""Moments in host memory: the same bits, three pieces on the device, the next one on its way."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_support import make_config, make_groups
+from torch import nn
+
+from async_rl.config.base import replace
+from async_rl.config.learner import OptimizerConfig
+from async_rl.config.policy_losses import AlignedStepScale, StepScale
+from async_rl.learner import moments
+from async_rl.learner.optimizer import ModelOptimizer
+from async_rl.learner.trainer import Trainer
+
+CPU = torch.device("cpu")
+SHAPES = [(7, 3), (5,), (4, 6), (1,), (3, 3), (9,)]
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    ),
+]
+
+
+def settings(*knobs: str) -> OptimizerConfig:
+    return make_config(
+        "grpo_code", *(f"learner.optimizer.{knob}" for knob in knobs)
+    ).learner.optimizer
+
+
+def parameters_on(device: str, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(s, generator=generator).to(device)) for s in shapes]
+
+
+def optimizer_of(
+    parameters: list[nn.Parameter], *, is_offloaded: bool, rule: StepScale | None = None
+) -> ModelOptimizer:
+    return ModelOptimizer(
+        "m",
+        nn.ParameterList(parameters),
+        settings("weight_decay=0.1", "grad_clip=0.5", "lr=0.1"),
+        parameters=parameters,
+        num_steps=10,
+        is_offloaded=is_offloaded,
+        rule=rule,
+    )
+
+
+def step(optimizer: ModelOptimizer, parameters: list[nn.Parameter], seed: int) -> None:
+    # Alike from step to step, so that the rule for repeated gradients applies.
+    generator = torch.Generator().manual_seed(seed % 2)
+    for parameter in parameters:
+        gradient = 1 + 0.1 * torch.randn(parameter.shape, generator=generator)
+        parameter.grad = gradient.to(parameter.device)
+    optimizer.set_step(seed)
+    optimizer.apply(0.0)
+
+
+def states(optimizer: ModelOptimizer) -> list[torch.Tensor]:
+    of = optimizer.torch_optimizer.state
+    return [
+        of[p][name] for p in optimizer._parameters for name in ("step", "exp_avg", "exp_avg_sq")
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", [None, AlignedStepScale(kind="gradient_alignment", bound=0.3)])
+@pytest.mark.parametrize("piece_bytes", [1, 8 * 24, 8 * 30, 8 * 1000])
+def test_pieces_give_the_bits_of_one_step_over_all(
+    device: str, rule: StepScale | None, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "PIECE_BYTES", piece_bytes)
+    found = []
+    for is_offloaded in (False, True):
+        parameters = parameters_on(device)
+        optimizer = optimizer_of(parameters, is_offloaded=is_offloaded, rule=rule)
+        for seed in range(4):
+            step(optimizer, parameters, seed)
+        found.append([x.detach().cpu() for x in (*parameters, *states(optimizer))])
+    for resident, offloaded in zip(*found, strict=True):
+        # The rule's inner products are sums over pieces.
+        torch.testing.assert_close(
+            offloaded, resident, rtol=1e-6 if rule else 0, atol=1e-7 if rule else 0
+        )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_moments_are_on_the_host_between_steps_where_they_were_from_the_beginning(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "PIECE_BYTES", 8 * 24)
+    parameters = parameters_on(device)
+    optimizer = optimizer_of(parameters, is_offloaded=True)
+    homes = [x.data_ptr() for x in states(optimizer)]
+    for seed in range(2):
+        step(optimizer, parameters, seed)
+        assert [x.data_ptr() for x in states(optimizer)] == homes
+    kept = [x for x in states(optimizer) if x.ndim]
+    assert all(x.device == CPU and x.is_pinned() == (device == "cuda") for x in kept)
+
+
+class Diary:
+    """What happens to pieces, in order, and how many are on the device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entries: list[str] = []
+        self.most = 0
+        self._guests: list[weakref.ref[torch.Tensor]] = []
+        fetch, leave, diary = moments._Visit.__init__, moments._Visit.leave, self
+
+        def fetched(visit: Any, states: Any, parameters: Any, *rest: Any) -> None:
+            fetch(visit, states, parameters, *rest)
+            visit.number = sum(entry.startswith("fetch") for entry in diary.entries)
+            diary.entries.append(f"fetch {visit.number}")
+            diary._guests.append(weakref.ref(visit._guests[0]))
+            diary.most = max(diary.most, sum(guest() is not None for guest in diary._guests))
+
+        def left(visit: Any, stream: Any) -> None:
+            leave(visit, stream)
+            diary.entries.append(f"leave {visit.number}")
+
+        monkeypatch.setattr(moments._Visit, "__init__", fetched)
+        monkeypatch.setattr(moments._Visit, "leave", left)
+
+
+def test_a_piece_is_fetched_before_the_one_before_it_is_used_and_three_are_there_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moments, "PIECE_BYTES", 1)
+    diary = Diary(monkeypatch)
+    parameters = parameters_on("cpu", [(2, 2)] * 5)
+    optimizer = optimizer_of(parameters, is_offloaded=True)
+    for number, piece in enumerate(optimizer.moments.pieces()):
+        assert len(piece) == 1
+        diary.entries.append(f"use {number}")
+    assert diary.entries == [
+        *("fetch 0", "fetch 1", "use 0", "leave 0"),
+        *("fetch 2", "use 1", "leave 1"),
+        *("fetch 3", "use 2", "leave 2"),
+        *("fetch 4", "use 3", "leave 3"),
+        *("use 4", "leave 4"),
+    ]
+    assert diary.most == 3
+
+
+@pytest.mark.parametrize(
+    ("elements", "sizes"),
+    [(20, [1, 1, 1, 3]), (26, [2, 2, 2]), (30, [2, 2, 2]), (34, [2, 3, 1]), (100, [6])],
+)
+def test_a_piece_has_as_many_parameters_as_fit_and_one_at_least(
+    elements: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "PIECE_BYTES", 8 * elements)
+    # 21, 5, 24, 1, 9 and 9 elements.
+    assert [len(piece) for piece in moments._divided(parameters_on("cpu"))] == sizes
+
+
+def test_a_checkpoint_is_read_into_the_host_and_training_goes_on_bit_for_bit(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration's checks refuse offloading without a GPU; here the CPU stands for one."""
+    monkeypatch.setattr(moments, "PIECE_BYTES", 100_000)
+    config = make_config("ppo_code")
+    config = replace(config, learner=replace(config.learner, offload="optimizer"))
+
+    def make() -> Trainer:
+        return Trainer(
+            config, model_path, rank=0, world_size=1, device=CPU, failed_batches=tmp_path
+        )
+
+    first, second = make(), make()
+    for version in range(2):
+        first.step(make_groups(version, version=version), version)
+    first.save(tmp_path / "step_2", 2).result()
+    diary = Diary(monkeypatch)
+    homes = [x.data_ptr() for o in second._optimizers for x in states(o)]
+    assert second.load(tmp_path / "step_2") == 2
+    assert [x.data_ptr() for o in second._optimizers for x in states(o)] == homes
+    assert diary.entries == [], "nothing was on the device"
+    for trainer in (first, second):
+        trainer.step(make_groups(2, version=2), 2)
+    assert any(entry == "fetch 5" for entry in diary.entries), "there are several pieces"
+    for one, other in zip(first.full_tensors(), second.full_tensors(), strict=True):
+        assert torch.equal(one, other)
