@@ -23,7 +23,6 @@ class HostCopies:
 
     def __init__(self, largest_bytes: int) -> None:
         self._largest_bytes = largest_bytes
-        self._is_gpu = torch.cuda.is_available()
         self._buffers: list[Tensor] = []
 
     def copy(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -31,7 +30,7 @@ class HostCopies:
         copying: _Copy | None = None
         for number, tensor in enumerate(tensors):
             # The reader of this buffer has asked for a later tensor, so it has finished.
-            begun = _Copy(tensor, self._buffer(number % 2), is_gpu=self._is_gpu)
+            begun = _Copy(tensor, self._buffer(number % 2))
             if copying is not None:
                 yield copying.result()
             copying = begun
@@ -42,7 +41,11 @@ class HostCopies:
         # Ranks that only send their parts never come here.
         if index == len(self._buffers):
             self._buffers.append(
-                torch.empty(self._largest_bytes, dtype=torch.uint8, pin_memory=self._is_gpu)
+                torch.empty(
+                    self._largest_bytes,
+                    dtype=torch.uint8,
+                    pin_memory=torch.cuda.is_available(),
+                )
             )
         return self._buffers[index]
 
@@ -50,17 +53,15 @@ class HostCopies:
 class _Copy:
     """One copy that may still be under way. It keeps the tensor that it reads."""
 
-    def __init__(self, tensor: Tensor, buffer: Tensor, *, is_gpu: bool) -> None:
+    def __init__(self, tensor: Tensor, buffer: Tensor) -> None:
         self._tensor = tensor
         size = tensor.numel() * tensor.element_size()
         self._target = buffer[:size].view(tensor.dtype).view(tensor.shape)
         self._target.copy_(tensor, non_blocking=True)
-        self._done = torch.cuda.Event() if is_gpu else None  # type: ignore[no-untyped-call]
-        if self._done is not None:
-            self._done.record()
+        self._done = torch.get_device_module(tensor.device).Event()
+        self._done.record()
 
     def result(self) -> Tensor:
         """Return the complete copy."""
-        if self._done is not None:
-            self._done.synchronize()
+        self._done.synchronize()
         return self._target
