@@ -3,9 +3,10 @@
 Run: `python -m benchmarks.lora tune`, then `run`, then `report`; each resumes where it was stopped.
 A cell is one run of conf=grpo_code in this process at age 0 (staleness_cell.py), with rank 16 in
 all linear layers or without an adapter. Both get the same prompts, and the same samples of version
-0. A third kind trains only the matrices that an adapter changes, whole, and so shows what the rank
-costs. The adapter's learning rate is the one of four multiples of the rate for all weights with
-the highest mean pass rate over a run, on a seed that is not scored; `--factor` runs another one.
+0. Three further kinds train the matrices that an adapter changes, whole: alone, with the norms, and
+with the embedding. They show what the rank costs, and what the rest does. The adapter's learning
+rate is the one of four multiples of the rate for all weights with the highest mean pass rate over a
+run, on a seed that is not scored; `--factor` runs another one.
 Rows are kept in docs/lora/; `report` writes the picture and prints the table.
 """
 
@@ -42,11 +43,12 @@ PICTURE = ROOT / "docs" / "images" / "lora.png"
 FACTORS = (2.5, 5.0, 10.0, 25.0)
 SEEDS, TUNING_SEED = (0, 1, 2), 100
 NUM_STEPS = 160
+MATRICES = ("matrices", "matrices+norms", "matrices+embedding")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run. kind: full, lora or matrices. factor: of the learning rate for all weights."""
+    """One run. kind: full, lora or one of MATRICES. factor: of the rate for all weights."""
 
     kind: str
     seed: int
@@ -73,15 +75,16 @@ class Cell:
                 compose("grpo_code", settings),
                 Path(scratch),
                 all_steps=True,
-                prepare=train_matrices_only if self.kind == "matrices" else None,
+                prepare=self._freeze if self.kind in MATRICES else None,
             )
 
-
-def train_matrices_only(trainer: Trainer) -> None:
-    """Give all weights but those of the layers' linear modules a gradient of 0."""
-    for name, parameter in trainer._policy.named_parameters():
-        if ".layers." not in name or parameter.ndim != 2:
-            parameter.register_hook(torch.zeros_like)
+    def _freeze(self, trainer: Trainer) -> None:
+        """Give all weights but those of the kind a gradient of 0."""
+        for name, parameter in trainer._policy.named_parameters():
+            is_matrix = parameter.ndim == 2 and ".layers." in name
+            part = "matrices" if is_matrix else "norms" if parameter.ndim == 1 else "embedding"
+            if part not in self.kind.split("+"):
+                parameter.register_hook(torch.zeros_like)
 
 
 def tuning() -> list[Cell]:
@@ -124,7 +127,7 @@ def report() -> None:
         figure(f"tuning {cell.path.stem}: mean pass@1", mean_rate(rows), "share")
         figure(f"tuning {cell.path.stem}: final pass@1", result(rows).final, "share")
     picture, axis = pyplot.subplots(figsize=(6, 3.5))
-    others = [without_adapter("matrices"), *(scored(factor) for factor in FACTORS)]
+    others = [*map(without_adapter, MATRICES), *(scored(factor) for factor in FACTORS)]
     compared = [
         without_adapter("full"),
         *(cells for cells in others if all(cell.path.exists() for cell in cells)),
@@ -166,7 +169,7 @@ def main() -> None:
         if given.command == "tune"
         else [
             *without_adapter("full"),
-            *without_adapter("matrices"),
+            *(cell for kind in MATRICES for cell in without_adapter(kind)),
             *scored(given.factor or best_factor()),
         ]
     )
