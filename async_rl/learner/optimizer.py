@@ -114,6 +114,8 @@ class ModelOptimizer:
         elif isinstance(self._rule, AlignedStepScale):
             part, scale = self._repeated_part(norm_value, self._rule.bound)
             norm = scale * norm
+        # Read once: on a GPU a comparison for each piece would wait for its arrival.
+        is_clipped = bool(norm > self._config.grad_clip)
         waiting = {parameter: parameter.grad for parameter in self._parameters}
         self.torch_optimizer.zero_grad(set_to_none=True)
         for parameters in self.moments.pieces():
@@ -122,7 +124,7 @@ class ModelOptimizer:
                 parameter.grad = waiting.pop(parameter)
             if part:
                 torch._foreach_sub_(*self._directions(parameters), alpha=part)
-            if norm > self._config.grad_clip:
+            if is_clipped:
                 torch.nn.utils.clip_grads_with_norm_(parameters, self._config.grad_clip, norm)
             self.torch_optimizer.step()
             self.torch_optimizer.zero_grad(set_to_none=True)
