@@ -33,15 +33,33 @@ AGE_16 = [
     "generators.cores=[]",
     "learner.cores=[]",
 ]
+
+
+def _gspo(lr: str) -> list[str]:
+    return ["algorithm=gspo", f"learner.optimizer.lr={lr}"]
+
+
 WAYS = {
     "full": ("all weights, 2e-5", []),
     "lora": ("LoRA of rank 16, 2e-4", ["model.lora=lora", "learner.optimizer.lr=2e-4"]),
     "grpo-age16": ("`grpo`, every batch 16 versions old, 2e-5", AGE_16),
+    "grpo-age16-1e-5": (
+        "`grpo`, every batch 16 versions old, 1e-5",
+        [*AGE_16, "learner.optimizer.lr=1e-5"],
+    ),
     "gspo-age16": (
         "`gspo`, every batch 16 versions old, 1e-5 falling",
-        [*AGE_16, "algorithm=gspo", "learner.optimizer.lr=1e-5"],
+        [*AGE_16, *_gspo("1e-5")],
     ),
-    "gspo": ("`gspo`, 1e-5 falling", ["algorithm=gspo", "learner.optimizer.lr=1e-5"]),
+    "gspo-age16-2e-5": (
+        "`gspo`, every batch 16 versions old, 2e-5 falling",
+        [*AGE_16, *_gspo("2e-5")],
+    ),
+    "gspo-age16-4e-5": (
+        "`gspo`, every batch 16 versions old, 4e-5 falling",
+        [*AGE_16, *_gspo("4e-5")],
+    ),
+    "gspo-4e-5": ("`gspo`, 4e-5 falling", _gspo("4e-5")),
 }
 """How a model is trained: its name in the table, its settings."""
 KEPT = (
