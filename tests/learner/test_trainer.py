@@ -339,6 +339,20 @@ def test_a_restored_run_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, co
     assert timeless == {k: v for k, v in again.scalars.items() if not k.startswith("time/")}
 
 
+def test_a_restored_run_has_the_optimizer_settings_of_its_configuration(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """`async-rl resume RUN learner.optimizer.weight_decay=0.5` would change nothing otherwise."""
+    make_trainer(model_path, "grpo_code").save(tmp_path / "step_1", 1).result()
+    changed = ("weight_decay=0.5", "betas=[0.8,0.9]", "eps=1e-3")
+    restored = make_trainer(
+        model_path, "grpo_code", *(f"learner.optimizer.{knob}" for knob in changed)
+    )
+    restored.load(tmp_path / "step_1")
+    matrices = restored._optimizers[0].torch_optimizer.param_groups[0]
+    assert (matrices["weight_decay"], matrices["betas"], matrices["eps"]) == (0.5, (0.8, 0.9), 1e-3)
+
+
 def test_a_checkpoint_that_was_not_finished_is_not_taken_for_one(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
