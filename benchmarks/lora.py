@@ -75,16 +75,20 @@ class Cell:
                 compose("grpo_code", settings),
                 Path(scratch),
                 all_steps=True,
-                prepare=self._freeze if self.kind in MATRICES else None,
+                prepare=self._only_its_parts if self.kind in MATRICES else None,
             )
 
-    def _freeze(self, trainer: Trainer) -> None:
-        """Give all weights but those of the kind a gradient of 0."""
-        for name, parameter in trainer._policy.named_parameters():
-            is_matrix = parameter.ndim == 2 and ".layers." in name
-            part = "matrices" if is_matrix else "norms" if parameter.ndim == 1 else "embedding"
-            if part not in self.kind.split("+"):
-                parameter.register_hook(torch.zeros_like)
+    def _only_its_parts(self, trainer: Trainer) -> None:
+        train_only(self.kind, trainer)
+
+
+def train_only(kind: str, trainer: Trainer) -> None:
+    """Give all weights but those of a kind of MATRICES a gradient of 0."""
+    for name, parameter in trainer._policy.named_parameters():
+        is_matrix = parameter.ndim == 2 and ".layers." in name
+        part = "matrices" if is_matrix else "norms" if parameter.ndim == 1 else "embedding"
+        if part not in kind.split("+"):
+            parameter.register_hook(torch.zeros_like)
 
 
 def tuning() -> list[Cell]:

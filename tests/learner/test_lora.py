@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.learner.trainer import Trainer
-from benchmarks.lora import train_matrices_only
+from benchmarks.lora import train_only
 
 LORA = ("model.lora=lora", "model.lora.rank=4", "model.lora.alpha=8")
 KL = ("algorithm.kl=loss", "algorithm.kl.coef=0.1")
@@ -73,7 +73,7 @@ def test_base_weights_stay_bit_equal(model_path: Path) -> None:
 def test_the_benchmark_trains_whole_the_matrices_that_an_adapter_changes(model_path: Path) -> None:
     start = weights_of(make_trainer(model_path, "grpo_code"))
     whole = make_trainer(model_path, "grpo_code")
-    train_matrices_only(whole)
+    train_only("matrices", whole)
     for version in range(2):
         whole.step(make_groups(seed=version, version=version), version)
     changed = [
@@ -89,6 +89,25 @@ def test_the_benchmark_trains_whole_the_matrices_that_an_adapter_changes(model_p
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_proj", "up_proj", "down_proj"),
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "also"),
+    [("matrices+norms", {"norm", "layernorm"}), ("matrices+embedding", {"tokens"})],
+)
+def test_the_benchmark_trains_norms_or_embedding_beside_the_matrices(
+    kind: str, also: set[str], model_path: Path
+) -> None:
+    start = weights_of(make_trainer(model_path, "grpo_code"))
+    sets = []
+    for trained in ("matrices", kind):
+        trainer = make_trainer(model_path, "grpo_code")
+        train_only(trained, trainer)
+        for version in range(2):
+            trainer.step(make_groups(seed=version, version=version), version)
+        sets.append({n for n, t in weights_of(trainer).items() if not torch.equal(t, start[n])})
+    assert {name.split(".")[-2].split("_")[-1] for name in sets[1] - sets[0]} == also
+    assert sets[0] < sets[1]
 
 
 @pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
