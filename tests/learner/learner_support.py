@@ -144,6 +144,16 @@ def make_trainer(
     )
 
 
+def weights_of(trainer: Trainer) -> list[torch.Tensor]:
+    """Copies of the policy's tensors."""
+    return [t.clone() for t in trainer.full_tensors()]
+
+
+def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    """Whether two lists of tensors have the same bits."""
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 Gradients = dict[str, list[list[torch.Tensor]]]
 """Per model, per optimizer step, per parameter."""
 

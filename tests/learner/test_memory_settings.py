@@ -4,13 +4,11 @@ in test_gradients.py and test_sharding.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from learner_support import make_config, make_groups, make_trainer
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
@@ -22,13 +20,6 @@ from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError
 from async_rl.learner import sharding
 from async_rl.learner.trainer import Trainer
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.mark.proves("learner.budget_tokens")

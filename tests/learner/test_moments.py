@@ -11,12 +11,14 @@ import pytest
 import torch
 from learner_support import make_config, make_groups
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from async_rl.config.base import replace
 from async_rl.config.learner import OptimizerConfig
 from async_rl.config.policy_losses import AlignedStepScale, StepScale
 from async_rl.learner import moments
 from async_rl.learner.optimizer import ModelOptimizer
+from async_rl.learner.sharding import local
 from async_rl.learner.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -163,12 +165,17 @@ def test_a_piece_has_as_many_parameters_as_fit_and_one_at_least(
     assert [len(piece) for piece in moments._divided(parameters_on("cpu"))] == sizes
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_is_read_into_the_host_and_training_goes_on_bit_for_bit(
-    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str,
+    model_path: Path,
+    tmp_path: Path,
+    process_group: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The configuration's checks refuse offloading without a GPU; here the CPU stands for one."""
     monkeypatch.setattr(moments, "PIECE_BYTES", 100_000)
-    config = make_config("ppo_code")
+    config = make_config("ppo_code", f"model.dtype={dtype}")
     config = replace(config, learner=replace(config.learner, offload="optimizer"))
 
     def make() -> Trainer:
@@ -181,9 +188,11 @@ def test_a_checkpoint_is_read_into_the_host_and_training_goes_on_bit_for_bit(
         first.step(make_groups(version, version=version), version)
     first.save(tmp_path / "step_2", 2).result()
     diary = Diary(monkeypatch)
-    homes = [x.data_ptr() for o in second._optimizers for x in states(o)]
+    kept = [x for o in second._optimizers for x in states(o)]
+    assert all(isinstance(x, DTensor) == (dtype == "bfloat16") for x in kept if x.ndim)
+    homes = [local(x).data_ptr() for x in kept]
     assert second.load(tmp_path / "step_2") == 2
-    assert [x.data_ptr() for o in second._optimizers for x in states(o)] == homes
+    assert [local(x).data_ptr() for o in second._optimizers for x in states(o)] == homes
     assert diary.entries == [], "nothing was on the device"
     for trainer in (first, second):
         trainer.step(make_groups(2, version=2), 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,6 @@ RANK = Ranks(
     rank=0, world_size=1, device=CPU, dtype=torch.float32, min_shard_params=0, offload="parameters"
 )
 """A rank that shards on the CPU."""
-
-
-@pytest.fixture
-def process_group_of_one() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def save(path: Path, kind: str, **settings: Any) -> Path:
@@ -164,7 +156,7 @@ def test_the_first_layers_have_every_kind_of_attention(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("eta", "dtype"), [(0.0, torch.bfloat16), (0.1, torch.float32)])
 def test_a_reference_that_never_changes_has_the_type_of_the_computation(
-    tmp_path: Path, process_group_of_one: None, eta: float, dtype: torch.dtype
+    tmp_path: Path, process_group: None, eta: float, dtype: torch.dtype
 ) -> None:
     config = make_config("grpo_code", "algorithm.kl=loss", f"algorithm.kl.ref_ema_eta={eta}")
     ranks = dataclasses.replace(RANK, dtype=torch.bfloat16, offload="none")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,6 @@ from async_rl.learner.sharding import Ranks, units
 from async_rl.learner.trainer import Trainer
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def offloaded(config: RunConfig, offload: str) -> RunConfig:

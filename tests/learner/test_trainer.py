@@ -9,32 +9,28 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from learner_support import make_groups, make_model, make_trainer, spy_on_gradients
+from learner_support import (
+    equal,
+    make_groups,
+    make_model,
+    make_trainer,
+    spy_on_gradients,
+    weights_of,
+)
 from transformers import AutoModelForCausalLM
 
 from async_rl.core.codec import decode
 from async_rl.core.errors import (
     ConfigError,
-    DataError,
-    InfrastructureError,
     NonFiniteError,
     RewardError,
     StalenessError,
 )
 from async_rl.core.types import Group, Score, Trajectory
 from async_rl.learner.loading import load_policy
-from async_rl.learner.trainer import Trainer
 from async_rl.observability.catalogue import describe
 
 CPU = torch.device("cpu")
-
-
-def weights_of(trainer: Trainer) -> list[torch.Tensor]:
-    return [t.clone() for t in trainer.full_tensors()]
-
-
-def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def change(group: Group, **fields: object) -> Group:
@@ -321,136 +317,6 @@ def test_export_is_loaded_by_transformers(model_path: Path, tmp_path: Path) -> N
     row = np.array([3, 1, 4, 1, 5], dtype=np.int32)
     again = make_trainer(tmp_path / "hf", "grpo_code")
     np.testing.assert_array_equal(again.logprobs([row])[0], trainer.logprobs([row])[0])
-
-
-@pytest.mark.covers("checkpoints hold everything")
-@pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
-def test_a_restored_run_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, conf: str) -> None:
-    trainer = make_trainer(model_path, conf)
-    for version in range(2):
-        trainer.step(make_groups(version, version=version), version)
-    trainer.save(tmp_path / "step_2", 2).result()
-    onward = trainer.step(make_groups(2, version=2), 2)
-    restored = make_trainer(model_path, conf)
-    assert restored.load(tmp_path / "step_2") == 2
-    again = restored.step(make_groups(2, version=2), 2)
-    assert equal(weights_of(trainer), weights_of(restored))
-    timeless = {k: v for k, v in onward.scalars.items() if not k.startswith("time/")}
-    assert timeless == {k: v for k, v in again.scalars.items() if not k.startswith("time/")}
-
-
-def test_a_restored_run_has_the_optimizer_settings_of_its_configuration(
-    model_path: Path, tmp_path: Path
-) -> None:
-    """`async-rl resume RUN learner.optimizer.weight_decay=0.5` would change nothing otherwise."""
-    make_trainer(model_path, "grpo_code").save(tmp_path / "step_1", 1).result()
-    changed = ("weight_decay=0.5", "betas=[0.8,0.9]", "eps=1e-3")
-    restored = make_trainer(
-        model_path, "grpo_code", *(f"learner.optimizer.{knob}" for knob in changed)
-    )
-    restored.load(tmp_path / "step_1")
-    matrices = restored._optimizers[0].torch_optimizer.param_groups[0]
-    assert (matrices["weight_decay"], matrices["betas"], matrices["eps"]) == (0.5, (0.8, 0.9), 1e-3)
-
-
-def test_a_checkpoint_that_was_not_finished_is_not_taken_for_one(
-    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_trainer(model_path, "grpo_code")
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("async_rl.learner.checkpoint.os.rename", fail)
-    with pytest.raises(
-        InfrastructureError, match=r"step_1 could not be written.*No space.*async-rl resume"
-    ):
-        trainer.save(tmp_path / "step_1", 1).result()
-    with pytest.raises(DataError, match="is not a checkpoint"):
-        trainer.load(tmp_path / "step_1")
-    monkeypatch.undo()
-    trainer.save(tmp_path / "step_1", 1).result()
-    assert trainer.load(tmp_path / "step_1") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
-
-
-def test_what_is_trained_while_a_checkpoint_is_written_does_not_reach_it(
-    model_path: Path, tmp_path: Path
-) -> None:
-    trainer = make_trainer(model_path, "ppo_code")
-    trainer.step(make_groups(0), 0)
-    before = [tensor.clone() for tensor in trainer.full_tensors()]
-    written = trainer.save(tmp_path / "step_1", 1)
-    trainer.step(make_groups(1, version=1), 1)
-    written.result()
-    restored = make_trainer(model_path, "ppo_code")
-    restored.load(tmp_path / "step_1")
-    assert equal(before, weights_of(restored))
-    assert not equal(before, weights_of(trainer))
-
-
-def test_the_random_state_of_torch_is_that_of_the_checkpoint(
-    model_path: Path, tmp_path: Path
-) -> None:
-    """A model with dropout would otherwise draw other numbers after a resume."""
-    trainer = make_trainer(model_path, "grpo_code")
-    torch.rand(3)
-    trainer.save(tmp_path / "step_1", 1).result()
-    expected = torch.rand(5)
-    restored = make_trainer(model_path, "grpo_code")
-    torch.manual_seed(123)
-    restored.load(tmp_path / "step_1")
-    assert torch.equal(torch.rand(5), expected)
-
-
-@pytest.mark.parametrize(
-    ("written_with", "read_with"), [(True, True), (True, False), (False, True)]
-)
-def test_the_random_state_of_a_gpu_is_restored_where_both_machines_have_one(
-    model_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    written_with: bool,
-    read_with: bool,
-) -> None:
-    restored: list[list[int]] = []
-
-    def gpu(fill: int, *, is_there: bool) -> None:
-        state = {"random.cuda": torch.full((16,), fill, dtype=torch.uint8)}
-        monkeypatch.setattr(
-            "async_rl.learner.checkpoint._gpu_random", lambda: state if is_there else {}
-        )
-
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: restored.append(state.tolist()))
-    trainer = make_trainer(model_path, "grpo_code")
-    gpu(7, is_there=written_with)
-    trainer.save(tmp_path / "step_1", 1).result()
-    gpu(0, is_there=read_with)
-    assert trainer.load(tmp_path / "step_1") == 1
-    assert restored == ([[7] * 16] if written_with and read_with else [])
-
-
-def test_a_checkpoint_of_another_model_is_refused_by_the_tensor_that_differs(
-    model_path: Path, tmp_path: Path
-) -> None:
-    make_trainer(model_path, "grpo_code").save(tmp_path / "step_1", 1).result()
-    other = make_trainer(make_model(tmp_path / "wider", hidden=48), "grpo_code")
-    with pytest.raises(
-        DataError, match=r"step_1 cannot be read, or is of another model.*policy\.model"
-    ):
-        other.load(tmp_path / "step_1")
-
-
-def test_a_damaged_checkpoint_is_refused_with_what_to_do(model_path: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(model_path, "grpo_code")
-    trainer.save(tmp_path / "step_1", 1).result()
-    for path in (tmp_path / "step_1").glob("*.distcp"):
-        path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"step_1 cannot be read.*move it away"):
-        trainer.load(tmp_path / "step_1")
-    (tmp_path / "step_1" / ".metadata").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"step_1 cannot be read"):
-        trainer.load(tmp_path / "step_1")
 
 
 def test_a_model_that_packing_would_compute_wrongly_is_refused(
