@@ -77,6 +77,7 @@ class HostedEngine:
         self._stack = contextlib.AsyncExitStack()
         self._directory = Directory()
         self._tasks: list[asyncio.Task[None]] = []
+        self._visits: list[asyncio.Task[None]] = []
         self._life: Incarnation | None = None
         self._supervisor: SupervisorCalls | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -94,8 +95,9 @@ class HostedEngine:
         self._stack.push_async_callback(connections.close)
         supervisor = self._supervisor = SupervisorCalls(client, patience_s=self._timeouts.orphan_s)
         following = self._directory.follow(supervisor, call_timeout_s=self._timeouts.call_s)
-        for work in (following, self._watch_host(), self._visit_host(supervisor)):
-            self._start(work, remedy="continue it with async-rl resume, then this one")
+        remedy = "continue it with async-rl resume, then this one"
+        self._tasks = [self._start(work, remedy) for work in (following, self._watch_host())]
+        self._visits.append(self._start(self._visit_host(supervisor), remedy))
         while self._life is None:
             revision = self._directory.revision
             refusal: AsyncRLError | None = None
@@ -107,7 +109,7 @@ class HostedEngine:
                     refusal = error
                     continue
                 self._life = life
-                self._start(self._keep(life), remedy="this generator starts again")
+                self._visits.append(self._start(self._keep(life), "this generator starts again"))
                 return
             if refusal is not None and self._directory.revision == revision:
                 raise refusal
@@ -122,17 +124,17 @@ class HostedEngine:
         first = seat(self._context.config, self._context.name) % len(serving)
         return serving[first:] + serving[:first]
 
-    def _start(self, work: Coroutine[Any, Any, None], *, remedy: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], remedy: str) -> asyncio.Task[None]:
         """Do the work in the background; its first error ends the engine."""
 
-        async def run() -> None:
-            try:
-                await work
-            except AsyncRLError as error:
-                if not self._ended.done():
-                    self._ended.set_result(f"{error}; {remedy}")
+        def end(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, AsyncRLError) and not self._ended.done():
+                self._ended.set_result(f"{error}; {remedy}")
 
-        self._tasks.append(asyncio.create_task(run(), name="host"))
+        task = asyncio.create_task(work, name="host")
+        task.add_done_callback(end)
+        return task
 
     async def _watch_host(self) -> None:
         while True:
@@ -175,6 +177,8 @@ class HostedEngine:
 
     async def close(self) -> None:
         """Leave the slot and end the connections."""
+        # A visit after the farewell would take the slot again.
+        await _cancel(self._visits)
         # A host that has ended has no slots.
         with contextlib.suppress(AsyncRLError):
             if self._life is not None:
@@ -183,9 +187,7 @@ class HostedEngine:
             if self._supervisor is not None and self._context.stopping.is_set():
                 leaving = self._supervisor.call(Leave(policy=self._name), timeout_s=_LEAVE_S)
                 await self._unless_ended(leaving)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _cancel(self._tasks)
         await self._stack.aclose()
 
     async def generate(
@@ -242,3 +244,9 @@ class HostedEngine:
     async def weight_devices(self) -> list[str]:
         """None: only files carry an adapter."""
         return []
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
