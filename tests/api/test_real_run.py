@@ -17,6 +17,7 @@ SMALL = {
     "generation": {"engine": "hf", "group_size": 4},
     "buffer.groups_per_step": 4,
     "evaluation.every_steps": 0,
+    "recording": "full",
     "monitoring.tensorboard_port": None,
 }
 

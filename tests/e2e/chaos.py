@@ -43,7 +43,7 @@ ORDER = (
 )
 """Each fault once, in an order in which everything has been up for a while before the next."""
 
-_MOST_WAIT_S = 90.0
+_MOST_WAIT_S = 240.0
 _LOOK_S = 0.002
 """For moments that pass quickly. Elsewhere 0.1: polling would take a core from the run."""
 

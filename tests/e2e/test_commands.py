@@ -30,6 +30,8 @@ QUICK = (
     "generation.group_size=4",
     "evaluation.every_steps=0",
     "checkpoint.every_steps=20",
+    # Else the samples of a step are gone after the next checkpoint.
+    "recording=full",
     "num_steps=100000",
 )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from e2e_support import LiveRun
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_the_last_checkpoint_has_the_figures_of_the_last_evaluation(

@@ -3,6 +3,7 @@ quick, the paths are the same.
 """
 
 import contextlib
+import os
 import signal
 import sqlite3
 import time
@@ -29,7 +30,9 @@ def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
     times_s: dict[str, float] = {}
     for process in others:
         killed_at, pid = run.step, run.pid_of(process)
-        run.kill(process)
+        if process == "generator-0":
+            run.until(lambda: _is_generating(run, "generator-0"), "it has work", look_s=0.01)
+        os.kill(pid, signal.SIGKILL)
         times_s[process] = time.time()
         run.until(
             lambda killed_at=killed_at: run.step >= killed_at + 6,
@@ -59,7 +62,7 @@ def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
             "SELECT at_s FROM transitions WHERE state='issued' AND reason='generator_lost'"
         ).fetchall()
     after_s = [at_s - times_s["generator-0"] for (at_s,) in given_back]
-    assert max(after_s) < 2.0, "a killed generator's work goes back within two seconds"
+    assert max(after_s) < 10.0, "a killed generator's work goes back before its silence is noticed"
 
 
 def test_a_learner_that_dies_too_often_ends_the_run_non_zero_with_the_cause_first(
@@ -77,7 +80,11 @@ def test_a_learner_that_dies_too_often_ends_the_run_non_zero_with_the_cause_firs
 
 
 def test_a_hung_generator_is_cut_off_at_the_deadline_and_comes_back(launch: Launch) -> None:
-    run = launch(*QUICK, "num_steps=1000", "generators.count=2", "timeouts.start_s=30")
+    # A push is cut off after 10 s (start_s / 3), long before the silence of 45 s (1.5 call_s). The
+    # group that it holds must not hold up the step whose push finds it.
+    times = ("timeouts.start_s=30", "timeouts.call_s=30")
+    one_group = "generation.max_concurrent_groups=1"
+    run = launch(*SMALL, *times, one_group, "num_steps=1000", "generators.count=2")
     run.until(lambda: run.step >= 2, "step 2")
     stopped = run.pid_of("generator-1")
     run.kill("generator-1", signal.SIGSTOP)
@@ -127,6 +134,12 @@ def _leaves_in_order(run: LiveRun) -> None:
     assert saved[-1] == f"step_{run.step:06d}"
     assert "stopped at step" in run.terminal
     assert run.processes() == []
+
+
+def _is_generating(run: LiveRun, generator: str) -> bool:
+    with contextlib.closing(sqlite3.connect(run.run_dir / "store.sqlite")) as store:
+        found = "SELECT 1 FROM groups WHERE generator=? AND state='generating'"
+        return store.execute(found, (generator,)).fetchone() is not None
 
 
 def _is_replaced(run: LiveRun, process: str, pid: int) -> bool:

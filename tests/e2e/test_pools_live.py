@@ -44,6 +44,12 @@ def scaled(run: LiveRun, *words: str) -> str:
     return done.stdout
 
 
+def _has_generated(run: LiveRun, name: str) -> bool:
+    with contextlib.closing(sqlite3.connect(run.run_dir / "store.sqlite")) as store:
+        found = "SELECT 1 FROM transitions WHERE generator=? AND state='generating'"
+        return store.execute(found, (name,)).fetchone() is not None
+
+
 def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(
     launch: Callable[..., LiveRun],
 ) -> None:
@@ -53,15 +59,13 @@ def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(
     )
     learner = run.pid_of("learner-0")
     alone = {"generators": (0, 0), "verifiers": (1, 1)}
-    assert (
-        counts(run)
-        == {
-            "generators.big": (1, 1),
-            "generators.small": (1, 1),
-            "generators.judge": (1, 1),
-        }
-        | alone
-    )
+    one_each = {
+        "generators.big": (1, 1),
+        "generators.small": (1, 1),
+        "generators.judge": (1, 1),
+    } | alone
+    run.until(lambda: counts(run) == one_each, "one of each pool")
+    run.until(lambda: _has_generated(run, "generator-small-0"), "a group of the small one")
 
     said = scaled(run, "generators.big=2", "small=0", "judge=0")
     assert "generators.small: wanted 0; now live" in said

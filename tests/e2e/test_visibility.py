@@ -24,6 +24,8 @@ QUICK = (
     "num_steps=100000",
     "supervisor.max_restarts=9",
     "monitoring.tensorboard_port=0",
+    # Silence ends a process after 30 s (1.5 call_s), later than anything here waits.
+    "timeouts.call_s=20",
 )
 VISIBLE_S = 5.0
 LATEST_S = 20.0
@@ -61,10 +63,14 @@ def test_stopped_and_killed_processes_show_with_their_cause_and_nothing_outlives
     took_s: dict[str, float] = {}
     for process in ("generator-0", "verifier-0", "buffer"):
         pid = run.pid_of(process)
+        # A late heartbeat may have been announced before.
+        announced = texts(run, "run/silent").count(f"{process} is silent")
         run.kill(process, signal.SIGSTOP)
         took_s[f"{process} stopped, TensorBoard"] = seconds_until(
             run,
-            lambda process=process: f"{process} is silent" in texts(run, "run/silent"),
+            lambda process=process, announced=announced: (
+                texts(run, "run/silent").count(f"{process} is silent") > announced
+            ),
             f"{process} is silent in TensorBoard",
         )
         member = next(m for m in run.told()["members"] if m["name"] == process)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from e2e_support import LiveRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 QUICK = (
     "conf=grpo_code",
