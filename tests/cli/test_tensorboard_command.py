@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -27,8 +27,8 @@ def make_run(run_dir: Path) -> None:
     events.close()
 
 
-def names_shown(url: str) -> list[str]:
-    """The runs of a TensorBoard that is just starting."""
+def names_shown(url: str, num_runs: int) -> list[str]:
+    """The runs of a TensorBoard that is just starting, once it has read so many."""
     deadline_s = time.monotonic() + 60
     while True:
         try:
@@ -36,7 +36,7 @@ def names_shown(url: str) -> list[str]:
                 names: list[str] = json.load(reply)
         except OSError:
             names = []
-        if names or time.monotonic() > deadline_s:
+        if len(names) >= num_runs or time.monotonic() > deadline_s:
             return sorted(names)
         time.sleep(0.2)
 
@@ -45,22 +45,24 @@ def names_shown(url: str) -> list[str]:
 def test_runs_have_their_names_and_nothing_stays(tmp_path: Path) -> None:
     make_run(tmp_path / "one")
     make_run(tmp_path / "two")
-    before = set(Path(tempfile.gettempdir()).glob("async-rl-tensorboard-*"))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "async_rl.launchers.cli", "tensorboard", str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
     )
     assert process.stdout is not None
     first = process.stdout.readline()
     assert "two" in first.split(" at ")[0]
     found = re.search(r"http://[^#]+", first)
     assert found is not None
-    assert names_shown(found[0]) == ["one", "two"]
+    assert names_shown(found[0], 2) == ["one", "two"]
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     process.stdout.close()
-    assert set(Path(tempfile.gettempdir()).glob("async-rl-tensorboard-*")) <= before
+    assert list(scratch.glob("async-rl-tensorboard-*")) == []
 
 
 def test_two_runs_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -226,11 +226,15 @@ WORDS = "print('1.5 ' * 200_000)"
 def test_a_large_value_is_compared_in_a_cell_and_not_in_the_server(
     jail: Jail, code: str, test: Any
 ) -> None:
-    started = time.process_time()
     request = VerifyRequest(code=code, tests=[test], timeout_s=4, memory_mb=512, output_kb=4096)
-    assert jail.verify(request).verdict == "wrong_answer"
-    # To decode or to compare these here takes 0.4 s and more.
-    assert time.process_time() - started < 0.2
+    took_s = []
+    for _ in range(2):
+        started = time.process_time()
+        assert jail.verify(request).verdict == "wrong_answer"
+        took_s.append(time.process_time() - started)
+    # To decode or to compare these here takes 0.4 s and more, each time; a collection of this
+    # process's garbage counts once.
+    assert min(took_s) < 0.2
 
 
 def test_a_large_right_value_passes_whatever_compares_it(jail: Jail) -> None:

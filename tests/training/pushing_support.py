@@ -45,7 +45,7 @@ class Learner:
         self.adapter = None
         self.end_process: Callable[[str], None] = str
         config = compose(
-            "grpo_code", ["timeouts.start_s=0.9", "weights.probe_every_pushes=0", *overrides]
+            "grpo_code", ["timeouts.start_s=150", "weights.probe_every_pushes=0", *overrides]
         )
         context: Any = SimpleNamespace(
             config=config,

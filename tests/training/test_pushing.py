@@ -73,7 +73,7 @@ def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path)
 
 def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Path) -> None:
     generators = {"a": Generator(), "b": Generator(hangs=True)}
-    learner = Learner(tmp_path, generators)
+    learner = Learner(tmp_path, generators, "timeouts.start_s=6")
 
     async def story() -> None:
         learner.serve("a", "b")
@@ -85,7 +85,7 @@ def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Pat
     learner.run(story)
     assert generators["a"].versions == [0, 1]
     assert [(e.name, e.reason) for e in learner.cut_off] == [
-        ("b", "version 0 was not loaded within 0.3 s (timeouts.start_s / 3)")
+        ("b", "version 0 was not loaded within 2 s (timeouts.start_s / 3)")
     ]
 
 
@@ -115,7 +115,7 @@ def test_a_version_is_published_while_a_far_generator_still_reads_the_file_of_th
     tmp_path: Path,
 ) -> None:
     far = Generator(shares_memory=False)
-    learner = Learner(tmp_path, {"near": Generator(), "far": far}, "timeouts.start_s=150")
+    learner = Learner(tmp_path, {"near": Generator(), "far": far})
 
     async def story() -> None:
         far.may_read.clear()

@@ -103,7 +103,7 @@ def test_a_message_above_the_limit_is_not_read(keys: Keys, monkeypatch: pytest.M
         request = RequestWork(
             generator="g" * name_bytes, incarnation="i", version=0, credit=1, wait_s=0
         )
-        work: Work = await client.call(request, timeout_s=1)
+        work: Work = await client.call(request, timeout_s=3)
         return work
 
     async def main() -> None:
