@@ -43,7 +43,7 @@ METHODS = (
 AGES = (0, 2, 8, 16, 64)
 SEEDS = (0, 1, 2, 3, 4)
 # Methods whose choice depends on it have ten cells at some ages.
-ALL_SEEDS = range(10)
+ALL_SEEDS = range(15)
 TUNING_AGE, TUNING_SEED = 16, 100
 # The default first, so that whatever has run is comparable.
 FACTORS = (1.0, 0.5, 2.0, 0.25)
