@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -310,6 +311,27 @@ def tuning_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def rates_table() -> str:
+    """Return what the oldest age of the default bound costs the default objective, by its rate."""
+    lines = ["| rate | age 0 | age 2 | ratio | final, age 0, 2 |", "|---|---|---|---|---|"]
+    for factor in (1.0, 0.75, 0.5):
+        found = [[result(read(c.path)) for c in cells_of("grpo", age, factor)] for age in (0, 2)]
+        reached = [[r.samples for r in ended if r.samples is not None] for ended in found]
+        means = [statistics.fmean(samples) for samples in reached]
+        ratio = means[1] / means[0]
+        errors = [
+            statistics.stdev(samples) / mean / len(samples) ** 0.5
+            for samples, mean in zip(reached, means, strict=True)
+        ]
+        cells = [f"{factor * learning_rate('grpo'):g}", *map(samples_cell, found)]
+        cells.append(f"{ratio:.2f} +- {ratio * math.hypot(*errors):.2f}")
+        cells.append(
+            ", ".join(f"{statistics.fmean(r.final for r in ended):.2f}" for ended in found)
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def mean_curve(runs: Sequence[Sequence[Row]], name: str) -> dict[int, float]:
     """Return the mean of a column by step. A run that has ended keeps its last value."""
     columns = [{row["step"]: row[name] for row in rows if name in row} for rows in runs]
@@ -371,6 +393,7 @@ def report() -> None:
                 figure(f"{cell.path.stem}: final held-out pass rate", numbers.final, "share")
     text = PAGE.read_text()
     tables = {"league": table(), "ends": ends_table(), "long": long_table()}
+    tables["rates"] = rates_table()
     tables["tuning"] = tuning_table()
     for name, written in tables.items():
         text = with_table(text, name, written)
