@@ -107,7 +107,7 @@ explore: env ## property tests with new random examples; TESTS=tests/buffer for 
 	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest $(or $(TESTS),tests) -m "not slow"
 
 docs: env ## the pages of docs/ that are made from code
-	@$(BIN)/python -m async_rl.launchers.configuration.reference docs
+	@$(BIN)/python -m docs.generate.pages docs
 
 notebooks: env ## execute docs/notebooks and write their pages (a minute)
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/repo/notebooks.py

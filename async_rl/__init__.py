@@ -22,11 +22,11 @@ if TYPE_CHECKING:
         InfrastructureError,
         RunFailed,
     )
-    from async_rl.launchers.api.metrics import Metrics
     from async_rl.launchers.api.run import Run, launch, open_run, resume
-    from async_rl.launchers.api.samples import Sample
-    from async_rl.launchers.api.status import RunState, RunStatus
     from async_rl.launchers.api.verifier import Verifier
+    from async_rl.runs.metrics import Metrics
+    from async_rl.runs.samples import Sample
+    from async_rl.runs.status import RunState, RunStatus
 
 __version__ = "0.1.0"
 
@@ -53,12 +53,12 @@ _MODULES = {
     "ConfigError": "core.errors",
     "DeadlineExceeded": "core.errors",
     "InfrastructureError": "core.errors",
-    "Metrics": "launchers.api.metrics",
+    "Metrics": "runs.metrics",
     "Run": "launchers.api.run",
     "RunFailed": "core.errors",
-    "RunState": "launchers.api.status",
-    "RunStatus": "launchers.api.status",
-    "Sample": "launchers.api.samples",
+    "RunState": "runs.status",
+    "RunStatus": "runs.status",
+    "Sample": "runs.samples",
     "Verifier": "launchers.api.verifier",
     "launch": "launchers.api.run",
     "open_run": "launchers.api.run",

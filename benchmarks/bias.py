@@ -31,11 +31,11 @@ from async_rl.algorithms.parts import Parts
 from async_rl.algorithms.value_norm import ValueUnits
 from async_rl.batching.batch import Baselines, Batch, Steps
 from async_rl.batching.packing import Pass
+from async_rl.composition.compose import compose_unchecked
+from async_rl.composition.overrides import with_defaults
 from async_rl.config.algorithm import SumAggregation
 from async_rl.config.policy_losses import MomentCorrection
 from async_rl.config.run import RunConfig
-from async_rl.launchers.configuration.compose import compose_unchecked
-from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, compute_targets
 from async_rl.learner.pass_loss import policy_pass_loss

@@ -20,6 +20,7 @@ import numpy as np
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.store import Store
+from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core import codec
@@ -35,7 +36,6 @@ from async_rl.core.types import (
     Verdict,
 )
 from async_rl.data.order import PromptOrder
-from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.protocol.buffer import PutGroup, RequestWork
 from async_rl.protocol.learner import CommitStep, TakeBatch
 from benchmarks.figures import figure

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from async_rl.launchers.commands.control import MARK
+from async_rl.runs.control import MARK
 from benchmarks.chaos_run import COMMAND, Run
 
 PAUSE_S = 20.0

@@ -21,8 +21,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 from transformers.utils.logging import disable_progress_bar
 
+from async_rl.composition.compose import compose
 from async_rl.core.types import Group
-from async_rl.launchers.configuration.compose import compose
 from async_rl.learner.trainer import Trainer
 from benchmarks import generation
 from benchmarks.figures import figure

@@ -27,14 +27,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from async_rl.composition.compose import compose_unchecked
 from async_rl.core.frozen import frozen
 from async_rl.launchers.commands.explain import predict
 from async_rl.launchers.commands.plan import profile_of
-from async_rl.launchers.configuration.compose import compose_unchecked
-from async_rl.launchers.forecast.profile import Profile
-from async_rl.launchers.forecast.recorded import Recorded, Work
-from async_rl.launchers.forecast.simulation import Scenario, simulate
-from async_rl.launchers.forecast.sweep import Values, with_values
+from async_rl.runs.forecast.profile import Profile
+from async_rl.runs.forecast.recorded import Recorded, Work
+from async_rl.runs.forecast.simulation import Scenario, simulate
+from async_rl.runs.forecast.sweep import Values, with_values
 from benchmarks.figures import figure
 from benchmarks.timed_device import Device
 from benchmarks.timed_run import play

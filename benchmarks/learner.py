@@ -33,9 +33,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from async_rl.algorithms.logprobs import token_logprobs
+from async_rl.composition.compose import compose
+from async_rl.composition.overrides import with_defaults
 from async_rl.core.types import Group, Purpose, Score, Trajectory
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.learner.models import chunk_rows
 from async_rl.learner.process_group import ensure_group_of_one
 from async_rl.learner.trainer import Trainer

@@ -22,8 +22,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from async_rl.composition.compose import compose
 from async_rl.core.types import Group
-from async_rl.launchers.configuration.compose import compose
 from async_rl.learner.trainer import Trainer
 from benchmarks.figures import figure
 from benchmarks.learner import make_groups, mixed_lengths

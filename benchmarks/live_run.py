@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import psutil
 
-from async_rl.launchers.configuration.overrides import with_defaults
+from async_rl.composition.overrides import with_defaults
 
 START_S = 240
 _ALWAYS = (

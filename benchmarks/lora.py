@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
+from async_rl.composition.compose import compose
 from async_rl.data.prepare import prepare_model
-from async_rl.launchers.configuration.compose import compose
 from async_rl.learner.trainer import Trainer
 from benchmarks.figures import figure
 from benchmarks.staleness import finish

@@ -28,9 +28,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from async_rl.batching.batch import Batch, collate
 from async_rl.batching.packing import Pass, pack
+from async_rl.composition.compose import compose_unchecked
+from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
-from async_rl.launchers.configuration.compose import compose_unchecked
-from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.learner import loading, models, optimizer, sharding
 from async_rl.learner.attention_varlen import VarlenPlan
 from async_rl.learner.forward_passes import ForwardPasses

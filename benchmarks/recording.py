@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from async_rl.launchers.configuration.compose import compose_unchecked
+from async_rl.composition.compose import compose_unchecked
 from benchmarks.figures import figure
 from benchmarks.timed_device import Device
 from benchmarks.timed_run import play

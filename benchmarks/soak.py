@@ -35,11 +35,11 @@ from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.compaction import compaction
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.store import Store
+from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.types import CodeProblem, Group, Prompt, Purpose, Score, Ticket, Trajectory
 from async_rl.data.order import PromptOrder
-from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.monitoring.recorder import Recorder
 from async_rl.observability.catalogue import METRICS, MetricKind
 from async_rl.protocol.buffer import PutGroup, RequestWork

@@ -36,8 +36,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from async_rl.composition.compose import compose
 from async_rl.data.prepare import prepare_model
-from async_rl.launchers.configuration.compose import compose
 from benchmarks.staleness_cell import Bench, make_trainer, run_cell
 from benchmarks.staleness_results import (
     AGES,

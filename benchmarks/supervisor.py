@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 
+from async_rl.composition.compose import compose
 from async_rl.core.codec import encode
-from async_rl.launchers.configuration.compose import compose
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.terminal import Terminal
 from async_rl.observability.activity import Activity

@@ -25,11 +25,11 @@ from starlette.testclient import TestClient
 from tokenizers import Tokenizer, models
 
 from async_rl.buffer.store.schema import SCHEMA_VERSION, TABLES
+from async_rl.composition.compose import compose, write_config
 from async_rl.core import codec
 from async_rl.core.types import NO_VERSION, Group, Purpose, Score, Trajectory, Verdict
-from async_rl.launchers.configuration.compose import compose, write_config
-from async_rl.launchers.view.library import Library
-from async_rl.launchers.view.server import build_app
+from async_rl.runs.view.library import Library
+from async_rl.runs.view.server import build_app
 from async_rl.runtime.context import Control
 
 GROUPS_PER_STEP, SAMPLES, TOKENS, STORED, PROMPTS, NAMES = 8, 8, 64, 2000, 5000, 80

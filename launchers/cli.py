@@ -25,7 +25,6 @@ from async_rl.launchers.commands.list_runs import list_runs
 from async_rl.launchers.commands.logs import logs
 from async_rl.launchers.commands.migrate import migrate
 from async_rl.launchers.commands.plan import plan
-from async_rl.launchers.commands.qualify import qualify
 from async_rl.launchers.commands.replay import replay
 from async_rl.launchers.commands.rollouts import show_rollouts
 from async_rl.launchers.commands.scale import scale
@@ -64,7 +63,6 @@ app.command()(plan)
 app.command()(replay)
 app.command()(compare)
 app.command()(doctor)
-app.command()(qualify)
 app.command()(init)
 app.command()(verify)
 app.add_typer(verifier_commands, name="verifier")

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from async_rl.launchers.api.starting import supervise
-from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.control import leave_mark, owning
+from async_rl.runs.config import config_of
+from async_rl.runs.control import leave_mark, owning
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
     run_dir = Path(sys.argv[1])
     with owning(run_dir):
         leave_mark(run_dir)
-        return supervise(runs.config_of(run_dir), run_dir)
+        return supervise(config_of(run_dir), run_dir)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from async_rl.composition import compose as composition
 from async_rl.config.run import RunConfig
 from async_rl.core.extras import EXTRA_OF
-from async_rl.launchers.configuration import compose as composition
 
 # Without a deadline: an example that takes 0.3 s on a busy machine is no failure.
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)

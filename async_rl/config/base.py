@@ -26,7 +26,7 @@ class Section(BaseModel):
     """A part of the configuration, without defaults: conf/ has all of them."""
 
     # Every command waits for these classes, so pydantic does not read the strings below the fields:
-    # launchers/configuration/schema.py does when they are shown.
+    # async_rl/composition/schema.py does when they are shown.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 

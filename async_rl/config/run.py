@@ -5,7 +5,7 @@ Invariants
 - Every field states its unit in its name or description; ranges are checked when the configuration
   is decoded.
 - Checks of several fields together are in `checks/`; composition from files and overrides is in
-  `launchers/configuration/compose.py`.
+  `async_rl/composition/compose.py`.
 Every process reads it from `<run>/config.yaml`, which is written once.
 """
 

@@ -15,18 +15,19 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DeadlineExceeded, RunFailed
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api import starting
-from async_rl.launchers.api.metrics import Metrics, RowReader
-from async_rl.launchers.api.samples import MOST_GROUPS, Sample, samples
-from async_rl.launchers.api.status import RunState, RunStatus, status_of
-from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.control import (
+from async_rl.protocol.membership import PoolCount
+from async_rl.runs.config import config_of
+from async_rl.runs.control import (
     ask_scale,
     ask_stop,
     living_pid,
     owning,
     wait_for_run,
 )
-from async_rl.protocol.membership import PoolCount
+from async_rl.runs.directory import find_run
+from async_rl.runs.metrics import Metrics, RowReader
+from async_rl.runs.samples import MOST_GROUPS, Sample, samples
+from async_rl.runs.status import RunState, RunStatus, status_of
 
 Overrides = Mapping[str, object] | Sequence[str]
 """Settings that differ from conf/: {"num_steps": 20, "learner": {"ranks": 2}}, with dotted or
@@ -63,7 +64,7 @@ class Run:
         Raises:
             ConfigError: The files of the run are missing, or another version wrote them.
         """
-        return runs.config_of(self.directory)
+        return config_of(self.directory)
 
     def status(self) -> RunStatus:
         """Return its present state, its processes and its newest metrics.
@@ -200,7 +201,7 @@ def launch(conf: str, overrides: Overrides = ()) -> Run:
         ConfigError: The settings do not fit each other or this machine; the message has one line
             per problem. Nothing was started or written.
     """
-    from async_rl.launchers.configuration.overrides import as_words
+    from async_rl.composition.overrides import as_words
 
     config, _ = starting.checked_config(conf, as_words(overrides), this_machine())
     run_dir = starting.make_run_dir(config)
@@ -219,9 +220,9 @@ def resume(run: Run | str | Path, overrides: Overrides = ()) -> Run:
         ConfigError: The run is running, or its history does not allow a change; the message has
             one line per problem. Nothing was started or written.
     """
-    from async_rl.launchers.commands import resuming
-    from async_rl.launchers.configuration.overrides import as_words
-    from async_rl.launchers.configuration.preflight import preflight
+    from async_rl.composition.overrides import as_words
+    from async_rl.launchers.api import resuming
+    from async_rl.launchers.preflight.checks import preflight
 
     ended_run = open_run(run.directory if isinstance(run, Run) else run)
     run_dir = ended_run.directory
@@ -243,14 +244,14 @@ def open_run(directory: str | Path) -> Run:
         ConfigError: The directory has no run; the message names similar ones.
     """
     path = Path(directory).expanduser().absolute()
-    return Run(runs.find(str(path), path.parent))
+    return Run(find_run(str(path), path.parent))
 
 
 def ended(status: RunStatus) -> str:
     """Describe a run that has ended, in one line."""
     outcomes = {
         RunState.KILLED: "was killed",
-        RunState.QUEUED: runs.QUEUED,
+        RunState.QUEUED: "its job has not started yet: squeue",
     }
     cause = f": {status.cause}" if status.cause else ""
     outcome = outcomes.get(status.state, status.state.value)

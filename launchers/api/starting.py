@@ -21,8 +21,8 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.slurm import is_inside_job, submit
-from async_rl.launchers.commands.control import leave_mark
-from async_rl.launchers.commands.run_names import unique_name
+from async_rl.runs.control import leave_mark
+from async_rl.runs.names import unique_name
 
 OUTPUT_FILE = Path("logs", "supervisor.out")
 
@@ -32,8 +32,8 @@ def checked_config(conf: str, overrides: Sequence[str], machine: Machine) -> tup
     that it uses. Raises ConfigError with one line per problem.
     """
     # Hydra takes half a second to import.
-    from async_rl.launchers.configuration.compose import compose_for
-    from async_rl.launchers.configuration.preflight import preflight
+    from async_rl.composition.compose import compose_for
+    from async_rl.launchers.preflight.checks import preflight
 
     config, preset = compose_for(machine, conf, overrides)
     preflight(config, machine)
@@ -45,7 +45,7 @@ def checked_config(conf: str, overrides: Sequence[str], machine: Machine) -> tup
 
 def make_run_dir(config: RunConfig) -> Path:
     """Create the run's directory with its configuration, which is never changed later."""
-    from async_rl.launchers.configuration.compose import write_config
+    from async_rl.composition.compose import write_config
 
     run_dir = Path(config.output_dir) / str(config.run_name)
     try:
@@ -70,8 +70,8 @@ def needs_submission(config: RunConfig) -> bool:
 def supervise(config: RunConfig, run_dir: Path) -> int:
     """Run to the end in this process and return the exit code."""
     from async_rl.launchers.backends.choosing import make_launcher
-    from async_rl.launchers.forecast.live import live_rates
     from async_rl.processes.supervisor import run_supervised
+    from async_rl.runs.forecast.live import live_rates
 
     return run_supervised(
         config=config,

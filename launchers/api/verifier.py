@@ -17,10 +17,10 @@ from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
+from async_rl.composition.verifier import verifier_config
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import AssertTest, CodeTest
 from async_rl.launchers.api.run import Overrides
-from async_rl.launchers.commands.verifier import verifier_config
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import VerifyResponse
 
@@ -46,7 +46,7 @@ class Verifier:
     """
 
     def __init__(self, settings: Overrides = ()) -> None:
-        from async_rl.launchers.configuration.overrides import as_words
+        from async_rl.composition.overrides import as_words
 
         self._words = as_words(settings)
         self._token = secrets.token_urlsafe(_TOKEN_BYTES)

@@ -33,9 +33,9 @@ from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.launchers.backends.cluster import cluster_cpus, launch_of, needs, on_cluster
 from async_rl.launchers.backends.local import child_command, output_path
 from async_rl.planning.topology import ProcessSpec
+from async_rl.runs.status import JOB_FILE
 from async_rl.wire.addresses import AUTO
 
-SCRIPT_FILE = "job.sh"
 # srun needs a moment to signal its task and to report the end.
 _KILL_S = 5.0
 # A busy controller may take tens of seconds to answer.
@@ -60,7 +60,7 @@ def submit(config: RunConfig, run_dir: Path) -> str:
     """Write the script into the run's directory, submit it and return the job's number. Raises
     ConfigError if Slurm refuses it.
     """
-    script = run_dir / SCRIPT_FILE
+    script = run_dir / JOB_FILE
     script.write_text(job_script(config, run_dir))
     try:
         done = _sbatch("--parsable", str(script))

@@ -14,17 +14,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from async_rl.buffer.store.batches import recorded_batches
+from async_rl.composition import schema
+from async_rl.composition.changes import changes
 from async_rl.core.errors import AsyncRLError, InfrastructureError
 from async_rl.core.extras import require
-from async_rl.launchers.api.metrics import RowReader
-from async_rl.launchers.api.samples import Decode, decoder
-from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.divergence import Found, RecordedRun, first_difference
 from async_rl.launchers.commands.options import OutputDir, complete_run, console, open_table
 from async_rl.launchers.commands.pages import refuse_existing, rendered
-from async_rl.launchers.configuration import schema
-from async_rl.launchers.configuration.changes import changes
 from async_rl.observability.catalogue import FIRST_SCREEN
+from async_rl.runs.config import config_of
+from async_rl.runs.directory import find_run
+from async_rl.runs.divergence import Found, RecordedRun, first_difference
+from async_rl.runs.metrics import RowReader
+from async_rl.runs.samples import Decode, decoder
 
 _TIMES = "time/", "stage_s/", "wait_s/", "blocked_s/"
 _LEAST_S = 0.001  # of a stage that is listed
@@ -49,7 +50,7 @@ def compare(
 
     Examples: async-rl compare run-1 run-2; async-rl compare run-1 run-2 --html pair.html
     """
-    directories = runs.find(one, output_dir), runs.find(other, output_dir)
+    directories = find_run(one, output_dir), find_run(other, output_dir)
     refuse_existing(html)
     rows = tuple({int(row["step"]): row for row in RowReader(path).new()} for path in directories)
     terminal = console()
@@ -114,7 +115,7 @@ def sentences(directories: tuple[Path, Path], found: Found) -> Iterator[str]:
 
 def differing_settings(one: Path, other: Path) -> dict[str, tuple[str, str]]:
     """Return the settings that differ, by path."""
-    changed = changes(runs.config_of(one), runs.config_of(other))
+    changed = changes(config_of(one), config_of(other))
     return {
         path: (schema.show(old), schema.show(new))
         for path, (old, new) in changed.items()
@@ -168,8 +169,8 @@ def write_page(
 ) -> None:
     """Write one HTML file with the curves of both runs, without scripts or other files."""
     require("jinja2", "--html")
-    from async_rl.launchers.view import pages
-    from async_rl.launchers.view.library import RunView
+    from async_rl.runs.view import pages
+    from async_rl.runs.view.library import RunView
 
     with ThreadPoolExecutor(max_workers=1) as calls:
         shown = [RunView(path, calls) for path in directories]

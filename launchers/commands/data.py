@@ -54,11 +54,11 @@ def check(
     Examples: async-rl data check problems.jsonl model.path=/models/mine; async-rl data check
     my_task/train.jsonl conf=my_task/conf.yaml
     """
+    from async_rl.composition.compose import compose_unchecked
+    from async_rl.composition.files import QUICKSTART
     from async_rl.data.prepare import prepare_model
     from async_rl.data.prompts import examine
     from async_rl.data.tokenizer import load_tokenizer
-    from async_rl.launchers.configuration.compose import compose_unchecked
-    from async_rl.launchers.configuration.files import QUICKSTART
     from async_rl.rewards.functions import check_functions
 
     files = [argument for argument in arguments if "=" not in argument]

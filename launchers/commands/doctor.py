@@ -27,9 +27,10 @@ from rich.text import Text
 
 from async_rl.core.gpus import read_gpus
 from async_rl.core.machine import Machine, chosen_gpus, this_machine
-from async_rl.launchers.commands import findings, runs
+from async_rl.launchers.commands import findings
 from async_rl.launchers.commands.findings import ENGINES, PACKAGES, Finding
 from async_rl.launchers.commands.options import complete_run, console, open_table
+from async_rl.runs.directory import default_output_dir, find_run
 from async_rl.training import checkpoints
 
 _BLOCK = b"\0" * 2**20
@@ -61,8 +62,8 @@ def doctor(
     """
     table = open_table("", "subject", "result", "remedy")
     is_usable = True
-    of_machine = examine(this_machine(), directory or runs.default_output_dir())
-    of_run = [] if run is None else [_checkpoints(runs.find(run, directory))]
+    of_machine = examine(this_machine(), directory or default_output_dir())
+    of_run = [] if run is None else [_checkpoints(find_run(run, directory))]
     for finding in itertools.chain(of_run, of_machine):
         style = _STYLES[finding.state]
         table.add_row(

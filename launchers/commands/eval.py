@@ -22,13 +22,13 @@ import typer
 from async_rl.config.checks.run import problems, raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.export import saved_version
 from async_rl.launchers.commands.options import (
     OutputDir,
     complete_setting,
     split_conf,
 )
+from async_rl.runs.directory import default_output_dir, find_run
 
 if TYPE_CHECKING:
     from async_rl.rollouts.standalone import Standalone
@@ -67,18 +67,18 @@ def evaluate(
     Examples: async-rl eval my-run evaluation.num_samples=4; async-rl eval MODEL conf=ppo_math
     data.val_files=test.jsonl
     """
-    from async_rl.launchers.configuration.compose import recompose
+    from async_rl.composition.compose import recompose
 
     # What libraries say while they load models hides the figures; errors are raised.
     os.environ.update(_QUIET)
     warnings.simplefilter("ignore")
     conf, overrides = split_conf(settings or [])
-    run_dir, step = _run_of(checkpoint, output_dir or runs.default_output_dir())
+    run_dir, step = _run_of(checkpoint, output_dir or default_output_dir())
     # The exported policy is needed for this command only.
     with tempfile.TemporaryDirectory(prefix="async_rl_eval") as scratch:
         if run_dir is None:
+            from async_rl.composition.overrides import with_defaults
             from async_rl.data.prepare import prepare_model
-            from async_rl.launchers.configuration.overrides import with_defaults
 
             config = _composed(conf, with_defaults([f"model.path={checkpoint}"], overrides))
             version = 0
@@ -110,10 +110,10 @@ def _run_of(checkpoint: str, output_dir: Path) -> tuple[Path | None, int | None]
     path = Path(checkpoint).expanduser().absolute()
     step = path.name.removeprefix("step_")
     if path.parent.name == "checkpoints" and step.isdecimal():
-        return runs.find(str(path.parents[1]), output_dir), int(step)
+        return find_run(str(path.parents[1]), output_dir), int(step)
     candidates = (output_dir / checkpoint, path)
     if any((directory / "config.yaml").is_file() for directory in candidates):
-        return runs.find(checkpoint, output_dir), None
+        return find_run(checkpoint, output_dir), None
     if "/" not in checkpoint and not path.is_dir():
         raise ConfigError(
             f"{checkpoint} is neither a run nor a model: {output_dir} has no such run; give a run,"
@@ -123,8 +123,8 @@ def _run_of(checkpoint: str, output_dir: Path) -> tuple[Path | None, int | None]
 
 
 def _composed(conf: str | None, overrides: list[str]) -> RunConfig:
-    from async_rl.launchers.configuration.compose import compose_unchecked
-    from async_rl.launchers.configuration.files import names
+    from async_rl.composition.compose import compose_unchecked
+    from async_rl.composition.files import names
 
     if conf is None:
         raise ConfigError(

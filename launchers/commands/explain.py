@@ -12,16 +12,18 @@ import typer
 from async_rl.buffer.store.times import clock_offsets, group_times
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.frozen import frozen
-from async_rl.launchers.api.metrics import newest_rows
-from async_rl.launchers.commands import pages, runs
+from async_rl.launchers.commands import pages
 from async_rl.launchers.commands.options import OutputDir, Run, console, open_table
 from async_rl.launchers.commands.pages import refuse_existing
 from async_rl.launchers.commands.plan import profile_of
-from async_rl.launchers.forecast.live import TRUSTED_ERROR, newest_groups
-from async_rl.launchers.forecast.profile import Profile
-from async_rl.launchers.forecast.recorded import read_times
-from async_rl.launchers.forecast.simulation import Forecast, simulate
-from async_rl.launchers.forecast.sweep import Values, with_values
+from async_rl.runs.config import config_of
+from async_rl.runs.directory import find_run
+from async_rl.runs.forecast.live import TRUSTED_ERROR, newest_groups
+from async_rl.runs.forecast.profile import Profile
+from async_rl.runs.forecast.recorded import read_times
+from async_rl.runs.forecast.simulation import Forecast, simulate
+from async_rl.runs.forecast.sweep import Values, with_values
+from async_rl.runs.metrics import newest_rows
 
 _KINDS = (("busy", "stage_s/"), ("waits", "wait_s/"), ("held back", "blocked_s/"))
 _ROLES = ("generator", "verifier", "buffer", "learner")
@@ -42,7 +44,7 @@ def explain(
     Works on ended runs and on live ones. Examples: async-rl explain; async-rl explain my-run
     --html why.html
     """
-    run_dir = runs.find(run, output_dir)
+    run_dir = find_run(run, output_dir)
     refuse_existing(html)
     title, first, steps_per_s = _measured(run_dir)
     terminal = console()
@@ -67,7 +69,7 @@ def explain(
 def _measured(run_dir: Path) -> tuple[str, int, float]:
     """Return a title, the first step of the means, and the steps per second."""
     try:
-        recorded = read_times(run_dir, runs.config_of(run_dir))
+        recorded = read_times(run_dir, config_of(run_dir))
         number, warm, paused_s = len(recorded.step_s), recorded.num_warm, recorded.left_out_s
         begin, rate = recorded.first_step, recorded.steps_per_s
     except InfrastructureError:
@@ -195,7 +197,7 @@ def predict(profile: Profile) -> Predictions:
 def best_change(run_dir: Path) -> str:
     """Return the change that would make a live run fastest, or why there is no forecast."""
     try:
-        found = predict(profile_of(run_dir, most=newest_groups(runs.config_of(run_dir))))
+        found = predict(profile_of(run_dir, most=newest_groups(config_of(run_dir))))
     except (ConfigError, InfrastructureError) as error:
         return f"no forecast: {error}"
     if abs(found.error) > TRUSTED_ERROR:

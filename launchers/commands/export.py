@@ -13,8 +13,9 @@ import typer
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, complete_run
+from async_rl.runs.config import config_of
+from async_rl.runs.directory import find_run
 
 
 def export(
@@ -39,8 +40,8 @@ def export(
 
     Examples: async-rl export my-run model/; async-rl export my-run model/ --step 40
     """
-    run_dir = runs.find(run, output_dir)
-    config = runs.config_of(run_dir)
+    run_dir = find_run(run, output_dir)
+    config = config_of(run_dir)
     version = saved_version(run_dir, step)
     if adapter and config.model.lora.kind == "none":
         raise ConfigError(

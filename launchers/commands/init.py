@@ -158,8 +158,8 @@ def init(
 
 def _embedded_model(base: str) -> Path:
     """Return the directory of the embedded model; the first use makes it in one or two minutes."""
+    from async_rl.composition.compose import compose
     from async_rl.data.prepare import prepare_model
-    from async_rl.launchers.configuration.compose import compose
 
     return prepare_model(compose(base), lambda _, text: typer.echo(text, err=True))
 

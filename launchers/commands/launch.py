@@ -15,8 +15,6 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api import starting
 from async_rl.launchers.backends.slurm import job_script, submit
-from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.control import owning
 from async_rl.launchers.commands.options import (
     OutputDir,
     complete_run,
@@ -26,6 +24,8 @@ from async_rl.launchers.commands.options import (
 )
 from async_rl.monitoring.terminal import Terminal
 from async_rl.planning.topology import processes
+from async_rl.runs.control import owning
+from async_rl.runs.directory import default_output_dir, find_run
 
 
 def launch(
@@ -58,10 +58,10 @@ def launch(
     launch conf=ppo_code --dry-run
     """
     # Hydra takes half a second to import, which --help and the other commands do not need.
-    from async_rl.launchers.configuration.files import names
-    from async_rl.launchers.configuration.fitting import model_shape
-    from async_rl.launchers.configuration.hardware import pretended_machine
-    from async_rl.launchers.configuration.plan import show_config, show_plan
+    from async_rl.composition.files import names
+    from async_rl.composition.fitting import model_shape
+    from async_rl.composition.hardware import pretended_machine
+    from async_rl.launchers.preflight.plan import show_config, show_plan
 
     conf, overrides = split_conf(settings)
     if conf is None:
@@ -117,15 +117,15 @@ def resume(
     Examples: async-rl resume my-run; async-rl resume my-run num_steps=400 --stretch; async-rl
     resume s3://bucket/copies/my-run
     """
-    from async_rl.launchers.commands import resuming
-    from async_rl.launchers.configuration.fitting import model_shape
-    from async_rl.launchers.configuration.plan import show_plan
-    from async_rl.launchers.configuration.preflight import preflight
+    from async_rl.composition.fitting import model_shape
+    from async_rl.launchers.api import resuming
+    from async_rl.launchers.preflight.checks import preflight
+    from async_rl.launchers.preflight.plan import show_plan
 
     if resuming.is_copy(run):
-        run_dir = resuming.fetch(run, output_dir or runs.default_output_dir())
+        run_dir = resuming.fetch(run, output_dir or default_output_dir())
     else:
-        run_dir = runs.find(run, output_dir)
+        run_dir = find_run(run, output_dir)
     # Before anything is read: of two that resume at the same time, one must see what the other did.
     with owning(run_dir):
         config, changed = resuming.resumed_config(

@@ -26,13 +26,14 @@ from async_rl.buffer.store.store import Store
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import DropReason, GroupState, Purpose
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import (
     OutputDir,
     Run,
     console,
     open_table,
 )
+from async_rl.runs.config import config_of
+from async_rl.runs.directory import find_run
 from async_rl.training import checkpoints
 
 _MOST_SHOWN = 50
@@ -73,7 +74,7 @@ def ledger(
         )
     if state is not None and state not in tuple(GroupState):
         raise ConfigError(f"--state {state}: a group is one of {', '.join(GroupState)}")
-    run_dir = runs.find(run, output_dir)
+    run_dir = find_run(run, output_dir)
     if drop is not None:
         asyncio.run(drop_group(run_dir / STORE_FILE, drop))
         typer.echo(f"group {drop} is dropped; async-rl resume {run_dir.name} trains others")
@@ -90,7 +91,7 @@ def ledger(
         elif left:
             answer = history.left()
         elif audit:
-            checked = check_history(connection, promise_of(runs.config_of(run_dir)))
+            checked = check_history(connection, promise_of(config_of(run_dir)))
             wrong = [*checked.problems, *checkpoints.damaged(run_dir)]
             answer = msgspec.structs.replace(checked, problems=wrong)
         else:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import console, open_table
-from async_rl.launchers.view.library import Library, Summary
-from async_rl.launchers.view.texts import duration, number, share, size
+from async_rl.runs.directory import default_output_dir
+from async_rl.runs.view.library import Library, Summary
+from async_rl.runs.view.texts import duration, number, share, size
 
 
 def list_runs(
@@ -23,7 +23,7 @@ def list_runs(
 
     Examples: async-rl runs; async-rl runs /data/runs
     """
-    directory = directory or runs.default_output_dir()
+    directory = directory or default_output_dir()
     summaries = [run.summary() for run in Library(directory).runs()]
     if not summaries:
         console().print(f"no run in {directory}; start one with async-rl launch conf=ppo_code")

@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
+from async_rl.composition.problems import nearest
 from async_rl.core.errors import ConfigError
 from async_rl.core.visible import visible
-from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.control import living_pid
 from async_rl.launchers.commands.options import OutputDir, Run
-from async_rl.launchers.configuration.problems import nearest
+from async_rl.runs.control import living_pid
+from async_rl.runs.directory import find_run
 
 _POLL_S = 0.3  # files change without an event that every filesystem delivers
 _LEVELS = {" WARNING ": "yellow", " ERROR ": "red", " CRITICAL ": "red"}
@@ -48,7 +48,7 @@ def logs(
     Examples: async-rl logs; async-rl logs --follow; async-rl logs my-run learner-0; async-rl logs
     my-run generator-0 --output
     """
-    run_dir = runs.find(run, output_dir)
+    run_dir = find_run(run, output_dir)
     files = _Files(_paths(run_dir, process, ".out" if output else ".log"))
     # All files are read once to sort by time; a log has a few megabytes at most.
     entries = files.new()

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from async_rl.composition.choices import put
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.configuration.choices import put
 from async_rl.launchers.migration.applying import Line, Migration
 from async_rl.launchers.migration.systems import read
 
@@ -45,7 +45,7 @@ def migrate(
 
     Examples: async-rl migrate ppo_trainer.yaml; async-rl migrate rl.toml --output ours.yaml
     """
-    from async_rl.launchers.configuration.compose import compose
+    from async_rl.composition.compose import compose
 
     migration = read(file, overrides or ())
     target = output or file.with_suffix(".async_rl.yaml")

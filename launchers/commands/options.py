@@ -11,23 +11,23 @@ import typer
 from rich.table import Table
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands import runs
 from async_rl.monitoring.terminal import VisibleConsole
+from async_rl.runs.directory import all_runs, default_output_dir
 
 WIDTH_IF_NO_TERMINAL = 140
 
 
 def complete_run(incomplete: str) -> list[str]:
     """Return the runs whose name begins like this, the newest first."""
-    names = (path.name for path in runs.all_runs(runs.default_output_dir()))
+    names = (path.name for path in all_runs(default_output_dir()))
     return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_setting(incomplete: str) -> list[str]:
     """Return `conf=NAME`, settings and their values that begin like this."""
-    from async_rl.launchers.configuration.choices import CONF_DIR
-    from async_rl.launchers.configuration.files import names
-    from async_rl.launchers.configuration.schema import find, settings
+    from async_rl.composition.choices import CONF_DIR
+    from async_rl.composition.files import names
+    from async_rl.composition.schema import find, settings
 
     before = _before_the_break()
     typed = before + ("" if incomplete in ("=", ":") else incomplete)

@@ -18,7 +18,7 @@ def refuse_existing(html: Path | None) -> None:
 def rendered(template: str, **values: Any) -> str:
     """Return the page of a template. Raises ConfigError without the extra of the web view."""
     require("jinja2", "--html")
-    from async_rl.launchers.view.server import environment, static_text
+    from async_rl.runs.view.server import environment, static_text
 
     style = static_text("style.css")
     return str(environment().get_template(template).render(style=style, **values))

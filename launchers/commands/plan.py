@@ -14,19 +14,20 @@ import typer
 from rich.table import Table
 
 from async_rl.buffer.store.times import MOST_GROUPS
+from async_rl.composition.fitting import model_shape
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, complete_run, console, open_table
 from async_rl.launchers.commands.pages import refuse_existing
 from async_rl.launchers.commands.plan_page import write_page
-from async_rl.launchers.configuration.fitting import model_shape
-from async_rl.launchers.forecast.live import refuse_unsimulated
-from async_rl.launchers.forecast.profile import Profile, read_profile, write_profile
-from async_rl.launchers.forecast.recorded import read_times
-from async_rl.launchers.forecast.scoring import setting_of
-from async_rl.launchers.forecast.simulation import Forecast, scenario_of, simulate
-from async_rl.launchers.forecast.sweep import FIELDS, Values, combinations, sweep, with_values
 from async_rl.planning.estimate import memory_mb, total_memory_mb
+from async_rl.runs.config import config_of
+from async_rl.runs.directory import find_run
+from async_rl.runs.forecast.live import refuse_unsimulated
+from async_rl.runs.forecast.profile import Profile, read_profile, write_profile
+from async_rl.runs.forecast.recorded import read_times
+from async_rl.runs.forecast.scoring import setting_of
+from async_rl.runs.forecast.simulation import Forecast, scenario_of, simulate
+from async_rl.runs.forecast.sweep import FIELDS, Values, combinations, sweep, with_values
 
 _CALIBRATION = ("num_steps=24", "evaluation.every_steps=0", "monitoring.tensorboard_port=null")
 """Long enough for a warm-up of five steps and a mean over the others."""
@@ -113,14 +114,14 @@ def _source(
     file = source.removeprefix("profile=")
     if file != source:
         return swept, read_profile(Path(file))
-    return swept, profile_of(runs.find(source, output_dir))
+    return swept, profile_of(find_run(source, output_dir))
 
 
 def profile_of(run_dir: Path, *, most: int = MOST_GROUPS) -> Profile:
     """Return the measured times of the newest groups, at most so many. Raises ConfigError if they
     cannot be forecast from.
     """
-    config = runs.config_of(run_dir)
+    config = config_of(run_dir)
     refuse_unsimulated(config)
     recorded = read_times(run_dir, config, most=most)
     shape = model_shape(config)

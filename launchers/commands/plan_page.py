@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from async_rl.launchers.commands import pages
-from async_rl.launchers.forecast.simulation import Forecast
-from async_rl.launchers.forecast.sweep import Values
+from async_rl.runs.forecast.simulation import Forecast
+from async_rl.runs.forecast.sweep import Values
 
 Rows = Sequence[tuple[Values, Forecast]]
 
@@ -24,7 +24,7 @@ def write_page(
 
 def charts(rows: Rows) -> list[object]:
     """Return the curves over the setting with the most values, one line for each of the others."""
-    from async_rl.launchers.view.charts import Series, line_chart
+    from async_rl.runs.view.charts import Series, line_chart
 
     values = {key: {chosen[key] for chosen, _ in rows} for key in rows[0][0]}
     across = max(values, key=lambda key: len(values[key]), default="")

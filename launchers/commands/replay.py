@@ -20,18 +20,19 @@ import msgspec
 import typer
 
 from async_rl.buffer.store.batches import recorded_batches
+from async_rl.composition import schema
+from async_rl.composition.changes import changes
+from async_rl.composition.compose import recompose, write_config
 from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import this_machine
-from async_rl.launchers.api.metrics import RowReader
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.launchers.commands.replayed_table import Comparison
-from async_rl.launchers.configuration import schema
-from async_rl.launchers.configuration.changes import changes
-from async_rl.launchers.configuration.compose import recompose, write_config
 from async_rl.planning.topology import processes
+from async_rl.runs.config import config_of
+from async_rl.runs.directory import find_run
+from async_rl.runs.metrics import RowReader
 from async_rl.training.replays import PLAN_FILE, Plan
 
 _CHANGEABLE = ("algorithm.", "learner.")
@@ -57,8 +58,8 @@ def replay(
     Examples: async-rl replay; async-rl replay my-run --steps 5..12; async-rl replay my-run
     --set learner.optimizer.lr=1e-4 --set algorithm.policy_loss=gspo
     """
-    run_dir = runs.find(run, output_dir)
-    before = runs.config_of(run_dir)
+    run_dir = find_run(run, output_dir)
+    before = config_of(run_dir)
     config = recompose(run_dir / "config.yaml", settings or [])
     changed = changes(before, config)
     _refuse(before, config, list(changed))

@@ -17,10 +17,10 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.rollouts import Rollout, stored_steps
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.api.samples import decoder, pieces, stored_rollouts
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.monitoring.rollout_page import LEGEND, NOT_SAMPLED, Colour, page
+from async_rl.runs.directory import find_run
+from async_rl.runs.samples import decoder, pieces, stored_rollouts
 
 
 def show_rollouts(
@@ -52,7 +52,7 @@ def show_rollouts(
     """
     if best and worst:
         raise ConfigError("--best and --worst exclude each other; give one")
-    run_dir = runs.find(run, output_dir)
+    run_dir = find_run(run, output_dir)
     if export is not None:
         number = write(run_dir, export, Filter(step=step, failed=failed))
         console().print(f"{number} samples are in {export}", soft_wrap=True)
@@ -95,7 +95,7 @@ def write(run_dir: Path, file: Path, chosen: Filter) -> int:
     """Write the stored samples of the groups that pass a filter, and return their number. Raises
     ConfigError for an unknown format or a file that exists.
     """
-    from async_rl.launchers.view.export import FORMS, rows  # pyarrow takes a while to import
+    from async_rl.runs.view.export import FORMS, rows  # pyarrow takes a while to import
 
     form = FORMS.get(file.suffix.removeprefix("."))
     if form is None:

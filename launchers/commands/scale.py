@@ -14,8 +14,9 @@ from async_rl.config.pools import role_of
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api.run import open_run
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, complete_run
+from async_rl.runs.config import config_of
+from async_rl.runs.directory import find_run
 
 
 def scale(
@@ -42,16 +43,16 @@ def scale(
     """
     run = None if "=" in words[0] else words[0]
     wanted = counts(words[1:] if run else words)
-    run_dir = runs.find(run, output_dir)
+    run_dir = find_run(run, output_dir)
     pools = open_run(run_dir).scale(is_forced=is_forced, **wanted)
     for pool in pools:
         state = f"live {pool.live}, starting {pool.starting}, draining {pool.draining}"
         typer.echo(f"{pool.pool}: wanted {pool.wanted}; now {state}")
 
-    config = runs.config_of(run_dir).generators
+    config = config_of(run_dir).generators
     number = sum(pool.wanted for pool in pools if role_of(pool.pool) == "generator")
     cores = len(config.cores or this_machine().cores)
-    if runs.config_of(run_dir).launcher.kind == "local" and not config.gpus_each and number > cores:
+    if config_of(run_dir).launcher.kind == "local" and not config.gpus_each and number > cores:
         have = f"{cores} core{'s' * (cores > 1)}"
         typer.echo(
             f"warning: {number} generators share {have}, so each becomes slower; more than"

@@ -19,12 +19,13 @@ from rich.live import Live
 from rich.text import Text
 
 from async_rl.launchers.api.run import ended
-from async_rl.launchers.api.status import status_of
-from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.control import ask_status, living_pid
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.monitoring.result import result_lines
 from async_rl.protocol.control import StatusReply
+from async_rl.runs.control import ask_status, living_pid
+from async_rl.runs.directory import find_run
+from async_rl.runs.metrics import RowReader
+from async_rl.runs.status import status_of
 from async_rl.training import checkpoints
 
 _REDRAW_S = 1.0
@@ -47,7 +48,7 @@ def status(
 
     Examples: async-rl status; async-rl status --watch; async-rl status my-run --json
     """
-    run_dir = runs.find(run, output_dir)
+    run_dir = find_run(run, output_dir)
     if as_json:
         status = status_of(run_dir)
         answer = {"is_running": status.is_running, **msgspec.to_builtins(status)}
@@ -109,7 +110,8 @@ def _forecast(run_dir: Path) -> Text:
 def _picture(reply: StatusReply, before: StatusReply | None, last: str = "") -> RenderableType:
     from async_rl.monitoring.status import render
 
-    rewards = runs.history(Path(reply.run_dir), "reward/mean")
+    rows = RowReader(Path(reply.run_dir)).new()
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     return render(reply, before=before, rewards=rewards, last=last)
 
 

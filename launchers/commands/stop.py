@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from async_rl.launchers.api.run import ended, open_run
-from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.control import living_pid
 from async_rl.launchers.commands.options import OutputDir, Run
+from async_rl.runs.control import living_pid
+from async_rl.runs.directory import find_run
 
 
 def stop(
@@ -23,7 +23,7 @@ def stop(
 
     Examples: async-rl stop; async-rl stop my-run --now
     """
-    opened = open_run(runs.find(run, output_dir))
+    opened = open_run(find_run(run, output_dir))
     if living_pid(opened.directory) is not None:
         how = "ending" if now else "stopping: it finishes its step and saves"
         typer.echo(f"run {opened.name} is {how}")

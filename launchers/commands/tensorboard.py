@@ -11,8 +11,8 @@ import typer
 
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.extras import require
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, complete_run
+from async_rl.runs.directory import all_runs, default_output_dir, find_run, is_directory_of_runs
 
 
 def tensorboard(
@@ -63,13 +63,13 @@ def _run_dirs(chosen: list[str], output_dir: Path | None) -> list[Path]:
     none, or if two of the same name were chosen.
     """
     if not chosen:
-        run_dirs = runs.all_runs(output_dir or runs.default_output_dir())
-    elif len(chosen) == 1 and runs.is_directory_of_runs(Path(chosen[0])):
-        run_dirs = runs.all_runs(Path(chosen[0]).expanduser())
+        run_dirs = all_runs(output_dir or default_output_dir())
+    elif len(chosen) == 1 and is_directory_of_runs(Path(chosen[0])):
+        run_dirs = all_runs(Path(chosen[0]).expanduser())
     else:
-        run_dirs = [runs.find(name, output_dir) for name in chosen]
+        run_dirs = [find_run(name, output_dir) for name in chosen]
     if not run_dirs:
-        raise ConfigError(f"{output_dir or runs.default_output_dir()} has no run")
+        raise ConfigError(f"{output_dir or default_output_dir()} has no run")
     names = [run_dir.name for run_dir in run_dirs]
     for name in names:
         if names.count(name) > 1:

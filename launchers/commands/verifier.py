@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -92,8 +91,11 @@ def verifier(
         overrides.append(f"verifiers.cells={cells}")
     if allow_unsafe:
         overrides.append("sandbox.allow_unsafe=true")
-    config = verifier_config(overrides)
+    # The imports of a composer take half a second, which `async-rl verifier --help` need not wait.
+    from async_rl.composition.verifier import verifier_config
     from async_rl.wire.addresses import host_for_people
+
+    config = verifier_config(overrides)
 
     if token == "":
         raise ConfigError("--token is empty; give one, or omit the option to get a new one")
@@ -140,20 +142,6 @@ def attack(
         typer.echo(f"{trial.outcome}: {name} {trial.reason}".rstrip())
     if lost:
         raise typer.Exit(1)
-
-
-def verifier_config(settings: Sequence[str]) -> RunConfig:
-    """Compose conf/ with settings of the verifier's sections. Raises ConfigError for others."""
-    from async_rl.launchers.configuration.compose import compose
-    from async_rl.launchers.configuration.files import QUICKSTART
-
-    for setting in settings:
-        if not setting.startswith(("sandbox.", "verifiers.", "reward.")):
-            raise ConfigError(
-                f"{setting}: without a run only sandbox.*, verifiers.* and reward.* have an effect;"
-                " leave it out"
-            )
-    return compose(QUICKSTART, settings)
 
 
 async def _serve(

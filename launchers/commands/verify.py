@@ -21,12 +21,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from async_rl.composition.verifier import verifier_config
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.machine import this_machine
 from async_rl.core.types import CodeProblem, Verdict
-from async_rl.launchers.commands.verifier import VerifierSettings, verifier_config
+from async_rl.launchers.commands.verifier import VerifierSettings
 
 if TYPE_CHECKING:
     from async_rl.rewards.verifier.judging import Judge

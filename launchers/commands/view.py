@@ -14,8 +14,8 @@ from urllib.parse import quote
 import typer
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, complete_run
+from async_rl.runs.directory import default_output_dir, find_run, is_directory_of_runs
 
 _TOKEN_BYTES = 24
 
@@ -46,7 +46,7 @@ def view(
 
     for package in ("starlette", "uvicorn", "jinja2"):
         require(package, "async-rl view")
-    from async_rl.launchers.view.serving import serve
+    from async_rl.runs.view.serving import serve
 
     token = "" if _is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
 
@@ -62,11 +62,11 @@ def view(
 def _where(run: str | None, output_dir: Path | None) -> tuple[Path, str]:
     """Return (directory of runs, page to begin with). Raises ConfigError if there is neither."""
     if run is None:
-        directory = output_dir or runs.default_output_dir()
+        directory = output_dir or default_output_dir()
     else:
         directory = Path(run).expanduser()
-        if not runs.is_directory_of_runs(directory):
-            run_dir = runs.find(run, output_dir)
+        if not is_directory_of_runs(directory):
+            run_dir = find_run(run, output_dir)
             return run_dir.parent, f"/runs/{quote(run_dir.name, safe='')}"
     if not directory.is_dir():
         raise ConfigError(

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from async_rl.launchers.configuration.choices import choices_first, drop_if_foreign, expand, put
-from async_rl.launchers.configuration.compose import as_written
+from async_rl.composition.choices import choices_first, drop_if_foreign, expand, put
+from async_rl.composition.compose import as_written
 from async_rl.launchers.migration.rules import (
     NO_RULE,
     Fate,

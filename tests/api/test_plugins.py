@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.config.plugins import DATA_SOURCE, ENGINE, REWARD, load_function
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.preflight import preflight
+from async_rl.launchers.preflight.checks import preflight
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "plugin_example"
 TEMPLATE = (

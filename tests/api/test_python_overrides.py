@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from async_rl.composition.choices import CONF_DIR
+from async_rl.composition.compose import compose
+from async_rl.composition.overrides import as_words, read_overrides
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.configuration.choices import CONF_DIR
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.overrides import as_words, read_overrides
 
 
 def test_nested_and_dotted_mappings_and_words_are_the_same() -> None:

@@ -17,9 +17,9 @@ import pytest
 import async_rl
 from async_rl.core.errors import ConfigError, DeadlineExceeded, RunFailed
 from async_rl.launchers.api import starting
-from async_rl.launchers.api.metrics import RowReader
-from async_rl.launchers.api.status import RunState
-from async_rl.launchers.commands.control import living_pid
+from async_rl.runs.control import living_pid
+from async_rl.runs.metrics import RowReader
+from async_rl.runs.status import RunState
 
 SCRIPT = """
 import json, os, signal, sys, time

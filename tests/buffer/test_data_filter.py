@@ -13,10 +13,10 @@ from buffer_support import FakePrompts, make_config, make_group, opened, take, t
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.ledger import Ledger, reading
+from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.launchers import cli
-from async_rl.launchers.configuration.compose import write_config
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep
 

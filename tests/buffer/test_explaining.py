@@ -16,17 +16,17 @@ import pytest
 from buffer_support import Clock, make_config, make_group, opened, take, tickets
 from warm_processes import run_command
 
+from async_rl.composition.compose import write_config
 from async_rl.config import base
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.explain import best_change
-from async_rl.launchers.configuration.compose import write_config
-from async_rl.launchers.forecast.live import live_rates
-from async_rl.launchers.forecast.recorded import read_times
-from async_rl.launchers.forecast.simulation import scenario_of
 from async_rl.planning.scaling import decide_by_forecast
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep
+from async_rl.runs.config import config_of
+from async_rl.runs.forecast.live import live_rates
+from async_rl.runs.forecast.recorded import read_times
+from async_rl.runs.forecast.simulation import scenario_of
 
 GENERATION_S, SCORING_S, LEARNER_S, NUM_STEPS = 0.8, 0.2, 0.5, 12
 
@@ -128,7 +128,7 @@ def test_a_live_run_is_forecast_for_the_autoscaler_and_for_status(
     run_dir: Path, tmp_path: Path
 ) -> None:
     """One generator makes both groups of a step at once, so a second one gains nothing."""
-    config = runs.config_of(run_dir)
+    config = config_of(run_dir)
     rates = live_rates(run_dir, config, [1, 2])
     assert rates == {1: pytest.approx(2 / 3), 2: pytest.approx(2 / 3)}
     assert decide_by_forecast(2, live_rates(run_dir, config, [2, 1])).wanted == 1
@@ -150,7 +150,7 @@ def test_a_live_run_is_forecast_for_the_autoscaler_and_for_status(
 
 
 def test_a_long_run_is_explained_by_its_newest_groups(run_dir: Path) -> None:
-    config = runs.config_of(run_dir)
+    config = config_of(run_dir)
     recorded = read_times(run_dir, config, most=18)
     assert (recorded.first_step, len(recorded.train)) == (4, 18)
     assert recorded.steps_per_s == pytest.approx(2 / 3)
@@ -159,7 +159,7 @@ def test_a_long_run_is_explained_by_its_newest_groups(run_dir: Path) -> None:
 
 def test_a_plan_takes_the_setting_by_which_the_run_scores(run_dir: Path) -> None:
     config = base.replace(
-        runs.config_of(run_dir), verifiers=base.replace(runs.config_of(run_dir).verifiers, cells=8)
+        config_of(run_dir), verifiers=base.replace(config_of(run_dir).verifiers, cells=8)
     )
     assert scenario_of(config, read_times(run_dir, config)).places == 8
     done = run_command(["plan", run_dir, "verifiers.cells=1,2", "verifiers.count=1,4"])
@@ -184,7 +184,7 @@ def test_the_time_in_which_a_resumed_run_was_ended_is_no_time_of_the_run(
         store.execute("UPDATE steps SET committed_s=committed_s+1000 WHERE version > 6")
         store.execute("UPDATE transitions SET at_s=at_s+1000 WHERE at_s > ?", (ended_s,))
         store.execute("INSERT INTO lives VALUES (99, 'again', 6, ?)", (ended_s + 999,))
-    recorded = read_times(resumed, runs.config_of(resumed))
+    recorded = read_times(resumed, config_of(resumed))
     assert recorded.steps_per_s == pytest.approx(2 / 3)
     assert recorded.left_out_s == pytest.approx(1001.5)
     shown = run_command(["explain", resumed])
@@ -193,7 +193,7 @@ def test_the_time_in_which_a_resumed_run_was_ended_is_no_time_of_the_run(
     # Before the warm-up is over it changes nothing.
     with sqlite3.connect(resumed / "store.sqlite") as store:
         store.execute("UPDATE lives SET started_s=0")
-    assert read_times(resumed, runs.config_of(resumed)).left_out_s == 0
+    assert read_times(resumed, config_of(resumed)).left_out_s == 0
 
 
 def test_what_cannot_be_forecast_is_refused_with_what_is_possible(

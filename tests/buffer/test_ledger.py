@@ -13,6 +13,7 @@ from buffer_support import make_config, make_group, opened, run, take, tickets, 
 
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import Ledger, reading
+from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.checksums import write_sums
@@ -20,7 +21,6 @@ from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.types import GroupState
 from async_rl.launchers import cli
 from async_rl.launchers.commands.ledger import drop_group, promise_of
-from async_rl.launchers.configuration.compose import write_config
 from async_rl.protocol.buffer import FailGroup, PutGroup
 from async_rl.protocol.learner import CommitStep, SyncVersion
 from async_rl.training.checkpoints import directory_of

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, models
 
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.rollouts import Rollout, rollouts, stored_steps
+from async_rl.composition.compose import write_config
 from async_rl.core.types import Group
 from async_rl.launchers import cli
 from async_rl.launchers.commands.rollouts import choose
-from async_rl.launchers.configuration.compose import write_config
 from async_rl.monitoring.rollout_page import Colour, page
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep, ForgetBefore, KeepAdvantages

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.eval import _composed, _export, _run_of
-from async_rl.launchers.configuration.compose import compose, write_config
 
 
 def make_run(tmp_path: Path, *steps: int) -> Path:

@@ -57,7 +57,7 @@ def test_runs_are_completed_by_their_beginning(
     for name in ("amber-otter", "calm-bear"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("")
-    monkeypatch.setattr(options.runs, "default_output_dir", lambda: tmp_path)
+    monkeypatch.setattr(options, "default_output_dir", lambda: tmp_path)
     assert complete_run("am") == ["amber-otter"]
     assert set(complete_run("")) == {"amber-otter", "calm-bear"}
 

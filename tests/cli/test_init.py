@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from empty_model import write_model
 
+from async_rl.composition.compose import compose
 from async_rl.core.machine import this_machine
 from async_rl.launchers import cli
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.preflight import preflight
+from async_rl.launchers.preflight.checks import preflight
 
 
 def init(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

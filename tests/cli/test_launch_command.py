@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from unread_output import run_unread
 
+from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.launchers import cli
 from async_rl.launchers.api import starting
 from async_rl.launchers.commands import launch as launch_command
-from async_rl.launchers.configuration.compose import compose
 from async_rl.runtime.context import load_config
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.composition.compose import compose, write_config
 from async_rl.launchers import cli
 from async_rl.launchers.commands import logs as logs_command
-from async_rl.launchers.configuration.compose import compose, write_config
 
 
 @pytest.fixture

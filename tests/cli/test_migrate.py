@@ -15,17 +15,17 @@ from empty_model import write_model
 from migration_sources import AREAL, VERL_FIRST, VERL_TODAY
 from typer.testing import CliRunner
 
+from async_rl.composition.compose import compose
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.cli import app
 from async_rl.launchers.commands.migrate import to_yaml
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.preflight import preflight
 from async_rl.launchers.migration.applying import Migration
 from async_rl.launchers.migration.rules import read_table
 from async_rl.launchers.migration.shared import SHARED
 from async_rl.launchers.migration.sources import flat
 from async_rl.launchers.migration.systems import FUNCTIONS, read
+from async_rl.launchers.preflight.checks import preflight
 from async_rl.planning.topology import processes
 
 SOURCES = {"verl_first": VERL_FIRST, "verl_today": VERL_TODAY, "areal": AREAL}

@@ -15,15 +15,15 @@ from empty_model import write_model
 from migration_of_today import AREAL_NOW, OPENRLHF, PRIME_RL, TRL_ARGUMENTS, VERL_SCRIPT
 from typer.testing import CliRunner
 
+from async_rl.composition.compose import compose
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.cli import app
 from async_rl.launchers.commands.migrate import REFUSED, to_yaml
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.preflight import preflight
 from async_rl.launchers.migration.applying import Migration
 from async_rl.launchers.migration.sources import arguments, read_source
 from async_rl.launchers.migration.systems import read
+from async_rl.launchers.preflight.checks import preflight
 from async_rl.planning.topology import processes
 
 PACKAGES = Path(__file__).parents[2] / "build" / "adapters"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.resuming import resumed_config
-from async_rl.launchers.configuration.compose import compose, write_config
+from async_rl.launchers.api.resuming import resumed_config
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from async_rl.algorithms.schedule import learning_rate
+from async_rl.composition import schema
+from async_rl.composition.compose import compose, write_config
 from async_rl.config.run import RunConfig
 from async_rl.core.checksums import write_sums
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.control import leave_mark, living_pid
-from async_rl.launchers.commands.resuming import (
+from async_rl.launchers.api.resuming import (
     FIXED,
     changes,
     fetch,
@@ -20,9 +21,8 @@ from async_rl.launchers.commands.resuming import (
     reopen,
     resumed_config,
 )
-from async_rl.launchers.commands.runs import config_of
-from async_rl.launchers.configuration import schema
-from async_rl.launchers.configuration.compose import compose, write_config
+from async_rl.runs.config import config_of
+from async_rl.runs.control import leave_mark, living_pid
 from async_rl.training.checkpoints import directory_of
 from async_rl.training.mirror import Mirror
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.run_names import ADJECTIVES, ANIMALS, unique_name
-from async_rl.launchers.commands.runs import all_runs, find, remains
-from async_rl.launchers.configuration.compose import compose, write_config
+from async_rl.runs.directory import all_runs, find_run
+from async_rl.runs.names import ADJECTIVES, ANIMALS, unique_name
+from async_rl.runs.status import RunState, stored_status
 
 NOW = time.struct_time((2026, 11, 20, 19, 31, 0, 4, 324, 0))
 
@@ -44,7 +45,7 @@ def test_the_newest_run_is_meant_by_default(tmp_path: Path) -> None:
     old, new = make_run(tmp_path, "old", age_s=60), make_run(tmp_path, "new")
     (tmp_path / "no-run").mkdir()
     assert all_runs(tmp_path) == [new, old]
-    assert find(None, tmp_path) == new
+    assert find_run(None, tmp_path) == new
 
 
 @pytest.mark.covers("experiment_name")
@@ -54,34 +55,31 @@ def test_a_run_is_found_by_name_and_by_directory(
     run_dir = make_run(tmp_path / "runs", "mine")
     monkeypatch.chdir(tmp_path)
     assert (
-        find("mine", tmp_path / "runs")
-        == find("runs/mine", tmp_path / "runs")
-        == find(str(run_dir), tmp_path / "elsewhere")
+        find_run("mine", tmp_path / "runs")
+        == find_run("runs/mine", tmp_path / "runs")
+        == find_run(str(run_dir), tmp_path / "elsewhere")
         == run_dir
     )
 
 
 def test_a_run_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run exists in"):
-        find(None, tmp_path)
+        find_run(None, tmp_path)
     make_run(tmp_path, "amber-otter")
     with pytest.raises(ConfigError, match="did you mean amber-otter"):
-        find("amber-oter", tmp_path)
+        find_run("amber-oter", tmp_path)
     with pytest.raises(ConfigError, match="the newest are amber-otter"):
-        find("xyz", tmp_path)
+        find_run("xyz", tmp_path)
 
 
 def test_the_remains_of_a_killed_run_tell_its_last_whole_row(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, "mine")
-    assert (remains(run_dir).step, remains(run_dir).num_steps, remains(run_dir).outcome) == (
-        0,
-        9,
-        "",
-    )
+    status = stored_status(run_dir)
+    assert (status.step, status.num_steps, status.state) == (0, 9, RunState.KILLED)
     (run_dir / "metrics.jsonl").write_text(
         '{"step": 3, "reward/mean": 0.5}\n{"step": 4, "reward/mean": 0.75}\n{"step": 5, "rew'
     )
-    assert (remains(run_dir).step, remains(run_dir).metrics["reward/mean"]) == (4, 0.75)
+    assert (stored_status(run_dir).step, stored_status(run_dir).metrics["reward/mean"]) == (4, 0.75)
 
 
 def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
@@ -89,14 +87,15 @@ def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
     (run_dir / "state.json").write_text(
         json.dumps({"outcome": "failed", "step": 2, "cause": "no memory", "ended_s": 1.0})
     )
-    assert (remains(run_dir).outcome, remains(run_dir).cause) == ("failed", "no memory")
+    status = stored_status(run_dir)
+    assert (status.state, status.cause) == (RunState.FAILED, "no memory")
 
 
 def test_a_directory_whose_configuration_is_of_another_form_is_refused(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, "mine")
     (run_dir / "config.yaml").write_text("seed: 1\n")
     with pytest.raises(ConfigError, match="is damaged or of another version of async_rl"):
-        remains(run_dir)
+        stored_status(run_dir)
 
 
 @pytest.mark.parametrize("text", ["", "seed: [1", "seed: \x00"])
@@ -106,7 +105,7 @@ def test_a_configuration_that_is_no_yaml_is_told_with_the_remedy(tmp_path: Path,
     with pytest.raises(
         ConfigError, match=r"config\.yaml cannot be read: .*; restore it from a copy"
     ):
-        remains(run_dir)
+        stored_status(run_dir)
 
 
 def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_pat
             r" restore it from a copy, or read this run with the version that made it"
         ),
     ):
-        remains(run_dir)
+        stored_status(run_dir)
 
 
 def test_a_run_that_failed_before_its_first_step_is_not_the_newest(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_a_run_that_failed_before_its_first_step_is_not_the_newest(tmp_path: Pat
         (tmp_path / name / "config.yaml").touch()
         (tmp_path / name / "state.json").write_text('{"outcome": "failed", "cause": "no disk"}')
     os.utime(tmp_path / "trained" / "config.yaml", (1, 1))
-    assert find(None, tmp_path).name == "never_began", "no other run can be meant"
+    assert find_run(None, tmp_path).name == "never_began", "no other run can be meant"
     (tmp_path / "trained" / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert find(None, tmp_path).name == "trained"
-    assert find("never_began", tmp_path).name == "never_began"
+    assert find_run(None, tmp_path).name == "trained"
+    assert find_run("never_began", tmp_path).name == "never_began"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.composition.compose import compose, write_config
 from async_rl.launchers.commands import scale as command
-from async_rl.launchers.configuration.compose import compose, write_config
 from async_rl.protocol.membership import PoolCount
 
 

@@ -16,9 +16,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from async_rl.composition.compose import compose, write_config
 from async_rl.launchers import cli
 from async_rl.launchers.commands import status as status_command
-from async_rl.launchers.commands.control import (
+from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.control import GetStatus, StatusReply, StopRun
+from async_rl.protocol.membership import Member
+from async_rl.protocol.schema import message_schema
+from async_rl.runs.control import (
     MARK,
     Mark,
     leave_mark,
@@ -28,11 +33,6 @@ from async_rl.launchers.commands.control import (
     wait_for_end,
     wait_for_run,
 )
-from async_rl.launchers.configuration.compose import compose, write_config
-from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.control import GetStatus, StatusReply, StopRun
-from async_rl.protocol.membership import Member
-from async_rl.protocol.schema import message_schema
 from async_rl.runtime.context import Control
 from async_rl.wire.keys import create_keys
 from async_rl.wire.rpc import RpcServer
@@ -247,7 +247,7 @@ def test_one_process_at_a_time_launches_or_resumes_a_run(run_dir: Path) -> None:
         for command in ("owning(run)", "resume('mine', output_dir=run.parent)"):
             program = (
                 "import pathlib, sys\n"
-                "from async_rl.launchers.commands.control import owning\n"
+                "from async_rl.runs.control import owning\n"
                 "from async_rl.launchers.commands.launch import resume\n"
                 "run = pathlib.Path(sys.argv[1])\n"
                 f"block = {command}\n"

@@ -17,10 +17,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
+from async_rl.composition.compose import compose
+from async_rl.composition.verifier import verifier_config
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.launchers.cli import app
-from async_rl.launchers.commands.verifier import verifier_config
-from async_rl.launchers.configuration.compose import compose
 
 SQUARE = {"tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}]}
 BODY = {"code": "def f(x): return x * x", "language": "python", **SQUARE}

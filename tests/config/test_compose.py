@@ -8,21 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from async_rl.config.policy_losses import CispoLoss, ClippedLoss
-from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError
-from async_rl.launchers.configuration import schema
-from async_rl.launchers.configuration.choices import CONF_DIR, variants
-from async_rl.launchers.configuration.compose import (
+from async_rl.composition import schema
+from async_rl.composition.choices import CONF_DIR, variants
+from async_rl.composition.compose import (
     compose,
     recompose,
     to_yaml,
     write_config,
 )
-from async_rl.launchers.configuration.files import USER_CONFIG, names
-from async_rl.launchers.configuration.overrides import with_defaults
-from async_rl.launchers.configuration.problems import known_names
-from async_rl.launchers.configuration.schema import (
+from async_rl.composition.files import USER_CONFIG, names
+from async_rl.composition.overrides import with_defaults
+from async_rl.composition.problems import known_names
+from async_rl.composition.schema import (
     Setting,
     entry,
     entry_of,
@@ -30,6 +27,9 @@ from async_rl.launchers.configuration.schema import (
     flatten,
     settings,
 )
+from async_rl.config.policy_losses import CispoLoss, ClippedLoss
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
 
 
 def problem(*overrides: str, conf: str = "ppo_code") -> str:

@@ -2,10 +2,10 @@
 
 import pytest
 
+from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.checks.machine import machine_problems
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.launchers.configuration.compose import compose, compose_unchecked
 
 SHARED_GPU = ("placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5")
 FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")

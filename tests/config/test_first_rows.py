@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.first_rows import row_problems
+from async_rl.composition.compose import compose
+from async_rl.launchers.preflight.first_rows import row_problems
 
 GOOD = {"prompt": "add the numbers", "tests": [{"kind": "stdin", "input": "1", "output": "1"}]}
 REWARDS = """
@@ -141,7 +141,7 @@ def test_a_function_of_one_source_is_tried_on_its_rows_only(tmp_path: Path) -> N
 
 
 def test_a_slow_function_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from async_rl.launchers.configuration import first_rows
+    from async_rl.launchers.preflight import first_rows
 
     monkeypatch.setattr(first_rows, "_TRIAL_S", 0.5)
     rows: list[dict[str, object]] = [{"prompt": "x", "level": 1}]

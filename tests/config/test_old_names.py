@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from async_rl.composition.compose import compose, recompose, to_yaml
+from async_rl.composition.old_names import table
+from async_rl.composition.schema import sections, settings
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.runs import config_of
-from async_rl.launchers.configuration.compose import compose, recompose, to_yaml
-from async_rl.launchers.configuration.old_names import table
-from async_rl.launchers.configuration.schema import sections, settings
+from async_rl.runs.config import config_of
 
 OLD_RUN = Path(__file__).parent / "config_of_0_1.yaml"
 """The config.yaml that the previous release wrote, with generation.timeout_s=90 and

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from async_rl.composition.compose import compose, recompose, write_config
+from async_rl.composition.overrides import with_defaults
 from async_rl.config.base import as_builtins
 from async_rl.config.checks.machine import machine_problems
 from async_rl.config.generation import PoolConfig
@@ -31,8 +33,6 @@ from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.launchers.backends.local import child_command
 from async_rl.launchers.backends.ray_places import actor_options, bundles_of
 from async_rl.launchers.backends.slurm import SlurmLauncher
-from async_rl.launchers.configuration.compose import compose, recompose, write_config
-from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import total_memory_mb
 from async_rl.planning.fit import fit_problems

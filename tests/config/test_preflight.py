@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.composition.compose import compose
+from async_rl.composition.fitting import model_shape
+from async_rl.composition.hardware import pretended_machine
+from async_rl.composition.overrides import with_defaults
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.fitting import model_shape
-from async_rl.launchers.configuration.hardware import pretended_machine
-from async_rl.launchers.configuration.overrides import with_defaults
-from async_rl.launchers.configuration.preflight import preflight
+from async_rl.launchers.preflight.checks import preflight
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 PINNED = ("generators.cores=[0]", "learner.cores=[1]")

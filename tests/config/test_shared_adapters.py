@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from async_rl.composition.compose import compose, to_yaml
+from async_rl.composition.old_names import modernized
 from async_rl.config.generation import LoraAdapter
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands import resuming
-from async_rl.launchers.configuration.compose import compose, to_yaml
-from async_rl.launchers.configuration.hosts import host_problems
-from async_rl.launchers.configuration.old_names import modernized
+from async_rl.launchers.api import resuming
+from async_rl.launchers.preflight.hosts import host_problems
 from async_rl.protocol.schema import message_schema
 from async_rl.runtime.context import Control
 

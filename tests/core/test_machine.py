@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.composition.compose import compose
+from async_rl.composition.hardware import described, preset_for
 from async_rl.config.checks.machine import machine_problems
 from async_rl.core import machine
 from async_rl.core.gpus import Gpu, Gpus
 from async_rl.launchers.backends.local import child_env
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.hardware import described, preset_for
 from async_rl.planning.topology import processes
 
 LAPTOP = machine.Machine(cores=(0, 1), num_gpus=0, memory_mb=16_000, unusable_gpus=1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from async_rl.composition.compose import compose_unchecked
 from async_rl.config.run import RunConfig
 from async_rl.data.embedded import TinyCoder
-from async_rl.launchers.configuration.compose import compose_unchecked
 
 SMALL_MODEL = TinyCoder(
     hidden_size=32, num_layers=1, num_heads=1, warm_start_steps=2, warm_start_batch=4

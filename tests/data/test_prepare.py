@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from data_support import SMALL_MODEL, make_config
 
+from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.data import prepare
 from async_rl.data.embedded import TINY_CODER, ListFunctions, tiny_coder_of
 from async_rl.data.prepare import cached_model_path, prepare_model
-from async_rl.launchers.configuration.compose import compose_unchecked
 
 
 def silent(fraction: float, text: str) -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.data.order import PromptOrder
 from async_rl.data.score_filter import ScoreFilter
-from async_rl.launchers.configuration.compose import compose_unchecked
 
 BASE = compose_unchecked("grpo_code")
 

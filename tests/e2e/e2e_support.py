@@ -16,7 +16,7 @@ import msgspec
 import psutil
 from warm_processes import run_command
 
-from async_rl.launchers.commands.control import ask_status
+from async_rl.runs.control import ask_status
 
 _COMMAND = [str(Path(sys.executable).with_name("async-rl"))]
 _LOOK_S = 0.1

@@ -214,7 +214,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 ELSEWHERE = (
     "launch",  # tests/repo/test_documented_launches.py
     *("stop", "resume", "export", "verifier", "init", "scale", "eval"),
-    *("view", "tensorboard", "qualify", "replay", "compare"),
+    *("view", "tensorboard", "replay", "compare"),
 )
 """Commands that start or end something, or serve until Ctrl-C: tests of their own run them."""
 EXAMPLES = {

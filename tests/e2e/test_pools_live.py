@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from e2e_support import SMALL, LiveRun, async_rl
 
-from async_rl.launchers.commands.control import ask_status
+from async_rl.runs.control import ask_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -88,7 +88,7 @@ def test_a_broken_row_of_the_data_ends_the_run_with_file_and_row(
 
 def cached_model() -> Path:
     """The embedded model as a model of one's own; made if no test before did so."""
+    from async_rl.composition.compose import compose
     from async_rl.data.prepare import prepare_model
-    from async_rl.launchers.configuration.compose import compose
 
     return prepare_model(compose("grpo_code", []), lambda *_: None)

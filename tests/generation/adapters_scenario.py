@@ -18,10 +18,10 @@ from adapter_support import RANK, SCALING, adapter_of
 from engine_scenario import group, prompt, refusal, sampling
 from generation_support import make_model
 
+from async_rl.composition.compose import compose
 from async_rl.generation import environment
 from async_rl.generation.engine import engine_opener
 from async_rl.generation.environment import prepare_environment
-from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.weights.merging import Adapter
 from async_rl.weights.publisher import tensor_spec

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+from async_rl.composition.compose import compose
 from async_rl.core.codec import encode
 from async_rl.generation.engine import read_model_facts
 from async_rl.generation.vllm.opening import engine_args
 from async_rl.generation.vllm.worker import SharedWeightsExtension
-from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.weights import DeviceBlock, Manifest, TensorEntry
 from async_rl.weights.transport.ipc import mapping_arguments, pack
 from async_rl.weights.transport.table import Receivers

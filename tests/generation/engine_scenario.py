@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from generation_support import make_model, weights_of
 
+from async_rl.composition.compose import compose
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.types import Sampling
 from async_rl.generation import environment
 from async_rl.generation.engine import Engine, engine_opener
 from async_rl.generation.environment import prepare_environment
-from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat

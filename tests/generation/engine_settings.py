@@ -14,9 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
-from async_rl.launchers.configuration.compose import compose, compose_unchecked
 
 SAMPLING = Sampling(temperature=0.5, max_new_tokens=9)
 

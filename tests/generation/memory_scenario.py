@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from async_rl.composition.compose import compose
 from async_rl.core.types import Sampling
 from async_rl.generation.engine import engine_opener
 from async_rl.generation.environment import prepare_environment
-from async_rl.launchers.configuration.compose import compose
 
 NUM_PUSHES = 14
 

@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from async_rl.generation import environment
-from async_rl.launchers.qualification.engine import parity
+from benchmarks.qualification.engine import parity
 
 
 def save_model(path: Path) -> None:

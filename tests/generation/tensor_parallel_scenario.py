@@ -18,9 +18,9 @@ import msgspec
 import psutil
 from generation_support import make_model
 
+from async_rl.composition.compose import compose
 from async_rl.generation.engine import engine_opener
 from async_rl.generation.environment import prepare_environment
-from async_rl.launchers.configuration.compose import compose
 
 
 async def main(path: Path) -> dict[str, Any]:

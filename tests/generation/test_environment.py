@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.core.errors import ConfigError
 from async_rl.generation.engine import read_model_facts
 from async_rl.generation.environment import gently, prepare_environment
-from async_rl.launchers.configuration.compose import compose
 
 CHILD = """
 import os, signal, sys

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from async_rl.generation.engine import read_model_facts
 from async_rl.generation.vllm.opening import engine_args
-from async_rl.launchers.configuration.compose import compose
+from async_rl.composition.compose import compose
 
 path = Path(sys.argv[1])
 gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]

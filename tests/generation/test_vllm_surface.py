@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.config.checks.vllm_extra import extra_arguments, extra_problems, tool_parser
 from async_rl.core.errors import ConfigError
 from async_rl.generation.vllm import surface
 from async_rl.generation.vllm.surface import VERSIONS, Use, is_supported, missing, uses
-from async_rl.launchers.configuration.compose import compose
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = surface.installed()

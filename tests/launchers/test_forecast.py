@@ -11,11 +11,11 @@ import pytest
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.plan import _forecasts
-from async_rl.launchers.forecast.profile import Profile, read_profile, write_profile
-from async_rl.launchers.forecast.recorded import Recorded, Work, works_of
-from async_rl.launchers.forecast.simulation import Scenario, simulate
-from async_rl.launchers.forecast.sweep import sweep, with_values
-from async_rl.launchers.forecast.variants import changed_works
+from async_rl.runs.forecast.profile import Profile, read_profile, write_profile
+from async_rl.runs.forecast.recorded import Recorded, Work, works_of
+from async_rl.runs.forecast.simulation import Scenario, simulate
+from async_rl.runs.forecast.sweep import sweep, with_values
+from async_rl.runs.forecast.variants import changed_works
 
 BASE = Scenario(
     generators=1,

@@ -10,14 +10,14 @@ import pytest
 from test_forecast import BASE, group_times, profile, rate, recorded
 
 from async_rl.buffer.store.times import GroupTimes
+from async_rl.composition.compose import compose_unchecked
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.explain import predict
-from async_rl.launchers.configuration.compose import compose_unchecked
-from async_rl.launchers.forecast.recorded import Recorded, Work
-from async_rl.launchers.forecast.scoring import alone_s, read_scoring, seen_places
-from async_rl.launchers.forecast.simulation import simulate
-from async_rl.launchers.forecast.sweep import with_values
-from async_rl.launchers.forecast.variants import changed_works
+from async_rl.runs.forecast.recorded import Recorded, Work
+from async_rl.runs.forecast.scoring import alone_s, read_scoring, seen_places
+from async_rl.runs.forecast.simulation import simulate
+from async_rl.runs.forecast.sweep import with_values
+from async_rl.runs.forecast.variants import changed_works
 
 JUDGED = replace(BASE, places=4)
 

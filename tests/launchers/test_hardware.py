@@ -5,19 +5,19 @@ import sys
 
 import pytest
 
-from async_rl.config.checks.machine import machine_problems
-from async_rl.core.errors import ConfigError
-from async_rl.core.machine import Machine
-from async_rl.launchers import cli
-from async_rl.launchers.configuration.choices import CONF_DIR
-from async_rl.launchers.configuration.compose import compose_for
-from async_rl.launchers.configuration.hardware import (
+from async_rl.composition.choices import CONF_DIR
+from async_rl.composition.compose import compose_for
+from async_rl.composition.hardware import (
     generating,
     learning,
     preset_for,
     pretended_machine,
     share_of_cores,
 )
+from async_rl.config.checks.machine import machine_problems
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine
+from async_rl.launchers import cli
 from async_rl.planning.topology import processes
 
 CPU = pretended_machine("cores=8,gpus=0,memory_gb=64")

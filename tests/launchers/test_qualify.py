@@ -16,25 +16,25 @@ from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
 from async_rl.core.gpus import Gpu, Gpus
 from async_rl.core.machine import Machine
-from async_rl.launchers.cli import app
-from async_rl.launchers.qualification import report as reporting
-from async_rl.launchers.qualification.catalogue import (
+from benchmarks.qualification import report as reporting
+from benchmarks.qualification.__main__ import app
+from benchmarks.qualification.catalogue import (
     Limit,
     Qualification,
     hardware_page,
     qualifications,
     reason_to_skip,
 )
-from async_rl.launchers.qualification.learner import _needed_flops
-from async_rl.launchers.qualification.models import group_of
-from async_rl.launchers.qualification.report import (
+from benchmarks.qualification.learner import _needed_flops
+from benchmarks.qualification.models import group_of
+from benchmarks.qualification.report import (
     Report,
     Result,
     as_html,
     make_report,
     private_words,
 )
-from async_rl.launchers.qualification.running import judge, run_limited
+from benchmarks.qualification.running import judge, run_limited
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=1000)
@@ -154,14 +154,14 @@ def test_the_list_covers_what_no_machine_here_could_run() -> None:
 
 
 def test_every_check_is_a_function() -> None:
-    package = ROOT / "launchers" / "qualification"
+    package = ROOT / "benchmarks" / "qualification"
     for entry in qualifications():
         module, _, function = entry.check.partition(":")
         assert f"\ndef {function}(" in (package / f"{module}.py").read_text(), entry.check
 
 
 def test_every_setting_of_the_list_composes() -> None:
-    from async_rl.launchers.configuration.compose import compose_unchecked
+    from async_rl.composition.compose import compose_unchecked
 
     for entry in qualifications():
         compose_unchecked("grpo_code", entry.settings)
@@ -220,11 +220,11 @@ def test_the_report_has_versions_and_devices() -> None:
 
 def test_the_command_lists_runs_and_writes(tmp_path: Path) -> None:
     runner = CliRunner()
-    listed = runner.invoke(app, ["qualify", "--list"])
+    listed = runner.invoke(app, ["--list"])
     assert listed.exit_code == 0
     assert "two_nodes" in listed.output
     names = ["--only", "ipc", "--only", "broadcast_nccl"]
-    done = runner.invoke(app, ["qualify", *names, "--out", str(tmp_path)])
+    done = runner.invoke(app, [*names, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
     assert [result.verdict for result in report.results] == ["skipped", "skipped"]
@@ -232,7 +232,7 @@ def test_the_command_lists_runs_and_writes(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    done = CliRunner().invoke(app, ["qualify", "--only", "speed"])
+    done = CliRunner().invoke(app, ["--only", "speed"])
     assert "no such qualification; use vllm_names" in str(done.exception)
 
 

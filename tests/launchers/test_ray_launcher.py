@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import needs
@@ -13,7 +14,6 @@ from async_rl.launchers.backends.ray_places import (
     group_strategy,
     learner_bundles,
 )
-from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.topology import ProcessSpec, processes
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)

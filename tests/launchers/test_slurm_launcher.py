@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.slurm import SlurmLauncher, job_script, submit
-from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.topology import ProcessSpec, processes
 
 POOL = (

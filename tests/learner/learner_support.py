@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Purpose, Score, Trajectory
-from async_rl.launchers.configuration.compose import compose
 from async_rl.learner.optimizer import Applied, ModelOptimizer
 from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer

@@ -9,7 +9,7 @@ import itertools
 import pytest
 import torch
 
-from async_rl.launchers.configuration.compose import compose_unchecked
+from async_rl.composition.compose import compose_unchecked
 from benchmarks import bias
 
 

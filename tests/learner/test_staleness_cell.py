@@ -13,12 +13,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import CallTest, CodeProblem, Group, Prompt
 from async_rl.data.embedded import TinyCoder
 from async_rl.data.prepare import prepare_model
-from async_rl.launchers.configuration.compose import compose
 from async_rl.training.age_watch import AgeWatch
 from benchmarks.sampler import Response, Sampler
 from benchmarks.staleness_cell import Bench, Judge, is_decided, make_trainer, run_cell, samples_to

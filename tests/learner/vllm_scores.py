@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
+from async_rl.composition.compose import compose
 from async_rl.generation.environment import prepare_environment
-from async_rl.launchers.configuration.compose import compose
 
 
 def main(model: str, rows: list[list[int]], out: Path) -> None:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
-from async_rl.launchers.configuration.compose import compose
 
 
 @pytest.fixture(scope="session")

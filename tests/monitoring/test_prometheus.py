@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
-from async_rl.launchers.configuration.reference import dashboard
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.prometheus import Endpoint, exported_name
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, describe
@@ -21,6 +20,7 @@ from async_rl.observability.logs import configure_logging
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
+from docs.generate.pages import dashboard
 
 NEWEST = {
     "reward/mean": 0.5,

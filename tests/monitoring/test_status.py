@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from async_rl.composition.schema import settings
 from async_rl.core.types import Role
-from async_rl.launchers.configuration.schema import settings
 from async_rl.monitoring.bottleneck import advice, bottleneck
 from async_rl.monitoring.rates import per_second
 from async_rl.monitoring.status import render, sparkline

@@ -342,7 +342,7 @@ def test_a_terminal_that_is_gone_ends_neither_the_process_nor_its_other_output(
 def test_a_run_whose_output_nobody_reads_goes_on_and_exits_as_it_ends() -> None:
     program = (
         "import sys, tempfile, pathlib\n"
-        "from async_rl.launchers.configuration.compose import compose\n"
+        "from async_rl.composition.compose import compose\n"
         "from async_rl.monitoring.console import Console\n"
         "console = Console(compose('grpo_code', []), pathlib.Path(tempfile.gettempdir()))\n"
         "sys.stdin.readline()\n"

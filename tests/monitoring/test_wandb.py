@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.preflight import preflight
+from async_rl.launchers.preflight.checks import preflight
 from async_rl.monitoring.recorder import Recorder
 from async_rl.monitoring.wandb_run import WandbRun
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.core.machine import Machine
-from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import (
     disk_mb,

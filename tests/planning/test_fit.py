@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from async_rl.composition.compose import compose_for
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
-from async_rl.launchers.configuration.compose import compose_for
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb, total_memory_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.shape import ModelShape, shape_from_hf

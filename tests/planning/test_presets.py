@@ -5,10 +5,10 @@ import itertools
 import pytest
 from test_fit import LONG, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, machine
 
+from async_rl.composition.compose import compose_for
+from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
-from async_rl.launchers.configuration.compose import compose_for
-from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.planning.estimate import CUDA_CONTEXT_MB, gpu_memory_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.presets import fitted

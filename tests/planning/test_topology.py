@@ -2,9 +2,9 @@
 
 import pytest
 
+from async_rl.composition.compose import compose, compose_for
 from async_rl.config.pools import pool_counts
 from async_rl.core.machine import Machine, this_machine
-from async_rl.launchers.configuration.compose import compose, compose_for
 from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining, processes
 
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)

@@ -21,11 +21,11 @@ import pydantic
 from mutation import Change, Mutant, try_all
 from proofs import proofs_of
 
+from async_rl.composition.compose import compose
+from async_rl.composition.schema import settings
 from async_rl.config.base import Section
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.schema import settings
 
 MUTATION = """
 

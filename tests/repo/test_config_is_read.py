@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.files import names
-from async_rl.launchers.configuration.schema import section_specs, settings
+from async_rl.composition.compose import compose
+from async_rl.composition.files import names
+from async_rl.composition.schema import section_specs, settings
 
 MAX_SETTINGS = 197
 ROOT = Path(__file__).resolve().parents[2]
 # They declare settings, compare them or show what follows from them; none of that is a use.
 NOT_A_USE = re.compile(
     r"async_rl/config/(checks/|(run|base|algorithm|launchers|data|learner|generation|rewards|rollout|running|timeouts)\.py)"
-    r"|async_rl/planning/(estimate|derived)\.py|launchers/configuration/(plan|preflight|compose)\.py"
+    r"|async_rl/planning/(estimate|derived)\.py|async_rl/composition/(plan|preflight|compose)\.py"
 )
 
 

@@ -22,7 +22,7 @@ from test_documents import DOCUMENTS, code_lines, name, spans
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.commands import launch as command
-from async_rl.launchers.configuration import preflight
+from async_rl.launchers.preflight import checks as preflight
 
 MACHINES = {
     # Two GPUs, as the tutorial says; its text calculates with 80 GB.

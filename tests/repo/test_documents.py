@@ -15,11 +15,11 @@ from repository import ROOT, files, name
 from typer.core import TyperGroup
 
 import async_rl
+from async_rl.composition.compose import compose_unchecked
+from async_rl.composition.schema import entry_of, settings
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import app
 from async_rl.launchers.commands.options import split_conf
-from async_rl.launchers.configuration.compose import compose_unchecked
-from async_rl.launchers.configuration.schema import entry_of, settings
 from async_rl.observability.catalogue import METRICS, describe
 
 DOCUMENTS = [

@@ -144,7 +144,7 @@ test takes from requirements/kernels.lock, or a benchmark from requirements/adap
 def imported_distributions(paths: list[Path]) -> dict[str, str]:
     """Return the distributions that files import, each with one of the files."""
     providers = metadata.packages_distributions()
-    local = {"async_rl", "benchmarks", "launchers", "sandbox"}
+    local = {"async_rl", "benchmarks", "docs", "launchers", "sandbox"}
     local |= {path.stem for path in files(".py") if path.relative_to(ROOT).parts[0] == "tests"}
     found: dict[str, str] = {}
     for path in paths:

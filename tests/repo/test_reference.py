@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from repository import ROOT
 
-from async_rl.launchers.configuration.reference import metrics_page, pages
-from async_rl.launchers.configuration.reference_settings import settings_page, span, unit
-from async_rl.launchers.configuration.schema import settings
+from async_rl.composition.schema import settings
 from async_rl.observability.catalogue import METRICS
+from docs.generate.pages import metrics_page, pages
+from docs.generate.settings import settings_page, span, unit
 
 
 @pytest.mark.parametrize("name", pages())

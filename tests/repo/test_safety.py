@@ -42,7 +42,7 @@ FOREIGN_CODE: dict[str, tuple[int, str]] = {
     "async_rl/rewards/verifier/checker.py": (1, _USER),
     "async_rl/rewards/votes.py": (1, _PARSE),
     "launchers/backends/ray.py": (1, "ray.init raises these, and has no common base class"),
-    "launchers/configuration/files.py": (1, _YAML),
+    "async_rl/composition/files.py": (1, _YAML),
     "launchers/migration/sources.py": (1, _YAML),
 }
 """Files where foreign code may fail in many ways: (number of broad handlers, reason)."""

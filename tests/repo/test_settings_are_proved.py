@@ -8,7 +8,7 @@ import pytest
 from proofs import marked, proofs_of
 from source_knobs import KNOBS
 
-from async_rl.launchers.configuration.schema import settings
+from async_rl.composition.schema import settings
 
 PROVED_SECTIONS = ("algorithm.", "learner.")
 MAX_UNPROVED = 117

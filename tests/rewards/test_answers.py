@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
-from async_rl.launchers.configuration.compose import compose
 from async_rl.rewards.answers import boxed, is_right
 from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from rewards_support import LIMITS
 
+from async_rl.composition.compose import compose
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, CodeProblem, Prompt, StdinTest, Verdict
-from async_rl.launchers.configuration.compose import compose
 from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.judging import Judge

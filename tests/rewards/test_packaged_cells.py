@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from rewards_support import LIMITS
 
+from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.rewards import SandboxConfig, VerifiersConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import AssertTest, CallTest, CodeTest
-from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.rewards.verifier.service import VerifierService

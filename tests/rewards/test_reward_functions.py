@@ -15,6 +15,7 @@ import psutil
 import pytest
 from verifier_support import verifier_process
 
+from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
 from async_rl.config.plugins import short_name
@@ -22,7 +23,6 @@ from async_rl.config.rewards import PluginTerm, ProvidedTerm, RewardTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import CallTest, Verdict
-from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample

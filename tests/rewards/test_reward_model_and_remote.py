@@ -27,13 +27,13 @@ from transformers import (
 )
 from verifier_support import TOKEN, serve, verifier, verifier_process
 
+from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.rewards import RemoteTerm, RewardModelTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import CallTest
 from async_rl.data.tokenizer import build_tokenizer
-from async_rl.launchers.configuration.compose import compose
 from async_rl.rewards.models import RewardModel
 from async_rl.rewards.remote import RemoteScorer
 from async_rl.rewards.verifier.protocol import RewardSample

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.config.reward_terms import Part, functions_of, terms_of
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict
 from async_rl.data.problems import read_hidden
-from async_rl.launchers.configuration.compose import compose
 from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.protocol import RewardSample

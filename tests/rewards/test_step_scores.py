@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
-from async_rl.launchers.configuration.compose import compose
 from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import FunctionScores, Scorer
 from async_rl.rewards.verifier.protocol import RewardSample

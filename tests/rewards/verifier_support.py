@@ -14,10 +14,10 @@ import uvicorn
 from rewards_support import LIMITS
 from starlette.types import ASGIApp
 
+from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.rewards import VerifiersConfig
 from async_rl.config.run import RunConfig
-from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.observability.activity import Activity
 from async_rl.processes import verifier as verifier_main
 from async_rl.rewards.verifier.binaries import Binaries

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.checks.run import problems
 from async_rl.core.errors import AgentError, ConfigError, Unavailable, root_cause
 from async_rl.core.machine import this_machine
@@ -33,8 +34,7 @@ from async_rl.core.types import (
     Ticket,
 )
 from async_rl.generation.engine import Completion
-from async_rl.launchers.configuration.compose import compose, compose_unchecked
-from async_rl.launchers.configuration.preflight import preflight
+from async_rl.launchers.preflight.checks import preflight
 from async_rl.observability.activity import Activity
 from async_rl.protocol.generator import Completed, Continuation
 from async_rl.protocol.membership import Member

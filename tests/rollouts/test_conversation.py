@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.checks.run import problems
 from async_rl.config.plugins import load_rollout
 from async_rl.core.errors import ConfigError
@@ -28,7 +29,6 @@ from async_rl.core.types import (
     Ticket,
 )
 from async_rl.generation.engine import Completion
-from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.monitoring.rollout_page import page
 from async_rl.observability.activity import Activity
 from async_rl.rollouts.conversation import Conversation

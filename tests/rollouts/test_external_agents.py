@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_agents import TESTS, Alphabet, Judge, Parrot, ticket
 
+from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.checks.run import problems
 from async_rl.core.errors import AgentError, NotTaken, root_cause
 from async_rl.core.types import Group
-from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.observability.activity import Activity
 from async_rl.processes.gateway import announced
 from async_rl.rollouts.agents import Agents

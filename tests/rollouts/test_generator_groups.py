@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import EngineDead, RewardError, Unavailable, WeightsError, root_cause
 from async_rl.core.types import (
@@ -28,7 +29,6 @@ from async_rl.core.types import (
     Ticket,
 )
 from async_rl.generation.engine import Completion, Engine
-from async_rl.launchers.configuration.compose import compose
 from async_rl.observability.activity import Activity
 from async_rl.processes.generator import import_engine
 from async_rl.protocol.buffer import FailGroup

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.core.errors import AsyncRLError, EngineDead, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, IntArray, Sampling
 from async_rl.generation.engine import Completion
-from async_rl.launchers.configuration.compose import compose
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import Complete, LoadReport, LoadWeights, Logprobs, Probe, Visit

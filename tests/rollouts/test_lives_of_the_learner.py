@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from test_generator_groups import Letters, ScriptedEngine
 
+from async_rl.composition.compose import compose
 from async_rl.core.errors import Superseded
-from async_rl.launchers.configuration.compose import compose
 from async_rl.observability.activity import Activity
 from async_rl.processes.generator import Generator
 from async_rl.protocol.base import Message, Ok

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from test_generator_groups import ScriptedScorer, scripted_groups, ticket_of
 
+from async_rl.composition.compose import compose
 from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
 from async_rl.core.types import Group, Prompt, Score
-from async_rl.launchers.configuration.compose import compose
 from async_rl.observability.activity import Activity
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.rewards.control import Control

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from async_rl.composition.compose import compose_unchecked
 from async_rl.core.errors import DeadlineExceeded
-from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.observability.activity import Activity
 from async_rl.protocol.learner import TakeBatch, TakenGroups
 from async_rl.protocol.membership import Member, Members

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Role
-from async_rl.launchers.commands.control import ask_status
-from async_rl.launchers.configuration.compose import compose, write_config
 from async_rl.protocol.schema import message_schema
+from async_rl.runs.control import ask_status
 from async_rl.runtime.context import Control, open_context
 from async_rl.wire.keys import create_keys
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sessions_support import CHATML, endpoint, open_session
 
-from async_rl.launchers.configuration.compose import compose
+from async_rl.composition.compose import compose
 from async_rl.sessions.session import Session
 from async_rl.sessions.worker import Endpoint
 

@@ -29,6 +29,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
+from async_rl.composition.compose import compose
 from async_rl.core.checks import check_trajectory
 from async_rl.core.types import (
     CodeProblem,
@@ -43,7 +44,6 @@ from async_rl.core.types import (
 )
 from async_rl.generation.engine import Completion
 from async_rl.generation.hf.engine import HfEngine, hf_opener
-from async_rl.launchers.configuration.compose import compose
 from async_rl.learner.loading import load_policy
 from async_rl.protocol.generator import Completed
 from async_rl.rollouts.agents import Agents

@@ -21,11 +21,11 @@ from sessions_support import END, Policy, endpoint, open_session
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from async_rl.composition.compose import compose
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.frozen import frozen
 from async_rl.generation.tool_calls import ToolCalls
-from async_rl.launchers.configuration.compose import compose
 from async_rl.observability.activity import Activity
 from async_rl.processes import generator
 from async_rl.protocol.generator import ReadCalls

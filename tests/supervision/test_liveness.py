@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from async_rl.launchers.configuration.compose import compose
+from async_rl.composition.compose import compose
 from async_rl.protocol.membership import Heartbeat, Register
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry

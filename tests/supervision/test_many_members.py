@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from async_rl.composition.compose import compose
 from async_rl.core.codec import encode
-from async_rl.launchers.configuration.compose import compose
 from async_rl.monitoring.rates import Rates
 from async_rl.observability import catalogue
 from async_rl.protocol.membership import Heartbeat, Members, Register, WatchMembers

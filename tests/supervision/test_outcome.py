@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from async_rl.launchers.api.status import RunState, status_of
-from async_rl.launchers.configuration.compose import compose, write_config
+from async_rl.composition.compose import compose, write_config
 from async_rl.processes.supervisor import run_supervised
+from async_rl.runs.status import RunState, status_of
 from async_rl.supervision import outcome
 from async_rl.training.checkpoints import directory_of
 

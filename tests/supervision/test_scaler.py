@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from test_fleet import CALM, MAX_RESTARTS, Scripted, ScriptedLauncher, surroundings
 
+from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.estimate import memory_mb
 from async_rl.planning.headroom import Headroom
 from async_rl.planning.topology import SCALE_FILE, ProcessSpec, processes

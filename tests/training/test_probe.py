@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.core.errors import WeightsError
 from async_rl.core.types import FloatArray, IntArray
-from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest, TensorEntry
 from async_rl.training.probe import Expected, Prober, probe_rows

@@ -12,10 +12,10 @@ import pytest
 import torch
 from warm_processes import script_process
 
+from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.core.errors import ConfigError, NonFiniteError, Superseded
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import on_cluster
-from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.planning.topology import processes
 from async_rl.training import building, ranks
 from async_rl.training.building import learner_device

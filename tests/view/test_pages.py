@@ -13,11 +13,11 @@ import pytest
 from starlette.testclient import TestClient
 from view_support import HOSTILE
 
-from async_rl.launchers.view import library
-from async_rl.launchers.view.library import Library
-from async_rl.launchers.view.server import build_app
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
+from async_rl.runs import status
+from async_rl.runs.view.library import Library
+from async_rl.runs.view.server import build_app
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_beyond_loopback_every_request_needs_the_token(directory: Path) -> None:
 
 
 def test_new_rows_appear_and_repeated_steps_replace_old_ones(tmp_path: Path) -> None:
-    from async_rl.launchers.view.curves import Curves
+    from async_rl.runs.view.curves import Curves
 
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "time_s": 1, "a": 1}\n{"step": 2, "time_s": 2, "a": 2}\n{"st')
@@ -275,8 +275,8 @@ def test_a_live_run_shows_its_processes_and_what_they_wait_for(
         run_name="one", run_dir="", step=2, num_steps=9, started_s=0.0, tensorboard_url="",
         members=[waiting], metrics={}, stalled="generator-0 does not answer",
     )  # fmt: skip
-    monkeypatch.setattr(library, "living_pid", lambda run_dir: 1)
-    monkeypatch.setattr(library, "ask_status", lambda run_dir: reply)
+    monkeypatch.setattr(status, "living_pid", lambda run_dir: 1)
+    monkeypatch.setattr(status, "ask_status", lambda run_dir: reply)
     client = TestClient(build_app(Library(directory), token=""), base_url="http://localhost")
     page = text(client, "/runs/one")
     row = page[page.index("<td>learner-0</td>") :].split("</tr>")[0]

@@ -11,8 +11,8 @@ import numpy as np
 from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets
 from tokenizers import Tokenizer, models
 
+from async_rl.composition.compose import write_config
 from async_rl.core.types import Prompt, Purpose
-from async_rl.launchers.configuration.compose import write_config
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep, KeepAdvantages
 from async_rl.runtime.context import Control

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import BroadcastBroken, WeightsError
-from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.membership import Life, Load

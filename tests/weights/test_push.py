@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from async_rl.composition.compose import compose_unchecked
 from async_rl.core.errors import BlockUnreachable, Unavailable, WeightsError
-from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, StoredFile, TensorEntry

@@ -5,10 +5,10 @@ import socket
 import psutil
 import pytest
 
+from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.running import NetworkConfig
 from async_rl.core.errors import ConfigError, Unavailable
-from async_rl.launchers.configuration.compose import compose
 from async_rl.wire.addresses import (
     host_for_people,
     host_of_interface,

@@ -1,0 +1,120 @@
+"""The files of a configuration: those of conf/ and the user's own, composed by hydra.
+
+Invariant: hydra's job features (working directory, logging, output folders) are never used.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from async_rl.composition import hardware
+from async_rl.composition.choices import CONF_DIR, Tree
+from async_rl.composition.yaml_problems import unreadable
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine
+
+USER_CONFIG = "user_file"
+"""Name under which a user's own file is registered with hydra; conf/ has no such file."""
+NOT_RUNS = ("base", "variants")
+"""Files of conf/ that are parts of every configuration."""
+QUICKSTART = "ppo_code"
+"""The conf of commands that name none. One with an agent would accept rows without tests."""
+
+
+def names() -> list[str]:
+    """The names that `conf=` knows."""
+    return sorted(path.stem for path in CONF_DIR.glob("*.yaml") if path.stem not in NOT_RUNS)
+
+
+def compose_files(
+    conf: str, groups: Sequence[str], launcher: str, machine: Machine
+) -> tuple[Tree, str]:
+    """The tree that hydra composes from files, with `${...}` as written, and the preset of
+    conf/hardware. Raises errors of hydra, OmegaConf and yaml.
+    """
+    OmegaConf.register_new_resolver("with_files", with_files, replace=True)
+    OmegaConf.register_new_resolver("with_held_out", with_held_out, replace=True)
+    for name, function in hardware.resolvers(machine, launcher).items():
+        OmegaConf.register_new_resolver(name, function, replace=True)
+    composed = _hydra if conf == USER_CONFIG else _hydra_once
+    tree, preset = composed(conf, tuple(groups), hardware.preset_for(machine, launcher))
+    return copy.deepcopy(tree), preset
+
+
+def _hydra(conf: str, groups: tuple[str, ...], fitting: str) -> tuple[Tree, str]:
+    """As `compose_files`. fitting: the preset for the machine, which hydra asks a resolver for."""
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        composed = hydra_compose(conf, overrides=list(groups), return_hydra_config=True)
+    preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
+    with open_dict(composed):
+        del composed["hydra"]
+    tree = OmegaConf.to_container(composed, throw_on_missing=True)
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}, preset
+
+
+# The files of conf/ do not change while a process runs; a user's file may.
+_hydra_once = functools.cache(_hydra)
+
+
+@functools.cache
+def base() -> Mapping[str, Any]:
+    """Return the content of conf/base.yaml, with `${...}` as written."""
+    return msgspec.yaml.decode((CONF_DIR / "base.yaml").read_bytes(), type=dict[str, Any])
+
+
+def read_user_file(conf: str, path: Path) -> Tree:
+    """Return the content of a user's yaml file, which is made known to hydra.
+
+    It goes through hydra's store because hydra takes a primary file from one directory only, and
+    ours is conf/.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"conf={conf}: there is no such file; give the path of a yaml file or one of"
+            f" {', '.join(names())}"
+        )
+    here = path.resolve().parent
+    OmegaConf.register_new_resolver("beside", lambda name: str(here / name), replace=True)
+    try:
+        node = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(unreadable(conf, path, error)) from error
+    defaults = node.get("defaults") if isinstance(node, DictConfig) else None
+    if not isinstance(defaults, ListConfig):
+        raise ConfigError(
+            f"conf={conf}: must begin with the configuration it builds on, as in 'defaults:"
+            " [ppo_code, _self_]'"
+        )
+    if "_self_" not in defaults:
+        defaults.append("_self_")  # the file's own settings win over those it builds on
+    ConfigStore.instance().store(name=USER_CONFIG, node=node)
+    content = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
+    """The first value where the run trains or is evaluated on files of the user's, the second on
+    the embedded task.
+    """
+    return with_them if _root_.data.train_files or _root_.data.val_files else without
+
+
+def with_held_out(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
+    """The second value where the run trains on files of the user's and has none that is held out,
+    else the first.
+    """
+    return without if _root_.data.train_files and not _root_.data.val_files else with_them

@@ -1,0 +1,279 @@
+"""The settings that exist, by path, and values as people write them.
+
+The models in `async_rl/config/run.py` are the only source: this module reads their JSON schema.
+A choice is one setting, whose value is the name of a variant; the parameters of its variants are
+settings below it, and a parameter that several variants have is one setting.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import functools
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from async_rl.composition.choices import KIND
+from async_rl.config.base import Section
+from async_rl.config.run import RunConfig
+from async_rl.core.frozen import frozen
+
+Spec = Mapping[str, Any]
+"""A part of the JSON schema."""
+
+
+_TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true, false",
+    "string": "text",
+    "null": "null",
+    "object": "mapping",
+}
+_BOUNDS = {
+    "minimum": ">=",
+    "exclusiveMinimum": ">",
+    "maximum": "<=",
+    "exclusiveMaximum": "<",
+}
+
+
+@frozen
+class Setting:
+    """One leaf of the schema. section: its class; spec: its JSON schema, with the range; is_choice:
+    its value names a variant; variants: those of the enclosing choice that have it, empty outside
+    of a choice.
+    """
+
+    path: str
+    section: str
+    spec: Spec
+    is_required: bool = True
+    is_choice: bool = False
+    variants: tuple[str, ...] = ()
+
+    @property
+    def description(self) -> str:
+        """The text below the field, as one line."""
+        # An entry of a mapping of plain values is no field.
+        return " ".join(_texts()[self.section].get(self.path.rpartition(".")[2], "").split())
+
+    @property
+    def alternatives(self) -> list[Spec]:
+        """The members of a union; a plain setting is its only alternative."""
+        return list(self.spec.get("anyOf", [self.spec]))
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of a choice; empty for others."""
+        return tuple(self.spec.get("enum", ()))
+
+    @property
+    def is_list_of_strings(self) -> bool:
+        """True if one string is accepted as a list of one."""
+        items = self.spec.get("items", {})
+        return bool(items.get("type") == "string")
+
+    @property
+    def takes_text(self) -> bool:
+        """True if the value is a string or null."""
+        return any(spec.get("type") == "string" for spec in self.alternatives)
+
+
+@functools.cache
+def _texts() -> dict[str, dict[str, str]]:
+    """The string below each field, by the name of its section's class and by its own."""
+    texts: dict[str, dict[str, str]] = {}
+    sections = [Section]
+    for section in sections:
+        sections += section.__subclasses__()
+        (definition,) = ast.parse(inspect.getsource(section)).body
+        assert isinstance(definition, ast.ClassDef)
+        texts[section.__name__] = {**texts.get(section.mro()[1].__name__, {})}
+        for pair in itertools.pairwise(definition.body):
+            match pair:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    texts[section.__name__][name] = inspect.cleandoc(text)
+    return texts
+
+
+@functools.cache
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a run's configuration."""
+    return RunConfig.model_json_schema()
+
+
+def described_schema() -> dict[str, Any]:
+    """The JSON schema with the text of each field, for editors."""
+    schema = copy.deepcopy(json_schema())
+    for section in (schema, *schema["$defs"].values()):
+        fields = section["properties"]
+        for name, text in _texts()[section["title"]].items():
+            fields[name] = dict(sorted({**fields[name], "description": text}.items()))
+    return schema
+
+
+def _members(spec: Spec) -> list[Spec]:
+    """The sections of a field: one, the variants of a choice, or none for a plain value."""
+    definitions: dict[str, Spec] = json_schema()["$defs"]
+    references = [spec] if "$ref" in spec else spec.get("oneOf", ())
+    return [definitions[reference["$ref"].rpartition("/")[2]] for reference in references]
+
+
+def kinds_of(section: Spec) -> list[str]:
+    """The names of the variants that a section stands for; empty for a section without a kind."""
+    spec = section["properties"].get(KIND, {})
+    return list(spec.get("enum", [spec["const"]] if "const" in spec else []))
+
+
+@functools.cache
+def section_specs() -> dict[str, tuple[Spec, ...]]:
+    """The JSON schemas of every section by its dotted path, one for each variant of a choice; the
+    run itself has the empty path.
+    """
+    specs: dict[str, tuple[Spec, ...]] = {}
+
+    def walk(path: str, spec: Spec) -> None:
+        specs[path] = (*specs.get(path, ()), spec)
+        for name, field in spec["properties"].items():
+            for member in _members(field):
+                walk(f"{path}.{name}".lstrip("."), member)
+
+    walk("", json_schema())
+    return specs
+
+
+@functools.cache
+def settings() -> dict[str, Setting]:
+    """Every setting by its dotted path, in the order of the schema."""
+    return _by_path(_walk(json_schema(), ""))
+
+
+@functools.cache
+def mappings() -> dict[str, Spec]:
+    """Settings that hold sections by a name that people choose: the section by path."""
+    return {
+        path: setting.spec["additionalProperties"]
+        for path, setting in settings().items()
+        if "additionalProperties" in setting.spec
+    }
+
+
+@functools.cache
+def entry(mapping: str, name: str) -> dict[str, Setting]:
+    """The settings of the entry `name` of a mapping, given its path."""
+    section = settings()[mapping].section
+    return _by_path(_field(f"{mapping}.{name}", section, mappings()[mapping]))
+
+
+def entry_of(path: str) -> dict[str, Setting]:
+    """The settings of the entry of a mapping that contains this path; empty for other paths."""
+    for mapping in mappings():
+        if path.startswith(mapping + "."):
+            return entry(mapping, path.removeprefix(mapping + ".").partition(".")[0])
+    return {}
+
+
+def find(path: str) -> Setting | None:
+    """The setting of this path, in the schema or in an entry of a mapping."""
+    return settings().get(path) or entry_of(path).get(path)
+
+
+@functools.cache
+def sections() -> frozenset[str]:
+    """Dotted paths of all sections, choices included."""
+    return frozenset(section_specs()) - {""}
+
+
+def _by_path(listed: Iterable[Setting]) -> dict[str, Setting]:
+    """One setting per path; the same parameter of several variants is one setting."""
+    result: dict[str, Setting] = {}
+    for setting in listed:
+        variants = setting.variants
+        if setting.path in result:
+            variants = tuple(dict.fromkeys(result[setting.path].variants + variants))
+            setting = result[setting.path]
+        result[setting.path] = dataclasses.replace(setting, variants=variants)
+    return result
+
+
+def _walk(section: Spec, prefix: str) -> Iterator[Setting]:
+    variants = tuple(kinds_of(section))
+    for name, spec in section["properties"].items():
+        if name == KIND:
+            continue
+        is_required = name in section.get("required", ())
+        for setting in _field(prefix + name, section["title"], spec, is_required=is_required):
+            is_direct = "." not in setting.path.removeprefix(prefix)
+            yield dataclasses.replace(setting, variants=variants) if is_direct else setting
+
+
+def _field(path: str, section: str, spec: Spec, is_required: bool = True) -> Iterator[Setting]:
+    members = _members(spec)
+    kinds = [kind for member in members for kind in kinds_of(member)]
+    if kinds:
+        spec = {"enum": kinds}
+    if kinds or not members:
+        yield Setting(
+            path=path,
+            section=section,
+            spec=spec,
+            is_required=is_required,
+            is_choice=bool(kinds),
+        )
+    for member in members:
+        yield from _walk(member, f"{path}.")
+
+
+def show(value: Any) -> str:
+    """A value as a person would write it in an override."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{show(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(show, value)) + "]"
+    return str(value)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of a nested mapping by dotted path; a mapping that is a setting is a leaf, and a
+    choice has the name of its variant.
+    """
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if key == KIND:
+            yield prefix.removesuffix("."), value
+        elif (
+            isinstance(value, Mapping) and path not in mappings() and (value or path in sections())
+        ):
+            yield from flatten(value, path + ".")
+        else:
+            yield path, value
+
+
+def span(spec: Spec) -> str:
+    """The allowed values of a JSON schema, in words: `whole number >= 1 or null`."""
+    if "anyOf" in spec:
+        return " or ".join(span(member) for member in spec["anyOf"])
+    if "enum" in spec:
+        return ", ".join(spec["enum"])
+    if "prefixItems" in spec:
+        return "list of " + " and ".join(span(member) for member in spec["prefixItems"])
+    if "items" in spec:
+        return f"list of {span(spec['items'])}"
+    words = [_TYPES[spec["type"]]]
+    bounds = [f"{sign} {spec[bound]:g}" for bound, sign in _BOUNDS.items() if bound in spec]
+    if bounds:
+        words.append(" and ".join(bounds))
+    if "pattern" in spec:
+        words.append(f"like `{spec['pattern']}`")
+    if "minLength" in spec:
+        words.append("(not empty)")
+    return " ".join(words)

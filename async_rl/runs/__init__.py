@@ -1,0 +1,1 @@
+"""A run seen from outside: which runs exist, control, status, metrics, samples, forecast, view."""

@@ -1,0 +1,71 @@
+"""The directories of runs: which one a person means.
+
+Invariants: a run is a directory with a config.yaml; its name is the directory's name; the newest is
+the one launched last.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from async_rl.composition.problems import nearest
+from async_rl.core.errors import ConfigError
+from async_rl.runs.metrics import newest_row
+from async_rl.runs.status import RunState, ending
+
+_NUM_SUGGESTED = 5
+
+
+def default_output_dir() -> Path:
+    """Return the output_dir of conf/."""
+    from async_rl.composition.compose import compose
+    from async_rl.composition.files import QUICKSTART
+
+    return Path(compose(QUICKSTART).output_dir)
+
+
+def find_run(run: str | None, output_dir: Path | None) -> Path:
+    """Return the directory of a run, given its name, its directory, or None for the newest. Raises
+    ConfigError if there is none. output_dir: None for that of conf/.
+    """
+    output_dir = output_dir or default_output_dir()
+    runs = all_runs(output_dir)
+    if run is None:
+        # One that failed before its first step is found by its name; its logs tell why.
+        started = (
+            path for path in runs if ending(path)[0] is not RunState.FAILED or newest_row(path)
+        )
+        if runs:
+            return next(started, runs[0])
+        raise ConfigError(
+            f"no run exists in {output_dir}; give its directory, or start one with async-rl"
+            " launch conf=ppo_code"
+        )
+    for candidate in (output_dir / run, Path(run).expanduser()):
+        if (candidate / "config.yaml").is_file():
+            return candidate.absolute()
+    names = [path.name for path in runs]
+    best = nearest(run, among=names)
+    hint = ""
+    if best is not None:
+        hint = f"; did you mean {best}?"
+    elif names:
+        hint = f"; the newest are {', '.join(names[:_NUM_SUGGESTED])}"
+    raise ConfigError(f"{run}: neither a run in {output_dir} nor the directory of one{hint}")
+
+
+def is_directory_of_runs(path: Path) -> bool:
+    """Return whether the path is a directory, but not that of a run."""
+    path = path.expanduser()
+    return path.is_dir() and not (path / "config.yaml").is_file()
+
+
+def all_runs(output_dir: Path) -> list[Path]:
+    """Return the directories of all runs, newest first."""
+    configs = sorted(
+        # By the configuration, which is written at launch and at a resume.
+        output_dir.glob("*/config.yaml"),
+        key=lambda path: path.stat().st_mtime_ns,
+        reverse=True,
+    )
+    return [path.parent.absolute() for path in configs]

@@ -1,0 +1,258 @@
+"""The recorded times of a run, in the form in which a simulation draws them.
+
+An engine writes one token of each sample in flight per step, and a step with n samples takes
+1 + beside x (n - 1) times as long as one with a single sample; `beside` is fitted to the run. The
+work of a group is the time that it would have taken alone: its recorded time, each second divided
+by that factor. A group ends with its longest sample; until then it has on average the sum of its
+lengths divided by the longest in flight.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from async_rl.buffer.store.times import (
+    MOST_GROUPS,
+    GroupTimes,
+    group_times,
+    step_times,
+)
+from async_rl.config.pools import evaluates_only
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.core.frozen import frozen
+from async_rl.core.types import Purpose
+from async_rl.runs.forecast.scoring import progress_s, read_scoring
+from async_rl.runs.metrics import newest_rows
+
+Floats = npt.NDArray[np.float64]
+_LEAST_STEPS = 8
+_LEAST_SPREAD = 0.2  # of the mean lengths of batches, relative to their mean
+_LARGEST_ERROR = 0.2  # standard error of the share
+_GRID, _ROUNDS = 9, 6  # 1/8, then 1/32, ... of the range: 0.0001 in the end
+_SEEN = 0.999999  # of the error without a slowdown; a smaller difference is rounding
+_WARM_SHARE = 0.2  # of the steps, in which the run fills its buffer; they are left out of rates
+
+
+@frozen
+class Work:
+    """One group. units: seconds of generation if one sample were in flight; scoring_s: from its
+    last token to its last score, storing_s: from there until it is stored; load: mean samples in
+    flight; lengths: response tokens of each sample, if they were recorded; first: share of the
+    units before the first token; scores: seconds in which each sample would be scored without
+    waiting for a place, if they were recorded.
+    """
+
+    units: float
+    scoring_s: float
+    load: float = 1.0
+    lengths: tuple[int, ...] = ()
+    first: float = 0.0
+    storing_s: float = 0.0
+    scores: tuple[float, ...] = ()
+
+
+@frozen
+class Recorded:
+    """The times of a run.
+
+    beside: of a further sample in flight, relative to the time of a step with one. step_s: of the
+    learner without waits, by step from 1. by_tokens: share of step_s that grows with the tokens of
+    a batch, if their numbers differed enough to see it. push_s: from the commit of a step until
+    generators have its weights. steps_per_s: measured after the warm-up steps. first_step: of the
+    times, which are those of the newest groups. places_per_unit: places of a verifier for each
+    unit of the setting; seen_places: of a verifier, where the recording shows fewer; 0: as set.
+    left_out_s: of steps in which a learner started, with the time in which the run was ended.
+    """
+
+    train: tuple[Work, ...]
+    evaluation: tuple[Work, ...]
+    beside: float
+    step_s: tuple[float, ...]
+    push_s: float
+    num_generators: int
+    num_warm: int
+    steps_per_s: float
+    by_tokens: float | None = None
+    first_step: int = 1
+    places_per_unit: int = 1
+    seen_places: float = 0.0
+    left_out_s: float = 0.0
+
+
+def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> Recorded:
+    """Read the times of the newest groups. Raises ConfigError if there are too few steps.
+
+    most: groups to read.
+    """
+    groups = [
+        group
+        for group in group_times(run_dir, most=most)
+        # Generators that only evaluate work beside the others, and cost them nothing.
+        if not evaluates_only(config, group.generator)
+    ]
+    begun_s = min((group.handed_out_s for group in groups), default=math.inf)
+    all_committed, lives_s = step_times(run_dir)
+    committed = {step: at_s for step, at_s in all_committed.items() if at_s > begun_s}
+    rows = newest_rows(run_dir, min(committed, default=0))
+    steps = [step for step in sorted(committed) if "time/step_s" in rows.get(step, {})]
+    if len(steps) < _LEAST_STEPS:
+        raise ConfigError(
+            f"{run_dir.name} has {len(steps)} recorded steps; at least {_LEAST_STEPS} are needed to"
+            " explain where its time goes"
+        )
+    own_s = [rows[step]["time/step_s"] - rows[step].get("time/wait_batch_s", 0.0) for step in steps]
+    push_s = [rows[step].get("weights/push_s", math.nan) for step in steps]
+    works, beside = works_of(groups)
+    scores, places_per_unit, seen_places = read_scoring(groups, config)
+    works = [replace(work, scores=own) for work, own in zip(works, scores, strict=True)]
+    lengths = np.array([rows[step].get("length/response_mean", math.nan) for step in steps])
+    num_warm = max(1, round(_WARM_SHARE * len(steps)))
+    measured_s = [committed[step] for step in steps[num_warm - 1 :]]
+    spans_s = [
+        end_s - begin_s
+        for begin_s, end_s in itertools.pairwise(measured_s)
+        if not any(begin_s < at_s <= end_s for at_s in lives_s)
+    ] or [measured_s[-1] - measured_s[0]]
+    return Recorded(
+        train=tuple(w for w, g in zip(works, groups, strict=True) if g.purpose == Purpose.TRAIN),
+        evaluation=tuple(
+            w for w, g in zip(works, groups, strict=True) if g.purpose == Purpose.EVAL
+        ),
+        beside=beside,
+        step_s=tuple(max(value, 0.0) for value in own_s),
+        push_s=float(np.nanmean(push_s)) if np.isfinite(push_s).any() else 0.0,
+        num_generators=len({group.generator for group in groups}),
+        num_warm=num_warm,
+        steps_per_s=len(spans_s) / sum(spans_s),
+        by_tokens=_share_by_tokens(np.array(own_s), lengths),
+        first_step=steps[0],
+        places_per_unit=places_per_unit,
+        seen_places=seen_places,
+        left_out_s=measured_s[-1] - measured_s[0] - sum(spans_s),
+    )
+
+
+def _share_by_tokens(own_s: Floats, lengths: Floats) -> float | None:
+    """Fit own_s = a + b x length; return the share of b, or None if the fit cannot tell."""
+    x = lengths / lengths.mean()
+    if not np.isfinite(x).all() or np.ptp(x) < _LEAST_SPREAD:
+        return None
+    (slope, constant), covariance = np.polyfit(x, own_s, 1, cov=True)
+    if covariance[0, 0] ** 0.5 > _LARGEST_ERROR * own_s.mean():
+        return None
+    return float(np.clip(slope / (slope + constant), 0.0, 1.0))
+
+
+def works_of(groups: list[GroupTimes]) -> tuple[list[Work], float]:
+    """Return the work of each group, and how much a further sample in flight slows a step."""
+    durations = np.array([max(group.generation_s, 1e-6) for group in groups])
+    lengths = [_lengths(group) for group in groups]
+    longest = np.array([max(own) for own in lengths], dtype=np.float64)
+    loads = np.array([sum(own) / max(own) for own in lengths])
+    flights = _Flights(groups, durations, loads)
+    beside = _fitted(flights, longest)
+    units = flights.alone_s(beside)
+    works = []
+    for index, group in enumerate(groups):
+        duration = float(durations[index])
+        after_s = max(group.ready_s - group.handed_out_s - duration, 0.0)
+        first_s = group.samples[:, 1]
+        known = first_s[np.isfinite(first_s)]
+        works.append(
+            Work(
+                units=float(units[index]),
+                scoring_s=_scoring_s(group, after_s),
+                storing_s=after_s - _scoring_s(group, after_s),
+                load=float(loads[index]),
+                lengths=tuple(lengths[index]) if len(group.samples) else (),
+                first=min(float(known.min()) / duration, 1.0) if len(known) else 0.0,
+            )
+        )
+    return works, beside
+
+
+def _scoring_s(group: GroupTimes, after_s: float) -> float:
+    """Return the seconds of scoring; all after the last token if they were not recorded."""
+    if not len(group.samples):
+        return after_s
+    _, _, written_s, scored_s = group.samples.max(axis=0)
+    return min(max(float(scored_s - written_s), 0.0), after_s)
+
+
+def _lengths(group: GroupTimes) -> list[int]:
+    """Return the response tokens of each sample; equal shares if they were not recorded."""
+    if len(group.samples):
+        return [max(int(length), 1) for length in group.samples[:, 0]]
+    return [max(group.num_tokens // group.num_samples, 1)] * group.num_samples
+
+
+class _Flights:
+    """The samples in flight at each generator over time."""
+
+    def __init__(self, groups: list[GroupTimes], durations: Floats, loads: Floats) -> None:
+        self._starts = np.array([group.handed_out_s for group in groups])
+        self._ends = self._starts + durations
+        self._generators: list[tuple[list[int], Floats, Floats]] = []
+        members: dict[str, list[int]] = collections.defaultdict(list)
+        for index, group in enumerate(groups):
+            members[group.generator].append(index)
+        for indices in members.values():
+            changes = np.concatenate(
+                [
+                    _changes(groups[i], self._starts[i], self._ends[i], float(loads[i]))
+                    for i in indices
+                ]
+            )
+            moments, steps = changes[np.argsort(changes[:, 0], kind="stable")].T
+            further = np.maximum(np.cumsum(steps)[:-1] - 1, 0.0)
+            self._generators.append((indices, moments, further))
+
+    def alone_s(self, beside: float) -> Floats:
+        """Return the seconds that each group would have taken with one sample in flight."""
+        units = np.zeros(len(self._starts))
+        for indices, moments, further in self._generators:
+            units[indices] = progress_s(
+                moments, 1 / (1 + beside * further), self._starts[indices], self._ends[indices]
+            )
+        return units
+
+
+def _changes(group: GroupTimes, start_s: float, end_s: float, load: float) -> Floats:
+    """Return [N, 2]: the moments at which samples of the group begin or end, and how many do.
+
+    If the moments were not recorded, the mean number stands for them: less exact, as many are in
+    flight when a group begins and few at its end.
+    """
+    if not len(group.samples):
+        return np.array([[start_s, load], [end_s, -load]])
+    written_s = np.minimum(start_s + group.samples[:, 2].astype(np.float64), end_s)
+    begun = [[start_s, float(len(written_s))]]
+    return np.concatenate([begun, np.stack([written_s, -np.ones(len(written_s))], axis=1)])
+
+
+def _fitted(flights: _Flights, tokens: Floats) -> float:
+    """Return the slowdown by a further sample with which the time alone is most nearly
+    proportional to the tokens of the longest sample; 0 if the number in flight never differed.
+    """
+
+    def error(beside: float) -> float:
+        ratios = flights.alone_s(beside) / tokens
+        # Absolute, not squared: groups beside which others were cut off by the end of the recording
+        # are far off, and squared they would decide.
+        return float(np.mean(np.abs(ratios / np.median(ratios) - 1)))
+
+    low, high = 0.0, 1.0  # with 1, all time is shared: n samples take n times as long as one
+    for _ in range(_ROUNDS):
+        grid = np.linspace(low, high, _GRID)
+        best = int(np.argmin([error(beside) for beside in grid]))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)]
+    beside = float(grid[best])
+    return beside if error(beside) < _SEEN * error(0.0) else 0.0

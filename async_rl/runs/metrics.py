@@ -1,0 +1,133 @@
+"""The metrics of a run in Python: as columns, and row by row while the run writes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from async_rl.core.extras import require
+from async_rl.core.jsonl import lines_backwards
+
+if TYPE_CHECKING:
+    import pandas
+
+Column = npt.NDArray[np.float64]
+
+
+class Metrics(Mapping[str, Column]):
+    """The metrics of a run by name: float64 arrays [rows], one row per learner step.
+
+    A mapping, so `metrics["reward/mean"]`, `name in metrics` and `dict(metrics)` work. `step`
+    counts learner steps (0 is the first evaluation), `time_s` is seconds since the start of the
+    run, and docs/metrics.md has the unit of every other name. A value is NaN where the step did not
+    report the metric.
+
+    Raises:
+        KeyError: No step has reported a metric of this name.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, float]]) -> None:
+        listed = list(rows)
+        names = dict.fromkeys(name for row in listed for name in row)
+        self._columns = {
+            name: np.array([row.get(name, math.nan) for row in listed], dtype=np.float64)
+            for name in names
+        }
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a DataFrame with the same columns.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        require("pandas", "to_pandas()")
+        import pandas
+
+        return pandas.DataFrame(self._columns)
+
+
+class RowReader:
+    """Reads `metrics.jsonl`, also while the run appends to it or cuts off its end.
+
+    After a restart of the learner from a checkpoint the rows since then are cut off: these steps
+    are trained and reported again.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / "metrics.jsonl"
+        self._offset = 0
+        self._last = b""
+        self._lines: dict[int, int] = {}
+
+    def new(self) -> Iterator[dict[str, float]]:
+        """Yield the complete rows that were not yielded before."""
+        try:
+            data = self._read()
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        lines = whole.splitlines(keepends=True)
+        for line in lines:
+            row = _row(line)
+            if row and self._lines.get(step := int(row["step"])) != hash(line):
+                self._lines[step] = hash(line)
+                yield row
+        self._offset += len(whole)
+        if lines:
+            self._last = lines[-1]
+
+    def _read(self) -> bytes:
+        """Return what follows the last line that was read, or everything if it was cut off."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                self._offset, self._last = 0, b""
+                file.seek(0)
+            return file.read()
+
+
+def newest_rows(run_dir: Path, first_step: int) -> dict[int, dict[str, float]]:
+    """Return the rows from this step on, by step, however long the file is."""
+    rows: dict[int, dict[str, float]] = {}
+    for _, line in lines_backwards(run_dir / "metrics.jsonl"):
+        row = _row(line)
+        if row and row["step"] < first_step:
+            break
+        if row:
+            rows.setdefault(int(row["step"]), row)
+    return rows
+
+
+def newest_row(run_dir: Path) -> dict[str, float]:
+    """Return the last complete row, without the metrics that the step did not report; empty if
+    there is none.
+    """
+    for _, line in lines_backwards(run_dir / "metrics.jsonl"):
+        row = _row(line)
+        if row:
+            return {name: value for name, value in row.items() if not math.isnan(value)}
+    return {}
+
+
+def _row(line: bytes) -> dict[str, float]:
+    """Return one row; empty if the line is damaged. JSON has no NaN, null stands for it."""
+    try:
+        values: dict[str, Any] = msgspec.json.decode(line, type=dict[str, int | float | None])
+    except msgspec.DecodeError:
+        return {}
+    return {name: math.nan if value is None else value for name, value in values.items()}

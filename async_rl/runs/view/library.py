@@ -1,0 +1,199 @@
+"""The runs that the web view shows: their settings, metrics, state and size, each read when its
+file changed and remembered otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotInTime
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from async_rl.buffer.store.browse import Browser, browsing
+from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.core.errors import ConfigError
+from async_rl.core.frozen import frozen
+from async_rl.runs.directory import all_runs
+from async_rl.runs.samples import Decode, decoder
+from async_rl.runs.status import RunState, RunStatus, is_live, live_status, state_of
+from async_rl.runs.view.curves import Curves
+
+T = TypeVar("T")
+_SIZE_S = 60.0  # the files of a long run take a while to count
+_STATE_S = 1.0
+_LABELS = ("model.path", "algorithm.advantage.kind", "algorithm.policy_loss.kind")
+_ANSWER_S = 1.5
+"""A run that does not answer in this time is shown from its files: a page must not wait for it."""
+
+
+@frozen
+class Summary:
+    """A run in one line. errors are half the widths of 95 % intervals; times are Unix seconds."""
+
+    name: str
+    state: RunState
+    cause: str
+    step: int
+    num_steps: int
+    settings: str
+    pass_at_1: float | None
+    pass_at_1_error: float | None
+    best_pass_at_1: float | None
+    best_step: int | None
+    reward: float | None
+    started_s: float
+    duration_s: float | None
+    size_bytes: int
+
+
+class RunView:
+    """One run. Safe for threads."""
+
+    def __init__(self, path: Path, calls: ThreadPoolExecutor) -> None:
+        self.path, self.name = path, path.name
+        self.curves = Curves(path)
+        self._calls = calls
+        self._size = _remembered(_SIZE_S, functools.partial(_size_of, path))
+        self._state = _remembered(_STATE_S, functools.partial(state_of, path))
+        self._settings: tuple[int, dict[str, Any]] = (0, {})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting of the run's config.yaml by its path; empty if it cannot be read."""
+        file = self.path / "config.yaml"
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            changed_ns = file.stat().st_mtime_ns
+            if changed_ns != self._settings[0]:
+                self._settings = changed_ns, dict(_flat(msgspec.yaml.decode(file.read_bytes())))
+        return self._settings[1]
+
+    @property
+    def label(self) -> str:
+        """The settings that distinguish runs for a reader: the model and the objective."""
+        values = [self.settings.get(name) for name in _LABELS]
+        return ", ".join(str(value) for value in values if value)
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether its processes run or its job waits."""
+        return is_live(self._state()[0])
+
+    def status(self) -> RunStatus | None:
+        """Return the live run's answer; None if it does not answer in time or has ended."""
+        if not self.is_live:
+            return None
+        try:
+            return self._calls.submit(live_status, self.path).result(_ANSWER_S)
+        except NotInTime:
+            return None
+
+    def summary(self) -> Summary:
+        """Return the run in one line."""
+        self.curves.refresh()
+        state, cause = self._state()
+        steps, passes = self.curves.points("eval/pass_at_1")
+        best = int(passes.argmax()) if len(passes) else None
+        times = self.curves.points("time_s")[1]
+        return Summary(
+            name=self.name,
+            state=state,
+            cause=cause,
+            step=int(self.curves.last("step") or 0),
+            num_steps=int(self.settings.get("num_steps", 0)),
+            settings=self.label,
+            pass_at_1=self.curves.last("eval/pass_at_1"),
+            pass_at_1_error=self.curves.last("eval/pass_at_1_error"),
+            best_pass_at_1=None if best is None else float(passes[best]),
+            best_step=None if best is None else int(steps[best]),
+            reward=self.curves.last("reward/mean"),
+            started_s=(self.path / "config.yaml").stat().st_mtime,
+            duration_s=float(times.max()) if len(times) else None,
+            size_bytes=self._size(),
+        )
+
+    def store(self) -> AbstractContextManager[Browser]:
+        """Open one moment of its store. Raises Unavailable if it has none yet."""
+        return browsing(self.path / STORE_FILE)
+
+    @functools.cached_property
+    def decode(self) -> Decode:
+        """Return its tokenizer's function from token ids to text. Raises ConfigError."""
+        return decoder(self.path)
+
+
+class Library:
+    """The runs of a directory, the newest first."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._calls = ThreadPoolExecutor(max_workers=8, thread_name_prefix="status")
+        self._runs: dict[str, RunView] = {}
+        self._lock = threading.Lock()
+
+    def runs(self) -> list[RunView]:
+        """Return all runs."""
+        with self._lock:
+            present = {path.name: path for path in all_runs(self.directory)}
+            # A directory of the same name that was made anew is another run.
+            self._runs = {
+                name: self._runs.get(name) or RunView(path, self._calls)
+                for name, path in present.items()
+            }
+            return list(self._runs.values())
+
+    def run(self, name: str) -> RunView:
+        """Return a run by its name. Raises ConfigError if the directory has none of this name."""
+        for run in self.runs():
+            if run.name == name:
+                return run
+        raise ConfigError(f"{self.directory} has no run {name}")
+
+
+def differences(shown: list[RunView]) -> dict[str, list[str]]:
+    """Return the settings in which runs differ, with the value of each run."""
+    names = dict.fromkeys(name for run in shown for name in run.settings)
+    skipped = {"run_name", "output_dir"}
+    rows = {
+        name: [str(run.settings.get(name, "–")) for run in shown]
+        for name in names
+        if name not in skipped
+    }
+    return {name: values for name, values in rows.items() if len(set(values)) > 1}
+
+
+def _size_of(run_dir: Path) -> int:
+    total = 0
+    for path in run_dir.rglob("*"):
+        with contextlib.suppress(OSError):  # the run deletes files at the same time
+            status = path.lstat()
+            total += status.st_size if not path.is_dir() else 0
+    return total
+
+
+def _remembered(seconds: float, function: Callable[[], T]) -> Callable[[], T]:
+    """Return `function` with its last result used again for some seconds."""
+    known: list[tuple[float, T]] = []
+
+    def recent() -> T:
+        now = time.monotonic()
+        if not known or now - known[0][0] > seconds:
+            known[:] = [(now, function())]
+        return known[0][1]
+
+    return recent
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

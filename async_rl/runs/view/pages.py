@@ -1,0 +1,223 @@
+"""The content of each page: from a run's files to what its template writes. Reads only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from async_rl.buffer.store import browse
+from async_rl.buffer.store.browse import Filter
+from async_rl.core.errors import ConfigError, Unavailable
+from async_rl.core.types import FloatArray, Group
+from async_rl.observability.catalogue import FIRST_SCREEN, describe
+from async_rl.runs.samples import pieces
+from async_rl.runs.view.charts import Chart, Series, line_chart
+from async_rl.runs.view.library import Library, RunView, differences
+from async_rl.runs.view.samples import Response, response
+
+Content = dict[str, Any]
+_STAGES = (("busy", "stage_s"), ("waiting", "wait_s"), ("blocked", "blocked_s"))
+_ROLES = ("generator", "gateway", "verifier", "buffer", "learner")
+_STEPS_OF_MEAN = 20
+_MOST_WATERFALL = 40
+_NUM_PAIRED = 4
+
+
+class Bar(NamedTuple):
+    """A part of a role's time in a step. kind: busy, waiting or blocked; seconds: mean."""
+
+    kind: str
+    stage: str
+    seconds: float
+
+
+def overview(library: Library) -> Content:
+    """Return all runs in one line each."""
+    return {"summaries": [run.summary() for run in library.runs()]}
+
+
+def curves(shown: Sequence[RunView], *, smoothing: float, x: str, section: str) -> Content:
+    """Return the charts of several runs. x: step or time_s; section: of the metrics' names; empty
+    for the ten charts to look at first.
+    """
+    for run in shown:
+        run.curves.refresh()
+    known = sorted({name for run in shown for name in run.curves.names})
+    charts: list[Chart] = []
+    for title, names in _charts(known, section):
+        series = [
+            Series(
+                label=_label(run.name, name, len(shown), len(names)),
+                colour=position * len(names) + index,
+                xs=points[0],
+                ys=points[1],
+            )
+            for position, run in enumerate(shown)
+            for index, name in enumerate(names)
+            if len((points := run.curves.points(name, x=x))[0])
+        ]
+        spec = describe(names[0])
+        unit, meaning = (spec.unit, spec.meaning) if spec is not None else ("", "")
+        chart = line_chart(title, unit, meaning, series, smoothing=smoothing)
+        if chart is not None:
+            charts.append(chart)
+    return {
+        "shown": shown,
+        "charts": charts,
+        "sections": list(dict.fromkeys(name.partition("/")[0] for name in known)),
+        "section": section,
+        "smoothing": smoothing,
+        "x": x,
+        "differences": differences(list(shown)),
+        "is_live": any(run.is_live for run in shown),
+    }
+
+
+def run_page(run: RunView, step: int | None) -> Content:
+    """Return a run's result, charts, stages, processes and ages. step: of the waterfall; default:
+    the newest one.
+    """
+    content = curves([run], smoothing=0.0, x="step", section="")
+    summary = run.summary()
+    chosen = summary.step if step is None else step
+    waterfall: dict[int, list[browse.Span]] = {}
+    ages: list[tuple[int, int]] = []
+    # A run that has stored nothing yet has a page that says so.
+    with contextlib.suppress(Unavailable), run.store() as store:
+        waterfall, ages = store.spans(chosen), store.ages()
+    shown = dict(list(waterfall.items())[:_MOST_WATERFALL])
+    bars = _bars(run)
+    return content | {
+        "run": run,
+        "summary": summary,
+        "status": run.status(),
+        "step": chosen,
+        "waterfall": shown,
+        "num_hidden": len(waterfall) - len(shown),
+        "waterfall_s": max((spans[-1].end_s for spans in shown.values() if spans), default=0.0),
+        "ages": ages,
+        "bars": bars,
+        "bars_s": max((sum(bar.seconds for bar in parts) for parts in bars.values()), default=0.0),
+    }
+
+
+def sample_list(run: RunView, chosen: Filter) -> Content:
+    """Return the groups that pass a filter."""
+    with run.store() as store:
+        # One row more than a page shows whether there is a next page.
+        rows = store.groups(chosen, most=browse.PAGE + 1)
+    has_more = len(rows) > browse.PAGE and chosen.sort == "newest"
+    rows = rows[: browse.PAGE]
+    return {
+        "run": run,
+        "chosen": chosen,
+        "rows": rows,
+        "next_before": rows[-1].group_id if has_more else None,
+        "sorts": browse.SORTS,
+        "window": browse.WINDOW,
+    }
+
+
+def group_page(run: RunView, group_id: int) -> Content:
+    """Return one group with all its responses. Raises ConfigError if the run has no such group."""
+    with run.store() as store:
+        row = store.one_group(group_id)
+        if row is None:
+            raise ConfigError(f"{run.name} has no group {group_id}")
+        stored = store.trajectories(group_id)
+        prompt = store.prompt_text(row.purpose, row.prompt_id)
+    return {"run": run, "row": row, "prompt": prompt, "responses": _responses(run, stored)}
+
+
+def prompt_page(run: RunView, prompt_id: str, purpose: str) -> Content:
+    """Return a prompt with its newest groups. Raises ConfigError if it is unknown."""
+    chosen = Filter(prompt_id=prompt_id, purpose=purpose)
+    with run.store() as store:
+        prompt = store.prompt_text(purpose, prompt_id)
+        rows = store.groups(chosen, most=browse.PAGE)
+    if not prompt and not rows:
+        raise ConfigError(f"{run.name} has no prompt {prompt_id}")
+    scored = [row for row in reversed(rows) if row.reward_mean is not None]
+    xs = np.array([row.newest_version or 0 for row in scored], dtype=np.float64)
+    ys = np.array([row.reward_mean for row in scored], dtype=np.float64)
+    series = [Series(label=run.name, colour=0, xs=xs, ys=ys)]
+    chart = line_chart("mean reward by policy version", "reward", "", series, smoothing=0.0)
+    return {"run": run, "prompt_id": prompt_id, "prompt": prompt, "rows": rows, "chart": chart}
+
+
+def pair_page(first: RunView, second: RunView, prompt_id: str, purpose: str) -> Content:
+    """Return the newest stored responses of two runs to one prompt, side by side; without a prompt
+    the prompts that both have.
+    """
+    content: Content = {"first": first, "second": second, "prompt_id": prompt_id}
+    with first.store() as one, second.store() as other:
+        if not prompt_id:
+            common = one.common_prompts(other)
+            return content | {
+                "common": [(known, kind, one.prompt_text(kind, known)) for known, kind in common]
+            }
+        sides = []
+        chosen = Filter(stored=True, prompt_id=prompt_id, purpose=purpose)
+        for run, store in ((first, one), (second, other)):
+            rows = store.groups(chosen, most=1)
+            stored = store.trajectories(rows[0].group_id) if rows else None
+            responses = _responses(run, stored)[:_NUM_PAIRED]
+            sides.append((run, rows[0] if rows else None, responses))
+        prompt = one.prompt_text(purpose, prompt_id)
+    return content | {"sides": sides, "prompt": prompt}
+
+
+def _responses(run: RunView, read: tuple[Group, bytes] | None) -> list[Response]:
+    if read is None:
+        return []
+    group, stored = read
+    advantages: FloatArray | None = None
+    if stored:
+        advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
+    return [
+        response(group, index, pieces(sample, run.decode), advantages)
+        for index, sample in enumerate(group.trajectories)
+    ]
+
+
+def _label(run: str, metric: str, num_runs: int, num_metrics: int) -> str:
+    """Return the name of a line: what distinguishes it from the other lines of its chart."""
+    parts = [run] if num_runs > 1 or num_metrics == 1 else []
+    if num_metrics > 1:
+        parts.append(metric.rpartition("/")[2].replace("_", " "))
+    return " ".join(parts)
+
+
+def _charts(known: Sequence[str], section: str) -> Sequence[tuple[str, tuple[str, ...]]]:
+    """Return (title, metrics) of each chart."""
+    if not section:
+        return FIRST_SCREEN
+    return [(name, (name,)) for name in known if name.startswith(f"{section}/")]
+
+
+def _bars(run: RunView) -> Mapping[str, list[Bar]]:
+    """Return, by role, the seconds of each stage, wait and block in a mean of the newest steps."""
+    bars: dict[str, list[Bar]] = {}
+    for name in run.curves.names:
+        metric, _, rest = name.partition("/")
+        role, _, stage = rest.partition("/")
+        kind = next((kind for kind, known in _STAGES if known == metric), "")
+        if kind and role in _ROLES:
+            newest = run.curves.points(name)[1][-_STEPS_OF_MEAN:]
+            seconds = float(newest.mean()) if len(newest) else 0.0
+            bars.setdefault(role, []).append(Bar(kind, stage.replace("_", " "), seconds))
+    kinds = [kind for kind, _ in _STAGES]
+    return {
+        role: sorted(bars[role], key=lambda bar: (kinds.index(bar.kind), -bar.seconds))
+        for role in _ROLES
+        if role in bars
+    }
+
+
+def as_query(chosen: Filter, **changes: object) -> dict[str, object]:
+    """Return the parameters of a page's address that give this filter with some changes."""
+    fields = {name: getattr(chosen, name) for name in chosen.__struct_fields__} | changes
+    return {name: value for name, value in fields.items() if value not in (None, "", False)}

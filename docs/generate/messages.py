@@ -1,0 +1,80 @@
+"""The page docs/messages.md: every message between processes with its fields and its reply,
+generated from async_rl/protocol and the values that messages contain.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+
+import msgspec
+
+from async_rl.core import output_rules, types
+from async_rl.core.value import Value
+from async_rl.protocol import base, buffer, control, generator, learner, membership, weights
+from docs.generate.settings import table
+
+_HEAD = """# Messages
+
+`make docs` generates this page from `async_rl/protocol/`, `async_rl/core/types.py` and
+`async_rl/core/output_rules.py`. The
+processes of a run exchange these messages over ZeroMQ, as MessagePack maps with the name of the
+message in `type`. An unknown field is refused. A request is repeated if its reply is lost, so every
+handler accepts it twice. `control.json` of a run has a fingerprint of all messages; a process or a
+command of a version with other messages is refused. The verifier is an HTTP server, and
+[verifier.md](verifier.md) has its requests.
+
+Arrays are maps with `dtype`, `shape` and the bytes. Names end with their unit: `_s` is seconds.
+"""
+_MODULES = {
+    "Messages to the buffer from generators and the supervisor": buffer,
+    "Messages of the learner": learner,
+    "Messages to generators": generator,
+    "Messages to the supervisor from every process": membership,
+    "Messages to the supervisor from people": control,
+    "Replies without content, and failures": base,
+    "Weights": weights,
+    "Values in messages": types,
+    "Values of tests by printed text": output_rules,
+}
+
+
+def messages_page() -> str:
+    """Every message and every value in one, by the process that receives it."""
+    parts = [_HEAD]
+    for title, module in _MODULES.items():
+        parts.append(f"## {title}\n")
+        parts += [_entry(kind) for kind in _kinds(module)]
+    return "\n".join(parts)
+
+
+def _kinds(module: ModuleType) -> Iterator[type[Value]]:
+    for kind in vars(module).values():
+        is_value = inspect.isclass(kind) and issubclass(kind, Value) and kind is not Value
+        if is_value and kind.__module__ == module.__name__:
+            yield kind
+
+
+def _entry(kind: type[Value]) -> str:
+    """Return the name, the docstring, the reply and a table of the fields."""
+    lines = [f"### {kind.__name__}\n", inspect.getdoc(kind) or "", ""]
+    reply = vars(kind).get("Reply")
+    if reply is not None:
+        lines.append(f"Reply: `{reply.__name__}`.\n")
+    fields = msgspec.structs.fields(kind)
+    annotations = {
+        name: text for base in kind.__mro__ for name, text in inspect.get_annotations(base).items()
+    }
+    rows = [(f"`{f.name}`", f"`{annotations[f.name]}`", _default(f)) for f in fields]
+    if rows:
+        lines += [table(("field", "type", "default"), rows), ""]
+    return "\n".join(lines)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return ""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return f"`{field.default_factory()!r}`"
+    return f"`{field.default!r}`"

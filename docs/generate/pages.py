@@ -1,0 +1,183 @@
+"""Generation of files in docs/: configuration.md from the schema; metrics.md and the Grafana
+dashboard grafana.json from the catalogue; gpu_plans.md from the planner; messages.md from the
+protocol.
+
+    make docs
+
+writes them; tests/repo/test_reference.py fails if they are out of date.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+from async_rl.composition.schema import described_schema
+from async_rl.monitoring.prometheus import STEP, exported_name
+from async_rl.observability.catalogue import (
+    FIRST_SCREEN,
+    HOW_TO_READ,
+    METRICS,
+    MetricKind,
+    MetricSpec,
+    describe,
+    with_unit,
+)
+from benchmarks.qualification.catalogue import hardware_page
+from docs.generate.messages import messages_page
+from docs.generate.plans import plans_page
+from docs.generate.settings import settings_page, table
+
+_PANEL_WIDTH, _PANEL_HEIGHT = 12, 8  # of Grafana's grid, 24 wide
+_GRAFANA_UNITS = {"share": "percentunit", "s": "s"}
+"""Grafana's names of our units; the others are plain numbers."""
+
+_HEAD = """# Metrics
+
+`make docs` generates this page from `async_rl/observability/catalogue.toml`; edit that file. The
+names are TensorBoard's tags and the keys of a run's `metrics.jsonl`, which has one JSON object with
+the scalars per learner step. A part in angle brackets is replaced at run time, for example by the
+name of a role.
+
+With `monitoring.prometheus_port` (0 = a free port, which is printed) Prometheus can scrape a run:
+`reward/mean` is `async_rl_reward_mean`, and a part in angle brackets is a label
+(`async_rl_failures{reason="over_age"}`). All have the label `run`, the name of the run's directory.
+[grafana.json](grafana.json) is a dashboard to import, with a variable for the runs to show.
+
+## The ten numbers to watch
+
+TensorBoard's first page, *Custom Scalars*, and the dashboard.
+"""
+
+
+_HARDWARE = Path(__file__).resolve().parents[2] / "docs" / "hardware.md"
+"""Written by hand except for the table of qualifications."""
+
+
+def pages() -> dict[str, str]:
+    """The text of each page by its file name."""
+    return {
+        "configuration.md": settings_page(),
+        "configuration.schema.json": json.dumps(described_schema(), indent=1) + "\n",
+        "metrics.md": metrics_page(),
+        "messages.md": messages_page(),
+        "grafana.json": dashboard(),
+        "gpu_plans.md": plans_page(),
+        "hardware.md": hardware_page(_HARDWARE.read_text()),
+    }
+
+
+def dashboard() -> str:
+    """A Grafana dashboard with the charts of TensorBoard's first page, for the endpoint of
+    monitoring.prometheus_port.
+    """
+    panels = []
+    for number, (title, names) in enumerate(FIRST_SCREEN):
+        unit = _spec(names[0]).unit
+        targets = [
+            {"refId": "ABCDEFG"[i], "expr": _expression(name), "legendFormat": "{{run}} " + name}
+            for i, name in enumerate(names)
+        ]
+        position = {
+            "x": _PANEL_WIDTH * (number % 2),
+            "y": _PANEL_HEIGHT * (number // 2),
+            "w": _PANEL_WIDTH,
+            "h": _PANEL_HEIGHT,
+        }
+        source = {"type": "prometheus", "uid": "${source}"}
+        panels.append(
+            {
+                "id": number + 1,
+                "type": "timeseries",
+                "title": with_unit(title, names[0]),
+                "description": "\n".join([HOW_TO_READ[title], *map(_meaning, names)]),
+                "datasource": source,
+                "fieldConfig": {"defaults": {"unit": _GRAFANA_UNITS.get(unit, "short")}},
+                "gridPos": position,
+                "targets": targets,
+            }
+        )
+    variable = {
+        "name": "source",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+    }
+    run = {
+        "name": "run",
+        "label": "Run",
+        "type": "query",
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+        "query": f"label_values({STEP}, run)",
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+    }
+    page = {
+        "title": "async-rl: the ten numbers to watch",
+        "uid": "async-rl",
+        "schemaVersion": 39,
+        "refresh": "5s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": [variable, run]},
+        "panels": panels,
+    }
+    return json.dumps(page, indent=1) + "\n"
+
+
+def _expression(name: str) -> str:
+    exported, labels = exported_name(name, _spec(name))
+    chosen = ['run=~"$run"', *(f'{label}="{value}"' for label, value in labels.items())]
+    return f"{exported}{{{','.join(chosen)}}}"
+
+
+def _spec(name: str) -> MetricSpec:
+    spec = describe(name)
+    assert spec is not None, f"{name} is not in the catalogue"
+    return spec
+
+
+def _meaning(name: str) -> str:
+    return f"{name}: {_spec(name).description}"
+
+
+def metrics_page() -> str:
+    """Every declared metric with its unit and meaning, by group."""
+    parts = [
+        _HEAD,
+        table(
+            ("chart", "metrics", "how to read it"),
+            [
+                (title, ", ".join(f"`{n}`" for n in names), HOW_TO_READ[title])
+                for title, names in FIRST_SCREEN
+            ],
+        ),
+    ]
+    by_group = sorted(METRICS.values(), key=_group)
+    for group, specs in itertools.groupby(by_group, key=_group):
+        rows = [
+            (
+                f"`{s.name}`",
+                s.unit if s.kind is not MetricKind.HISTOGRAM else f"histogram of {s.unit}",
+                s.meaning,
+            )
+            for s in specs
+        ]
+        parts += [f"\n## {group}\n", table(("metric", "unit", "meaning"), rows)]
+    return "\n".join(parts) + "\n"
+
+
+def _group(spec: MetricSpec) -> str:
+    return spec.name.partition("/")[0]
+
+
+def main() -> None:
+    """Write the pages into the given folder."""
+    for name, text in pages().items():
+        (Path(sys.argv[1]) / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

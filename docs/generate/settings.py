@@ -1,0 +1,216 @@
+"""The page docs/configuration.md: every setting with unit, range, value in conf/ and meaning,
+generated from the schema and the files of conf/.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from async_rl.composition.choices import CONF_DIR, variants
+from async_rl.composition.compose import as_written
+from async_rl.composition.files import names
+from async_rl.composition.schema import (
+    Setting,
+    Spec,
+    entry_of,
+    flatten,
+    kinds_of,
+    mappings,
+    section_specs,
+    settings,
+    show,
+    span,
+)
+
+_HEAD = """# Configuration
+
+`make docs` generates this page from the schema (`async_rl/config/run.py` and the files it imports)
+and from `conf/`; edit those. A run is composed of `conf/base.yaml`, one file of each group below,
+and `key=value` on the command line, which has precedence. `async-rl launch conf=ppo_code --dry-run`
+shows the result. An unknown key is an error that names the most similar key, and a wrong value is
+an error that names the range. The column *value* has the value of the configurations {confs};
+those with another value than most are named. A value in `${{...}}` is computed from the machine and
+from other settings.
+
+A choice is one setting, whose value names a variant: `algorithm.policy_loss=gspo` takes the values
+of that variant (`conf/variants.yaml`), and `algorithm.policy_loss.clip_low=0.1` sets a parameter of
+the chosen one. A parameter of another variant is an error that names the variants that have it.
+
+## The fifteen settings that matter
+
+Most runs change these only.
+"""
+_THAT_MATTER = {
+    "model.path": "the model to train; null = the embedded tiny model",
+    "data.train_files": "your prompts; data.md describes the columns",
+    "data.val_files": "held-out prompts; without them nothing measures progress",
+    "data.max_response_tokens": "raise it if `length/truncated_share` is high",
+    "num_steps": "null with `data.epochs` set computes it from the number of rows",
+    "reward.terms": "`reward.terms.mine=file.py:score` is your function; {} = the row's tests",
+    "algorithm.advantage": "`algorithm=grpo`, `algorithm=ppo`, ... set it and related settings",
+    "algorithm.kl": "`loss` or `reward` keeps the policy close to its start; needs one more model",
+    "learner.optimizer.lr": "lower it if `policy/entropy` falls to 0 or the reward collapses",
+    "buffer.groups_per_step": "prompts per step; more make steps slower and less noisy",
+    "generation.group_size": "raise it if most groups have equal rewards",
+    "buffer.max_staleness_versions": "0 is synchronous; a high bound needs a lower learning rate",
+    "learner.budget_tokens": "as many as fit into memory; the gradient stays the same",
+    "generators.count": "raise it if the learner waits; `async-rl status` shows who waits",
+    "learner.ranks": "raise it if the generators wait, or if memory is short",
+}
+"""Advice on the settings that most runs change."""
+_UNITS = {
+    "_s": "s",
+    "_minutes": "min",
+    "_mb": "MB",
+    "_kb": "KB",
+    "_tokens": "tokens",
+    "_versions": "versions",
+    "_steps": "steps",
+    "_pushes": "pushes",
+    "_groups": "groups",
+    "_prompts": "prompts",
+    "_samples": "samples",
+    "_programs": "programs",
+    "cores": "core numbers",
+    "port": "port",
+}
+
+
+def settings_page() -> str:
+    """The whole page."""
+    written = {conf: dict(flatten(as_written(conf))) for conf in names()}
+    parts = [_HEAD.format(confs=_listed(f"`conf={conf}`" for conf in written))]
+    advised = [
+        (str(number), f"`{path}`", advice)
+        for number, (path, advice) in enumerate(_THAT_MATTER.items(), start=1)
+    ]
+    parts.append(table(("", "setting", "advice"), advised))
+    by_section: dict[str, list[Setting]] = {}
+    for setting in settings().values():
+        by_section.setdefault(setting.path.rpartition(".")[0], []).append(setting)
+    for section, listed in by_section.items():
+        parts.append(f"\n## {section or 'The run'}\n\n{_meaning_of(section)}\n")
+        rows = [
+            (f"`{s.path}`", unit(s), span(s.spec), _values(s, written), s.description)
+            for s in listed
+        ]
+        parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
+        for mapping in [s.path for s in listed if s.path in mappings()]:
+            inner = entry_of(f"{mapping}.NAME").values()
+            parts.append(f"\n## {mapping}.NAME\n\n{settings()[mapping].description}\n")
+            rows = [
+                (f"`{s.path}`", unit(s), span(s.spec), _values_of_entry(mapping, s), s.description)
+                for s in inner
+            ]
+            parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
+    for group in sorted({path.parent.name for path in CONF_DIR.glob("*/*.yaml")}):
+        parts.append(
+            f"\n## The group `{group}`\n\n`{group}=NAME` selects one of these files; the table"
+            " lists the values that each file sets.\n"
+        )
+        files = sorted((CONF_DIR / group).glob("*.yaml"))
+        parts.append(
+            table(
+                ("name", "sets"),
+                [(f"`{path.stem}`", ", ".join(_settings_in(path.stem, group))) for path in files],
+            )
+        )
+    return "\n".join(parts) + "\n"
+
+
+def _values_of_entry(mapping: str, setting: Setting) -> str:
+    """The values of a setting of an entry, whose variants may have some; else whether it must be
+    given.
+    """
+    general = dataclasses.replace(
+        setting, path=setting.path.replace(f"{mapping}.NAME", f"{mapping}.*")
+    )
+    return _values(general, {}) or ("required" if setting.is_required else "")
+
+
+def unit(setting: Setting) -> str:
+    """The unit that the name carries; empty for text, choices and plain numbers, whose meaning says
+    it.
+    """
+    if "number" not in span(setting.spec):
+        return ""
+    return next((unit for ending, unit in _UNITS.items() if setting.path.endswith(ending)), "")
+
+
+def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
+    """The usual value in conf/ and the configurations with another; or the values of variants."""
+    of_variants = values_of_variants().get(setting.path)
+    by_owner = of_variants or {conf: leaves[setting.path] for conf, leaves in written.items()}
+    owners: dict[str, list[str]] = {}
+    for owner, value in by_owner.items():
+        owners.setdefault(f"`{show(value)}`", []).append(owner)
+    usual = max(owners, key=lambda value: len(owners[value]), default="")
+    if not of_variants and 2 * len(owners.get(usual, ())) > len(by_owner):
+        owners.pop(usual)
+        named = [usual]
+    else:
+        named = []
+    return "; ".join(named + [f"{_listed(having)}: {value}" for value, having in owners.items()])
+
+
+@functools.cache
+def values_of_variants() -> dict[str, dict[str, Any]]:
+    """The values of each parameter in conf/variants.yaml, by path and variant."""
+    by_path: dict[str, dict[str, Any]] = {}
+    for choice, by_kind in variants().items():
+        for kind, parameters in by_kind.items():
+            for path, value in flatten(parameters, f"{choice}."):
+                by_path.setdefault(path, {})[kind] = value
+    return by_path
+
+
+def _settings_in(name: str, group: str) -> list[str]:
+    file = CONF_DIR / group / f"{name}.yaml"
+    tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    assert isinstance(tree, dict)
+    match = re.match(r"# @package (\w+)", file.read_text())
+    package = match[1] if match else group
+    prefix = "" if package == "_global_" else f"{package}."
+    base = [
+        f"all of `{entry}`"
+        for entry in tree.pop("defaults", [])
+        if isinstance(entry, str) and entry != "_self_"
+    ]
+    return base + [
+        f"`{path}={show(value)}`"
+        for path, value in flatten({str(key): value for key, value in tree.items()}, prefix)
+    ]
+
+
+def _meaning_of(path: str) -> str:
+    """The first line of the docstring of a section; of a choice, one line for each variant."""
+    members = {id(spec): spec for spec in section_specs()[path]}.values()
+    lines = [(", ".join(f"`{kind}`" for kind in kinds_of(spec)), spec) for spec in members]
+    if not lines[0][0]:
+        return _first_sentence(lines[0][1])
+    return "\n".join(f"- {kinds}: {_first_sentence(spec)}" for kinds, spec in lines)
+
+
+def _first_sentence(section: Spec) -> str:
+    paragraph = str(section.get("description", "")).partition("\n\n")[0]
+    first, end, _ = " ".join(paragraph.split()).partition(". ")
+    return first + end.strip()
+
+
+def _listed(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

@@ -1,0 +1,214 @@
+"""The configuration of a resumed run: what changed, and which changes its history does not allow.
+
+Invariants: nothing is written unless the run can be resumed; earlier configurations stay in the
+run's directory as `config.<n>.yaml`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from async_rl.algorithms.schedule import stretched
+from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.composition import schema
+from async_rl.composition.changes import Changes, changes
+from async_rl.composition.compose import recompose, to_yaml
+from async_rl.composition.overrides import with_defaults
+from async_rl.config.base import replace
+from async_rl.config.checks.run import raise_if_any
+from async_rl.config.pools import pool_counts
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.planning.topology import SCALE_FILE
+from async_rl.runs.config import config_of
+from async_rl.runs.control import leave_mark, living_pid
+from async_rl.runs.status import RunState, ending
+from async_rl.supervision.scaler import wanted_counts
+from async_rl.training import checkpoints
+from async_rl.training.mirror import Mirror
+
+FIXED = {
+    "run_name": "a run is identified by its directory",
+    "output_dir": "a run is identified by its directory",
+    "seed": "the order of prompts depends on it",
+    "data": "the prompts and their order depend on it",
+    "model.path": "the checkpoint is of that model",
+    "model.lora": "the checkpoint has the weights that are trained",
+    "generation.group_size": "the stored groups have that many samples",
+    "reward.placement": "the stored groups have scores of their steps, or have none",
+    "buffer.groups_per_step": "the planned batches have that many groups",
+    "buffer.over_age": "the audit checks the whole history by one rule",
+    "evaluation.num_prompts": "evaluations before and after would measure different prompts",
+}
+"""Settings and sections that a resumed run cannot change, and why."""
+_FREE = ("model.lora.slots", "model.lora.host")
+"""Settings in such a section that say where the adapter is served."""
+
+
+def resumed_config(
+    run_dir: Path, overrides: Sequence[str], *, is_stretched: bool = False
+) -> tuple[RunConfig, list[str]]:
+    """Return the configuration to continue with, and a line per changed setting. Raises ConfigError
+    if the run is still running or cannot continue with it.
+
+    is_stretched: a cosine schedule falls from its present value until the new last step; otherwise
+    it continues as it was, whatever num_steps is.
+    """
+    pid = living_pid(run_dir)
+    if pid is not None:
+        raise ConfigError(
+            f"run {run_dir.name} is running (pid {pid}); end it first with async-rl stop"
+            f" {run_dir.name}"
+        )
+    before = config_of(run_dir)
+    after = recompose(run_dir / "config.yaml", overrides)
+    kept = list(_kept_schedules(run_dir, before, after, is_stretched=is_stretched))
+    if kept:
+        after = recompose(run_dir / "config.yaml", with_defaults(overrides, kept))
+    changed = changes(before, after)
+    raise_if_any(_refusals(run_dir, before, after, changed))
+    lines = [
+        f"{path}={schema.show(new)} (was {schema.show(old)})"
+        for path, (old, new) in changed.items()
+    ]
+    if kept and not is_stretched:
+        lines.append(
+            f"the learning rate as it was scheduled, at its least value from step"
+            f" {before.num_steps} on; --stretch lets it fall until step {after.num_steps}"
+        )
+    return after, lines
+
+
+def _kept_schedules(
+    run_dir: Path, before: RunConfig, after: RunConfig, *, is_stretched: bool
+) -> Iterator[str]:
+    """Yield the spans of the cosine schedules as overrides, where the number of steps changes.
+
+    By num_steps alone, a longer run would raise the rate that a finished one had lowered.
+    """
+    if before.num_steps == after.num_steps:
+        return
+    saved = max(checkpoints.versions(run_dir), default=0)
+    critic, optimizer = before.algorithm.critic, before.learner.optimizer
+    schedules, first = {optimizer.schedule}, 0
+    if critic is not None:
+        schedules.add(critic.schedule)
+        first = critic.warmup_steps
+    if "cosine" not in schedules:
+        return
+    span = optimizer.schedule_span or [optimizer.warmup_steps, before.num_steps - first]
+    if is_stretched:
+        span = stretched(saved - first, span, after.num_steps - first)
+    yield f"learner.optimizer.schedule_span=[{span[0]:g},{span[1]:g}]"
+
+
+def _refusals(
+    run_dir: Path, before: RunConfig, after: RunConfig, changed: Changes
+) -> Iterator[str]:
+    for path, (old, new) in changed.items():
+        for fixed, reason in FIXED.items():
+            is_inside = path.startswith(fixed + ".") and path not in _FREE
+            if path == fixed or is_inside:
+                yield (
+                    f"{path}={schema.show(new)}: was {schema.show(old)}, and {reason}; start a new"
+                    " run with async-rl launch"
+                )
+    bound = after.buffer.max_staleness_versions
+    bound_before = before.buffer.max_staleness_versions
+    if bound < bound_before:
+        yield (
+            f"buffer.max_staleness_versions={bound}: was {bound_before}, and groups admitted under"
+            f" that bound would be over age; keep it at {bound_before} or above"
+        )
+    estimator = before.algorithm.advantage.kind
+    if (before.algorithm.critic is None) != (after.algorithm.critic is None):
+        yield (
+            f"algorithm.advantage={after.algorithm.advantage.kind}: was {estimator}, and the"
+            " checkpoint has a critic, or has none; start a new run with async-rl launch"
+        )
+    if after.algorithm.advantage.kind == "remax" and estimator != "remax":
+        yield (
+            f"algorithm.advantage=remax: was {estimator}, and the stored groups have no greedy"
+            f" answer; keep {estimator}"
+        )
+    saved = checkpoints.versions(run_dir)
+    if saved:
+        yield from _missing_files(run_dir, saved[-1])
+    # One that was ended after its last checkpoint still lacks the last evaluation.
+    is_complete = ending(run_dir)[0] is RunState.FINISHED
+    if saved and saved[-1] >= after.num_steps and (is_complete or after.num_steps < saved[-1]):
+        yield (
+            f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger"
+            " num_steps to continue"
+        )
+
+
+def _missing_files(run_dir: Path, version: int) -> Iterator[str]:
+    """Yield a sentence for each record of the steps so far that is gone."""
+    # New ones would be made silently, and would look as if nothing had been before.
+    remedies = {
+        STORE_FILE: "restore it from a copy (checkpoint.mirror), or start a new run",
+        "metrics.jsonl": (
+            "restore it from a copy; with an empty file the run continues without the numbers of"
+            " these steps"
+        ),
+    }
+    for name, remedy in remedies.items():
+        if not (run_dir / name).is_file():
+            yield f"{run_dir / name} of the steps up to {version} is missing: {remedy}"
+
+
+def counts_after_resume(run_dir: Path, config: RunConfig) -> dict[str, int]:
+    """Return the processes per pool: the last scaling, unless a setting changes a count."""
+    counts = pool_counts(config)
+    if counts != pool_counts(config_of(run_dir)):
+        return counts
+    return wanted_counts(config, run_dir)
+
+
+def is_copy(run: str) -> bool:
+    """Return whether this names a run's copy at its mirror: a URL, or a directory with checkpoints
+    but without a configuration.
+    """
+    if "://" in run:
+        return True
+    return any(Path(run).glob("step_*.complete")) and not (Path(run) / "config.yaml").exists()
+
+
+def fetch(url: str, output_dir: Path) -> Path:
+    """Copy a run from `<checkpoint.mirror>/<name>` into `output_dir` and return its directory."""
+    mirror, _, name = url.rstrip("/").rpartition("/")
+    run_dir = (output_dir / name).absolute()
+    Mirror(mirror, run_dir).fetch()
+    config = replace(config_of(run_dir), output_dir=str(run_dir.parent))
+    (run_dir / "config.yaml").write_text(to_yaml(config))
+    return run_dir
+
+
+def reopen(config: RunConfig, run_dir: Path) -> None:
+    """Turn the directory of an ended run into that of a running one with this configuration. Raises
+    ConfigError if it cannot be written.
+    """
+    path = run_dir / "config.yaml"
+    before = config_of(run_dir)
+    try:
+        # A count that is set now wins over the last scaling.
+        if pool_counts(config) != pool_counts(before):
+            (run_dir / SCALE_FILE).unlink(missing_ok=True)
+        if config != before:
+            number = 1 + len(list(run_dir.glob("config.*.yaml")))
+            os.link(path, run_dir / f"config.{number}.yaml")
+            partial = run_dir / "config.partial"
+            partial.write_text(to_yaml(config))
+            partial.replace(path)
+        # They describe the life that has ended; a reader must not take them for the new one.
+        for name in ("state.json", "control.json"):
+            (run_dir / name).unlink(missing_ok=True)
+        leave_mark(run_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"{run_dir} cannot be written ({error.strerror}); free disk space or grant write"
+            " permission"
+        ) from error

@@ -1,0 +1,1 @@
+"""Checks before a run starts, and the plan that `--dry-run` prints."""

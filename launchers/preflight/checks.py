@@ -1,0 +1,272 @@
+"""Checks on this machine before a run starts: files, ports, cores, memory, disk, the run's name.
+
+Invariants: a check leaves no files or open ports; every problem is one line with path, value and
+remedy; all problems are reported together.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from glob import glob, has_magic
+from pathlib import Path
+
+from async_rl.composition.compose import is_local_model
+from async_rl.composition.fitting import model_shape
+from async_rl.config.algorithm import PluginAdvantage
+from async_rl.config.checks.machine import machine_problems
+from async_rl.config.checks.run import raise_if_any
+from async_rl.config.plugins import (
+    ADVANTAGE,
+    AGENT,
+    CORRECTION,
+    DATA_SOURCE,
+    ENGINE,
+    POLICY_LOSS,
+    PROVIDED_ENGINES,
+    Kind,
+    is_plugin,
+    load_function,
+    load_rollout,
+)
+from async_rl.config.policy_losses import PluginCorrection, PluginLoss
+from async_rl.config.rewards import RewardConfig, SandboxConfig
+from async_rl.config.rollout import RolloutConfig
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.core.extras import missing
+from async_rl.core.machine import Machine, package_problem
+from async_rl.data.model_files import model_problems
+from async_rl.generation.vllm.surface import vllm_problems
+from async_rl.launchers.backends.choosing import launcher_problems
+from async_rl.launchers.preflight.hosts import host_problems
+from async_rl.planning.estimate import disk_mb
+from async_rl.planning.fit import fit_problems
+from async_rl.rewards.functions import check_functions
+from async_rl.rewards.verifier.checker import load_checker, load_headers
+from async_rl.sandbox.cell import CellFailed
+from async_rl.sandbox.warm_cells import package_paths
+from async_rl.training.mirror import Mirror
+from async_rl.wire.addresses import host_for_people
+
+
+def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> None:
+    """Raise ConfigError with one line per problem that would stop the run on this machine.
+
+    is_new: the run's directory must not exist yet.
+    """
+    raise_if_any(_problems(config, machine, is_new=is_new))
+
+
+def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
+    mixed = package_problem()
+    if mixed:
+        yield mixed
+    yield from machine_problems(config, machine)
+    file_problems = list(_file_problems(config))
+    yield from file_problems
+    yield from host_problems(config)
+    yield from _directory_problems(config, machine, is_new=is_new)
+    if is_new:
+        yield from _mirror_problems(config)
+    yield from _network_problems(config)
+    yield from launcher_problems(config)
+    yield from _package_problems(config)
+    verifier_problems = list(_verifier_problems(config.sandbox, config.reward))
+    yield from verifier_problems
+    if config.data.train_files and not file_problems and not verifier_problems:
+        # Imports the reading of data and the calling of reward functions, which --help and runs of
+        # the embedded task do not need.
+        from async_rl.launchers.preflight.first_rows import row_problems
+
+        yield from row_problems(config)
+    yield from _rollout_problems(config.rollout)
+    if config.agent.fn is not None:
+        yield from _plugin_problems("rollout.fn", config.agent.fn, AGENT)
+    if config.agent.command and shutil.which(config.agent.command[0]) is None:
+        yield (
+            f"rollout.fn={config.agent.command}: the program {config.agent.command[0]} was not"
+            " found; name an installed program, or give its path"
+        )
+    loss, advantage = config.algorithm.policy_loss, config.algorithm.advantage
+    if isinstance(loss, PluginLoss):
+        yield from _plugin_problems("algorithm.policy_loss.fn", loss.fn, POLICY_LOSS)
+    if isinstance(loss.correction, PluginCorrection):
+        setting = "algorithm.policy_loss.correction.fn"
+        yield from _plugin_problems(setting, loss.correction.fn, CORRECTION)
+    if isinstance(advantage, PluginAdvantage):
+        yield from _plugin_problems("algorithm.advantage.fn", advantage.fn, ADVANTAGE)
+    if config.generation.engine not in PROVIDED_ENGINES:
+        yield from _plugin_problems("generation.engine", config.generation.engine, ENGINE)
+    shape = model_shape(config)
+    if shape is not None and config.launcher.kind == "local":
+        yield from fit_problems(config, shape, machine)
+
+
+def _package_problems(config: RunConfig) -> Iterator[str]:
+    """Yield the packages of extras that the run needs and that are not installed."""
+    needed = {"torch": "a run", "transformers": "a run", "tensorboard": "a run"}
+    needed |= {"starlette": "the verifiers of a run", "uvicorn": "the verifiers of a run"}
+    if config.generation.engine == "vllm":
+        needed["vllm"] = "generation.engine=vllm"
+        yield from vllm_problems(config.generation.vllm.extra)
+    if config.monitoring.wandb is not None:
+        needed["wandb"] = f"monitoring.wandb={config.monitoring.wandb}"
+    problems = (missing(package, feature) for package, feature in needed.items())
+    yield from filter(None, problems)
+
+
+def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator[str]:
+    for package in sandbox.packages:
+        try:
+            package_paths(package)
+        except CellFailed as error:
+            yield f"sandbox.packages={package}: {error}"
+    try:
+        load_headers(sandbox.checker_headers)
+        load_checker(sandbox.checker)
+    except ConfigError as error:
+        yield str(error)
+    yield from check_functions(reward)
+
+
+def _plugin_problems(setting: str, name: str, kind: Kind) -> Iterator[str]:
+    try:
+        load_function(setting, name, kind)
+    except ConfigError as error:
+        yield str(error)
+
+
+def _rollout_problems(rollout: RolloutConfig) -> Iterator[str]:
+    try:
+        load_rollout(rollout)
+    except ConfigError as error:
+        yield str(error)
+
+
+def _file_problems(config: RunConfig) -> Iterator[str]:
+    for name, files in (
+        ("train_files", config.data.train_files),
+        ("val_files", config.data.val_files),
+    ):
+        for file in files:
+            path = Path(file)
+            if "://" in file:
+                continue
+            if not path.exists() and is_plugin(file, DATA_SOURCE):
+                yield from _plugin_problems(f"data.{name}", file, DATA_SOURCE)
+                continue
+            if has_magic(file):
+                if not glob(file, recursive=True):
+                    yield f"data.{name}={file}: no file matches this pattern; correct the pattern"
+            elif not path.is_file():
+                yield (
+                    f"data.{name}={file}: there is no such file; give the path of a .jsonl, .json"
+                    " or .parquet file"
+                )
+            elif not os.access(path, os.R_OK):
+                yield f"data.{name}={file}: may not be read; change its permissions (chmod u+r)"
+            elif path.stat().st_size == 0:
+                yield f"data.{name}={file}: is empty; give a file with at least one prompt"
+    if config.data.tokenizer is not None and not Path(config.data.tokenizer).is_dir():
+        yield (
+            f"data.tokenizer={config.data.tokenizer}: there is no such directory; give one with a"
+            " tokenizer, or null for the model's own"
+        )
+    model = config.model.path
+    if model is not None and is_local_model(model):
+        if not Path(model).is_dir():
+            yield (
+                f"model.path={model}: there is no such directory; give a model's directory or its"
+                " hub name (owner/name)"
+            )
+        else:
+            yield from model_problems(config.model, Path(model))
+
+
+def _directory_problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
+    if (
+        is_new
+        and config.run_name is not None
+        and (Path(config.output_dir) / config.run_name).exists()
+    ):
+        yield (
+            f"run_name={config.run_name}: {config.output_dir}/{config.run_name} exists already;"
+            " choose another, or remove it"
+        )
+    existing = _nearest_existing(Path(config.output_dir))
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield (
+            f"output_dir={config.output_dir}: {existing} is not a directory that may be written to;"
+            " set output_dir to one that is"
+        )
+        return
+    free_mb = machine.disk_mb
+    if free_mb is None:
+        free_mb = shutil.disk_usage(existing).free // 2**20
+    needed_mb = disk_mb(config, model_shape(config))
+    if free_mb < needed_mb:
+        yield (
+            f"output_dir={config.output_dir}: {free_mb} MB are free there, the run needs about"
+            f" {needed_mb} MB; free some, set output_dir to another disk, or lower checkpoint.keep"
+        )
+
+
+def _mirror_problems(config: RunConfig) -> Iterator[str]:
+    mirror, name = config.checkpoint.mirror, config.run_name
+    try:
+        if (
+            mirror is not None
+            and Mirror(mirror, Path(name or "run")).versions()
+            and name is not None
+        ):
+            yield (
+                f"checkpoint.mirror={mirror}: holds a run {name} already; choose another run_name,"
+                f" or async-rl resume {mirror}/{name}"
+            )
+    except InfrastructureError as error:
+        yield str(error)
+
+
+def _nearest_existing(path: Path) -> Path:
+    return path if path.exists() else _nearest_existing(path.parent)
+
+
+def _network_problems(config: RunConfig) -> Iterator[str]:
+    host = host_for_people(config.network)
+    if config.launcher.kind == "slurm":
+        return  # the job may start on any node, where these are looked at when they are bound
+    if problem := _bind(host, 0):
+        yield (
+            f"network.host={host}: not an address of this machine ({problem}); set network.host to"
+            " one, 127.0.0.1 for this machine alone"
+        )
+        return
+    ports = {
+        "network.control_port": config.network.control_port,
+        "monitoring.tensorboard_port": config.monitoring.tensorboard_port,
+        "monitoring.prometheus_port": config.monitoring.prometheus_port,
+    }
+    for path, port in ports.items():
+        if port and (problem := _bind(host, port)):
+            yield (
+                f"{path}={port}: cannot be used on {host} ({problem}); choose another port, or 0"
+                " for a free one"
+            )
+
+
+def _bind(host: str, port: int) -> str | None:
+    """Why the address cannot be bound; None if it can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As servers do: an address whose last connection is still winding down is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

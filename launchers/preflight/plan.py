@@ -1,0 +1,133 @@
+"""The plan of a launch: the resolved configuration, the table of processes, the derived numbers.
+
+Display only; topology.py and estimate.py compute the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from async_rl.composition.compose import to_yaml
+from async_rl.composition.hardware import described
+from async_rl.config.pools import config_of, pool_of
+from async_rl.config.run import RunConfig
+from async_rl.core.machine import Machine
+from async_rl.core.types import Role
+from async_rl.launchers.backends.cluster import cluster_cpus
+from async_rl.planning.derived import derived_numbers
+from async_rl.planning.estimate import gpu_memory_mb, memory_mb
+from async_rl.planning.reasons import reasons
+from async_rl.planning.shape import ModelShape
+from async_rl.planning.topology import ProcessSpec
+from async_rl.wire.addresses import AUTO, LOOPBACK
+
+FREE_PORT = "(free port)"
+
+
+def show_config(console: Console, config: RunConfig) -> None:
+    """Print the resolved configuration as it will be written."""
+    console.print("[bold]configuration[/bold]")
+    console.out(to_yaml(config), highlight=False)
+
+
+def show_plan(
+    console: Console,
+    config: RunConfig,
+    specs: Sequence[ProcessSpec],
+    machine: Machine,
+    shape: ModelShape | None,
+    *,
+    preset: str = "",
+) -> None:
+    """Print the process table and the derived numbers. preset: the file of conf/hardware that was
+    chosen; empty if it no longer matters.
+    """
+    table = Table(
+        "process",
+        "role",
+        "place",
+        "runs on",
+        "address",
+        "memory",
+        title="processes",
+        title_justify="left",
+        box=SIMPLE,
+    )
+    host = _host(config)
+    everywhere = f"cores {_numbers(machine.cores)}"
+    rows: list[tuple[str, Role, str]] = [("supervisor", "supervisor", everywhere)]
+    rows += [(spec.name, spec.role, _placement(config, spec, everywhere)) for spec in specs]
+    for name, role, placement in rows:
+        own = config_of(config, pool_of(name))
+        size = f"{memory_mb(own, role, shape)} MB"
+        on_gpu = 0 if shape is None else gpu_memory_mb(own, role, shape)
+        if on_gpu:
+            size += f", GPU {on_gpu} MB"
+        table.add_row(
+            name, role, f"{config.launcher.kind}, {host}", placement, _address(config, role), size
+        )
+    console.print(table)
+    numbers = Table(
+        "what follows",
+        "",
+        box=SIMPLE,
+        show_header=False,
+        title="derived numbers",
+        title_justify="left",
+    )
+    if preset:
+        numbers.add_row("hardware", f"{preset} ({described(machine)})")
+    for label, how_much in [*derived_numbers(config, shape), *reasons(config, shape, machine)]:
+        numbers.add_row(label, how_much)
+    console.print(numbers)
+
+
+def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
+    if config.launcher.kind != "local":
+        cpus = cluster_cpus(config, spec)
+        gpus = f", {spec.gpus:g} GPU{'' if spec.gpus == 1 else 's'}" if spec.gpus else ""
+        return f"{cpus} CPU{'' if cpus == 1 else 's'}{gpus} of a node"
+    cores = (
+        f"cores {_numbers(spec.cores)}"
+        if len(spec.cores) > 1
+        else f"core {spec.cores[0]}"
+        if spec.cores
+        else everywhere
+    )
+    if not spec.gpus:
+        return cores
+    return f"GPU {spec.env.get('CUDA_VISIBLE_DEVICES', '?')} ({spec.gpus:g}), {cores}"
+
+
+def _numbers(cores: Sequence[int]) -> str:
+    """Core numbers with runs written as first-last."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _host(config: RunConfig) -> str:
+    if config.network.host != AUTO:
+        return config.network.host
+    return LOOPBACK if config.launcher.kind == "local" else "(its node)"
+
+
+def _address(config: RunConfig, role: Role) -> str:
+    host = _host(config)
+    match role:
+        case "supervisor":
+            return f"tcp://{host}:{config.network.control_port or FREE_PORT}"
+        case "verifier" | "gateway":
+            return f"http://{host}:{FREE_PORT}"
+        case "buffer" | "generator":
+            return f"tcp://{host}:{FREE_PORT}"
+        case "learner":
+            return "-"
