@@ -24,8 +24,6 @@ KIND = "kind"
 Tree = dict[str, Any]
 _FUNCTION = "plugin"
 """The variant of a choice that is a function of the user's."""
-ABSENT = object()
-"""The result of taking a value that is not there; null is a value."""
 
 
 @functools.cache
@@ -120,22 +118,6 @@ def value_at(tree: Any, path: str) -> Any:
     for name in path.split("."):
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree
-
-
-def pop(tree: Tree, path: str) -> Any:
-    """Take the value at a path out of the tree, with sections that are empty then; ABSENT if there
-    is none.
-    """
-    name, _, rest = path.partition(".")
-    if not rest:
-        return tree.pop(name, ABSENT)
-    inside = tree.get(name)
-    if not isinstance(inside, dict):
-        return ABSENT
-    value = pop(inside, rest)
-    if value is not ABSENT and not inside:
-        del tree[name]
-    return value
 
 
 def drop_if_foreign(tree: Tree, path: str) -> str | None:

@@ -6,45 +6,27 @@ paths in the result are absolute.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from async_rl.composition import schema
 from async_rl.composition.choices import (
-    CONF_DIR,
     KIND,
     Tree,
     expand,
-    is_choice,
     put,
     variants,
 )
-from async_rl.composition.files import (
-    USER_CONFIG,
-    base,
-    compose_files,
-    names,
-    read_user_file,
-)
+from async_rl.composition.files import Source, base, compose_files, resolved, source_of
 from async_rl.composition.fitting import fit_to_machine
-from async_rl.composition.old_names import (
-    modernized,
-    require_same_objective,
-    translated,
-    with_new_names,
-)
 from async_rl.composition.overrides import Overrides, read_overrides
-from async_rl.composition.problems import nearest, problems_of
-from async_rl.composition.yaml_problems import not_composed, place
+from async_rl.composition.problems import problems_of
 from async_rl.config.base import as_builtins, replace
 from async_rl.config.checks.run import check
 from async_rl.config.plugins import DATA_SOURCE, is_function, is_plugin
@@ -87,8 +69,8 @@ def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
     except (msgspec.DecodeError, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
     given = read_overrides(overrides, [])
-    require_same_objective(written)
-    config = _finished(modernized(written), given, f"{path}", {})
+    with _all_problems(given):
+        config = _finished(written, given, Source(conf=str(path), path=None, content={}))
     check(config)
     return config
 
@@ -97,7 +79,7 @@ def as_written(conf: str) -> Tree:
     """Return the composition of `conf` for a machine without GPUs, with `${...}` left as written;
     for docs/.
     """
-    tree, _ = compose_files(conf, ["hardware=cpu"], "local", this_machine())
+    tree, _ = compose_files(source_of(conf), ["hardware=cpu"], "local", this_machine())
     expand(tree)
     return tree
 
@@ -114,85 +96,67 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[RunConfig, str]:
-    path = Path(conf).expanduser()
-    own = read_user_file(conf, path) if path.suffix in (".yaml", ".yml") else {}
-    if not own and conf not in names():
-        best = nearest(conf, among=names())
-        hint = f"; did you mean {best}?" if best else ""
-        raise ConfigError(
-            f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml file{hint}"
-        )
-    directories = [path.resolve().parent] if own else []
-    given = read_overrides(overrides, [*directories, CONF_DIR])
-    launcher = _launcher_of(own, given)
-    groups = [*given.groups, *(f"hydra.searchpath=['file://{folder}']" for folder in directories)]
+    source = source_of(conf)
+    given = read_overrides(overrides, source.directories)
+    with _all_problems(given):
+        tree, preset = compose_files(source, given.groups, _launcher_of(source, given), machine)
+        config = _finished(tree, given, source)
+    chosen = dict(schema.flatten(_with_values(source.content, given))).keys()
+    return fit_to_machine(config, machine, preset, chosen), preset
+
+
+@contextlib.contextmanager
+def _all_problems(given: Overrides) -> Iterator[None]:
+    """Raise ConfigError for wrong overrides, together with the problems that the block finds."""
     try:
-        tree, preset = compose_files(USER_CONFIG if own else conf, groups, launcher, machine)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        message = not_composed(conf, path if own else None, error, names())
-        raise ConfigError("\n".join([*given.problems, message])) from error
-    if preset == "cluster" and launcher == "local":
-        raise ConfigError(
-            "hardware=cluster with launcher=local: the preset divides the nodes of a cluster; set"
-            " launcher=ray or launcher=slurm, or leave hardware out"
-        )
-    # Old names belong to the variant that the run has, not to the one that a file chose.
-    for setting, value in given.values:
-        if is_choice(setting, value):
-            put(tree, setting, value)
-    config = _finished(with_new_names(tree), given, conf, own)
-    return fit_to_machine(config, machine, preset, _chosen(given, own)), preset
+        yield
+    except ConfigError as error:
+        raise ConfigError("\n".join([*given.problems, str(error)])) from error
+    if given.problems:
+        raise ConfigError("\n".join(given.problems))
 
 
-def _chosen(given: Overrides, own: Tree) -> Collection[str]:
-    """Return the paths of the settings that the user chose."""
-    tree = copy.deepcopy(own)
+def _with_values(tree: Tree, given: Overrides) -> Tree:
+    """Return the tree with the values of the overrides, whose variants reset their parameters."""
+    tree = copy.deepcopy(tree)
     for path, value in given.values:
         put(tree, path, value)
-    return dict(schema.flatten(translated(tree)[0])).keys()
+    return tree
 
 
-def _launcher_of(own: Tree, given: Overrides) -> str:
+def _launcher_of(source: Source, given: Overrides) -> str:
     """Return the name of the launcher, on which the preset of conf/hardware depends."""
-    tree = {"launcher": own.get("launcher", base()["launcher"])}
-    for path, value in given.values:
-        if path.partition(".")[0] == "launcher":
-            put(tree, path, value)
-    chosen = tree["launcher"]
+    tree = {"launcher": base()["launcher"], **source.content}
+    chosen = _with_values(tree, given)["launcher"]
     name = chosen.get(KIND) if isinstance(chosen, dict) else chosen
     # The schema reports an unknown name; until then no preset may ask for its nodes.
     return name if name in variants()["launcher"] else "local"
 
 
-def _finished(tree: Tree, given: Overrides, conf: str, own: Tree) -> RunConfig:
-    """The configuration from the files' tree and the overrides. own: the user's file, if any."""
-    for path, value in given.values:
-        put(tree, path, value)
-    tree = with_new_names(tree)
+def _finished(tree: Tree, given: Overrides, source: Source) -> RunConfig:
+    """Return the configuration of the files' tree and the overrides. Raises ConfigError."""
+    tree = _with_values(tree, given)
     expand(tree)
-    try:
-        resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
-    except OmegaConfBaseException as error:
-        message = not_composed(conf, Path(conf).expanduser() if own else None, error, names())
-        raise ConfigError("\n".join([*given.problems, message])) from error
-    assert isinstance(resolved, dict)
-    tree = {str(key): value for key, value in resolved.items()}
+    tree = resolved(tree, source)
     for path, setting in schema.settings().items():
         _amend(tree, path, is_list_of_strings=setting.is_list_of_strings)
+    # A run by epochs has as many steps as its prompts need, which are counted below.
     by_epochs = tree.get("num_steps", 0) is None
-    problems_by_path = problems_of({**tree, "num_steps": 1} if by_epochs else tree)
-    of_file = dict(schema.flatten(translated(own)[0])).keys() - dict(given.values).keys()
-    located = [
-        f"{place(conf, Path(conf).expanduser(), path)}: {text}" if path in of_file else text
-        for path, text in problems_by_path.items()
-    ]
-    if problems := [*given.problems, *located]:
-        raise ConfigError("\n".join(problems))
+    if by_epochs:
+        tree["num_steps"] = 1
+    problems = problems_of(tree)
+    if problems:
+        in_file = dict(schema.flatten(source.content)).keys() - dict(given.values).keys()
+        lines = (
+            f"{source.place(path)}: {text}" if path in in_file else text
+            for path, text in problems.items()
+        )
+        raise ConfigError("\n".join(lines))
+    config = RunConfig.model_validate(tree)
     if not by_epochs:
-        return RunConfig.model_validate(tree)
+        return config
     from async_rl.data.epochs import steps_of_epochs
 
-    config = RunConfig.model_validate({**tree, "num_steps": 1})
     return replace(config, num_steps=steps_of_epochs(config))
 
 

@@ -5,9 +5,10 @@ Invariant: hydra's job features (working directory, logging, output folders) are
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ import msgspec
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from async_rl.composition import hardware
 from async_rl.composition.choices import CONF_DIR, Tree
-from async_rl.composition.yaml_problems import unreadable
+from async_rl.composition.problems import nearest
+from async_rl.composition.yaml_problems import not_composed, place, unreadable
 from async_rl.core.errors import ConfigError
+from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine
 
 USER_CONFIG = "user_file"
@@ -38,19 +42,81 @@ def names() -> list[str]:
     return sorted(path.stem for path in CONF_DIR.glob("*.yaml") if path.stem not in NOT_RUNS)
 
 
+@frozen
+class Source:
+    """The configuration that a person names. path: the person's own file, None for a name from
+    conf/; content: the settings in that file alone, empty for a name from conf/.
+    """
+
+    conf: str
+    path: Path | None
+    content: Tree
+
+    @property
+    def directories(self) -> list[Path]:
+        """The folders with groups of files (task, model, algorithm, hardware) to choose from."""
+        return [CONF_DIR] if self.path is None else [self.path.resolve().parent, CONF_DIR]
+
+    def place(self, setting: str) -> str:
+        """Return the file and the line that sets a setting, or the file alone."""
+        return place(self.conf, self.path, setting)
+
+
+def source_of(conf: str) -> Source:
+    """Find the configuration of this name, or read this yaml file. Raises ConfigError."""
+    path = Path(conf).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        return Source(conf=conf, path=path, content=_read_user_file(conf, path))
+    if conf not in names():
+        best = nearest(conf, among=names())
+        hint = f"; did you mean {best}?" if best else ""
+        raise ConfigError(
+            f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml file{hint}"
+        )
+    return Source(conf=conf, path=None, content={})
+
+
 def compose_files(
-    conf: str, groups: Sequence[str], launcher: str, machine: Machine
+    source: Source, groups: Sequence[str], launcher: str, machine: Machine
 ) -> tuple[Tree, str]:
-    """The tree that hydra composes from files, with `${...}` as written, and the preset of
-    conf/hardware. Raises errors of hydra, OmegaConf and yaml.
+    """Return the tree that hydra composes from files, with `${...}` as written, and the preset of
+    conf/hardware. Raises ConfigError.
     """
     OmegaConf.register_new_resolver("with_files", with_files, replace=True)
     OmegaConf.register_new_resolver("with_held_out", with_held_out, replace=True)
     for name, function in hardware.resolvers(machine, launcher).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
-    composed = _hydra if conf == USER_CONFIG else _hydra_once
-    tree, preset = composed(conf, tuple(groups), hardware.preset_for(machine, launcher))
+    fitting = hardware.preset_for(machine, launcher)
+    with readable_errors(source):
+        if source.path is None:
+            tree, preset = _hydra_once(source.conf, tuple(groups), fitting)
+        else:
+            folder = source.path.resolve().parent
+            words = (*groups, f"hydra.searchpath=['file://{folder}']")
+            tree, preset = _hydra(USER_CONFIG, words, fitting)
+    if preset == "cluster" and launcher == "local":
+        raise ConfigError(
+            "hardware=cluster with launcher=local: the preset divides the nodes of a cluster; set"
+            " launcher=ray or launcher=slurm, or leave hardware out"
+        )
     return copy.deepcopy(tree), preset
+
+
+def resolved(tree: Tree, source: Source) -> Tree:
+    """Return the tree with the values of its `${...}`. Raises ConfigError."""
+    with readable_errors(source):
+        values = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+@contextlib.contextmanager
+def readable_errors(source: Source) -> Iterator[None]:
+    """Raise ConfigError, with the file and the line, for an error of hydra, OmegaConf or yaml."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(not_composed(source.conf, source.path, error, names())) from error
 
 
 def _hydra(conf: str, groups: tuple[str, ...], fitting: str) -> tuple[Tree, str]:
@@ -75,7 +141,7 @@ def base() -> Mapping[str, Any]:
     return msgspec.yaml.decode((CONF_DIR / "base.yaml").read_bytes(), type=dict[str, Any])
 
 
-def read_user_file(conf: str, path: Path) -> Tree:
+def _read_user_file(conf: str, path: Path) -> Tree:
     """Return the content of a user's yaml file, which is made known to hydra.
 
     It goes through hydra's store because hydra takes a primary file from one directory only, and

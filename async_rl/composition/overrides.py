@@ -1,6 +1,6 @@
 """`key=value` settings of the command line, in hydra's syntax.
 
-Invariants: the result names only groups, sections and settings that exist, or old names of them;
+Invariants: the result names only groups, sections and settings that exist;
 text needs no quotes (paths with spaces, names that look like numbers); no two overrides name the
 same setting, so their order does not matter.
 """
@@ -8,7 +8,7 @@ same setting, so their order does not matter.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from hydra.errors import HydraException
 
 from async_rl.composition import schema
 from async_rl.composition.choices import KIND, choices_first
-from async_rl.composition.old_names import is_old, present_name
 from async_rl.composition.problems import unknown
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
@@ -96,7 +95,7 @@ def read_overrides(overrides: Sequence[str], directories: Sequence[Path]) -> Ove
     for given in overrides:
         text = _quoted_if_text(given)
         override = _parse(text)
-        wrong = [_unreadable(given)] if override is None else _problems(override, given, groups)
+        wrong = list(_problems(override, given, groups))
         # A long command with a forgotten word would otherwise run with the wrong value.
         name = _name(given)
         if name in first:
@@ -114,8 +113,7 @@ def read_overrides(overrides: Sequence[str], directories: Sequence[Path]) -> Ove
 
 def _name(given: str) -> str:
     """The name of the setting that an override sets, the same for all its forms."""
-    path = given.partition("=")[0].strip()
-    return present_name(path).removesuffix(f".{KIND}")
+    return given.partition("=")[0].strip().removesuffix(f".{KIND}")
 
 
 def _parse(text: str) -> Override | None:
@@ -137,48 +135,52 @@ def _quoted_if_text(given: str) -> str:
     is_text = override is not None and (
         override.is_sweep_override() or not isinstance(override.value(), bool | int | float)
     )
-    if is_text or value[0] in "[\"'":
-        return given
-    return f"{key}={_quoted(value)}"
+    return given if is_text or value[0] in "[\"'" else f"{key}={_quoted(value)}"
 
 
-def _problems(override: Override, given: str, groups: dict[str, list[str]]) -> list[str]:
-    key, value = override.key_or_group, given.partition("=")[2]
-    if override.is_delete() or override.is_add():
-        return [
-            f"{given}: settings can be neither added nor removed; write {key}=<value> to change one"
-        ]
-    if override.is_sweep_override():
-        return [f"{given}: is a choice of several values; write a list as {key}=[a,b]"]
-    if key in groups and isinstance(override.value(), str):
-        hint = "; a model is named by model.path" if key == "model" else ""
-        return (
-            []
-            if value in groups[key]
-            else [f"{given}: conf/{key}/ has {', '.join(groups[key])}{hint}"]
-        )
-    if isinstance(override.value(), dict) and (key in schema.sections() or schema.entry_of(key)):
-        inside = schema.flatten(
-            {str(name): inner for name, inner in override.value().items()}, key + "."
-        )
-        return [unknown(path, schema.show(inner)) for path, inner in inside if not _exists(path)]
-    if _exists(key) or schema.entry_of(key):
-        return []
-    if key in schema.sections():
-        return [f"{given}: {key} is a section; set one of its settings, {key}.<name>=<value>"]
-    return [unknown(key, value)]
+def _problems(
+    override: Override | None, given: str, groups: Mapping[str, list[str]]
+) -> Iterator[str]:
+    """Yield what is wrong with one override: its form, the file that it chooses, or its path."""
+    if override is None:
+        has_value = "=" in given
+        key, _, value = given.partition("=")
+        remedy = f"cannot be read; put the value in quotes, '{key}=\"{value}\"'"
+        yield f"{given}: {remedy if has_value else 'is not of the form key=value'}"
+    elif override.is_delete() or override.is_add():
+        key = override.key_or_group
+        remedy = f"write {key}=<value> to change one"
+        yield f"{given}: settings can be neither added nor removed; {remedy}"
+    elif override.is_sweep_override():
+        key = override.key_or_group
+        yield f"{given}: is a choice of several values; write a list as {key}=[a,b]"
+    elif override.key_or_group in groups and isinstance(override.value(), str):
+        yield from _missing_file(override, given, groups)
+    else:
+        yield from _wrong_paths(override, given)
 
 
-def _exists(path: str) -> bool:
-    choice = path.removesuffix(f".{KIND}")
-    return schema.find(path) is not None or schema.find(choice) is not None or is_old(path)
+def _missing_file(override: Override, given: str, groups: Mapping[str, list[str]]) -> Iterator[str]:
+    group = override.key_or_group
+    if given.partition("=")[2] not in groups[group]:
+        hint = "; a model is named by model.path" if group == "model" else ""
+        yield f"{given}: conf/{group}/ has {', '.join(groups[group])}{hint}"
 
 
-def _unreadable(given: str) -> str:
-    key, equals, value = given.partition("=")
-    if not equals:
-        return f"{given}: is not of the form key=value"
-    return f"{given}: cannot be read; put the value in quotes, '{key}=\"{value}\"'"
+def _wrong_paths(override: Override, given: str) -> Iterator[str]:
+    key, value = override.key_or_group, override.value()
+    is_section = key in schema.sections()
+    if isinstance(value, dict) and (is_section or schema.entry_of(key)):
+        inside = schema.flatten({str(name): inner for name, inner in value.items()}, f"{key}.")
+        yield from (unknown(path, schema.show(inner)) for path, inner in inside if not _is(path))
+    elif not _is(key) and not schema.entry_of(key):
+        remedy = f"{key} is a section; set one of its settings, {key}.<name>=<value>"
+        yield f"{given}: {remedy}" if is_section else unknown(key, given.partition("=")[2])
+
+
+def _is(path: str) -> bool:
+    """Return whether there is a setting of this path, or a choice whose `kind` it names."""
+    return bool(schema.find(path) or schema.find(path.removesuffix(f".{KIND}")))
 
 
 def _groups(directories: Sequence[Path]) -> dict[str, list[str]]:

@@ -14,7 +14,6 @@ import msgspec
 from pydantic import ValidationError
 
 from async_rl.composition.choices import KIND, value_at
-from async_rl.composition.old_names import removal
 from async_rl.composition.schema import (
     Setting,
     entry_of,
@@ -55,8 +54,6 @@ def known_names() -> dict[str, str]:
 
 def unknown(path: str, value: str) -> str:
     """The problem of a key that does not exist."""
-    if (reason := removal(path)) is not None:
-        return f"{path}={value}: is no longer a setting: {reason}; leave it out"
     inner = entry_of(path)
     # By meaning first: likeness of letters leads from learning_rate to learner.minibatches.
     best = known_names().get(path.rpartition(".")[2])

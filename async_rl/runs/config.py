@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from async_rl.composition.choices import expand
-from async_rl.composition.old_names import modernized
 from async_rl.composition.problems import problems_of
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -18,16 +17,15 @@ def config_of(run_dir: Path) -> RunConfig:
     """Read the run's resolved configuration. Raises ConfigError if it cannot be read."""
     try:
         tree = msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=dict[str, Any])
-        present = modernized(tree)
-        expand(present)
-        problems = problems_of(present)
+        expand(tree)
+        problems = problems_of(tree)
         if problems:
             first = next(iter(problems.values()))
             raise ConfigError(
                 f"{run_dir}/config.yaml is damaged or of another version of async_rl ({first});"
                 " restore it from a copy, or read this run with the version that made it"
             )
-        return RunConfig.model_validate(present)
+        return RunConfig.model_validate(tree)
     except (OSError, msgspec.DecodeError) as error:
         reason = " ".join(str(error).split())  # a YAML error has several lines
         raise ConfigError(

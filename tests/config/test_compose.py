@@ -212,7 +212,6 @@ def test_an_override_that_hydra_would_misread_is_refused(override: str, expected
         ("learner.ranks=1", "learner.ranks=2"),
         ("learner.ranks=1", "learner.ranks=1"),
         ("algorithm.policy_loss=gspo", "algorithm.policy_loss.kind=cispo"),
-        ("timeouts.call_s=9", "network.call_timeout_s=8"),  # an old name of the same setting
         ("algorithm=grpo", "algorithm=ppo"),
     ],
 )

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from async_rl.composition.compose import compose, to_yaml
-from async_rl.composition.old_names import modernized
 from async_rl.config.generation import LoraAdapter
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.api import resuming
@@ -100,16 +99,6 @@ def test_a_host_that_does_not_run_is_refused(tmp_path: Path) -> None:
     run_dir = host(tmp_path, LORA, "model.lora.slots=2")
     (run_dir / "control.json").unlink()
     assert "first has no processes yet" in problems(run_dir)[0]
-
-
-def test_an_older_run_with_an_adapter_merges_it() -> None:
-    lora = {"kind": "lora", "rank": 16, "alpha": 32, "targets": []}
-    assert modernized({"model": {"lora": lora}})["model"]["lora"] == lora | {
-        "slots": 0,
-        "host": None,
-    }
-    for older in ({"model": {"lora": {"kind": "none"}}}, {"model": {"path": None}}):
-        assert modernized(older)["model"]["lora"] == {"kind": "none"}
 
 
 def test_a_resumed_run_may_have_another_host_but_no_other_rank(tmp_path: Path) -> None:
