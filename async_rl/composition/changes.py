@@ -1,4 +1,4 @@
-"""The settings in which two configurations differ."""
+"""The settings that differ between two configurations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ Changes = dict[str, tuple[object, object]]
 
 def changes(before: RunConfig, after: RunConfig) -> Changes:
     """Return the settings that differ, by path: the old value and the new one."""
+    # By path, so that a parameter of a variant that only one of the two chose counts as a change.
     old = dict(schema.flatten(as_builtins(before)))
     new = dict(schema.flatten(as_builtins(after)))
     paths = {**old, **new}

@@ -52,6 +52,7 @@ def choices_first(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
     def rank(setting: tuple[str, Any]) -> tuple[bool, int]:
         path, value = setting
+        # False sorts first. An inner choice belongs to a variant of the outer choice.
         return (False, path.count(".")) if is_choice(path, value) else (True, 0)
 
     return sorted(values, key=rank)
@@ -67,11 +68,13 @@ def expand(tree: Tree) -> None:
     for choice, by_kind in variants().items():
         *parents, leaf = choice.split(".")
         for parent in _nodes(tree, parents):
+            # list: the loop replaces entries of the mapping.
             for name in list(parent) if leaf == "*" else [leaf]:
                 node = _as_mapping(parent.get(name))
                 if isinstance(node, dict) and _FUNCTION in by_kind:
                     node = _with_function(node, by_kind)
                 if isinstance(node, dict) and node.get(KIND) in by_kind:
+                    # deepcopy: `variants` is cached, and later overrides change the tree in place.
                     given = {KIND: node[KIND], **copy.deepcopy(by_kind[node[KIND]])}
                     parent[name] = merged(given, node)
 
@@ -88,6 +91,7 @@ def merged(base: Tree, over: Mapping[str, Any]) -> Tree:
     result = dict(base)
     for name, value in over.items():
         before = _as_mapping(result.get(name))
+        # A list is replaced as a whole, as hydra does: nobody expects files to be appended.
         if isinstance(value, Mapping) and isinstance(before, dict):
             result[name] = merged(before, value)
         else:
@@ -109,6 +113,8 @@ def put(tree: Tree, path: str, value: Any) -> None:
     before = _as_mapping(node.get(leaf))
     if is_choice(choice, value) and isinstance(before, dict) and before.get(KIND) == value:
         return  # a file may have set parameters of the variant that the command line names again
+    # A mapping without `kind` changes parameters of the present variant; with `kind` it replaces
+    # the variant and all of its parameters.
     is_change = isinstance(value, dict) and isinstance(before, dict) and KIND not in value
     node[leaf] = merged(before, value) if is_change else value
 
@@ -130,8 +136,10 @@ def drop_if_foreign(tree: Tree, path: str) -> str | None:
         choice = ".".join(names[:depth])
         node = next(_nodes(tree, names[:depth]), None)
         by_kind = variants_of(choice)
+        # An unknown variant is reported by the schema, which has the better message.
         if by_kind is None or node is None or node.get(KIND) not in by_kind:
             continue
+        # Only the first part below the choice can be foreign: deeper parts belong to inner choices.
         if names[depth] != KIND and names[depth] not in by_kind[node[KIND]]:
             node.pop(names[depth], None)
             return f"{choice}={node[KIND]}"
@@ -143,7 +151,7 @@ def _as_mapping(value: Any) -> Any:
 
 
 def _nodes(tree: Any, names: list[str]) -> Iterator[Tree]:
-    """The mappings at a path, in which `*` stands for any name."""
+    """Yield the mappings at a path; `*` in the path stands for any name."""
     if not isinstance(tree, dict):
         return
     if not names:

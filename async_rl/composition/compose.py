@@ -86,6 +86,7 @@ def as_written(conf: str) -> Tree:
 
 def write_config(config: RunConfig, path: Path) -> None:
     """Write the resolved configuration; it must not exist yet, since it is written once."""
+    # x: two launches of the same name must not share a directory.
     with path.open("x") as file:
         file.write(to_yaml(config))
 
@@ -101,6 +102,8 @@ def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[Ru
     with _all_problems(given):
         tree, preset = compose_files(source, given.groups, _launcher_of(source, given), machine)
         config = _finished(tree, given, source)
+    # What the person wrote stays as written; only settings that nobody chose are fitted to the
+    # machine.
     chosen = dict(schema.flatten(_with_values(source.content, given))).keys()
     return fit_to_machine(config, machine, preset, chosen), preset
 
@@ -118,6 +121,7 @@ def _all_problems(given: Overrides) -> Iterator[None]:
 
 def _with_values(tree: Tree, given: Overrides) -> Tree:
     """Return the tree with the values of the overrides, whose variants reset their parameters."""
+    # The tree of a name from conf/ is cached for the life of the process.
     tree = copy.deepcopy(tree)
     for path, value in given.values:
         put(tree, path, value)
@@ -129,7 +133,7 @@ def _launcher_of(source: Source, given: Overrides) -> str:
     tree = {"launcher": base()["launcher"], **source.content}
     chosen = _with_values(tree, given)["launcher"]
     name = chosen.get(KIND) if isinstance(chosen, dict) else chosen
-    # The schema reports an unknown name; until then no preset may ask for its nodes.
+    # The schema reports an unknown name; until then no preset may use its nodes.
     return name if name in variants()["launcher"] else "local"
 
 
@@ -137,6 +141,7 @@ def _finished(tree: Tree, given: Overrides, source: Source) -> RunConfig:
     """Return the configuration of the files' tree and the overrides. Raises ConfigError."""
     tree = _with_values(tree, given)
     expand(tree)
+    # After `expand`: parameters of a variant may refer to other settings, as in ${num_steps}.
     tree = resolved(tree, source)
     for path, setting in schema.settings().items():
         _amend(tree, path, is_list_of_strings=setting.is_list_of_strings)
@@ -146,6 +151,7 @@ def _finished(tree: Tree, given: Overrides, source: Source) -> RunConfig:
         tree["num_steps"] = 1
     problems = problems_of(tree)
     if problems:
+        # An override wins over the file, so a wrong value of both is the fault of the override.
         in_file = dict(schema.flatten(source.content)).keys() - dict(given.values).keys()
         lines = (
             f"{source.place(path)}: {text}" if path in in_file else text
@@ -155,6 +161,7 @@ def _finished(tree: Tree, given: Overrides, source: Source) -> RunConfig:
     config = RunConfig.model_validate(tree)
     if not by_epochs:
         return config
+    # Counting reads the data files, with pyarrow for some of them.
     from async_rl.data.epochs import steps_of_epochs
 
     return replace(config, num_steps=steps_of_epochs(config))
@@ -182,6 +189,7 @@ def _amend(tree: dict[str, Any], path: str, *, is_list_of_strings: bool) -> None
         return
     if is_list_of_strings and isinstance(node[leaf], str):
         node[leaf] = [node[leaf]]
+    # Absolute, because the processes of the run start in other directories.
     if path in PATH_SETTINGS:
         node[leaf] = (
             [_path_or_source(v) for v in node[leaf]]

@@ -161,7 +161,7 @@ def _read_user_file(conf: str, path: Path) -> Tree:
     defaults = node.get("defaults") if isinstance(node, DictConfig) else None
     if not isinstance(defaults, ListConfig):
         raise ConfigError(
-            f"conf={conf}: must begin with the configuration it builds on, as in 'defaults:"
+            f"conf={conf}: must start with the configuration that it builds on, as in 'defaults:"
             " [ppo_code, _self_]'"
         )
     if "_self_" not in defaults:
