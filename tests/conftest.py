@@ -7,12 +7,10 @@ with live runs that measure time, or that use most of the machine, are one group
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import signal
-import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import hypothesis
@@ -20,8 +18,6 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-from async_rl.composition import compose as composition
-from async_rl.config.run import RunConfig
 from async_rl.core.extras import EXTRA_OF
 
 # Without a deadline: an example that takes 0.3 s on a busy machine is no failure.
@@ -48,45 +44,6 @@ DEADLINE = "test_past_the_deadline_the_run_ends_with_that_sentence"
 """A run of STALLS stands still for two minutes until this test. The other modules of ALONE run
 meanwhile.
 """
-
-
-Compose = Callable[[str, Sequence[str]], RunConfig]
-ABOUT_COMPOSITION = ("/tests/config/", "/tests/cli/", "/tests/repo/")
-"""Folders whose tests are about composition itself, with its warnings and files."""
-
-
-def composed_once(compose: Compose) -> Callable[..., RunConfig]:
-    """Compose each (conf, overrides) once per process: 0.2 s of processor time, for hundreds of
-    tests. A configuration is frozen, so they can share it.
-
-    What else a composition depends on is in the key (directory, machine, environment) or is never
-    cached: files and modules that an override names, and callers other than these tests.
-    """
-
-    @functools.cache
-    def cached(conf: str, overrides: tuple[str, ...], *_: object) -> RunConfig:
-        return compose(conf, overrides)
-
-    @functools.wraps(compose)
-    def wrapper(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
-        caller = sys._getframe(1).f_code.co_filename
-        is_about = any(folder in caller for folder in ABOUT_COMPOSITION)
-        if "/tests/" in caller and not is_about:
-            # Helpers put their common settings before those of a test, of which the last counts.
-            overrides = list({word.partition("=")[0]: word for word in overrides}.values())
-        names_files = any(set("/:") & set(word) or ".py" in word for word in (conf, *overrides))
-        if "/tests/" not in caller or is_about or names_files:
-            return compose(conf, overrides)
-        variables = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-        key = (os.getcwd(), composition.this_machine(), frozenset(variables.items()))
-        return cached(conf, tuple(overrides), *key)
-
-    return wrapper
-
-
-# Before any test module imports them.
-composition.compose = composed_once(composition.compose)
-composition.compose_unchecked = composed_once(composition.compose_unchecked)
 
 
 NO_TORCH = importlib.util.find_spec("torch") is None

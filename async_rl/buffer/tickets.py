@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 
 from async_rl.buffer.changes import Admitted, PromptsLeft
+from async_rl.buffer.checks import check_trajectory
 from async_rl.buffer.groups import OpenGroup, Recovered
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import num_drawn, sampling_of
-from async_rl.core.checks import check_trajectory
 from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Group, Purpose, Ticket
 from async_rl.data.run_prompts import RunPrompts

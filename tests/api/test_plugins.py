@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.config.plugins import DATA_SOURCE, ENGINE, REWARD, load_function
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine

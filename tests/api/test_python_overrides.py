@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from composing import compose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.composition.choices import CONF_DIR
-from async_rl.composition.compose import compose
 from async_rl.composition.overrides import as_words, read_overrides
 from async_rl.core.errors import ConfigError
 

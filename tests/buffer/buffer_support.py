@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from composing import compose_unchecked
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.store import Store
-from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.types import (

@@ -10,9 +10,9 @@ import random
 import statistics
 
 import pytest
+from composing import compose, compose_unchecked
 
 from async_rl.buffer.evaluation import PromptResult, evaluation_scalars, interval, majority
-from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.checks.run import problems
 from async_rl.core.types import AnswerTest, AssertTest, CodeProblem
 from async_rl.rewards.votes import vote_of

@@ -198,7 +198,8 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(
     """The writer prints each group id after its flush; it is killed in the middle of writing the
     next ones.
     """
-    environment = {**os.environ, "PYTHONPATH": str(WRITER.parent), "OMP_NUM_THREADS": "1"}
+    path = f"{WRITER.parent}:{WRITER.parents[1]}"
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, str(WRITER), str(tmp_path / "store.sqlite")],
         stdout=subprocess.PIPE,

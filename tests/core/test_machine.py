@@ -8,8 +8,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.composition.hardware import described, preset_for
 from async_rl.config.checks.machine import machine_problems
 from async_rl.core import machine

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from async_rl.composition.compose import compose_unchecked
+from composing import compose_unchecked
+
 from async_rl.config.run import RunConfig
 from async_rl.data.embedded import TinyCoder
 

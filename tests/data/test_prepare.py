@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from composing import compose_unchecked
 from data_support import SMALL_MODEL, make_config
 
-from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError

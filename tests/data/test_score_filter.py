@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from composing import compose_unchecked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.data.order import PromptOrder

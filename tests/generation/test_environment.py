@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.core.errors import ConfigError
 from async_rl.generation.engine import read_model_facts
 from async_rl.generation.environment import gently, prepare_environment

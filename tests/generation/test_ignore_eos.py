@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from composing import compose
 from generation_support import END_TOKENS, make_model, weights_of, worst_difference
 
-from async_rl.composition.compose import compose
 from async_rl.core.types import Sampling
 from async_rl.generation.engine import Completion, engine_opener
 from async_rl.weights.publisher import WeightPublisher, tensor_spec

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.config.checks.vllm_extra import extra_arguments, extra_problems, tool_parser
 from async_rl.core.errors import ConfigError
 from async_rl.generation.vllm import surface

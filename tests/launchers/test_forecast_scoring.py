@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from composing import compose_unchecked
 from test_forecast import BASE, group_times, profile, rate, recorded
 
 from async_rl.buffer.store.times import GroupTimes
-from async_rl.composition.compose import compose_unchecked
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.explain import predict
 from async_rl.runs.forecast.recorded import Recorded, Work

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import needs

@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine

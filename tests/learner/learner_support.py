@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from composing import compose
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Purpose, Score, Trajectory
 from async_rl.learner.optimizer import Applied, ModelOptimizer

@@ -8,8 +8,8 @@ import itertools
 
 import pytest
 import torch
+from composing import compose_unchecked
 
-from async_rl.composition.compose import compose_unchecked
 from benchmarks import bias
 
 

@@ -14,7 +14,7 @@ from async_rl.algorithms.losses import token_weights
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import Pass, pack
-from async_rl.core.checks import check_trajectory
+from async_rl.buffer.checks import check_trajectory
 from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Group, Trajectory
 

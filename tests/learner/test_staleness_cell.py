@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from composing import compose
 from msgspec.structs import replace
 
-from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import CallTest, CodeProblem, Group, Prompt

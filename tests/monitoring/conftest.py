@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 

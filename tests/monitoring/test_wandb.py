@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine

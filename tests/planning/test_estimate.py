@@ -1,8 +1,8 @@
 """Facts about what a run amounts to before it starts."""
 
 import pytest
+from composing import compose, compose_unchecked
 
-from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.core.machine import Machine
 from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import (

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from composing import compose, compose_unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.batching.batch import Sizes
 from async_rl.batching.partition import cost_tokens, minibatches
-from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.planning.estimate import memory_mb
 from async_rl.planning.learner_memory import minibatch_tokens
 from async_rl.planning.shape import shape_from_hf

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
 from async_rl.rewards.answers import boxed, is_right

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from composing import compose
 from rewards_support import LIMITS
 
-from async_rl.composition.compose import compose
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, CodeProblem, Prompt, StdinTest, Verdict
 from async_rl.rewards.memo import Judged

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from composing import compose_unchecked
 from rewards_support import LIMITS
 
-from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.rewards import SandboxConfig, VerifiersConfig
 from async_rl.core.errors import ConfigError

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from composing import compose, compose_unchecked
 from verifier_support import verifier_process
 
-from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
 from async_rl.config.plugins import short_name

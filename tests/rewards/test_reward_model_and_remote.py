@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from composing import compose
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -27,7 +28,6 @@ from transformers import (
 )
 from verifier_support import TOKEN, serve, verifier, verifier_process
 
-from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.rewards import RemoteTerm, RewardModelTerm
 from async_rl.config.run import RunConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.config.reward_terms import Part, functions_of, terms_of
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import cast
 
 import uvicorn
+from composing import compose_unchecked
 from rewards_support import LIMITS
 from starlette.types import ASGIApp
 
-from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.rewards import VerifiersConfig
 from async_rl.config.run import RunConfig

@@ -17,8 +17,8 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import pytest
+from composing import compose, compose_unchecked
 
-from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.checks.run import problems
 from async_rl.core.errors import AgentError, ConfigError, Unavailable, root_cause
 from async_rl.core.machine import this_machine

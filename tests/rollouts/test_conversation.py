@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from composing import compose, compose_unchecked
 from rich.console import Console
 
-from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.checks.run import problems
 from async_rl.config.plugins import load_rollout
 from async_rl.core.errors import ConfigError

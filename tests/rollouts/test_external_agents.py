@@ -15,11 +15,11 @@ import httpx
 import msgspec
 import openai
 import pytest
+from composing import compose, compose_unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_agents import TESTS, Alphabet, Judge, Parrot, ticket
 
-from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.checks.run import problems
 from async_rl.core.errors import AgentError, NotTaken, root_cause
 from async_rl.core.types import Group

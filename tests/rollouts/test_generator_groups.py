@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import EngineDead, RewardError, Unavailable, WeightsError, root_cause
 from async_rl.core.types import (

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.core.errors import AsyncRLError, EngineDead, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, IntArray, Sampling
 from async_rl.generation.engine import Completion

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from composing import compose
 from test_generator_groups import Letters, ScriptedEngine
 
-from async_rl.composition.compose import compose
 from async_rl.core.errors import Superseded
 from async_rl.observability.activity import Activity
 from async_rl.processes.generator import Generator

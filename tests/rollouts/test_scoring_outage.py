@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from composing import compose
 from test_generator_groups import ScriptedScorer, scripted_groups, ticket_of
 
-from async_rl.composition.compose import compose
 from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
 from async_rl.core.types import Group, Prompt, Score
 from async_rl.observability.activity import Activity

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from composing import compose_unchecked
 
-from async_rl.composition.compose import compose_unchecked
 from async_rl.core.errors import DeadlineExceeded
 from async_rl.observability.activity import Activity
 from async_rl.protocol.learner import TakeBatch, TakenGroups

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose, write_config
+from async_rl.composition.compose import write_config
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.membership import Heartbeat, Members, NextBeat, Register, WatchMembers
 from async_rl.protocol.schema import message_schema

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose, write_config
+from async_rl.composition.compose import write_config
 from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Role
 from async_rl.protocol.schema import message_schema

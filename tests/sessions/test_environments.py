@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import compose
 from sessions_support import CHATML, endpoint, open_session
 
-from async_rl.composition.compose import compose
 from async_rl.sessions.session import Session
 from async_rl.sessions.worker import Endpoint
 

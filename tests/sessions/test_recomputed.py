@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from composing import compose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions_support import TEMPLATES, Words
@@ -29,8 +30,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
-from async_rl.composition.compose import compose
-from async_rl.core.checks import check_trajectory
+from async_rl.buffer.checks import check_trajectory
 from async_rl.core.types import (
     CodeProblem,
     Group,

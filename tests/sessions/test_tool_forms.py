@@ -17,11 +17,11 @@ import anthropic
 import numpy as np
 import openai
 import pytest
+from composing import compose
 from sessions_support import END, Policy, endpoint, open_session
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from async_rl.composition.compose import compose
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.frozen import frozen

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.protocol.membership import Heartbeat, Register
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry

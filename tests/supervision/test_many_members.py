@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import compose
 from msgspec.structs import replace
 
-from async_rl.composition.compose import compose
 from async_rl.core.codec import encode
 from async_rl.monitoring.rates import Rates
 from async_rl.observability import catalogue

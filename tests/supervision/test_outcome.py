@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose, write_config
+from async_rl.composition.compose import write_config
 from async_rl.processes.supervisor import run_supervised
 from async_rl.runs.status import RunState, status_of
 from async_rl.supervision import outcome

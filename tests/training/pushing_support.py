@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.observability.activity import Activity
 from async_rl.protocol.membership import Expel, Member, Members
 from async_rl.protocol.weights import Manifest

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from composing import compose
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DeadlineExceeded, WeightsError
 from async_rl.core.types import Sampling

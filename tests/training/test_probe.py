@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.core.errors import WeightsError
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.generator import Logprobs, Probe

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from composing import compose, compose_unchecked
 from warm_processes import script_process
 
-from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.core.errors import ConfigError, NonFiniteError, Superseded
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import on_cluster

@@ -12,9 +12,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from composing import compose_unchecked
 from warm_processes import warm_context
 
-from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import as_builtins
 from async_rl.training import replaying
 from async_rl.training.replays import Plan

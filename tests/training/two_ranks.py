@@ -28,6 +28,7 @@ from async_rl.training.ranks import Rank, TrainingPool
 from async_rl.wire.keys import create_keys, load_keys
 from async_rl.wire.rpc import RpcClient, RpcServer
 
+sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parents[1] / "learner"))
 
 from learner_support import make_groups

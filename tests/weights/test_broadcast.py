@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from composing import compose, compose_unchecked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import BroadcastBroken, WeightsError
 from async_rl.protocol.membership import Member

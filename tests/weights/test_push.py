@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from composing import compose_unchecked
 
-from async_rl.composition.compose import compose_unchecked
 from async_rl.core.errors import BlockUnreachable, Unavailable, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member

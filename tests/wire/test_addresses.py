@@ -4,8 +4,8 @@ import socket
 
 import psutil
 import pytest
+from composing import compose
 
-from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.running import NetworkConfig
 from async_rl.core.errors import ConfigError, Unavailable
