@@ -13,6 +13,7 @@ import collections
 import heapq
 from dataclasses import dataclass, field
 
+from async_rl.buffer import queries
 from async_rl.buffer.state import BufferState
 from async_rl.config.pools import GENERATORS, generator_pools, pool_of, purposes_of
 from async_rl.config.run import RunConfig
@@ -92,21 +93,21 @@ class ParkedRequests:
         """Hand out the tickets that admission allows."""
         # Evaluation first: its groups are few, and its result is wanted for the present step.
         for purpose in (Purpose.EVAL, Purpose.TRAIN):
-            if self._state.num_free(purpose, now_s) > 0:
+            if queries.num_free(self._state, purpose, now_s) > 0:
                 self._serve(purpose, now_s)
 
     def _serve(self, purpose: Purpose, now_s: float) -> None:
         loads = []
         for order, (name, parked) in enumerate(self._parked.items()):
             if purpose in parked.purposes and parked.credit > 0:
-                loads.append((self._state.num_of_generator(name), order, name))
+                loads.append((self._state.admission.num_of_generator(name), order, name))
         # One ticket at a time, to the generator with the fewest groups. In the order of arrival the
         # first generator would get all free tickets, and the others would be idle.
         heapq.heapify(loads)
         # A generator that is refused a training ticket because of its old weights loads newer ones
         # soon. Without a reserve, the others would take its share in the meantime.
         num_reserved = collections.Counter[str]()
-        while loads and num_reserved.total() < self._state.num_free(purpose, now_s):
+        while loads and num_reserved.total() < queries.num_free(self._state, purpose, now_s):
             load, order, name = loads[0]
             parked = self._parked[name]
             ticket = self._state.hand_out(
@@ -136,7 +137,7 @@ class ParkedRequests:
         """Return why a parked generator gets no training group; empty if each would get one."""
         for parked in self._parked.values():
             if Purpose.TRAIN in parked.purposes:
-                refusal = self._state.refusal(parked.version, parked.purposes)
+                refusal = queries.refusal(self._state, parked.version, parked.purposes)
                 if refusal:
                     return refusal
         return ""
@@ -145,9 +146,14 @@ class ParkedRequests:
         """The evaluation that waits because no generator of its pools asks for work, or an empty
         string.
         """
-        version = self._state.waiting_evaluation()
+        version = self._state.admission.waiting_evaluation()
         is_served = any(Purpose.EVAL in parked.purposes for parked in self._parked.values())
-        if version is None or not self._evaluators or is_served or self._state.is_evaluating:
+        if (
+            version is None
+            or not self._evaluators
+            or is_served
+            or queries.is_evaluating(self._state)
+        ):
             return ""
         pools = ", ".join(self._evaluators)
         return f"evaluation of version {version}: no generator of {pools} asks for work"
@@ -162,7 +168,7 @@ class ParkedRequests:
             reasons.append(f"groups: {learner_waits_for}")
             if refusal:
                 reasons.append(refusal)
-            elif self._state.queue()["generating"] == 0:
+            elif self._state.admission.num_generating == 0:
                 reasons.append("no generator asks for work")
         elif refusal:
             reasons.append(f"admission: {refusal}")

@@ -112,6 +112,12 @@ class Replay:
         """The version whose batch is taken next."""
         return self.learner_version + len(self.leases)
 
+    def check_leased(self, train_version: int, group_ids: Iterable[int]) -> None:
+        """Raise ProtocolError unless all groups are of the leased batch of this version."""
+        unknown = sorted(set(group_ids) - set(_ids(self.leases.get(train_version, ()))))
+        if unknown:
+            raise ProtocolError(f"groups {unknown} are not leased for version {train_version}")
+
     def num_before(self, group_id: int) -> int:
         """Leased and ready groups that are trained before an unplanned group with this id."""
         num_before = self.num_leased

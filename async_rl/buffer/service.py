@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from async_rl.buffer.kept_groups import KeptGroups
 from async_rl.buffer.parked import ParkedRequests
+from async_rl.buffer.queries import refusal
 from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
 from async_rl.config.run import RunConfig
@@ -100,7 +101,7 @@ class BufferService:
             self._parked.withdraw(parked)
         waits_for = ""
         if not parked.tickets:
-            waits_for = self.state.refusal(parked.version, parked.purposes)
+            waits_for = refusal(self.state, parked.version, parked.purposes)
         await self._stored()  # first: a ticket that a crash forgets would be issued twice
         return Work(tickets=parked.tickets, waits_for=waits_for)
 
@@ -111,11 +112,11 @@ class BufferService:
         try:
             self.state.complete(group)
         except ProtocolError as error:
-            refusal = f"group {group.group_id} of {group.generator} is refused: {error}"
-            _log.warning("%s", refusal)
-            self.state.refuse(group, refusal)
+            message = f"group {group.group_id} of {group.generator} is refused: {error}"
+            _log.warning("%s", message)
+            self.state.refuse(group, message)
             await self._confirm()
-            raise ProtocolError(refusal) from error
+            raise ProtocolError(message) from error
         return await self._confirm()
 
     async def fail_group(self, request: FailGroup) -> Message:
@@ -185,7 +186,7 @@ class BufferService:
         """Reply with sequences of a leased batch."""
         group_ids = {group_id for group_id, _ in request.samples}
         # A batch that a rank reads ahead may have been dropped; its groups would stay in memory.
-        self.state.check_leased(request.train_version, group_ids)
+        self.state.replay.check_leased(request.train_version, group_ids)
         groups = {group.group_id: group for group in await self._groups.load(group_ids)}
         samples = [groups[name].trajectories[n] for name, n in request.samples]
         return Sequences(trajectories=samples)
@@ -221,7 +222,7 @@ class BufferService:
     async def history(self, _: GetHistory) -> Message:
         """Reply with the versions that the learner may start from."""
         await self._stored()
-        return History(first=self._store.forgotten_before, last=self.state.last_start)
+        return History(first=self._store.forgotten_before, last=self.state.replay.last_start)
 
     async def drop_batch(self, request: DropBatch) -> Message:
         """The learner failed on this batch: drop its groups, return those of later leases."""

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from async_rl.buffer import changes
+from async_rl.buffer.admission import Admission, Gate
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.leases import Leases
 from async_rl.buffer.lives import Lives
-from async_rl.buffer.outage import MOST_SPARED
+from async_rl.buffer.outage import MOST_SPARED, Outage
 from async_rl.buffer.progress import EvaluationProgress
-from async_rl.buffer.queries import BufferQueries
-from async_rl.buffer.replay import Take
+from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError
@@ -32,21 +33,47 @@ from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpo
 from async_rl.data.run_prompts import RunPrompts
 
 
-class BufferState(BufferQueries):
+class BufferState:
     """The groups of one run. recovered: the content of the store; its open groups keep their
     generators, which may still put them.
+
+    admission has the open groups and replay the finished ones. Others read both, directly or
+    through queries.py; only the commands change them.
     """
 
     def __init__(
         self, config: RunConfig, prompts: RunPrompts, recovered: Recovered, *, now_s: float
     ) -> None:
         buffer = config.buffer
-        super().__init__(config, recovered, now_s=now_s)
+        self.outage = Outage()
+        self.replay = Replay(
+            groups_per_step=buffer.groups_per_step,
+            max_staleness_versions=buffer.max_staleness_versions,
+            over_age=buffer.over_age,
+            exact_until=config.num_steps if buffer.exact_age else 0,
+            learner_version=recovered.learner_version,
+            ready=recovered.ready,
+            leased=recovered.leased,
+        )
+        self.admission = Admission(
+            Gate(
+                groups_per_step=buffer.groups_per_step,
+                max_staleness_versions=buffer.max_staleness_versions,
+                num_steps=config.num_steps,
+            ),
+            self.replay,
+            max_attempts=config.generation.max_attempts,
+            # The monotonic clock of the process before the restart means nothing in this one, so
+            # the time limits of their tickets start again.
+            groups=[replace(group, issued_s=now_s) for group in recovered.open],
+            next_group_id=recovered.next_group_id,
+            next_index=recovered.next_index,
+        )
         self.drops: Counter[str] = Counter()
         self.num_refused = 0
         self.num_trained = 0
         self._tickets = Tickets(config, prompts, recovered)
-        self._leases = Leases(config, self._admission.generators(), now_s)
+        self._leases = Leases(config, self.admission.generators(), now_s)
         self._evaluations = EvaluationProgress(recovered)
         self.finished_evaluations = self._evaluations.finished
         self.lives = Lives(recovered.lives)
@@ -60,6 +87,11 @@ class BufferState(BufferQueries):
                 self.num_trained += count
             elif state == GroupState.DROPPED:
                 self.drops[reason] = count
+
+    @property
+    def learner_version(self) -> int:
+        """The version that the learner committed last."""
+        return self.replay.learner_version
 
     def drain_changes(self) -> list[changes.Change]:
         """Return the changes since the last call, oldest first."""
@@ -76,7 +108,7 @@ class BufferState(BufferQueries):
         self, purpose: Purpose, *, generator: str, incarnation: str, version: int, now_s: float
     ) -> Ticket | None:
         """Return a ticket for the next group of this purpose; None if the generator is refused."""
-        group = self._admission.hand_out(
+        group = self.admission.hand_out(
             purpose, generator=generator, incarnation=incarnation, version=version, now_s=now_s
         )
         if group is None:
@@ -95,18 +127,18 @@ class BufferState(BufferQueries):
 
         known: the groups whose tickets the generator has.  most: tickets to return.
         """
-        groups = self._admission.of_generator(generator)
+        groups = self.admission.of_generator(generator)
         lost = [group.group_id for group in groups if group.group_id not in known][:most]
         # The learner may have gone back since the first hand-out, and the weights with it.
-        self._admission.lower_version(lost, version)
-        return [self._tickets.ticket(self._admission.open[group_id]) for group_id in lost]
+        self.admission.lower_version(lost, version)
+        return [self._tickets.ticket(self.admission.open[group_id]) for group_id in lost]
 
     def complete(self, group: Group) -> None:
         """All samples of the group arrived. Raises ProtocolError if it is not a valid group of this
         run; `refuse` it then.
         """
-        known = self._admission.open.get(group.group_id)
-        if not 0 <= group.group_id < self._admission.next_group_id:
+        known = self.admission.open.get(group.group_id)
+        if not 0 <= group.group_id < self.admission.next_group_id:
             raise ProtocolError(
                 f"group {group.group_id} was not issued here; its generator may be of another run"
             )
@@ -117,7 +149,7 @@ class BufferState(BufferQueries):
         self._tickets.check(group, known, newest_version=self._newest_version)
         summary = summarize(group)
         self.outage.end()
-        self._admission.close(group.group_id)
+        self.admission.close(group.group_id)
         self._changes.append(changes.Completed(group=group, summary=summary))
         if known.purpose is Purpose.EVAL:
             self._evaluations.end_group(known.evaluation)
@@ -135,7 +167,7 @@ class BufferState(BufferQueries):
             oldest_version=summary.oldest_version,
             newest_version=summary.newest_version,
         )
-        self._replay.put(stored)
+        self.replay.put(stored)
 
     def refuse(self, group: Group, message: str) -> None:
         """Count a group that `complete` refused, and end its attempt."""
@@ -146,7 +178,7 @@ class BufferState(BufferQueries):
         """End the attempt; the group is dropped after generation.max_attempts of them, not counting
         the first ones of an outage, and those in which no program took a session.
         """
-        group = self._admission.open.get(group_id)
+        group = self.admission.open.get(group_id)
         if group is None or group.attempt != attempt or group.state is not GroupState.GENERATING:
             return
         is_outage = reason is DropReason.SCORING_OUTAGE
@@ -160,7 +192,7 @@ class BufferState(BufferQueries):
         """The generator (this incarnation, or any if empty) is gone. is_spared: its attempts do not
         count, because it was asked to leave.
         """
-        groups = self._admission.of_generator(generator)
+        groups = self.admission.of_generator(generator)
         if incarnation:
             groups = [group for group in groups if group.incarnation == incarnation]
         message = f"{generator}: {message}"
@@ -168,31 +200,31 @@ class BufferState(BufferQueries):
 
     def replace(self, generator: str, incarnation: str) -> None:
         """The generator runs as this incarnation, so groups of others are handed out again."""
-        groups = self._admission.of_generator(generator)
+        groups = self.admission.of_generator(generator)
         replaced = [group for group in groups if group.incarnation != incarnation]
         self._return_tickets(replaced, DropReason.GENERATOR_LOST, "replaced")
 
     def expire(self, alive: Iterable[str], now_s: float) -> list[str]:
         """Lose the silent generators and the late tickets; return the names of the generators."""
         self._leases.heard(alive, now_s)
-        silent = self._leases.silent(self._admission.generators(), now_s)
+        silent = self._leases.silent(self.admission.generators(), now_s)
         for name in silent:
             self.lose(name, f"silent for {self._leases.lease_s:g} s (3 x timeouts.call_s)")
         message = f"neither delivered nor reported as failed for {self._leases.ticket_s:g} s"
-        late = self._leases.late(self.open, now_s)
+        late = self._leases.late(self.admission.open.values(), now_s)
         self._return_tickets(late, DropReason.GENERATOR_LOST, message)
         return silent
 
     def next_expiry_s(self, now_s: float) -> float:
         """The time at which `expire` has to be called again."""
-        return self._leases.next_end_s(self.open, now_s)
+        return self._leases.next_end_s(self.admission.open.values(), now_s)
 
     # ---- commands of the learner
 
     def take(self, train_version: int) -> Take:
         """Lease the batch of this version. Raises ProtocolError if it is not its turn."""
-        is_repeated = train_version in self._replay.leases
-        taken = self._replay.take(train_version, self._admission.training())
+        is_repeated = train_version in self.replay.leases
+        taken = self.replay.take(train_version, self.admission.training())
         for group_id in taken.dropped:
             message = f"too old for the batch of version {train_version}"
             self._drop(group_id, DropReason.OVER_AGE, message)
@@ -203,13 +235,13 @@ class BufferState(BufferQueries):
 
     def commit(self, version: int, group_ids: Sequence[int]) -> None:
         """Step `version` trained these groups. Raises as `Replay.commit`."""
-        trained = self._replay.commit(version, group_ids)
+        trained = self.replay.commit(version, group_ids)
         if trained:
             self._trained(version, trained)
 
     def drop_batch(self, train_version: int, group_ids: Sequence[int], message: str) -> int:
         """Drop the batch of this version. Return the number of batches dropped for it so far."""
-        returned = self._replay.drop(train_version, group_ids)
+        returned = self.replay.drop(train_version, group_ids)
         if returned is not None:
             dropped = changes.BatchDropped(
                 version=train_version, group_ids=group_ids, message=message, returned=returned
@@ -226,7 +258,7 @@ class BufferState(BufferQueries):
     def sync(self, version: int, undone: Sequence[StoredGroup]) -> None:
         """Set the learner to `version`, as `Replay.sync`. undone: groups of later steps."""
         goes_back = version < self.learner_version
-        synced = self._replay.sync(version, undone)
+        synced = self.replay.sync(version, undone)
         for step, group_ids in synced.trained:
             self._trained(step, group_ids)
         if goes_back or synced.returned:
@@ -235,7 +267,7 @@ class BufferState(BufferQueries):
         self._evaluations.forget_after(version)
         # A generator may have sampled the first tokens with weights that are now discarded; they
         # count as the version the learner returned to, so the bound of their age stays true.
-        self._admission.lower_version(list(self._admission.open), version)
+        self.admission.lower_version(list(self.admission.open), version)
 
     def start_evaluation(self, version: int) -> None:
         """Open one group per held-out prompt, unless the evaluation was started before."""
@@ -244,7 +276,7 @@ class BufferState(BufferQueries):
             return
         started = changes.EvaluationStarted(version=version, num_prompts=num_prompts)
         self._changes.append(started)
-        for group in self._admission.start_evaluation(version, num_prompts):
+        for group in self.admission.start_evaluation(version, num_prompts):
             self._changes.append(self._tickets.admitted(group))
 
     # ---- inside
@@ -259,7 +291,7 @@ class BufferState(BufferQueries):
     ) -> None:
         for group in groups:
             group_id = group.group_id
-            if self._admission.return_ticket(group_id, is_spared=is_spared):
+            if self.admission.return_ticket(group_id, is_spared=is_spared):
                 returned = changes.Returned(group_id=group_id, reason=reason, message=message)
                 self._changes.append(returned)
                 continue

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from async_rl.buffer.handlers import handlers_of
+from async_rl.buffer.queries import queue
 from async_rl.buffer.service import BufferService
 from async_rl.core import codec
 from async_rl.core.errors import AsyncRLError, ProtocolError
@@ -273,13 +274,13 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
                 pass
             await asyncio.wait_for(service._store.flush(), 10)
             # Whatever was accepted can be read, sampled and trained.
-            for name in service.state._admission.generators():
+            for name in service.state.admission.generators():
                 service.state.lose(name, "the end of the test")
             for new in await tickets(service, 0, credit=8, generator="generator-1"):
                 await service.put_group(PutGroup(group=make_group(new, generator="generator-1")))
-            ready = service.state.queue()["ready"]
+            ready = queue(service.state)["ready"]
             assert ready == 4
-            for group in await service._groups.load(list(service.state._replay.ready)):
+            for group in await service._groups.load(list(service.state.replay.ready)):
                 for sample in group.trajectories:
                     rewards = [sample.score.reward, *sample.score.parts.values()]
                     assert np.isfinite(np.asarray(rewards, np.float32)).all()

@@ -60,7 +60,7 @@ def make_history(path: Path, keep_groups: int | None) -> tuple[int, LedgerSummar
 
     async def next_id() -> None:
         async with opened(path, config) as service:
-            found.append(service.state._admission.next_group_id)
+            found.append(service.state.admission.next_group_id)
 
     found: list[int] = []
     run(next_id())

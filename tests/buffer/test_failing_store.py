@@ -72,6 +72,6 @@ def test_a_request_is_not_answered_by_a_store_that_failed_but_by_the_next_life(
             await service.put_group(PutGroup(group=make_group(given[2])))
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
             assert service.state.num_trained == 2
-            assert list(service.state._replay.ready) == [2]
+            assert list(service.state.replay.ready) == [2]
 
     run(scenario())

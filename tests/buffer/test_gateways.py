@@ -195,7 +195,7 @@ class Fleet:
         groups.drain()
         async with asyncio.timeout(30):
             await task
-        assert not self._service.state.num_of_generator(name)
+        assert not self._service.state.admission.num_of_generator(name)
 
     async def kill(self, name: str) -> None:
         *_, task = self._running.pop(name)
@@ -317,7 +317,7 @@ def test_a_gateway_that_leaves_finishes_its_groups_and_takes_no_more(tmp_path: P
             fleet = Fleet(tmp_path / "sessions", service)
             fleet.start("gateway-0")
             fleet.start("gateway-1")
-            while not all(service.state.num_of_generator(name) for name in fleet.names):
+            while not all(service.state.admission.num_of_generator(name) for name in fleet.names):
                 await service.changed()
             await fleet.drain("gateway-1")
             samples = await train(service, fleet, 1) + await train(service, fleet, 2)

@@ -12,6 +12,7 @@ from typing import Any
 
 from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets, within
 
+from async_rl.buffer.queries import queue
 from async_rl.buffer.service import BufferService
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose
@@ -70,7 +71,7 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 
 async def until_queue(service: BufferService, **states: int) -> None:
-    while {state: service.state.queue()[state] for state in states} != states:
+    while {state: queue(service.state)[state] for state in states} != states:
         await service.changed()
 
 
@@ -85,7 +86,10 @@ def test_a_generator_that_left_the_fleet_loses_its_tickets(tmp_path: Path) -> No
             await tickets(it.service, 0, credit=2, generator="generator-1")
             it.context.directory.update(Members(revision=2, members=[member("generator-0", 99)]))
             await until_queue(it.service, issued=2, generating=2)
-            assert {g.generator for g in it.service.state.open} == {"generator-0", ""}
+            assert {g.generator for g in it.service.state.admission.open.values()} == {
+                "generator-0",
+                "",
+            }
             await ended(task)
 
     asyncio.run(within(scenario()))

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from async_rl.buffer.admission import Admission
+from async_rl.buffer.queries import queue
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import reading
@@ -380,7 +381,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @property
     def admission(self) -> Admission:
-        return self.service.state._admission
+        return self.service.state.admission
 
     # ---- what must hold
 
@@ -395,7 +396,7 @@ class BufferMachine(RuleBasedStateMachine):
             stored = dict(
                 connection.execute("SELECT group_id, state FROM groups WHERE purpose='train'")
             )
-        admission, replay = self.admission, self.service.state._replay
+        admission, replay = self.admission, self.service.state.replay
         memory = {
             g.group_id: g.state.value for g in admission.open.values() if g.purpose is Purpose.TRAIN
         }
@@ -516,7 +517,7 @@ class BufferMachine(RuleBasedStateMachine):
             if self.learner.version >= wanted:
                 return
         raise AssertionError(
-            f"stuck at version {self.learner.version}: {self.service.state.queue()}"
+            f"stuck at version {self.learner.version}: {queue(self.service.state)}"
         )
 
     def teardown(self) -> None:
