@@ -81,7 +81,7 @@ async def engine(folder: Path, kind: str) -> None:
     """
     generate, delays = None, Delays()
     if kind == "vllm":
-        from async_rl.generation.engine import engine_opener
+        from async_rl.generation.opener import engine_opener
         from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
         model = folder / "model"

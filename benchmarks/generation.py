@@ -28,8 +28,8 @@ import numpy as np
 from async_rl.composition.compose import compose
 from async_rl.composition.overrides import with_defaults
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import engine_opener
 from async_rl.generation.environment import prepare_environment
+from async_rl.generation.opener import engine_opener
 
 NUM_GROUPS, GROUP_SIZE, IN_FLIGHT = 64, 8, 128
 LONGEST = 45

@@ -21,8 +21,9 @@ import numpy as np
 
 from async_rl.core.codec import encode
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import Engine, engine_opener
+from async_rl.generation.engine import Engine
 from async_rl.generation.environment import prepare_environment
+from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK
 from benchmarks.figures import figure

@@ -40,8 +40,8 @@ HOST = "127.0.0.1"
 
 async def generate(model: Path, keys: Path, kind: str) -> None:
     """Run a generator without work: it prints its address and loads each pushed version."""
-    from async_rl.generation.engine import engine_opener
     from async_rl.generation.environment import prepare_environment
+    from async_rl.generation.opener import engine_opener
     from async_rl.weights.transport.filesystem import FileReader
 
     config = settings(model, f"generation.engine={kind}")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import marshal
 import math
+import mmap
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from resource import setrlimit as set_limit
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from . import linux
 from .checker import Checker
@@ -22,14 +23,30 @@ from .judge import Solver, Test
 from .programs import Calls, Streams
 from .protocol import FIRST_STREAM, PAYLOAD, RESULT, JobSpec, Mode
 
-if TYPE_CHECKING:
-    from .zygote import Jail
-
 _MAX_TASKS = 64
 FAULT_START, FAULT_END = 8, 264
 """Bytes of the shared page for the reason why a child could not be locked down. Before them, the
 page has one byte per child, set once the child is locked down.
 """
+
+
+class Jail(NamedTuple):
+    """The steps that lock down each child.
+
+    confine: calls that give up rights first; seal: the filter of system calls, after which nothing
+    can be undone; uid: user of the children, -1 to keep the zygote's; ready: page shared with the
+    children (see FAULT_START).
+    """
+
+    level: int
+    ruleset: int
+    confine: tuple[Callable[[], None], ...]
+    seal: tuple[Callable[[], None], ...]
+    uid: int
+    hard_limits: Mapping[int, int]
+    base_address_space: int
+    ready: mmap.mmap
+    proc: int
 
 
 class Part(NamedTuple):

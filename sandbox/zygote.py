@@ -15,11 +15,10 @@ import resource
 import select
 import sys
 import time
-from collections.abc import Callable, Mapping
 from resource import setrlimit as set_limit
-from typing import NamedTuple
 
 from . import child, landlock, linux, namespaces, preload, programs, seccomp, watch
+from .child import Jail
 from .protocol import (
     LANDLOCK,
     MAX_DESCRIPTORS,
@@ -47,25 +46,6 @@ _LIMITED = {
 """Limits that the zygote sets once for itself and all children; sys.maxsize: set by each child."""
 
 _NO_FAULT = bytes(child.FAULT_END)
-
-
-class Jail(NamedTuple):
-    """The steps that lock down each child.
-
-    confine: calls that give up rights first; seal: the filter of system calls, after which nothing
-    can be undone; uid: user of the children, -1 to keep the zygote's; ready: page shared with the
-    children (see child.FAULT_START).
-    """
-
-    level: int
-    ruleset: int
-    confine: tuple[Callable[[], None], ...]
-    seal: tuple[Callable[[], None], ...]
-    uid: int
-    hard_limits: Mapping[int, int]
-    base_address_space: int
-    ready: mmap.mmap
-    proc: int
 
 
 def main(arguments: list[str]) -> None:

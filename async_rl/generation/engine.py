@@ -1,4 +1,4 @@
-"""The interface of every generation engine, and the choice between them.
+"""The interface of every generation engine.
 
 Invariants
 - Token ids go in and come out; no engine sees text.
@@ -15,8 +15,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, import_external, load_function
-from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
@@ -74,8 +72,8 @@ class Generates(Protocol):
 
 
 class Engine(Protocol):
-    """Generates tokens with weights that may change between two tokens. `engine_opener` starts
-    one.
+    """Generates tokens with weights that may change between two tokens. `engine_opener`
+    starts one.
     """
 
     @property
@@ -199,25 +197,3 @@ def require_version(version: int) -> None:
         raise WeightsError(
             "the engine has no version of the weights yet; push one before asking for tokens"
         )
-
-
-def engine_opener(config: RunConfig, model_path: Path, *, rank: int = 0) -> OpenEngine:
-    """Import the engine that generation.engine names and return the function that starts it;
-    blocks for seconds. Raises ConfigError if the engine refuses the settings or the model.
-
-    rank: parallel generators get different random numbers by it.
-    """
-    import_external(config.model)
-    seed = config.seed + rank
-    # Imported here: vLLM reads the variables of `prepare_environment` at import.
-    if config.generation.engine == "vllm":
-        from async_rl.generation.vllm.opening import vllm_opener
-
-        return vllm_opener(config, model_path, seed)
-    if config.generation.engine not in PROVIDED_ENGINES:
-        opener = load_function("generation.engine", config.generation.engine, ENGINE)
-        opened: OpenEngine = opener(config, model_path, seed=seed)
-        return opened
-    from async_rl.generation.hf.engine import hf_opener
-
-    return hf_opener(config, model_path, seed)

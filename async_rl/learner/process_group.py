@@ -1,8 +1,8 @@
 """The process group of the learner's ranks: gloo between main memories, NCCL between GPUs.
 
 Invariants
-- Only ranks of the pool reach the listeners of gloo (core/gate.py), which are at the address that
-  the process has in the run.
+- Only ranks of the pool reach the listeners of gloo (weights/transport/gate.py). The listeners
+  are at the address that the process has in the run.
 - One rank that is not sharded has no process group, and so no listener. One that is sharded has
   a listener on loopback that accepts no connection.
 """

@@ -18,8 +18,9 @@ from async_rl.config.pools import seat
 from async_rl.core.errors import EngineDead, Superseded, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
-from async_rl.generation.engine import OpenEngine, engine_opener
+from async_rl.generation.engine import OpenEngine
 from async_rl.generation.environment import gently, giving_way, prepare_environment
+from async_rl.generation.opener import engine_opener
 from async_rl.generation.tool_calls import ToolCalls
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (

@@ -25,7 +25,8 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import Group, Prompt, Purpose, Ticket
 from async_rl.data.prompts import load_eval_prompts
 from async_rl.data.tokenizer import load_tokenizer
-from async_rl.generation.engine import Engine, engine_opener
+from async_rl.generation.engine import Engine
+from async_rl.generation.opener import engine_opener
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.serving import listen, open_service, serve
 from async_rl.rollouts.rollout import Rollouts

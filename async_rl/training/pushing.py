@@ -40,8 +40,8 @@ from async_rl.weights.push import Route
 from async_rl.weights.transport.base import LearnerSide, Sender
 from async_rl.weights.transport.table import open_senders
 
-# To connect takes one to four seconds (core/gate.py); a member that hangs should not hold up the
-# end of a run for much longer.
+# To connect takes one to four seconds (weights/transport/gate.py); a member that hangs should not
+# hold up the end of a run for much longer.
 _SETTLE_S = 8.0
 
 

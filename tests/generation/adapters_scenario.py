@@ -20,8 +20,8 @@ from generation_support import make_model
 
 from async_rl.composition.compose import compose
 from async_rl.generation import environment
-from async_rl.generation.engine import engine_opener
 from async_rl.generation.environment import prepare_environment
+from async_rl.generation.opener import engine_opener
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.weights.merging import Adapter
 from async_rl.weights.publisher import tensor_spec

@@ -26,8 +26,9 @@ from async_rl.composition.compose import compose
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.types import Sampling
 from async_rl.generation import environment
-from async_rl.generation.engine import Engine, engine_opener
+from async_rl.generation.engine import Engine
 from async_rl.generation.environment import prepare_environment
+from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat

@@ -15,8 +15,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from async_rl.composition.compose import compose
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import engine_opener
 from async_rl.generation.environment import prepare_environment
+from async_rl.generation.opener import engine_opener
 
 NUM_PUSHES = 14
 

@@ -19,8 +19,8 @@ import psutil
 from generation_support import make_model
 
 from async_rl.composition.compose import compose
-from async_rl.generation.engine import engine_opener
 from async_rl.generation.environment import prepare_environment
+from async_rl.generation.opener import engine_opener
 
 
 async def main(path: Path) -> dict[str, Any]:

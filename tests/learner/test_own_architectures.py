@@ -14,7 +14,7 @@ from learner_support import make_config, make_model
 
 from async_rl.config.plugins import import_external
 from async_rl.core.errors import ConfigError
-from async_rl.generation.engine import engine_opener
+from async_rl.generation.opener import engine_opener
 from async_rl.learner.trainer import Trainer
 
 MODULE = "architecture_of_a_user"

@@ -17,8 +17,8 @@ from learner_support import make_trainer
 from warm_processes import warm_context
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.gate import connect_privately
 from async_rl.learner import process_group
+from async_rl.weights.transport.gate import connect_privately
 
 _DESCRIPTORS = 256
 _WAIT_S = 60

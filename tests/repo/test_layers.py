@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
 from repository import ROOT, name, product
 
 ADAPTERS = {
@@ -83,3 +86,45 @@ def test_what_runs_inside_the_jail_imports_the_standard_library_only() -> None:
         if package not in sys.stdlib_module_names and package != "async_rl"
     ]
     assert wrong == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports for annotations count too: a reader follows them."""
+    files = {module(path): path for path in product()}
+    imported = {
+        name: {other for other in named_modules(path, name) if other in files and other != name}
+        for name, path in files.items()
+    }
+    graph = TopologicalSorter(imported)
+    try:
+        graph.prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of files: {' -> '.join(reversed(error.args[1]))}")
+
+
+def module(path: Path) -> str:
+    """The dotted name under which a file of the product is installed."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "async_rl" else ("async_rl", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def named_modules(path: Path, name: str) -> Iterator[str]:
+    """The modules that a file imports anywhere, also inside functions and for annotations."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(filter(None, [package if node.level else "", node.module]))
+            inner = [f"{start}.{alias.name}" for alias in node.names]
+            # `from package import module` ties to the module, not to the package.
+            yield from inner
+            if not modules().issuperset(inner):
+                yield start
+
+
+@functools.cache
+def modules() -> frozenset[str]:
+    """The modules of the product."""
+    return frozenset(module(path) for path in product())

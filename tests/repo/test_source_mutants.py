@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 from repository import ROOT
-from source_mutants import PAGE, Row, page, rows
+from source_mutants import Row, rows
 
 MAX_SURVIVORS = 3
 
@@ -42,7 +42,3 @@ def test_mutants_have_names_of_their_own_and_few_may_survive() -> None:
     assert [name for name, count in Counter(row.name for row in rows()).items() if count > 1] == []
     assert len([row for row in rows() if row.survives]) <= MAX_SURVIVORS
     assert len(rows()) >= 100
-
-
-def test_the_page_of_the_mutants_is_up_to_date() -> None:
-    assert PAGE.read_text() == page(), "run: python tests/repo/source_mutants.py --page"

@@ -22,7 +22,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DeadlineExceeded, WeightsError
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import Engine, OpenEngine, engine_opener
+from async_rl.generation.engine import Engine, OpenEngine
+from async_rl.generation.opener import engine_opener
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Sleep

@@ -4,8 +4,8 @@ and the implementation over gloo.
 Ranks meet through a TCPStore that the learner opens at its address in the run. A broadcast that
 ends early leaves the communicator unusable: its owner closes it, which ends the connections, so the
 other ranks need not wait for their deadlines. The listeners of gloo accept only connections that a
-rank announced in the store (core/gate.py). The store itself is not authenticated; a rank compares
-the tensors it received with a manifest from an authenticated call.
+rank announced in the store (weights/transport/gate.py). The store itself is not authenticated; a
+rank compares the tensors it received with a manifest from an authenticated call.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from async_rl.core.errors import BroadcastBroken
-from async_rl.core.gate import connect_privately
 from async_rl.protocol.weights import Seat
+from async_rl.weights.transport.gate import connect_privately
 
 _PRESENT, _VERDICT, _ALL, _LOST = "present", "verdict", "all", "lost"
 

@@ -1,0 +1,35 @@
+"""The choice of the generation engine that `generation.engine` names.
+
+Only this file knows every engine. The engines import the interface, `generation/engine.py`, which
+knows none of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, import_external, load_function
+from async_rl.config.run import RunConfig
+from async_rl.generation.engine import OpenEngine
+
+
+def engine_opener(config: RunConfig, model_path: Path, *, rank: int = 0) -> OpenEngine:
+    """Import the engine that generation.engine names and return the function that starts it;
+    blocks for seconds. Raises ConfigError if the engine refuses the settings or the model.
+
+    rank: parallel generators get different random numbers by it.
+    """
+    import_external(config.model)
+    seed = config.seed + rank
+    # Imported here: vLLM reads the variables of `prepare_environment` at import.
+    if config.generation.engine == "vllm":
+        from async_rl.generation.vllm.opening import vllm_opener
+
+        return vllm_opener(config, model_path, seed)
+    if config.generation.engine not in PROVIDED_ENGINES:
+        opener = load_function("generation.engine", config.generation.engine, ENGINE)
+        opened: OpenEngine = opener(config, model_path, seed=seed)
+        return opened
+    from async_rl.generation.hf.engine import hf_opener
+
+    return hf_opener(config, model_path, seed)
