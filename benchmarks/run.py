@@ -1,7 +1,7 @@
 """Run the benchmarks one after the other and print one table of their figures.
 
 Run: `python benchmarks/run.py [NAME ...]`.
-A benchmark is a module of this folder with a `main()` that prints lines through
+A benchmark is a module of a subject's folder with a `main()` that prints lines through
 `benchmarks.figures.figure`. The table contains these lines; other output is shown immediately. Each
 benchmark runs in a separate process, so that it does not inherit memory or threads of another.
 """
@@ -23,15 +23,16 @@ sys.path.insert(0, str(ROOT))
 # Python adds the folder of a script to sys.path, but not its parent.
 from benchmarks.figures import MARK  # noqa: E402
 
-# The league of staleness.py takes days; the last three write their curves into docs/.
+# The league of staleness.py takes days; lora, agent_learning and chaos_agents take hours and write
+# into benchmarks/results/ and docs/images/.
 NO_BENCHMARKS = {"run", "figures", "staleness_results", "lora", "agent_learning", "chaos_agents"}
 
 
 def names() -> list[str]:
-    """Return the names of the benchmarks in this folder."""
+    """Return the names of the benchmarks, as in `learner.attention`."""
     return sorted(
-        path.stem
-        for path in (ROOT / "benchmarks").glob("*.py")
+        f"{path.parent.name}.{path.stem}"
+        for path in (ROOT / "benchmarks").glob("*/*.py")
         if path.stem not in NO_BENCHMARKS and "figure(" in path.read_text()
     )
 

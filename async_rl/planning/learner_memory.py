@@ -1,9 +1,9 @@
 """The memory of one learner rank: the largest sum of tensors that are alive at one moment.
 
 The formulas follow the learner's own code: FSDP2 with the model's blocks as units, AdamW, packed
-rows, log-probs in chunks. `benchmarks/memory_plan.py` runs that code on tensors without storage and
-compares; the estimate is within 10 percent of that account for GPUs.  Memory beside tensors (CUDA's
-context, the buffers of NCCL, gaps of the allocator) is added by estimate.py.  Pure.
+rows, log-probs in chunks. `benchmarks/learner/memory_plan.py` runs that code on tensors without
+storage and compares; the estimate is within 10 percent of that account for GPUs.  Memory beside
+tensors (CUDA's context, the buffers of NCCL, gaps of the allocator) is added by estimate.py.  Pure.
 """
 
 from __future__ import annotations

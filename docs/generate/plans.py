@@ -35,7 +35,7 @@ _HEAD = """# Plans by model and GPUs
 machine with GPUs of 80 GB, 256 GB of main memory for each of them, prompts of up to 1,024 and
 responses of up to 3,072 tokens in bfloat16. No GPU was available: the numbers are calculated
 ([hardware.md](hardware.md)), and the learner's were compared with an account of its real tensors
-(`benchmarks/memory_plan.py`).
+(`benchmarks/learner/memory_plan.py`).
 
 A cell names the learner's ranks, the engines, and what the learner needs on each of its GPUs.
 `2 + 3 x 2` are 2 ranks and 3 engines of 2 GPUs each. *Shared* is one GPU with half for each,

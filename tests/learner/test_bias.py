@@ -10,7 +10,7 @@ import pytest
 import torch
 from composing import compose_unchecked
 
-from benchmarks import bias
+from benchmarks.learning import bias
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def biases() -> dict[str, dict[str, float]]:
 def test_the_page_has_the_computed_table(biases: dict[str, dict[str, float]]) -> None:
     page = bias.PAGE.read_text()
     assert bias.written(page, bias.page(biases)) == page, (
-        "run `python -m benchmarks.bias --page` and commit the page"
+        "run `python -m benchmarks.learning.bias --page` and commit the page"
     )
 
 

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.learner.trainer import Trainer
-from benchmarks.lora import train_only
+from benchmarks.learning.lora import train_only
 
 LORA = ("model.lora=lora", "model.lora.rank=4", "model.lora.alpha=8")
 KL = ("algorithm.kl=loss", "algorithm.kl.coef=0.1")

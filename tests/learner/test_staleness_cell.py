@@ -20,8 +20,15 @@ from async_rl.core.types import CallTest, CodeProblem, Group, Prompt
 from async_rl.data.embedded import TinyCoder
 from async_rl.data.prepare import prepare_model
 from async_rl.training.age_watch import AgeWatch
-from benchmarks.sampler import Response, Sampler
-from benchmarks.staleness_cell import Bench, Judge, is_decided, make_trainer, run_cell, samples_to
+from benchmarks.learning.sampler import Response, Sampler
+from benchmarks.learning.staleness_cell import (
+    Bench,
+    Judge,
+    is_decided,
+    make_trainer,
+    run_cell,
+    samples_to,
+)
 
 SMALL = TinyCoder(hidden_size=64, num_layers=2, num_heads=2, warm_start_steps=2, warm_start_batch=4)
 

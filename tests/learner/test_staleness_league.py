@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import staleness, staleness_results
-from benchmarks.staleness_results import Cell
+from benchmarks.learning import staleness, staleness_results
+from benchmarks.learning.staleness_results import Cell
 
 
 def rows(rates: Sequence[float], *, age: int = 2) -> list[dict[str, Any]]:
@@ -83,7 +82,7 @@ def test_a_cell_with_a_file_is_not_repeated_and_the_best_factor_of_the_tuning_is
     assert staleness_results.best_factor("vcpo") == 1.0
     staleness.finish([Cell(method="vcpo", age=2, seed=0, factor=1.0)], launch, limit_s=-1)
     assert launched == tuning
-    stored = json.loads(tuning[0].path.read_text().splitlines()[-1])
+    stored = tuning[0].recorded.rows()[-1]
     assert stored["eval/pass_at_1"] == 0.25
 
 
@@ -105,13 +104,13 @@ def test_the_quickest_factor_that_does_not_collapse_is_used(
             seed=staleness_results.TUNING_SEED,
             factor=factor,
         )
-        cell.path.write_text("".join(json.dumps(row) + "\n" for row in rows(curve)))
+        cell.recorded.write(rows(curve))
     assert staleness_results.best_factor("vcpo") == 1.0
 
 
 def keep(method: str, age: int, seed: int, factor: float, curve: Sequence[float]) -> None:
     cell = Cell(method=method, age=age, seed=seed, factor=factor)
-    cell.path.write_text("".join(json.dumps(row) + "\n" for row in rows(curve)))
+    cell.recorded.write(rows(curve))
 
 
 def test_the_league_has_a_line_per_method_and_a_column_per_age(
@@ -161,7 +160,7 @@ def test_long_cells_show_their_end_and_how_deep_they_fell(
     (tmp_path / "long").mkdir()
     for seed, curve in enumerate(([0.2, 0.9, 0.4, 0.8, 0.8, 0.8, 0.8], [0.2, 0.6, 0.7])):
         cell = Cell(method="gspo+scale", age=16, seed=seed, factor=2.0, is_long=True)
-        cell.path.write_text("".join(json.dumps(row) + "\n" for row in rows(curve)))
+        cell.recorded.write(rows(curve))
     assert staleness_results.long_table().splitlines()[2:] == [
         "| gspo+scale x2 |  |  |  |  |  |  | 0.61 +- 0.16 | 0.50, 0.00 |  |  |"
     ]

@@ -1,7 +1,8 @@
 """The planned GPU memory of a learner rank is that of the real learner, to 10 percent.
 
-`benchmarks/memory_plan.py` runs the learner's code on tensors without storage. Models here have the
-widths of real ones and few layers, which keeps the test fast; the benchmark has all layers.
+`benchmarks/learner/memory_plan.py` runs the learner's code on tensors without storage. Models here
+have the widths of real ones and few layers, which keeps the test fast; the benchmark has all
+layers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from benchmarks.memory_plan import QWEN3, accounted_bytes, planned_bytes, settings_of
+from benchmarks.learner.memory_plan import QWEN3, accounted_bytes, planned_bytes, settings_of
 
 SIZES = {
     "0.6B": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 3072},

@@ -11,7 +11,7 @@ import pytest
 from verifier_support import TOKEN, verifier
 
 from async_rl.rewards.verifier.attacks import FORMS, Attack, Outcome, attacks, run
-from benchmarks import attack_graders
+from benchmarks.verifier import attack_graders
 
 
 @pytest.mark.parametrize("form", FORMS)
