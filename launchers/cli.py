@@ -31,7 +31,7 @@ from async_rl.launchers.commands.scale import scale
 from async_rl.launchers.commands.status import status
 from async_rl.launchers.commands.stop import stop
 from async_rl.launchers.commands.tensorboard import tensorboard
-from async_rl.launchers.commands.verifier import verifier_commands
+from async_rl.launchers.commands.verifier import verifier
 from async_rl.launchers.commands.verify import verify
 from async_rl.launchers.commands.view import view
 from async_rl.launchers.endings import run
@@ -65,7 +65,7 @@ app.command()(compare)
 app.command()(doctor)
 app.command()(init)
 app.command()(verify)
-app.add_typer(verifier_commands, name="verifier")
+app.command()(verifier)
 app.command()(migrate)
 app.add_typer(data, name="data")
 

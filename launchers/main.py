@@ -29,12 +29,12 @@ def main() -> NoReturn:
             cli.main()
         import typer
 
-        from async_rl.launchers.commands.verifier import verifier_commands
+        from async_rl.launchers.commands.verifier import verifier
         from async_rl.launchers.endings import run
 
         app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
         # With a second command, typer keeps the name of the first.
         app.callback()(lambda: None)
-        app.add_typer(verifier_commands, name=_VERIFIER)
+        app.command()(verifier)
         run(app)
     sys.exit(130)  # as shells report SIGINT

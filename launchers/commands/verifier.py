@@ -1,4 +1,4 @@
-"""`async-rl verifier`: the verifier's HTTP server without a run, and `attack`, the attack suite.
+"""`async-rl verifier`: the verifier's HTTP server without a run.
 
 Invariants: settings come from conf/ and the arguments; it binds loopback by default; it always
 requires a token, and prints one if none is given; the first SIGTERM or Ctrl-C drains, the second
@@ -16,29 +16,12 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from async_rl.config.run import RunConfig
 
-_ATTACK, _SERVE = "attack", "serve"
-
-
-class _ServesByDefault(TyperGroup):
-    """The commands of `async-rl verifier`; settings without a command are those of the server."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Name the command that is left out."""
-        named = args[:1] in ([_ATTACK], [_SERVE])
-        return super().parse_args(ctx, args if named else [_SERVE, *args])
-
-
-verifier_commands = typer.Typer(
-    cls=_ServesByDefault,
-    help="Serve verdicts over HTTP without a run; `verifier attack URL` attacks a grader.",
-)
 _TOKEN_BYTES = 24
 _INPUT_BYTES = 4096
 _LEVELS = {1: "namespaces", 2: "Landlock and seccomp", 3: "none: programs run unconfined"}
@@ -50,7 +33,6 @@ VerifierSettings = Annotated[
 ]
 
 
-@verifier_commands.command(_SERVE)
 def verifier(
     settings: VerifierSettings = None,
     host: Annotated[str | None, typer.Option(help="address to bind; default: loopback")] = None,
@@ -103,45 +85,6 @@ def verifier(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     address = host or host_for_people(config.network)
     asyncio.run(_serve(config, address, port, token, end_with_input=end_with_input))
-
-
-@verifier_commands.command(_ATTACK)
-def attack(
-    url: Annotated[str, typer.Argument(help="address of the grader, without the path of a form")],
-    form: Annotated[
-        str, typer.Option(help="how it is asked: verify, functioncalls (AReaL) or run_code")
-    ] = "verify",
-    token: Annotated[
-        str, typer.Option(envvar="ASYNC_RL_TOKEN", help="bearer token; default: send none")
-    ] = "",
-) -> None:
-    """Run the public attack suite against a grader, and print a table by family of attacks.
-
-    Examples: async-rl verifier attack http://127.0.0.1:8100 --token SECRET; async-rl verifier
-    attack http://127.0.0.1:8080 --form run_code
-    """
-    from async_rl.rewards.verifier.attacks import FORMS, Outcome, run
-
-    if form not in FORMS:
-        raise ConfigError(f"--form {form} is unknown; use one of {', '.join(FORMS)}")
-    trials = list(run(url, form, token))
-    if all(trial.outcome is Outcome.CRASHED for trial in trials):
-        reason = trials[0].reason if trials else "it refuses every form of test"
-        raise InfrastructureError(
-            f"{url} gave no verdict: {reason}; give the address of a grader that speaks --form"
-            f" {form}"
-        )
-    typer.echo("family               programs    held  forged  crashed")
-    for family in dict.fromkeys(trial.attack.family for trial in trials):
-        outcomes = [trial.outcome for trial in trials if trial.attack.family == family]
-        held, forged, crashed = map(outcomes.count, Outcome)
-        typer.echo(f"{family:20} {len(outcomes):8} {held:7} {forged:7} {crashed:8}")
-    lost = [trial for trial in trials if trial.outcome is not Outcome.HELD]
-    for trial in lost:
-        name = f"{trial.attack.family}: {trial.attack.name} ({trial.kind})"
-        typer.echo(f"{trial.outcome}: {name} {trial.reason}".rstrip())
-    if lost:
-        raise typer.Exit(1)
 
 
 async def _serve(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from verifier_support import TOKEN, verifier
 
-from async_rl.rewards.verifier.attacks import FORMS, Attack, Outcome, attacks, run
-from benchmarks.verifier import attack_graders
+from benchmarks.attacks import graders as attack_graders
+from benchmarks.attacks.suite import FORMS, Attack, Outcome, attacks, run
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -13,7 +13,7 @@ import enum
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -58,7 +58,7 @@ class Trial:
 
 def attacks() -> list[Attack]:
     """The programs of the suite."""
-    text = (files(__package__) / "attacks.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8")
     return [Attack(**row) for row in tomllib.loads(text)["attack"]]
 
 

@@ -1,6 +1,6 @@
 """Run the public attack suite against graders of other projects and print the table by family.
 
-    python -m benchmarks.verifier.attack_graders [--graders build/graders] [--only NAME ...]
+    python -m benchmarks.attacks.graders [--graders build/graders] [--only NAME ...]
 
 Each grader is called through its own code, which lies in the directory `--graders`
 (docs/verifier.md says how it comes there); one that is absent is skipped with the reason. These
@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from async_rl.rewards.verifier.attacks import Attack, attacks
+from benchmarks.attacks.suite import Attack, attacks
 
 _LIMIT_S = 3
 _WALL_S = 60.0
