@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
-from pathlib import Path
 
 from repository import ROOT, name, product
 
 MAX_FILE_LINES = 330
 MAX_FUNCTION_LINES = 70
-MAX_PRODUCT_TOKENS = 366_000
-MAX_TOKENS_PER_LINE = 8.2
 MAX_README_LINES = 120
-NOT_COUNTED = {
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.COMMENT,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
 
 
 def test_no_file_holds_two_ideas() -> None:
@@ -44,33 +31,6 @@ def test_every_file_opens_with_its_responsibility() -> None:
     assert [
         name(path) for path in product() if not ast.get_docstring(ast.parse(path.read_text()))
     ] == []
-
-
-def test_the_product_stays_readable_in_a_few_days() -> None:
-    counts = [count_tokens(path) for path in product()]
-    num_tokens = sum(tokens for tokens, _ in counts)
-    num_lines = sum(lines for _, lines in counts)
-    assert num_tokens <= MAX_PRODUCT_TOKENS
-    assert num_tokens / num_lines <= MAX_TOKENS_PER_LINE
-
-
-def count_tokens(path: Path) -> tuple[int, int]:
-    """Return (tokens, lines with any): names, operators, literals; no comments or docstrings."""
-    text = path.read_text()
-    docstrings = {
-        (node.lineno, node.col_offset)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    }
-    counted = [
-        token
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in NOT_COUNTED and token.start not in docstrings
-    ]
-    lines = {row for token in counted for row in range(token.start[0], token.end[0] + 1)}
-    return len(counted), len(lines)
 
 
 def test_the_readme_fits_on_two_screens() -> None:
