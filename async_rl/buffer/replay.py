@@ -75,19 +75,19 @@ class Replay:
         *,
         groups_per_step: int,
         max_staleness_versions: int,
-        over_age: Literal["drop", "mask"],
+        age_rule: Literal["drop", "mask", "exact"],
         exact_until: int = 0,
         learner_version: int = 0,
         ready: Iterable[StoredGroup] = (),
         leased: Iterable[StoredGroup] = (),
     ) -> None:
-        """exact_until: buffer.exact_age until this step; 0 without."""
+        """exact_until: buffer.age_rule=exact until this step; 0 without."""
         self.learner_version = learner_version
         self.ready = {group.group_id: group for group in ready}
         self.leases: dict[int, tuple[StoredGroup, ...]] = {}
-        self._groups_per_step = groups_per_step
+        self.groups_per_step = groups_per_step
         self._max_staleness = max_staleness_versions
-        self._over_age = over_age
+        self._masks_over_age = age_rule == "mask"
         self._exact_until = exact_until
         # Groups that were put since all ready ones were compared with the bound of this version: a
         # waiting learner asks again after every put, and thousands of groups may be ready.
@@ -153,7 +153,7 @@ class Replay:
         if len(self.ready) < wanted:
             reason = f"{len(self.ready)} of {wanted} groups are ready for step {train_version + 1}"
             return Take(dropped=dropped, waits_for=reason)
-        oldest = heapq.nsmallest(self._groups_per_step, self.ready.values(), key=_order)
+        oldest = heapq.nsmallest(self.groups_per_step, self.ready.values(), key=_order)
         # Sorted, so that the batch does not depend on the order in which its groups finished.
         chosen = sorted(oldest, key=lambda group: group.group_id)
         blocking = self._blocking(train_version, chosen, unfinished)
@@ -267,7 +267,7 @@ class Replay:
 
     def _is_over_age(self, group: StoredGroup, train_version: int) -> bool:
         # Where over-age tokens are masked, one young token is enough.
-        version = group.oldest_version if self._over_age == "drop" else group.newest_version
+        version = group.newest_version if self._masks_over_age else group.oldest_version
         return train_version - version > self._max_staleness
 
     def _num_wanted(self, train_version: int) -> int:
@@ -278,7 +278,7 @@ class Replay:
         of a response; and the first ticket after the step needs these weights.
         """
         ahead = min(self._exact_until - train_version - 1, self._max_staleness)
-        return (1 + max(ahead, 0)) * self._groups_per_step
+        return (1 + max(ahead, 0)) * self.groups_per_step
 
     def _blocking(
         self, train_version: int, chosen: Sequence[StoredGroup], unfinished: Iterable[OpenGroup]
@@ -290,7 +290,7 @@ class Replay:
         overtaken = [group for group in unfinished if group.group_id < youngest]
         for rank, group in enumerate(overtaken):
             # The best case: the next batch has only overtaken groups, oldest first.
-            turn = train_version + 1 + rank // self._groups_per_step
+            turn = train_version + 1 + rank // self.groups_per_step
             # The next attempt of an issued group starts on the learner's version or a newer one.
             is_issued = group.state is GroupState.ISSUED
             version = self.learner_version if is_issued else group.version

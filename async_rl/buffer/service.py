@@ -12,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from async_rl.buffer.kept_groups import KeptGroups
 from async_rl.buffer.parked import ParkedRequests
 from async_rl.buffer.queries import refusal
+from async_rl.buffer.replay import Take
 from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
 from async_rl.config.run import RunConfig
+from async_rl.config.running import KEPT_GROUPS
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.core.heads import head_of
 from async_rl.core.types import DropReason
@@ -50,17 +52,22 @@ _log = logging.getLogger(__name__)
 
 
 class BufferService:
-    """State, parked requests and store of one run, as asynchronous request handlers.
-
-    The state continues from the content of the store. clock: monotonic seconds.
+    """State, parked requests and store of one run, as asynchronous request handlers. The state
+    continues from the content of the store. clock: monotonic seconds.
     """
 
     def __init__(
-        self, config: RunConfig, prompts: RunPrompts, store: Store, *, clock: Callable[[], float]
+        self,
+        config: RunConfig,
+        prompts: RunPrompts,
+        store: Store,
+        *,
+        clock: Callable[[], float],
+        kept_groups: int = KEPT_GROUPS,
     ) -> None:
         self.state = BufferState(config, prompts, store.recover(), now_s=clock())
-        self._config = config.buffer
         self._recording = config.recording
+        self._kept_steps = math.ceil(kept_groups / config.buffer.groups_per_step)
         # The filter reads the scores of a prompt's newest group, however old that is.
         self._compacts = not config.data.filter.is_on
         self._store = store
@@ -74,8 +81,8 @@ class BufferService:
     # ---- generators
 
     async def request_work(self, request: RequestWork) -> Message:
-        """Reply with tickets within the generator's credit. While admission refuses, the request is
-        parked, until wait_s is over or a newer request replaces it. credit=0 reports a version.
+        """Reply with tickets within the generator's credit. A refused request is parked, until
+        wait_s is over or a newer request replaces it. credit=0 reports a version.
         """
         name = request.generator
         self.state.heard(name, self._clock())
@@ -99,11 +106,9 @@ class BufferService:
             pass
         finally:
             self._parked.withdraw(parked)
-        waits_for = ""
-        if not parked.tickets:
-            waits_for = refusal(self.state, parked.version, parked.purposes)
+        why = "" if parked.tickets else refusal(self.state, parked.version, parked.purposes)
         await self._stored()  # first: a ticket that a crash forgets would be issued twice
-        return Work(tickets=parked.tickets, waits_for=waits_for)
+        return Work(tickets=parked.tickets, waits_for=why)
 
     async def put_group(self, request: PutGroup) -> Message:
         """Store a complete group. A group that is not valid ends its attempt."""
@@ -159,18 +164,16 @@ class BufferService:
     async def take_batch(self, request: TakeBatch) -> Message:
         """Lease the batch of this version; the request is parked until its groups are ready."""
         num_returns = self._num_returns
-        group_ids: Sequence[int] = ()
-        waits_for = ""
+        taken = Take()
         try:
             async with asyncio.timeout(request.wait_s):
                 # A learner that started again or dropped a batch does not wait for this reply.
                 while num_returns == self._num_returns:
                     taken = self.state.take(request.train_version)
-                    group_ids, waits_for = taken.group_ids, taken.waits_for
-                    self._learner_waits_for = waits_for
-                    if group_ids or taken.dropped:
+                    self._learner_waits_for = taken.waits_for
+                    if taken.group_ids or taken.dropped:
                         self._settle()
-                    if group_ids:
+                    if taken.group_ids:
                         break
                     await self._changed.wait()
         except TimeoutError:
@@ -178,8 +181,8 @@ class BufferService:
         finally:
             self._learner_waits_for = ""
         await self._stored()
-        reasons = filter(None, [waits_for, self.state.outage.refusal])
-        heads = [head_of(group) for group in await self._groups.load(group_ids)]
+        reasons = filter(None, [taken.waits_for, self.state.outage.refusal])
+        heads = [head_of(group) for group in await self._groups.load(taken.group_ids)]
         return TakenGroups(groups=heads, waits_for="; ".join(reasons))
 
     async def read_sequences(self, request: ReadSequences) -> Message:
@@ -202,16 +205,14 @@ class BufferService:
         return Ok()
 
     async def sync_version(self, request: SyncVersion) -> Message:
-        """The learner starts at this version: steps after it are undone, batches that its
-        checkpoint does not contain are ready again.
-        """
+        """The learner starts at this version: later steps are undone and their groups ready."""
         await self._stored()
         self._store.require_history_of(request.version)
         self.state.begin_life(request.incarnation, request.version)
         life = self.state.lives.newest
         self._num_returns += 1
         undone = []
-        if request.version < self.state.learner_version:
+        if request.version < self.state.replay.learner_version:
             undone = await self._store.trained_after(request.version)
             # Another life may have begun.
             self.state.lives.check(life)
@@ -248,16 +249,15 @@ class BufferService:
         return EvaluationScores(pass_rates=await self._store.evaluation_scores())
 
     async def forget_before(self, request: ForgetBefore) -> Message:
-        """Delete trajectories that no checkpoint can need, except those that `recording` keeps, and
-        compact the rows of older groups, except buffer.keep_groups of the trained ones.
+        """Delete trajectories that neither a checkpoint nor `recording` needs, and compact the rows
+        of all but the newest KEPT_GROUPS.
         """
-        config, trained = self._config, self.state.learner_version
+        trained = self.state.replay.learner_version
         version = min(request.version, self._store.last_not_kept(self._recording, trained))
-        if request.version <= trained and self._store.forgotten_before < version:
+        if self._store.forgotten_before < version and request.version <= trained:
             self._store.forget_before(version)
-            if config.keep_groups is not None and self._compacts:
-                keep_steps = math.ceil(config.keep_groups / config.groups_per_step)
-                self._store.compact(min(version, trained - keep_steps))
+            if self._compacts:
+                self._store.compact(min(version, trained - self._kept_steps))
         return await self._confirm()
 
     # ---- for the process
@@ -265,13 +265,11 @@ class BufferService:
     async def next_evaluation(self) -> int:
         """Wait for the next evaluation of which all groups ended, and return its version."""
         while not self.state.finished_evaluations:
-            await self._changed.wait()
+            await self.changed()
         return self.state.finished_evaluations.popleft()
 
     def waits_for(self) -> str:
-        """Return what the learner waits for here, else why generators are refused, and the
-        evaluation that no generator takes; empty if nothing waits.
-        """
+        """Return what waits and why, as `ParkedRequests.waits_for`; empty if nothing waits."""
         return self._parked.waits_for(self._learner_waits_for)
 
     async def changed(self) -> None:

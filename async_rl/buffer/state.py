@@ -34,11 +34,9 @@ from async_rl.data.run_prompts import RunPrompts
 
 
 class BufferState:
-    """The groups of one run. recovered: the content of the store; its open groups keep their
-    generators, which may still put them.
-
-    admission has the open groups and replay the finished ones. Others read both, directly or
-    through queries.py; only the commands change them.
+    """The groups of one run: open ones in `admission`, finished ones in `replay`. Others read both,
+    directly or through queries.py; only the commands change them. recovered: the content of the
+    store; its open groups keep their generators, which may still put them.
     """
 
     def __init__(
@@ -49,8 +47,8 @@ class BufferState:
         self.replay = Replay(
             groups_per_step=buffer.groups_per_step,
             max_staleness_versions=buffer.max_staleness_versions,
-            over_age=buffer.over_age,
-            exact_until=config.num_steps if buffer.exact_age else 0,
+            age_rule=buffer.age_rule,
+            exact_until=config.num_steps if buffer.age_rule == "exact" else 0,
             learner_version=recovered.learner_version,
             ready=recovered.ready,
             leased=recovered.leased,
@@ -69,29 +67,19 @@ class BufferState:
             next_group_id=recovered.next_group_id,
             next_index=recovered.next_index,
         )
-        self.drops: Counter[str] = Counter()
+        counts = recovered.counts.items()
+        self.drops = Counter({r: n for (state, r), n in counts if state == GroupState.DROPPED})
+        self.num_trained = sum(n for (state, _), n in counts if state == GroupState.TRAINED)
         self.num_refused = 0
-        self.num_trained = 0
         self._tickets = Tickets(config, prompts, recovered)
         self._leases = Leases(config, self.admission.generators(), now_s)
         self._evaluations = EvaluationProgress(recovered)
         self.finished_evaluations = self._evaluations.finished
         self.lives = Lives(recovered.lives)
         self._num_set_aside = Counter(recovered.set_aside)
-        self._groups_per_step = buffer.groups_per_step
         self._replaces_uniform = buffer.uniform_groups == "replace"
         self._newest_version = recovered.newest_version
         self._changes: list[changes.Change] = []
-        for (state, reason), count in recovered.counts.items():
-            if state == GroupState.TRAINED:
-                self.num_trained += count
-            elif state == GroupState.DROPPED:
-                self.drops[reason] = count
-
-    @property
-    def learner_version(self) -> int:
-        """The version that the learner committed last."""
-        return self.replay.learner_version
 
     def drain_changes(self) -> list[changes.Change]:
         """Return the changes since the last call, oldest first."""
@@ -249,7 +237,7 @@ class BufferState:
             self._changes.append(dropped)
             self.drops[DropReason.UNTRAINABLE] += len(group_ids)
             self._num_set_aside[train_version] += len(group_ids)
-        return self._num_set_aside[train_version] // self._groups_per_step
+        return self._num_set_aside[train_version] // self.replay.groups_per_step
 
     def begin_life(self, incarnation: str, version: int) -> None:
         """A life of the learner begins at `version`. Raises Superseded as `Lives.begin`."""
@@ -257,7 +245,7 @@ class BufferState:
 
     def sync(self, version: int, undone: Sequence[StoredGroup]) -> None:
         """Set the learner to `version`, as `Replay.sync`. undone: groups of later steps."""
-        goes_back = version < self.learner_version
+        goes_back = version < self.replay.learner_version
         synced = self.replay.sync(version, undone)
         for step, group_ids in synced.trained:
             self._trained(step, group_ids)

@@ -16,13 +16,7 @@ from typing import Any
 import msgspec
 
 from async_rl.composition import schema
-from async_rl.composition.choices import (
-    KIND,
-    Tree,
-    expand,
-    put,
-    variants,
-)
+from async_rl.composition.choices import KIND, Tree, expand, put, variants
 from async_rl.composition.files import Source, base, compose_files, resolved, source_of
 from async_rl.composition.fitting import fit_to_machine
 from async_rl.composition.overrides import Overrides, read_overrides
@@ -86,13 +80,17 @@ def as_written(conf: str) -> Tree:
 
 def write_config(config: RunConfig, path: Path) -> None:
     """Write the resolved configuration; it must not exist yet, since it is written once."""
-    # x: two launches of the same name must not share a directory.
     with path.open("x") as file:
         file.write(to_yaml(config))
 
 
 def to_yaml(config: RunConfig) -> str:
-    """The resolved configuration as every process will read it."""
+    """The resolved configuration as every process will read it. Raises ConfigError if settings
+    contradict each other.
+    """
+    # Every road to a file that processes read passes here. The processes themselves validate types
+    # and ranges only.
+    check(config)
     return msgspec.yaml.encode(as_builtins(config)).decode()
 
 
@@ -202,9 +200,11 @@ def _amend(tree: dict[str, Any], path: str, *, is_list_of_strings: bool) -> None
 
 def _path_or_source(value: Any) -> Any:
     """A file of prompts as an absolute path; a data source keeps its name."""
-    if isinstance(value, str) and not Path(value).suffix and is_plugin(value, DATA_SOURCE):
+    if isinstance(value, str) and (
+        is_function(value) or (not Path(value).suffix and is_plugin(value, DATA_SOURCE))
+    ):
         return value
-    return value if isinstance(value, str) and is_function(value) else _absolute(value)
+    return _absolute(value)
 
 
 def is_local_model(model: str) -> bool:

@@ -59,8 +59,19 @@ class DataConfig(Section):
     """a prompt longer than max_prompt_tokens: fail, drop its row, or cut it on the named side"""
     bad_rows: Literal["error", "drop"]
     """a row that cannot be used: fail, or drop the row"""
-    fill_to_max_tokens: bool
-    """repeat each prompt up to max_prompt_tokens; for stress tests"""
+    longest: Literal["none", "prompts", "responses", "both"]
+    """for stress tests: repeat each prompt up to max_prompt_tokens, continue each response after an
+    end token up to max_response_tokens, or both"""
     shuffle: bool
     """shuffle the prompts in each epoch, seeded by `seed`"""
     filter: ScoreFilterConfig
+
+    @property
+    def fills_prompts(self) -> bool:
+        """Return whether each prompt is repeated up to max_prompt_tokens."""
+        return self.longest in ("prompts", "both")
+
+    @property
+    def ignores_end(self) -> bool:
+        """Return whether responses continue after an end token."""
+        return self.longest in ("responses", "both")

@@ -99,26 +99,11 @@ class GenerationConfig(Section):
     """samples drawn per prompt, of which the group_size best are kept; null = group_size"""
     temperature: Annotated[float, Field(gt=0, le=10)]
     """divisor of the logits, in generators and learner"""
-    ignore_eos: bool
-    """continue after an end token, up to data.max_response_tokens; for stress tests"""
     max_concurrent_groups: PositiveInt
     """groups in flight per generator"""
     max_attempts: PositiveInt
     """attempts to generate a group before it is dropped"""
     vllm: VllmConfig
-
-
-class AutoscaleConfig(Section):
-    """Automatic choice of the number of generators during the run."""
-
-    enabled: bool
-    """add and remove generators until neither generators nor learner wait"""
-    min: PositiveInt
-    """fewest generators"""
-    max: PositiveInt
-    """most generators"""
-    pool: Text
-    """pool whose size changes: generators, or generators.NAME of a pool that trains"""
 
 
 class PoolConfig(Section):
@@ -165,4 +150,8 @@ class GeneratorsConfig(Section):
     """GPUs per process"""
     pools: dict[str, PoolConfig]
     """further pools by name: generators.pools.NAME.<setting>=<value>"""
-    autoscale: AutoscaleConfig
+    autoscale: Annotated[list[PositiveInt], Field(max_length=2)]
+    """fewest and most generators: add and remove generators between them until neither generators
+    nor learner wait; empty = the number changes only by async-rl scale"""
+    autoscale_pool: Text
+    """pool whose size autoscale changes: generators, or generators.NAME of a pool that trains"""

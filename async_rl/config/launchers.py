@@ -53,16 +53,12 @@ class SlurmLaunch(ClusterLaunch):
     """Steps of one Slurm job."""
 
     kind: Literal["slurm"]
-    partition: str | None
-    """sbatch --partition; null = the cluster's default"""
-    account: str | None
-    """sbatch --account; null = the user's default"""
     time: Annotated[str, Field(pattern="^(\\d+|\\d+:\\d+(:\\d+)?|\\d+-\\d+(:\\d+){0,2})$")]
     """time limit: minutes, HH:MM:SS or days-HH:MM:SS"""
     cpus_per_node: NonNegativeInt
     """CPUs of each node; 0 = exclusive nodes"""
     extra: list[str]
-    """further options of sbatch, such as --constraint=a100"""
+    """further options of sbatch, such as --partition=gpu, --account=us or --constraint=a100"""
 
 
 Launch = LocalLaunch | RayLaunch | SlurmLaunch

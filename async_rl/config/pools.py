@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from async_rl.config.base import as_builtins, replace
-from async_rl.config.checks.vllm_extra import num_workers
 from async_rl.config.generation import PoolConfig
 from async_rl.config.run import RunConfig
+from async_rl.config.vllm_extra import num_workers
 from async_rl.core.types import Purpose, Role
 
 GENERATORS, VERIFIERS, GATEWAYS = "generators", "verifiers", "gateways"

@@ -27,6 +27,12 @@ this limit a program that never ends would hold a cell for the limit of every te
 """
 
 
+OUTPUT_KB = 1024
+"""KB of output per test, or twice the expected output if that is more; a request may name another
+limit. A program that prints without end must not fill the memory of its verifier.
+"""
+
+
 class SandboxConfig(Section):
     """Limits on one program that the policy wrote, and the comparison of its results."""
 
@@ -34,8 +40,6 @@ class SandboxConfig(Section):
     """CPU seconds per test"""
     memory_mb: Annotated[int, Field(ge=16)]
     """MB of address space beyond what the interpreter uses"""
-    output_kb: PositiveInt
-    """KB of output per test, or twice the expected output if that is more"""
     allow_unsafe: bool
     """run even if neither namespaces nor seccomp are available"""
     packages: list[str]
@@ -64,8 +68,6 @@ class VerifiersConfig(Section):
     """programs run in parallel per process"""
     cores: list[int]
     """numbers of the CPU cores for verifiers; empty = all"""
-    memo_programs: NonNegativeInt
-    """programs whose verdicts a generator caches; 0 = judge every sample"""
 
 
 class Term(Section):
@@ -137,12 +139,10 @@ class RewardConfig(Section):
     terms: dict[str, Annotated[RewardTerm, Tag]]
     """parts of the reward by name, summed with their weights; empty = the row's tests:
     reward.terms.NAME=package.module:function and reward.terms.NAME.<setting>=<value>"""
-    on_failure: Literal["drop", "stop"]
-    """if a function fails: drop = retry the group, and drop it after the last attempt; stop = stop
-    the run"""
-    stop_if_all_fail: bool
-    """stop the run before a step in which no sample has more than fail_reward, since scoring may be
-    broken"""
+    stop_on: list[Literal["function_failure", "all_failed"]]
+    """stop the run: function_failure = when a function fails, instead of retrying the group and
+    dropping it after the last attempt; all_failed = before a step in which no sample has more than
+    fail_reward, since scoring may be broken"""
     concurrency: PositiveInt
     """concurrent calls in each verifier; set 1 for functions that are not thread-safe"""
     format_reward: float | None

@@ -12,6 +12,11 @@ from pydantic import Field
 
 from async_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Section, Tag, Text
 
+KEPT_GROUPS = 1_000_000
+"""The newest trained groups that keep their rows in the ledger, 424 bytes each. Older ones become
+sums per step, unless data.filter is set, which reads the rewards of every group.
+"""
+
 
 class BufferConfig(Section):
     """Admission, age and storage."""
@@ -20,19 +25,15 @@ class BufferConfig(Section):
     """groups of one learner step"""
     max_staleness_versions: NonNegativeInt
     """largest learner version minus version of a sample's oldest trained token; 0 = synchronous"""
-    exact_age: bool
-    """for experiments: train every batch at exactly max_staleness_versions, from the first step at
-    which that is possible; the learner and the generators then take turns"""
     uniform_groups: Literal["train", "replace"]
     """groups whose samples all have the same reward, which have no policy gradient: train them, or
     drop them and sample others (dynamic sampling of DAPO)"""
-    over_age: Literal["drop", "mask"]
-    """drop groups with tokens above max_staleness_versions, or mask these tokens"""
+    age_rule: Literal["drop", "mask", "exact"]
+    """drop = drop groups with tokens above max_staleness_versions; mask = mask these tokens; exact,
+    for experiments = as drop, and train every batch at exactly this age, from the first step at
+    which that is possible; the learner and the generators then take turns"""
     durability: Literal["normal", "full"]
     """SQLite synchronous level: normal survives the crash of a process, full also of the machine"""
-    keep_groups: NonNegativeInt | None
-    """newest trained groups that keep their rows in the ledger; older ones become sums per step,
-    unless data.filter is set; null = keep all"""
 
 
 class MemoryTransfer(Section):
@@ -53,8 +54,6 @@ class CollectiveTransfer(Section):
     """A broadcast: over NCCL if every rank has a whole GPU, else over gloo."""
 
     kind: Literal["collective"]
-    bucket_mb: PositiveInt
-    """MB of the buffer of a broadcast; it grows to the size of the largest tensor"""
 
 
 class AutoTransfer(Section):
@@ -63,8 +62,6 @@ class AutoTransfer(Section):
     kind: Literal["auto"]
     path: str | None
     """fsspec URL of the directory of weight files; null = in the run's directory"""
-    bucket_mb: PositiveInt
-    """MB of the buffer of a broadcast; it grows to the size of the largest tensor"""
 
 
 Transfer = AutoTransfer | MemoryTransfer | FileTransfer | CollectiveTransfer

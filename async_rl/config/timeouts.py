@@ -1,4 +1,4 @@
-"""Time limits: five settings, and formulas of all others.
+"""Time limits: four settings, and formulas of all others.
 
 Part of the schema in `run.py`, whose invariants hold here.  The formulas keep the limits in order:
 the interval of heartbeats is below the silence that ends a process, which is below a lease.
@@ -19,8 +19,6 @@ class TimeoutsConfig(Section):
     start_s: PositiveFloat
     """start of a process without progress (reading, memory, a new stage); the time limits of a
     weight push are derived from it"""
-    stop_s: PositiveFloat
-    """finishing and saving the step after a stop request"""
     group_s: PositiveFloat
     """generating and scoring one group of up to 1,200 tokens per sample; in proportion for longer
     ones, until the measured rate is known"""
@@ -69,6 +67,15 @@ class TimeoutsConfig(Section):
     def autoscale_s(self) -> float:
         """3 call_s: interval of decisions on the number of generators, each based on that time."""
         return 3 * self.call_s
+
+    @property
+    def stop_s(self) -> float:
+        """start_s / 3: finishing and saving the step after a stop request.
+
+        A checkpoint writes the weights that a start reads, and the optimizer's moments. A run whose
+        steps take longer than this needs a higher start_s to finish its last one.
+        """
+        return self.start_s / 3
 
     @property
     def push_s(self) -> float:

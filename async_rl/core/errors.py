@@ -7,7 +7,7 @@
     |  |- DeadlineExceeded   a remote call or a wait exceeded its deadline
     |  |- Unavailable        the peer is gone, or not there yet
     |  |- Unsupported        no such program can be judged on this machine; another try is useless
-    |- RewardError           a user's reward function failed; see reward.on_failure
+    |- RewardError           a user's reward function failed; see reward.stop_on
     |  |- BrokenTest         a row's own test is broken; its prompt cannot be scored
     |- AgentError           an agent's environment failed, or its sample has no reward
     |  |- NotTaken           no program took the session of a sample in time

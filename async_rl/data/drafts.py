@@ -174,7 +174,7 @@ class Drafter:
                 " data.truncation=drop"
             )
             return Rejected(reason, is_over_long=True)
-        if data.fill_to_max_tokens:
+        if data.fills_prompts:
             kept = filled(kept, data.max_prompt_tokens)
         # A prompt that was cut must be shown as the model reads it.
         is_changed = len(kept) != len(ids)

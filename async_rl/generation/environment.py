@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from async_rl.config.checks.vllm_extra import num_workers
 from async_rl.config.run import RunConfig
+from async_rl.config.vllm_extra import num_workers
 
 T = TypeVar("T")
 

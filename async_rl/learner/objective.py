@@ -79,8 +79,8 @@ def trained_mask(
 
     These are the tokens that the policy wrote, without truncated responses if
     algorithm.truncated=mask, and without tokens above the staleness bound if
-    buffer.over_age=mask.  version: the learner's, before the update.  Raises StalenessError for a
-    token of a later version, and for one above the bound if buffer.over_age=drop, because the
+    buffer.age_rule=mask.  version: the learner's, before the update.  Raises StalenessError for a
+    token of a later version, and for one above the bound unless buffer.age_rule=mask, because the
     buffer should have dropped its group.
     """
     mask = batch.loss_mask
@@ -95,7 +95,7 @@ def trained_mask(
             f" {version}; restart the run from a checkpoint, because its versions are inconsistent"
         )
     is_over_age = ages > buffer.max_staleness_versions
-    if buffer.over_age == "mask":
+    if buffer.age_rule == "mask":
         return mask & ~is_over_age
     oldest_age = int(batch.across.largest(ages[mask]))
     if oldest_age > buffer.max_staleness_versions:

@@ -58,9 +58,7 @@ from async_rl.config.policy_losses import (
     VanillaLoss,
     VespoLoss,
 )
-from async_rl.config.policy_losses import (
-    PolicyLoss as PolicyLossSettings,
-)
+from async_rl.config.policy_losses import PolicyLoss as PolicyLossSettings
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, Targets
 

@@ -147,18 +147,18 @@ class Trainer:
         """Train on this rank's part of a batch, from version to version + 1.
 
         Raises StalenessError if a token exceeds the staleness bound, NonFiniteError if a loss or
-        gradient is not finite, RewardError if every sample failed and reward.stop_if_all_fail is
-        set.
+        gradient is not finite, RewardError if every sample failed and reward.stop_on has
+        all_failed.
         """
         config = self._config
         samples = [sample for group in part.heads for sample in group.samples]
         failed = failed_share((s.reward for s in samples), config.reward.fail_reward)
-        if failed == 1 and config.reward.stop_if_all_fail:
+        if failed == 1 and "all_failed" in config.reward.stop_on:
             raise RewardError(
                 f"step {version + 1}: none of its {len(samples)} samples has a reward above"
                 f" reward.fail_reward={config.reward.fail_reward:g}: either scoring is broken or no"
                 " prompt can be solved; read some samples with async-rl rollouts RUN, or set"
-                " reward.stop_if_all_fail=false"
+                " reward.stop_on=[]"
             )
         batch = collate_part(part, device=self.device, across=self._ranks.across)
         num_updates = self._num_updates

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from async_rl.config.pools import GATEWAYS, config_of, generator_pools, pool_counts
 from async_rl.config.run import RunConfig
+from async_rl.config.running import KEPT_GROUPS
 from async_rl.core.types import Role
 from async_rl.planning.learner_memory import (
     FLOAT32_BYTES,
@@ -195,7 +196,7 @@ def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
         needed = checkpoint.every_steps * (checkpoint.keep + 1) + buffer.max_staleness_versions
         stored = min(num_steps, needed)
     groups = num_steps * buffer.groups_per_step
-    rows = groups if buffer.keep_groups is None else min(groups, buffer.keep_groups)
+    rows = min(groups, KEPT_GROUPS)
     sequences = stored * buffer.groups_per_step * config.generation.group_size
     size_bytes = _stored_bytes(config, sequences) + rows * GROUP_BYTES + num_steps * ROW_BYTES
     size_bytes += recorded_mb(config) * 2**20
@@ -211,9 +212,7 @@ def recorded_mb(config: RunConfig) -> int:
     """Return the size of the moments of all samples (`recording`)."""
     if config.recording == "off":
         return 0
-    groups = config.num_steps * config.buffer.groups_per_step
-    if config.buffer.keep_groups is not None:
-        groups = min(groups, config.buffer.keep_groups)
+    groups = min(config.num_steps * config.buffer.groups_per_step, KEPT_GROUPS)
     return _mb(groups * config.generation.group_size * RECORDED_BYTES_PER_SAMPLE)
 
 

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from async_rl.config.generation import AutoscaleConfig
 from async_rl.core.frozen import frozen
 
 # The share of a generator beyond the middle of two counts at which the other count is chosen. With
@@ -59,16 +58,18 @@ def balanced(count: int, *, learner_waits: float, held_back: float) -> float:
 
 
 def decide(
-    count: int, *, learner_waits: float, held_back: float, config: AutoscaleConfig, others: int = 0
+    count: int, *, learner_waits: float, held_back: float, bounds: Sequence[int], others: int = 0
 ) -> Decision:
     """Decide the number of generators after a window with `count` of them.
 
     learner_waits, held_back: shares of time in the window; others: training generators of other
-    pools, whose number is fixed and each of which counts as productive as one of these.
+    pools, whose number is fixed and each of which counts as productive as one of these.  bounds:
+    fewest and most generators.
     """
-    if count < config.min or count > config.max:
-        wanted = min(max(count, config.min), config.max)
-        reason = f"generators.autoscale allows {config.min} to {config.max}"
+    least, most = bounds
+    if count < least or count > most:
+        wanted = min(max(count, least), most)
+        reason = f"generators.autoscale allows {least} to {most}"
         return Decision(wanted=wanted, reason=reason)
     balance = balanced(count + others, learner_waits=learner_waits, held_back=held_back)
     reason = (
@@ -84,13 +85,14 @@ def decide(
         wanted = max(count, math.floor(target + 0.5 - _DEAD_BAND))
     elif held_back > max(TOLERANCE, learner_waits):
         wanted = min(count, math.ceil(balance - 0.5 + _DEAD_BAND))
-    return Decision(wanted=min(max(wanted, config.min), config.max), reason=reason)
+    return Decision(wanted=min(max(wanted, least), most), reason=reason)
 
 
-def candidates(count: int, config: AutoscaleConfig) -> list[int]:
+def candidates(count: int, bounds: Sequence[int]) -> list[int]:
     """Return the numbers of generators to forecast, `count` first."""
+    least, most = bounds
     numbers = {count // 2, count - 1, count + 1, count + count // 2, 2 * count} - {count}
-    return [count, *sorted(n for n in numbers if config.min <= n <= config.max)]
+    return [count, *sorted(n for n in numbers if least <= n <= most)]
 
 
 def decide_by_forecast(count: int, rates: Mapping[int, float]) -> Decision:
@@ -127,9 +129,10 @@ class Steering:
     resumed.
     """
 
-    def __init__(self, config: AutoscaleConfig) -> None:
-        self._config = config
-        self._most = config.max
+    def __init__(self, bounds: Sequence[int]) -> None:
+        self._bounds = bounds
+        # Empty in a run whose number of generators is not decided here.
+        self._most = max(bounds, default=0)
         self._trial: _Trial | None = None
 
     def decide(
@@ -145,12 +148,16 @@ class Steering:
         """Decide by the forecast `rates` if they have this count, otherwise as the function
         `decide`. rate: tokens per second of all generators.
         """
-        config = self._config
+        least, most = self._bounds
         trial = self._trial
         decision = decide(
-            count, learner_waits=learner_waits, held_back=held_back, config=config, others=others
+            count,
+            learner_waits=learner_waits,
+            held_back=held_back,
+            bounds=self._bounds,
+            others=others,
         )
-        if rates and count in rates and config.min <= count <= config.max:
+        if rates and count in rates and least <= count <= most:
             decision = decide_by_forecast(count, rates)
         self._trial = None
         # The rates are compared only while the learner still waits. Generators that are held back
@@ -167,6 +174,6 @@ class Steering:
                     " more until the run is resumed"
                 )
                 return Decision(wanted=trial.count, reason=reason)
-        if config.min <= count < decision.wanted:
+        if least <= count < decision.wanted:
             self._trial = _Trial(count=count, rate=rate)
         return dataclasses.replace(decision, wanted=min(decision.wanted, max(count, self._most)))

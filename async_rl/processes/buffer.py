@@ -138,11 +138,12 @@ class Tasks:
         """takes: trained steps · waits for: every fifth · returns: some of its samples as text ·
         woken by: every change
         """
-        state, shown = self._service.state, self._service.state.learner_version
+        replay = self._service.state.replay
+        shown = replay.learner_version
         while True:
             await self._service.changed()
-            is_due = state.learner_version // _SHOW_EVERY > shown // _SHOW_EVERY
-            shown = state.learner_version
+            is_due = replay.learner_version // _SHOW_EVERY > shown // _SHOW_EVERY
+            shown = replay.learner_version
             if not is_due:
                 continue
             await self._store.flush()
@@ -182,7 +183,7 @@ class Tasks:
             f"failures/{DropReason.INVALID}", state.num_refused - self._num_refused
         )
         self._num_refused = state.num_refused
-        self._context.version = state.learner_version
+        self._context.version = state.replay.learner_version
 
     def _waiting(self, waits_for: str) -> contextlib.AbstractContextManager[None]:
         if waits_for.startswith(("groups:", "evaluation")):

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from async_rl.config.checks.vllm_extra import tool_parser
 from async_rl.config.reward_terms import needs_tests
 from async_rl.config.run import RunConfig
+from async_rl.config.vllm_extra import tool_parser
 from async_rl.core.errors import AgentError
 from async_rl.core.types import CodeTest, IntArray, Prompt, Sampling, Score, Ticket, Verdict
 from async_rl.generation.engine import Generates

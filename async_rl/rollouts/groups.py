@@ -181,7 +181,7 @@ class Groups:
             # A restart of the generator brings a new engine; further groups would fail too.
             if isinstance(cause, EngineDead):
                 raise
-            if is_reward and self._config.reward.on_failure == "stop":
+            if is_reward and "function_failure" in self._config.reward.stop_on:
                 raise
             reason = DropReason.GENERATION_FAILED
             if is_reward:

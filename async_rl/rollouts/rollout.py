@@ -57,6 +57,10 @@ class _Samples:
     scoring: dict[int, asyncio.Task[Trajectory]] = field(default_factory=dict)
 
 
+_MEMO_PROGRAMS = 20_000
+"""Programs whose verdicts are remembered: those of some hundred groups, in a few MB."""
+
+
 class Rollouts:
     """Makes groups with an engine and the current verifiers.
 
@@ -81,7 +85,7 @@ class Rollouts:
         self._lead = load_rollout(config.rollout)
         self._agents = agents
         self._client = VerifierClient(config, token, activity)
-        self._memo = VerdictMemo(self._client, size=config.verifiers.memo_programs)
+        self._memo = VerdictMemo(self._client, size=_MEMO_PROGRAMS)
         self._scorer = Scorer(config, self._memo, self._client.ask_functions)
         without_memo = Scorer(config, self._client, self._client.ask_functions)
         self._control = Control(without_memo, limit_s=config.timeouts.call_s)

@@ -140,7 +140,9 @@ async def _attempt(
             problem = f"not done after {limit_s:g} s (timeouts.group_s)"
         except ExceptionGroup as error:
             cause = root_cause(error)
-            is_dropped = isinstance(cause, RewardError) and config.reward.on_failure == "drop"
+            is_dropped = (
+                isinstance(cause, RewardError) and "function_failure" not in config.reward.stop_on
+            )
             if not is_dropped and not isinstance(cause, InfrastructureError):
                 raise
             problem = f"{type(cause).__name__}: {cause}"

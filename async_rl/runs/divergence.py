@@ -91,7 +91,7 @@ class _Walk:
         if rows[0] and rows[1]:
             yield from self._batches(step, *rows)
         else:
-            self._note("the rows of the batch were compacted (buffer.keep_groups)", step)
+            self._note("the rows of the batch were compacted", step)
         yield from self._metrics(step)
         yield from self._weights(step, step, "weights after the step")
 

@@ -30,10 +30,11 @@ class Autoscaler:
     """The decisions of one run."""
 
     def __init__(self, config: RunConfig, forecast: Forecast, log: logging.Logger) -> None:
-        self._config = config.generators.autoscale
+        self._bounds = config.generators.autoscale
+        self._pool = config.generators.autoscale_pool
         self._forecast = forecast
         self._log = log
-        self._steering = Steering(self._config)
+        self._steering = Steering(self._bounds)
         self._rates: dict[int, float] = {}
         self._rests_until_s = 0.0
         self._no_forecast = ""
@@ -44,13 +45,13 @@ class Autoscaler:
         """Return a decision from the window between two lists of members; None while it has no
         shares of time. pools: those that train.
         """
-        auto = self._config
-        count = pools[auto.pool].wanted
+        least, most = self._bounds
+        count = pools[self._pool].wanted
         others = sum(pool.wanted for pool in pools.values()) - count
         waits = share(members, before, "learner", "wait_s") if before else None
         blocked = share(members, before, "generator", "blocked_s") if before else None
         # A count outside the configured bounds is corrected without measurements.
-        is_outside = not auto.min <= count <= auto.max
+        is_outside = not least <= count <= most
         if not is_outside and (waits is None or blocked is None):
             return None
         if before:
@@ -69,7 +70,7 @@ class Autoscaler:
         began_s = time.monotonic()
         if began_s < self._rests_until_s:
             return
-        numbers = [number + others for number in candidates(count, self._config)]
+        numbers = [number + others for number in candidates(count, self._bounds)]
         reason, self._rates = "", {}
         try:
             # In a thread: a large run takes seconds, and members wait for answers meanwhile.

@@ -100,7 +100,7 @@ class Scaler:
         """Scale the run until cancelled."""
         async with self._group:
             self._reconcile()
-            if self._config.generators.autoscale.enabled:
+            if self._config.generators.autoscale:
                 await self._autoscale()
             else:
                 await asyncio.Event().wait()  # keep the group open for processes that leave
@@ -143,7 +143,7 @@ class Scaler:
 
     def _refusals(self, wanted: Mapping[str, int]) -> list[str]:
         pools = pool_counts(self._config)
-        auto = self._config.generators.autoscale
+        generators = self._config.generators
         problems = []
         for pool, count in wanted.items():
             if pool not in pools:
@@ -155,10 +155,10 @@ class Scaler:
                 problems.append(f"{pool}={count}: give a number from 0 to {SEATS_PER_POOL}")
             if pool in _WITHOUT and count == 0:
                 problems.append(f"{pool}=0: {_WITHOUT[pool]}; keep at least 1")
-            if pool == auto.pool and auto.enabled:
+            if pool == generators.autoscale_pool and generators.autoscale:
                 problems.append(
-                    f"{pool}={count}: generators.autoscale.enabled=true sets this number; resume"
-                    " the run with generators.autoscale.enabled=false to set it yourself"
+                    f"{pool}={count}: generators.autoscale sets this number; resume the run with"
+                    " generators.autoscale=[] to set it yourself"
                 )
         if not problems and wanted.keys() - {VERIFIERS}:
             counts = {**self._registry.wanted, **wanted}
@@ -228,7 +228,7 @@ class Scaler:
 
     async def _autoscale(self) -> None:
         """Decide every timeouts.autoscale_s, on windows in which all training generators served."""
-        auto = self._config.generators.autoscale
+        pool_name = self._config.generators.autoscale_pool
         before: list[Member] = []
         while True:
             await asyncio.sleep(self._config.timeouts.autoscale_s)
@@ -248,15 +248,15 @@ class Scaler:
             ]
             decision = await self._autoscaler.decide(pools, members, before)
             before = members
-            if decision is None or decision.wanted == pools[auto.pool].wanted:
+            if decision is None or decision.wanted == pools[pool_name].wanted:
                 continue
             if self._has_memory_for(decision):
-                self._want(auto.pool, decision.wanted, decision.reason)
+                self._want(pool_name, decision.wanted, decision.reason)
                 self._reconcile()
                 before = []
 
     def _has_memory_for(self, decision: Decision) -> bool:
-        wanted = {self._config.generators.autoscale.pool: decision.wanted}
+        wanted = {self._config.generators.autoscale_pool: decision.wanted}
         problems = self._headroom.problems(self._registry.pools(), wanted)
         # Every interval would repeat the same warning.
         if problems and not self._is_memory_reported:

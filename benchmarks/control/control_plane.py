@@ -161,7 +161,7 @@ def measure(num_generators: int) -> float:
             load = Load(directory, num_generators)
             cpu_s, num_put, seconds = asyncio.run(load.run(process))
         promise = Promise(
-            groups_per_step=batch_of(num_generators), max_staleness_versions=2, over_age="drop"
+            groups_per_step=batch_of(num_generators), max_staleness_versions=2, age_rule="drop"
         )
         with reading(directory / "store.sqlite") as connection:
             found = audit(connection, promise)

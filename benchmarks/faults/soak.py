@@ -104,14 +104,12 @@ class _Prompts:
         )
 
 
-def _config(run_dir: Path, keep_groups: int) -> RunConfig:
+def _config(run_dir: Path) -> RunConfig:
     base = compose_unchecked("grpo_code", [f"output_dir={run_dir}"])
     return replace(
         base,
         num_steps=10**6,
-        buffer=replace(
-            base.buffer, groups_per_step=BATCH, max_staleness_versions=2, keep_groups=keep_groups
-        ),
+        buffer=replace(base.buffer, groups_per_step=BATCH, max_staleness_versions=2),
         generation=replace(base.generation, group_size=SAMPLES),
         evaluation=replace(base.evaluation, every_steps=0),
     )
@@ -195,7 +193,7 @@ class _Run:
 
 
 async def _measure(run_dir: Path, *, version: int, num_steps: int, keep_groups: int) -> Figures:
-    config, path = _config(run_dir, keep_groups), run_dir / STORE_FILE
+    config, path = _config(run_dir), run_dir / STORE_FILE
     count_s = 0.0
     if path.exists():
         with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -208,7 +206,13 @@ async def _measure(run_dir: Path, *, version: int, num_steps: int, keep_groups: 
     started = time.perf_counter()
     async with Store(path, durability="normal", clock=time.time) as store:
         prompts = _Prompts()
-        service = BufferService(config, prompts, store, clock=time.monotonic)  # type: ignore[arg-type]
+        service = BufferService(
+            config,
+            prompts,  # type: ignore[arg-type]
+            store,
+            clock=time.monotonic,
+            kept_groups=keep_groups,
+        )
         recorder = Recorder(run_dir, config)
         run = _Run(service, recorder, version)
         await run.sync(version)

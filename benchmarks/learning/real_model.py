@@ -34,7 +34,7 @@ SHARE = "policy/effective_sequences"
 def _exactly(age: int) -> list[str]:
     """Return the settings under which every batch is `age` versions old."""
     return [
-        "buffer.exact_age=true",
+        "buffer.age_rule=exact",
         f"buffer.max_staleness_versions={age}",
         # An exact age makes both sides wait for each other, so they need no handovers.
         "placement=disaggregated",

@@ -4,7 +4,7 @@ A whole run costs about five core-minutes, most of them for the engine and its s
 `Trainer.step` of the product on groups that `sampler.py` drew from the weights of an older version,
 scored by the embedded task's tests. The age is exact by construction: step t trains the batch that
 version t - 1 - age sampled, or version 0 as long as there is no such version, as in a whole run
-with buffer.exact_age. All methods get the same samples of version 0 for the same seed.
+with buffer.age_rule. All methods get the same samples of version 0 for the same seed.
 """
 
 from __future__ import annotations
@@ -277,9 +277,9 @@ def run_cell(
 
     Raises ConfigError for a setting that needs more than one process.
     """
-    if not config.buffer.exact_age:
+    if config.buffer.age_rule != "exact":
         raise ConfigError(
-            "buffer.exact_age=false: a cell in one process trains every group at an exact age; run"
+            "buffer.age_rule=drop: a cell in one process trains every group at an exact age; run"
             " it with --live"
         )
     age, size = config.buffer.max_staleness_versions, config.buffer.groups_per_step

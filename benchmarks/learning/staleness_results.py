@@ -55,11 +55,11 @@ RATE = 4e-4
 NUM_STEPS = 160
 # Half of the default batch and half of its held-out prompts, so that 240 steps cost what 120 do.
 SETTINGS = (
-    "buffer.exact_age=true",
+    "buffer.age_rule=exact",
     "buffer.groups_per_step=8",
     "evaluation.every_steps=10",
     "evaluation.num_prompts=128",
-    "reward.stop_if_all_fail=false",
+    "reward.stop_on=[]",
 )
 # 16 updates need 16 groups; a step of a cell has 8.
 OWN_SETTINGS = dict.fromkeys(("cispo", "dapo"), ("learner.minibatches=8",))

@@ -21,6 +21,7 @@ from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.membership import Life, Load
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
+from async_rl.weights.transport import broadcast
 from async_rl.weights.transport.base import Exporter, LearnerSide
 from async_rl.weights.transport.broadcast import Broadcaster, BroadcastReceiver
 from async_rl.weights.transport.communicator import device_name
@@ -120,12 +121,9 @@ class _Learner:
         values = _VALUES_ON_CPU if device.type == "cpu" else _VALUES_ON_GPU
         self.tensors = {f"t{index}": torch.randn(values) for index in range(_TENSORS)}
         self.publisher = WeightPublisher([tensor_spec(*item) for item in self.tensors.items()])
-        small = (
-            "weights.transfer.bucket_mb=2"
-            if device.type == "cpu"
-            else "weights.transfer.bucket_mb=256"
-        )
-        given = with_defaults(settings, ["weights.transfer=collective", small])
+        # The tensors need several buckets on both.
+        broadcast.BUCKET_BYTES = (2 if device.type == "cpu" else 256) << 20
+        given = with_defaults(settings, ["weights.transfer=collective"])
         self.broadcaster = Broadcaster(
             LearnerSide(
                 config=compose("grpo_code", given).weights,

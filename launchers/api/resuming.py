@@ -39,7 +39,7 @@ FIXED = {
     "generation.group_size": "the stored groups have that many samples",
     "reward.placement": "the stored groups have scores of their steps, or have none",
     "buffer.groups_per_step": "the planned batches have that many groups",
-    "buffer.over_age": "the audit checks the whole history by one rule",
+    "buffer.age_rule": "the audit checks the whole history by one rule",
     "evaluation.num_prompts": "evaluations before and after would measure different prompts",
 }
 """Settings and sections that a resumed run cannot change, and why."""

@@ -134,7 +134,8 @@ class Run:
             now: End without finishing the step in progress.
 
         Raises:
-            DeadlineExceeded: The run has not ended 60 s after its own limit, `timeouts.stop_s`.
+            DeadlineExceeded: The run has not ended 60 s after its own limit, a third of
+                `timeouts.start_s`.
         """
         pid = living_pid(self.directory)
         if pid is not None:

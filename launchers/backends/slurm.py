@@ -112,10 +112,6 @@ def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
     if slurm.gpus_per_node:
         yield f"--gpus-per-node={slurm.gpus_per_node}"
     yield f"--time={slurm.time}"
-    if slurm.partition is not None:
-        yield f"--partition={slurm.partition}"
-    if slurm.account is not None:
-        yield f"--account={slurm.account}"
     yield f"--signal=B:TERM@{config.timeouts.before_time_limit_s}"
     yield "--no-kill"  # a lost node takes its processes, not the job
     yield from slurm.extra

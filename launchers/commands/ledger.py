@@ -141,7 +141,7 @@ def promise_of(config: RunConfig) -> Promise:
     return Promise(
         groups_per_step=buffer.groups_per_step,
         max_staleness_versions=buffer.max_staleness_versions,
-        over_age=buffer.over_age,
+        age_rule=buffer.age_rule,
     )
 
 

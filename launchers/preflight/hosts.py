@@ -52,7 +52,7 @@ def host_problems(config: RunConfig) -> Iterator[str]:
         ("model.path", _model(config), _model(host)),
         ("model.dtype", config.model.dtype, host.model.dtype),
         ("model.override_config", config.model.override_config, host.model.override_config),
-        ("generation.ignore_eos", config.generation.ignore_eos, host.generation.ignore_eos),
+        ("data.longest", config.data.longest, host.data.longest),
     ):
         if ours != other:
             yield f"{path}={ours}, but {other} in {directory.name}, whose engines serve this run"

@@ -19,6 +19,7 @@ from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
+from async_rl.config.running import KEPT_GROUPS
 from async_rl.core.types import (
     NO_VERSION,
     CodeProblem,
@@ -46,15 +47,13 @@ def make_config(
     *,
     groups_per_step: int = 2,
     max_staleness: int = 1,
-    over_age: str = "drop",
-    exact_age: bool = False,
+    age_rule: str = "drop",
     uniform_groups: str = "train",
     group_size: int = 2,
     max_attempts: int = 3,
     num_steps: int = 1000,
     lease_s: float = 30.0,
     recording: str = "off",
-    keep_groups: int | None = None,
 ) -> RunConfig:
     base = _base()
     return replace(
@@ -65,10 +64,8 @@ def make_config(
             base.buffer,
             groups_per_step=groups_per_step,
             max_staleness_versions=max_staleness,
-            over_age=over_age,
-            exact_age=exact_age,
+            age_rule=age_rule,
             uniform_groups=uniform_groups,
-            keep_groups=keep_groups,
         ),
         generation=replace(base.generation, group_size=group_size, max_attempts=max_attempts),
         timeouts=replace(base.timeouts, call_s=lease_s / 3, group_s=120.0),
@@ -154,12 +151,18 @@ def make_group(
 
 @contextlib.asynccontextmanager
 async def opened(
-    path: Path, config: RunConfig, prompts: FakePrompts | None = None, clock: Clock | None = None
+    path: Path,
+    config: RunConfig,
+    prompts: FakePrompts | None = None,
+    clock: Clock | None = None,
+    kept_groups: int = KEPT_GROUPS,
 ) -> AsyncIterator[BufferService]:
     """A recovered service on the store at `path`."""
     clock = clock or Clock()
     async with Store(path / "store.sqlite", durability="normal", clock=clock) as store:
-        yield BufferService(config, prompts or FakePrompts(), store, clock=clock)
+        yield BufferService(
+            config, prompts or FakePrompts(), store, clock=clock, kept_groups=kept_groups
+        )
 
 
 def ask(

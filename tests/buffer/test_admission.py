@@ -26,7 +26,7 @@ def admission(
     replay = Replay(
         groups_per_step=bound.groups_per_step,
         max_staleness_versions=bound.max_staleness_versions,
-        over_age="drop",
+        age_rule="drop",
         learner_version=learner_version,
         ready=[
             StoredGroup(group_id=-1 - i, oldest_version=0, newest_version=0) for i in range(stored)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-import pytest
 from buffer_support import (
     FakePrompts,
     fail,
@@ -20,6 +19,7 @@ from buffer_support import (
 
 from async_rl.buffer.store.audit import Audit, audit
 from async_rl.buffer.store.ledger import Ledger, LedgerSummary, reading
+from async_rl.config.running import KEPT_GROUPS
 from async_rl.core.types import Purpose
 from async_rl.launchers.commands.ledger import promise_of
 from async_rl.protocol.buffer import PutGroup
@@ -28,17 +28,17 @@ from async_rl.protocol.learner import CommitStep, ForgetBefore, StartEvaluation
 STEPS = 9
 
 
-def make_history(path: Path, keep_groups: int | None) -> tuple[int, LedgerSummary, Audit]:
+def make_history(path: Path, kept_groups: int) -> tuple[int, LedgerSummary, Audit]:
     """Train nine batches of two groups; return the next group id too. In every third step a group
     fails once, and an older one is overtaken.
     """
-    config = make_config(groups_per_step=2, max_staleness=1, keep_groups=keep_groups)
+    config = make_config(groups_per_step=2, max_staleness=1)
     path.mkdir()
 
     async def story() -> None:
         for version in range(STEPS):
             # Every step is another life of the buffer.
-            async with opened(path, config) as service:
+            async with opened(path, config, kept_groups=kept_groups) as service:
                 for ticket in await tickets(service, version, generator=f"generator-{version % 2}"):
                     if version % 3 == 0 and ticket.attempt == 1 and ticket.group_id % 2:
                         await fail(service, ticket.group_id, 1)
@@ -59,7 +59,7 @@ def make_history(path: Path, keep_groups: int | None) -> tuple[int, LedgerSummar
     run(story())
 
     async def next_id() -> None:
-        async with opened(path, config) as service:
+        async with opened(path, config, kept_groups=kept_groups) as service:
             found.append(service.state.admission.next_group_id)
 
     found: list[int] = []
@@ -68,9 +68,8 @@ def make_history(path: Path, keep_groups: int | None) -> tuple[int, LedgerSummar
         return found[0], Ledger(connection).summary(), audit(connection, promise_of(config))
 
 
-@pytest.mark.proves("buffer.keep_groups")
 def test_the_newest_groups_keep_their_rows_and_all_others_stay_counted(tmp_path: Path) -> None:
-    next_id, everything, complete = make_history(tmp_path / "all", None)
+    next_id, everything, complete = make_history(tmp_path / "all", KEPT_GROUPS)
     same_id, few, compacted = make_history(tmp_path / "few", 4)
     assert complete.problems == compacted.problems == []
     assert complete.unchecked == []
@@ -106,7 +105,7 @@ def test_a_counter_that_is_wrong_and_a_lost_step_are_found(tmp_path: Path) -> No
 
 
 def test_the_counters_follow_a_reason_that_changes_alone(tmp_path: Path) -> None:
-    make_history(tmp_path / "run", None)
+    make_history(tmp_path / "run", KEPT_GROUPS)
     path = tmp_path / "run" / "store.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE groups SET reason='other' WHERE group_id=0")
@@ -121,9 +120,9 @@ def test_ids_and_positions_continue_after_those_that_have_no_rows_any_more(
 ) -> None:
     async def train(first: int, last: int) -> list[int]:
         """Train all groups of the run and compact all of them; return the ids that were issued."""
-        config = make_config(num_steps=last, keep_groups=0)
+        config = make_config(num_steps=last)
         issued = []
-        async with opened(tmp_path, config) as service:
+        async with opened(tmp_path, config, kept_groups=0) as service:
             for version in range(first, last):
                 issued += await put_all(service, version)
                 batch = await take(service, version)
@@ -144,17 +143,19 @@ def test_ids_and_positions_continue_after_those_that_have_no_rows_any_more(
 
 
 def make_evaluated_history(
-    path: Path, keep_groups: int | None
+    path: Path, kept_groups: int
 ) -> tuple[LedgerSummary, Audit, dict[int, float]]:
     """Evaluate every version and drop one group of every third step; return the scores of the
     evaluations too. The last evaluation is not reported.
     """
-    config = make_config(groups_per_step=2, max_attempts=1, keep_groups=keep_groups)
+    config = make_config(groups_per_step=2, max_attempts=1)
     path.mkdir()
     scores: dict[int, float] = {}
 
     async def story() -> None:
-        async with opened(path, config, FakePrompts(num_held_out=3)) as service:
+        async with opened(
+            path, config, FakePrompts(num_held_out=3), kept_groups=kept_groups
+        ) as service:
             for version in range(STEPS):
                 await service.start_evaluation(StartEvaluation(version=version))
                 given = await tickets(service, version)
@@ -184,7 +185,7 @@ def make_evaluated_history(
 def test_dropped_groups_and_evaluations_beside_compacted_steps_become_counts(
     tmp_path: Path,
 ) -> None:
-    everything, complete, scores = make_evaluated_history(tmp_path / "all", None)
+    everything, complete, scores = make_evaluated_history(tmp_path / "all", KEPT_GROUPS)
     few, compacted, same_scores = make_evaluated_history(tmp_path / "few", 4)
     assert complete.problems == compacted.problems == []
     assert everything.states["dropped"] == 2
@@ -208,10 +209,12 @@ def test_dropped_groups_and_evaluations_beside_compacted_steps_become_counts(
 def test_an_evaluation_that_was_not_reported_is_not_compacted(tmp_path: Path) -> None:
     make_evaluated_history(tmp_path / "few", 4)
     path = tmp_path / "few" / "store.sqlite"
-    config = make_config(groups_per_step=2, max_attempts=1, keep_groups=0)
+    config = make_config(groups_per_step=2, max_attempts=1)
 
     async def story() -> None:
-        async with opened(tmp_path / "few", config, FakePrompts(num_held_out=3)) as service:
+        async with opened(
+            tmp_path / "few", config, FakePrompts(num_held_out=3), kept_groups=0
+        ) as service:
             for version in range(STEPS, STEPS + 4):
                 batch = await take(service, version)
                 while not batch.groups:

@@ -222,14 +222,14 @@ def test_an_earlier_life_of_the_learner_is_refused_after_every_restart_of_the_bu
             new = await begin(service, "b")
             assert new > old
             await refused(service, actions(old, ids))
-            assert service.state.learner_version == 0
+            assert service.state.replay.learner_version == 0
         async with opened(tmp_path, make_config()) as service:
             await refused(service, actions(old, ids))
             with pytest.raises(Superseded):
                 await begin(service, "a")
             for message in actions(new, ids)[:3]:
                 await handlers_of(service)[type(message)](message)
-            assert service.state.learner_version == 1
+            assert service.state.replay.learner_version == 1
 
     run(scenario())
 

@@ -83,17 +83,15 @@ class BufferMachine(RuleBasedStateMachine):
     @initialize(
         groups_per_step=st.integers(1, 3),
         max_staleness=st.integers(0, 3),
-        over_age=st.sampled_from(["drop", "mask"]),
+        age_rule=st.sampled_from(["drop", "mask", "exact"]),
         max_attempts=st.integers(1, 4),
-        exact_age=st.booleans(),
     )
     def start(
         self,
         groups_per_step: int,
         max_staleness: int,
-        over_age: str,
+        age_rule: str,
         max_attempts: int,
-        exact_age: bool,
     ) -> None:
         self.loop = asyncio.new_event_loop()
         self.directory = Path(
@@ -104,9 +102,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.config: RunConfig = make_config(
             groups_per_step=groups_per_step,
             max_staleness=max_staleness,
-            over_age=over_age,
+            age_rule=age_rule,
             max_attempts=max_attempts,
-            exact_age=exact_age,
             group_size=1,
         )
         self.clock = Clock()
@@ -443,7 +440,7 @@ class BufferMachine(RuleBasedStateMachine):
     def nothing_trained_is_over_age(self) -> None:
         decisive = (
             "oldest_version"
-            if self.config.buffer.over_age == "drop" or not self.has_gone_back
+            if self.config.buffer.age_rule != "mask" or not self.has_gone_back
             else "newest_version"
         )
         with self.reading() as connection:
@@ -455,7 +452,8 @@ class BufferMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_trained_token_has_the_exact_age_that_was_asked_for(self) -> None:
-        if not self.config.buffer.exact_age or self.has_gone_back or self.has_dropped_batch:
+        is_exact = self.config.buffer.age_rule == "exact"
+        if not is_exact or self.has_gone_back or self.has_dropped_batch:
             return
         age = self.config.buffer.max_staleness_versions
         with self.reading() as connection:

@@ -11,12 +11,12 @@ from async_rl.core.types import GroupState, Purpose
 
 
 def replay(
-    *, max_staleness: int = 1, over_age: Literal["drop", "mask"] = "drop", version: int = 0
+    *, max_staleness: int = 1, age_rule: Literal["drop", "mask"] = "drop", version: int = 0
 ) -> Replay:
     return Replay(
         groups_per_step=2,
         max_staleness_versions=max_staleness,
-        over_age=over_age,
+        age_rule=age_rule,
         learner_version=version,
     )
 
@@ -87,18 +87,18 @@ def test_a_group_that_comes_too_late_is_dropped_by_the_next_attempt_for_the_same
     assert buffer.take(5, []).group_ids == (0, 2)
 
 
-@pytest.mark.proves("buffer.over_age")
-@pytest.mark.parametrize(("over_age", "dropped"), [("drop", (0, 1)), ("mask", ())])
+@pytest.mark.proves("buffer.age_rule")
+@pytest.mark.parametrize(("age_rule", "dropped"), [("drop", (0, 1)), ("mask", ())])
 def test_a_group_with_a_young_and_an_old_token_is_dropped_or_kept_as_the_setting_says(
-    over_age: Literal["drop", "mask"], dropped: tuple[int, ...]
+    age_rule: Literal["drop", "mask"], dropped: tuple[int, ...]
 ) -> None:
-    buffer = replay(version=5, over_age=over_age)
+    buffer = replay(version=5, age_rule=age_rule)
     put(buffer, 0, 1, oldest=3, newest=5)
     assert buffer.take(5, []).dropped == dropped
 
 
 def test_masking_keeps_a_group_as_long_as_one_of_its_tokens_is_young_enough() -> None:
-    buffer = replay(version=5, over_age="mask")
+    buffer = replay(version=5, age_rule="mask")
     put(buffer, 0, oldest=1, newest=4)
     put(buffer, 1, oldest=1, newest=3)
     put(buffer, 2, oldest=5)
@@ -224,9 +224,9 @@ def test_groups_ahead_of_a_ticket_are_the_leased_the_planned_and_the_older_ones(
     assert buffer.num_before(0) == 2
 
 
-@pytest.mark.proves("buffer.exact_age")
+@pytest.mark.proves("buffer.age_rule")
 def test_an_exact_age_waits_for_the_groups_of_the_steps_in_between() -> None:
-    buffer = Replay(groups_per_step=2, max_staleness_versions=2, over_age="drop", exact_until=4)
+    buffer = Replay(groups_per_step=2, max_staleness_versions=2, age_rule="drop", exact_until=4)
     put(buffer, *range(5))
     assert buffer.take(0, []).waits_for == "5 of 6 groups are ready for step 1"
     put(buffer, 5)

@@ -195,7 +195,7 @@ def test_a_learner_that_goes_back_trains_the_undone_batches_again(tmp_path: Path
                 assert len(batch.groups[0].samples) == 2
                 await service.commit_step(CommitStep(version=version + 1, group_ids=seen[version]))
         async with opened(tmp_path, make_config(max_staleness=1)) as service:
-            assert service.state.learner_version == 3
+            assert service.state.replay.learner_version == 3
             assert service.state.num_trained == 6
 
     run(scenario())

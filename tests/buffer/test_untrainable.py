@@ -46,7 +46,7 @@ class Buffer:
         self._service = service
 
     async def call(self, request: Message, *, timeout_s: float) -> Message:
-        await put_all(self._service, self._service.state.learner_version)
+        await put_all(self._service, self._service.state.replay.learner_version)
         return await handlers_of(self._service)[type(request)](request)
 
 

@@ -22,7 +22,7 @@ from async_rl.launchers.commands.options import complete_setting
         (["conf=ppo_c"], ["conf=ppo_code"]),
         (["conf", "=", "ppo_code", "num_st"], ["num_steps=", "num_steps=..."]),
         (["algorithm", "=", "dp"], ["dppo"]),
-        (["reward.stop_if_all_fail", "=", "f"], ["false"]),
+        (["learner.shuffle", "=", "f"], ["false"]),
         (["buffer.durability", "="], ["full", "normal"]),
         (["seed", "=", "1"], []),
     ],

@@ -43,7 +43,7 @@ def run_dir(tmp_path: Path) -> Path:
     directory = tmp_path / "mine"
     directory.mkdir()
     write_config(
-        compose("ppo_code", ["run_name=mine", "num_steps=9", "timeouts.stop_s=20"]),
+        compose("ppo_code", ["run_name=mine", "num_steps=9", "timeouts.start_s=60"]),
         directory / "config.yaml",
     )
     return directory

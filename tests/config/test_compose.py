@@ -12,6 +12,7 @@ from async_rl.composition import schema
 from async_rl.composition.choices import CONF_DIR, variants
 from async_rl.composition.compose import (
     compose,
+    compose_unchecked,
     recompose,
     to_yaml,
     write_config,
@@ -30,6 +31,8 @@ from async_rl.composition.schema import (
 from async_rl.config.policy_losses import CispoLoss, ClippedLoss
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def problem(*overrides: str, conf: str = "ppo_code") -> str:
@@ -524,3 +527,20 @@ def test_every_name_of_another_trainer_leads_to_a_setting_that_exists() -> None:
     missing = [name for name, path in known_names().items() if schema.find(path) is None]
     assert missing == []
     assert not known_names().keys() & set(schema.settings())
+
+
+def test_no_road_writes_a_configuration_with_a_contradiction(tmp_path: Path) -> None:
+    bad = compose_unchecked("grpo_code", ["learner.minibatches=3"])
+    for write in (to_yaml, lambda config: write_config(config, tmp_path / "config.yaml")):
+        with pytest.raises(ConfigError, match=r"learner\.minibatches=3 does not divide"):
+            write(bad)
+
+
+def test_only_one_function_makes_the_text_that_processes_read() -> None:
+    makers = [
+        path.name
+        for folder in ("async_rl", "launchers")
+        for path in (ROOT / folder).rglob("*.py")
+        if "yaml.encode(as_builtins(" in path.read_text()
+    ]
+    assert makers == ["compose.py"]

@@ -46,12 +46,8 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["generation.vllm.extra=dtype=float16"], "set model.dtype"),
         (["generation.vllm.kv_cache_mb=0"], "the size of the KV cache is unknown"),
         (
-            [
-                "generators.autoscale.enabled=true",
-                "generators.autoscale.min=3",
-                "generators.autoscale.max=2",
-            ],
-            "raise max or lower min",
+            ["generators.autoscale=[3,2]"],
+            "generators.autoscale=[3, 2]: give the fewest and the most generators",
         ),
         (
             ["placement=colocated", "weights.push_every_steps=3", "num_steps=2"],
@@ -62,8 +58,8 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             "set it to at most 2, or weights.push_every_steps to at least 3",
         ),
         (
-            ["placement=colocated", "generators.autoscale.enabled=true"],
-            "nothing to balance; set generators.autoscale.enabled=false",
+            ["placement=colocated", "generators.autoscale=[1,8]"],
+            "nothing to balance; set generators.autoscale=[]",
         ),
         (["placement=colocated", "weights.transfer=filesystem"], "set weights.transfer=auto"),
         (
@@ -159,8 +155,8 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["learner.optimizer.schedule_span=[5]"], "a later one at which it ends, as in [5,60]"),
         (["learner.optimizer.schedule_span=[50,5]"], "schedule_span=[50.0, 5.0]: the cosine needs"),
         (
-            ["weights.push_every_steps=2", "buffer.exact_age=true"],
-            "weights.push_every_steps=2 with buffer.exact_age=true: every batch needs the weights",
+            ["weights.push_every_steps=2", "buffer.age_rule=exact"],
+            "weights.push_every_steps=2 with buffer.age_rule=exact: every batch needs the weights",
         ),
         (
             ["weights.push_every_steps=2", "buffer.max_staleness_versions=0"],
@@ -274,7 +270,6 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(
             "weights.transfer.path=s3://bucket/weights",
         ],
         ["learner.ranks=2"],
-        ["weights.transfer=collective", "weights.transfer.bucket_mb=8"],
         [*SHARED_GPU, "weights.transfer=ipc"],
         ["data.filter.above=0.9", "data.filter.below=-0.9"],
         ["num_steps=1"],
@@ -346,7 +341,6 @@ def test_one_device_in_turns_needs_nothing_but_the_word() -> None:
         ("ipc", "path=/elsewhere", "auto, filesystem"),
         ("shared_memory", "path=/elsewhere", "auto, filesystem"),
         ("collective", "path=/elsewhere", "auto, filesystem"),
-        ("filesystem", "bucket_mb=8", "auto, collective"),
     ],
 )
 def test_a_transfer_takes_no_parameter_of_another(

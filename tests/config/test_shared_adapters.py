@@ -83,7 +83,7 @@ def test_a_run_with_room_is_a_host(tmp_path: Path) -> None:
         ),
         ([LORA, "model.lora.slots=2"], "model.dtype=bfloat16", "but float32 in first"),
         ([LORA, "model.lora.slots=2"], "model.path=o/m", "model.path=o/m, but None in first"),
-        ([LORA, "model.lora.slots=2"], "generation.ignore_eos=true", "but False in first"),
+        ([LORA, "model.lora.slots=2"], "data.longest=responses", "but none in first"),
     ],
 )
 def test_a_run_that_cannot_be_a_host_is_refused(

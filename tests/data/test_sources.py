@@ -139,7 +139,7 @@ def test_filled_prompts_all_have_the_longest_length_and_end_as_they_did(
     path = write(
         tmp_path / "x.jsonl", {"prompt": "a b", "tests": TESTS}, {"prompt": "c", "tests": TESTS}
     )
-    plain, full = load(path, tokenizer), load(path, tokenizer, "data.fill_to_max_tokens=true")
+    plain, full = load(path, tokenizer), load(path, tokenizer, "data.longest=prompts")
     assert [len(prompt.token_ids) for prompt in full] == [500, 500]
     for short, long in zip(plain, full, strict=True):
         assert long.token_ids[-len(short.token_ids) :].tolist() == short.token_ids.tolist()

@@ -102,7 +102,7 @@ def test_a_process_that_spares_torch_gets_the_same_tokens_and_texts(
 import sys
 from pathlib import Path
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
-from composing import compose_unchecked
+from async_rl.composition.compose import compose_unchecked
 config = compose_unchecked("grpo_code")
 spare_torch(config)
 tokenizer = load_tokenizer(config, Path(sys.argv[1]))

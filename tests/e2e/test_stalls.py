@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PATIENT = (
     *SMALL,
-    "verifiers.memo_programs=0",
     # Nothing but the stall may end a process here; it is reported after 6 s (stall_s / 30) and ends
     # the run after 180 s, above three starts.
     "timeouts.start_s=40",

@@ -60,7 +60,7 @@ def test_a_run_stops_with_the_error_of_a_function_where_it_is_told_to(
         "conf=grpo_code",
         *QUICK,
         f"reward.terms.fails={tmp_path}/task.py:fails",
-        "reward.on_failure=stop",
+        "reward.stop_on=[function_failure]",
     )
     assert run.wait() == 1, run.terminal
     assert "RewardError" in run.terminal

@@ -33,6 +33,7 @@ from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.membership import Load
+from async_rl.weights.transport import broadcast
 from async_rl.weights.transport.base import LearnerSide
 from async_rl.weights.transport.broadcast import Broadcaster
 
@@ -46,7 +47,9 @@ EXTRA = [
     # A prompt is prefilled in two steps.
     "long_prefill_token_threshold=48",
 ]
-CONFIG = compose("grpo_code", ["weights.transfer=collective", "weights.transfer.bucket_mb=1"])
+CONFIG = compose("grpo_code", ["weights.transfer=collective"])
+# The embedded model then needs several buckets.
+broadcast.BUCKET_BYTES = 1 << 20
 
 
 def sampling(*, temperature: float = 1.0, max_new_tokens: int = 100) -> Sampling:

@@ -51,7 +51,7 @@ SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"max_model_len": 64 + 100 + 1},
     ),
     (
-        "generation.ignore_eos=true",
+        "data.longest=responses",
         {"ignore_eos": False, "stop_token_ids": list(END_TOKENS)},
         {"ignore_eos": True, "stop_token_ids": []},
     ),

@@ -1,4 +1,4 @@
-"""generation.ignore_eos: samples end at an end token, or all are written to the limit with the
+"""data.longest=responses: samples end at an end token, or all are written to the limit with the
 log-probs of what was drawn.
 """
 
@@ -30,7 +30,7 @@ def test_an_end_token_ends_a_sample_unless_it_is_ignored(tmp_path: Path, ignore_
     async def written() -> list[Completion]:
         config = compose(
             "grpo_code",
-            ["generation.engine=hf", f"generation.ignore_eos={str(ignore_eos).lower()}"],
+            ["generation.engine=hf", f"data.longest={'responses' if ignore_eos else 'none'}"],
         )
         engine = await engine_opener(config, tmp_path)()
         try:

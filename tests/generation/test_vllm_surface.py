@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from composing import compose
 
-from async_rl.config.checks.vllm_extra import extra_arguments, extra_problems, tool_parser
+from async_rl.config.checks.vllm_extra import extra_problems
+from async_rl.config.vllm_extra import extra_arguments, tool_parser
 from async_rl.core.errors import ConfigError
 from async_rl.generation.vllm import surface
 from async_rl.generation.vllm.surface import VERSIONS, Use, is_supported, missing, uses
@@ -124,7 +125,7 @@ def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPa
 def test_an_argument_that_cannot_be_passed_on_is_refused_with_the_remedy(
     entry: str, reason: str
 ) -> None:
-    [problem] = surface.vllm_problems([entry])
+    [problem] = [*extra_problems([entry]), *surface.vllm_problems([entry])]
     assert problem.startswith(f"generation.vllm.extra={entry}: ")
     assert reason in problem
 

@@ -65,7 +65,7 @@ def test_a_run_is_submitted_trains_in_steps_of_its_job_and_ends_the_job(tmp_path
 )
 def test_a_job_that_slurm_would_refuse_is_refused_before_the_run_exists(tmp_path: Path) -> None:
     with SlurmCluster(tmp_path / "slurm") as slurm:
-        done = launch(slurm, tmp_path, "launcher.partition=nowhere")
+        done = launch(slurm, tmp_path, 'launcher.extra=["--partition=nowhere"]')
         assert done.returncode == 2
         assert "sbatch --test-only refuses the job" in done.stderr
         assert "invalid partition" in done.stderr

@@ -51,14 +51,12 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
         *(
             "launcher.nodes=3",
             "launcher.gpus_per_node=8",
-            "launcher.partition=big",
-            "launcher.account=us",
             "launcher.time=02:00:00",
         ),
         *(
             "launcher.cpus_per_node=16",
-            "timeouts.stop_s=150",
-            'launcher.extra=["--constraint=fast","--qos=high"]',
+            "timeouts.start_s=450",
+            'launcher.extra=["--partition=big","--qos=high"]',
         ),
     ]
     script = job_script(settings(*said), Path("/runs/mine"))
@@ -74,11 +72,9 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
             "--cpus-per-task=16",
             "--gpus-per-node=8",
             "--time=02:00:00",
-            "--partition=big",
-            "--account=us",
             "--signal=B:TERM@300",
         ),
-        *("--no-kill", "--constraint=fast", "--qos=high"),
+        *("--no-kill", "--partition=big", "--qos=high"),
     ]
     assert script.startswith("#!/bin/bash\n")
     assert script.splitlines()[-1].startswith("exec ")

@@ -64,13 +64,13 @@ def make_config(age: int, *overrides: str, groups: int = 2, size: int = 4) -> Ru
         [
             "num_steps=5",
             f"buffer.max_staleness_versions={age}",
-            "buffer.exact_age=true",
+            "buffer.age_rule=exact",
             f"buffer.groups_per_step={groups}",
             f"generation.group_size={size}",
             "data.max_response_tokens=4",
             "evaluation.every_steps=5",
             "evaluation.num_prompts=32",
-            "reward.stop_if_all_fail=false",
+            "reward.stop_on=[]",
             *overrides,
         ],
     )
@@ -172,7 +172,7 @@ def test_a_cell_is_repeatable(bench: Recording, tmp_path: Path) -> None:
 
 def test_a_cell_without_an_exact_age_needs_a_whole_run(bench: Recording, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run it with --live"):
-        run_cell(bench, make_config(2, "buffer.exact_age=false"), tmp_path)
+        run_cell(bench, make_config(2, "buffer.age_rule=drop"), tmp_path)
 
 
 def test_uniform_groups_are_replaced_by_further_prompts(

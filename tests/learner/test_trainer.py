@@ -62,7 +62,7 @@ def test_a_step_of_which_no_sample_is_rewarded_stops_the_run_where_that_is_asked
         make_trainer(model_path, "grpo_code").step(groups, 0).scalars["reward/failed_share"]
         == share
     )
-    asking = make_trainer(model_path, "grpo_code", "reward.stop_if_all_fail=true")
+    asking = make_trainer(model_path, "grpo_code", "reward.stop_on=[all_failed]")
     if share < 1:
         assert asking.step(groups, 0).scalars["reward/failed_share"] == share
         return
@@ -253,7 +253,7 @@ def test_an_over_age_token_is_refused_where_groups_are_to_be_dropped(model_path:
 def test_over_age_tokens_are_masked_where_they_are_to_be_masked(model_path: Path) -> None:
     groups = make_groups(ages=(0, 3), version=5)
     trainer = make_trainer(
-        model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.over_age=mask"
+        model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.age_rule=mask"
     )
     result = trainer.step(groups, 5)
     fresh = sum(int((t.versions == 5).sum()) for g in groups for t in g.trajectories)
@@ -266,7 +266,7 @@ def test_a_batch_without_a_trainable_token_changes_no_weight_by_its_gradient(
 ) -> None:
     collected = spy_on_gradients(monkeypatch)
     trainer = make_trainer(
-        model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.over_age=mask"
+        model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.age_rule=mask"
     )
     result = trainer.step(make_groups(ages=(3,), version=5), 5)
     assert result.scalars["tokens/trained"] == 0

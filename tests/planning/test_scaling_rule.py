@@ -1,13 +1,12 @@
 """How many generators balance a run: by hand, and in a simulated run that the autoscaler steers."""
 
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
 import simpy
 
-from async_rl.config.generation import AutoscaleConfig
 from async_rl.planning.scaling import (
     Steering,
     balanced,
@@ -16,7 +15,7 @@ from async_rl.planning.scaling import (
     decide_by_forecast,
 )
 
-AUTO = AutoscaleConfig(enabled=True, min=1, max=8, pool="generators")
+AUTO = [1, 8]
 
 
 def test_two_generators_that_leave_the_learner_waiting_half_the_time_need_two_more() -> None:
@@ -40,20 +39,20 @@ def test_four_generators_that_are_held_back_three_quarters_of_the_time_are_three
     ],
 )
 def test_decisions_by_hand(count: int, waits: float, held: float, wanted: int) -> None:
-    assert decide(count, learner_waits=waits, held_back=held, config=AUTO).wanted == wanted
+    assert decide(count, learner_waits=waits, held_back=held, bounds=AUTO).wanted == wanted
 
 
 def test_generators_of_other_pools_count_in_the_balance_and_stay() -> None:
     assert (
-        decide(1, others=3, learner_waits=0.2, held_back=0.0, config=AUTO).wanted == 2
+        decide(1, others=3, learner_waits=0.2, held_back=0.0, bounds=AUTO).wanted == 2
     )  # 5 would balance
     assert (
-        decide(3, others=1, learner_waits=0.0, held_back=0.5, config=AUTO).wanted == 1
+        decide(3, others=1, learner_waits=0.0, held_back=0.5, bounds=AUTO).wanted == 1
     )  # 2 would balance
 
 
 def test_the_reason_tells_the_shares_and_the_balance() -> None:
-    reason = decide(2, learner_waits=0.5, held_back=0.02, config=AUTO).reason
+    reason = decide(2, learner_waits=0.5, held_back=0.02, bounds=AUTO).reason
     assert (
         reason
         == "the learner waits 50% of the time, generators are held back 2%: 3.9 generators would"
@@ -113,7 +112,7 @@ class SimulatedRun:
 
 
 def steered(
-    start: int, *, make_s: float, step_s: float, auto: AutoscaleConfig = AUTO, num_cores: int = 100
+    start: int, *, make_s: float, step_s: float, auto: Sequence[int] = AUTO, num_cores: int = 100
 ) -> list[int]:
     run, steering = (
         SimulatedRun(start, make_s=make_s, step_s=step_s, num_cores=num_cores),
@@ -165,16 +164,16 @@ def test_what_was_taken_back_says_why_and_what_memory_did_not_allow_is_not_judge
 
 
 def test_the_bounds_are_kept_and_a_run_outside_them_is_brought_inside() -> None:
-    narrow = AutoscaleConfig(enabled=True, min=2, max=3, pool="generators")
+    narrow = [2, 3]
     assert set(steered(2, make_s=4.0, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
     assert set(steered(3, make_s=0.1, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
-    assert decide(9, learner_waits=0.0, held_back=0.0, config=narrow).wanted == 3
-    assert decide(1, learner_waits=0.0, held_back=0.0, config=narrow).wanted == 2
+    assert decide(9, learner_waits=0.0, held_back=0.0, bounds=narrow).wanted == 3
+    assert decide(1, learner_waits=0.0, held_back=0.0, bounds=narrow).wanted == 2
 
 
 def test_a_share_within_the_tolerance_changes_nothing() -> None:
-    assert decide(8, learner_waits=0.0, held_back=0.0999, config=AUTO).wanted == 8
-    assert decide(8, learner_waits=0.0, held_back=0.15, config=AUTO).wanted == 7
+    assert decide(8, learner_waits=0.0, held_back=0.0999, bounds=AUTO).wanted == 8
+    assert decide(8, learner_waits=0.0, held_back=0.15, bounds=AUTO).wanted == 7
 
 
 @pytest.mark.parametrize(

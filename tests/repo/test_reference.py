@@ -53,7 +53,7 @@ def test_ranges_are_told_in_words() -> None:
     told = {path: (unit(setting), span(setting.spec)) for path, setting in settings().items()}
     assert told["monitoring.prometheus_port"] == ("port", "whole number >= 0 and <= 65535 or null")
     assert told["timeouts.call_s"] == ("s", "number > 0")
-    assert told["buffer.over_age"] == ("", "drop, mask")
+    assert told["buffer.age_rule"] == ("", "drop, mask, exact")
     assert told["run_name"] == ("", "text (not empty) or null")
 
 

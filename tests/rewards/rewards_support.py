@@ -11,7 +11,7 @@ from async_rl.sandbox.warm_cells import WarmCells
 
 T = TypeVar("T")
 LIMITS = SandboxConfig(
-    timeout_s=0.5, memory_mb=128, output_kb=64, allow_unsafe=False,
+    timeout_s=0.5, memory_mb=128, allow_unsafe=False,
     packages=[], float_tolerance=0,
     checker=None, checker_headers=None, container_engine=["podman"], rootfs={},
 )  # fmt: skip

@@ -19,7 +19,9 @@ from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 def _verdicts(
     jail: Jail, code: str, tests: list[CallTest | StdinTest | AssertTest], *, stop: bool = False
 ) -> list[str]:
-    request = VerifyRequest(code=code, tests=tests, stop_at_first_failure=stop, timeout_s=0.3)
+    request = VerifyRequest(
+        code=code, tests=tests, stop_at_first_failure=stop, timeout_s=0.3, output_kb=64
+    )
     return [str(test.verdict) for test in jail.verify(request).tests]
 
 

@@ -24,7 +24,7 @@ from async_rl.rewards.verifier.serving import open_service
 
 T = TypeVar("T")
 TIMEOUTS = compose_unchecked("ppo_code").timeouts
-VERIFIERS = VerifiersConfig(memo_programs=0, count=1, cells=1, cores=[])
+VERIFIERS = VerifiersConfig(count=1, cells=1, cores=[])
 ARRAYS = "import numpy as np\ndef f(x):\n    return (np.array(x) * 2).tolist()\n"
 CALL: list[CodeTest] = [CallTest(function="f", args=[[1, 2]], expected=[2, 4])]
 

@@ -40,7 +40,6 @@ def run_config(*, timeout_s: float = 20.0, mode: str = "all_or_nothing") -> RunC
         reward, mode="fraction" if mode == "fraction" else "all_or_nothing", fail_reward=-1.0
     )
     verifiers = VerifiersConfig(
-        memo_programs=0,
         count=1,
         cells=1,
         cores=[],

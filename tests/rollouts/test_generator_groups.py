@@ -270,9 +270,9 @@ def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
     assert asyncio.run(rooms()) == [room, room - 1, 4]
 
 
-@pytest.mark.parametrize("on_failure", ["drop", "stop"])
+@pytest.mark.parametrize("stop_on", ["[]", "[function_failure]"])
 def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator(
-    monkeypatch: pytest.MonkeyPatch, on_failure: str
+    monkeypatch: pytest.MonkeyPatch, stop_on: str
 ) -> None:
     told: list[FailGroup] = []
 
@@ -286,7 +286,7 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
         raise ExceptionGroup("scoring", [RewardError("mine raised ValueError")])
 
     context: Any = SimpleNamespace(
-        config=compose("grpo_code", [f"reward.on_failure={on_failure}"]), model_path=None,
+        config=compose("grpo_code", [f"reward.stop_on={stop_on}"]), model_path=None,
         token="t", name="generator-0",
         activity=Activity(), log=logging.getLogger("test"),
         peer=lambda _: SimpleNamespace(call=call),
@@ -302,7 +302,7 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
         finally:
             await rollouts.close()
 
-    if on_failure == "stop":
+    if stop_on != "[]":
         with pytest.raises(ExceptionGroup):
             asyncio.run(run())
         assert told == []

@@ -149,9 +149,9 @@ def test_the_number_of_processes_reaches_the_wanted_one_and_a_resumed_run_keeps_
         ([], {"generators": 20_000}, "give a number from 0 to 10000"),
         (["generators.gpus_each=1"], {"generators": 2}, "need 2 GPUs, this machine has 1"),
         (
-            ["generators.autoscale.enabled=true"],
+            ["generators.autoscale=[1,8]"],
             {"generators": 2},
-            "resume the run with generators.autoscale.enabled=false",
+            r"resume the run with generators.autoscale=\[\]",
         ),
     ],
 )
@@ -305,7 +305,7 @@ async def work_until(
 
 
 AUTOSCALED = (
-    "generators.autoscale.enabled=true",
+    "generators.autoscale=[1,8]",
     "timeouts.call_s=0.1",
 )
 
@@ -313,13 +313,13 @@ AUTOSCALED = (
 def test_the_autoscaler_moves_its_pool_and_looks_at_no_generator_that_only_evaluates(
     tmp_path: Path,
 ) -> None:
-    config = compose("grpo_code", [*POOLS, *AUTOSCALED, "generators.autoscale.pool=generators.big"])
+    config = compose("grpo_code", [*POOLS, *AUTOSCALED, "generators.autoscale_pool=generators.big"])
 
     async def act(run: ScaledRun) -> None:
         await run.until(*START)
         with pytest.raises(
             ConfigError,
-            match=r"generators.big=2: generators.autoscale.enabled=true sets this number",
+            match=r"generators.big=2: generators.autoscale sets this number",
         ):
             run.scaler.scale({"big": 2}, "test", is_forced=False)
         told_s = 0.0

@@ -15,7 +15,7 @@ from pushing_support import Learner, bytes_of
 from receiving_process import Generator, digest
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from async_rl.weights.transport import communicator
+from async_rl.weights.transport import broadcast, communicator
 
 NUM_TENSORS = 40
 ROWS = 2**17 + 5  # half a MB each, so that a bucket of 1 MB holds one
@@ -24,8 +24,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Callable[..., Learner]]:
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Learner]]:
     """Makes a learner that broadcasts to these generators, whose processes end with the test."""
+    # The tensors then need several buckets.
+    monkeypatch.setattr(broadcast, "BUCKET_BYTES", 1 << 20)
     all_generators: list[Generator] = []
 
     def make(generators: dict[str, Generator], *overrides: str, device: str = "cpu") -> Learner:
@@ -33,7 +35,6 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Learner]]:
         settings = (
             "weights.transfer=collective",
             "timeouts.start_s=120",
-            "weights.transfer.bucket_mb=1",
             *overrides,
         )
         learner = Learner(

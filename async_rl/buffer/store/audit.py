@@ -37,7 +37,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
     groups_per_step: int
     max_staleness_versions: int
-    over_age: Literal["drop", "mask"]
+    age_rule: Literal["drop", "mask", "exact"]
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ def _unchecked(connection: sqlite3.Connection) -> Iterator[str]:
     if num_groups:
         yield (
             f"the rows of {num_groups} groups of steps 1 to {last} are compacted"
-            " (buffer.keep_groups): their changes of state, their age, the bound of admission at"
+            ": their changes of state, their age, the bound of admission at"
             " that time and whether one was trained twice"
         )
 
@@ -199,7 +199,7 @@ def _steps(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
 
 def _staleness(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
     """No batch of any history contained a group that was over age."""
-    decisive = "oldest_version" if promise.over_age == "drop" else "newest_version"
+    decisive = "newest_version" if promise.age_rule == "mask" else "oldest_version"
     for group_id, train_version, version in connection.execute(
         f"SELECT group_id, t.version, {decisive} FROM transitions t JOIN groups g USING (group_id)"
         f" WHERE t.state='leased' AND ({decisive} IS NULL OR t.version - {decisive} > ?)",

@@ -65,7 +65,7 @@ class Batches:
 
     def rows(self, step: int) -> list[TrainedGroup]:
         """Return the groups that a step trained, in the order of its batch; empty if the store has
-        no such step, or if its rows were compacted (buffer.keep_groups).
+        no such step, or if its rows were compacted.
         """
         return [
             TrainedGroup(

@@ -125,7 +125,7 @@ WHEN old.state != new.state OR old.reason != new.reason BEGIN
         ON CONFLICT DO UPDATE SET number = number + 1;
 END;
 
--- The steps whose groups have no rows any more (buffer.keep_groups): sums over the groups of the
+-- The steps whose groups have no rows any more (store/compaction.py): sums over the groups of the
 -- step, and over all such steps the number of groups per age in versions (kind `age`) and per
 -- generator. Kinds `train dropped`, `eval ready` and `eval dropped` count groups beside these steps
 -- that have no rows any more, by reason.

@@ -10,14 +10,7 @@ from collections.abc import Iterator
 
 from async_rl.config.base import as_builtins
 from async_rl.config.generation import PoolConfig
-from async_rl.config.pools import (
-    GATEWAYS,
-    GENERATORS,
-    PLACES,
-    VERIFIERS,
-    generator_pools,
-    work_of,
-)
+from async_rl.config.pools import GATEWAYS, GENERATORS, PLACES, VERIFIERS, generator_pools, work_of
 from async_rl.config.run import RunConfig
 
 _POOLS = (GENERATORS, VERIFIERS, GATEWAYS)
@@ -27,8 +20,9 @@ _OF_CLUSTERS = tuple(name for name, path in PLACES.items() if path.startswith("l
 
 
 def pool_problems(config: RunConfig) -> Iterator[str]:
-    """Yield the problems of generators.pools and of generators.autoscale.pool."""
-    pools, auto = config.generators.pools, config.generators.autoscale
+    """Yield the problems of generators.pools and of generators.autoscale_pool."""
+    pools = config.generators.pools
+    scaled = config.generators.autoscale_pool
     for name, pool in pools.items():
         yield from _problems_of(config, name, pool)
     evaluating = [name for name, pool in pools.items() if pool.work == "evaluation"]
@@ -53,9 +47,9 @@ def pool_problems(config: RunConfig) -> Iterator[str]:
             " would evaluate; set work=both for one pool, or evaluation.every_steps=0"
         )
     able = [pool for pool in generator_pools(config) if work_of(config, pool) != "evaluation"]
-    if auto.pool not in able:
+    if scaled not in able:
         yield (
-            f"generators.autoscale.pool={auto.pool}: is not a pool of generators that train; choose"
+            f"generators.autoscale_pool={scaled}: is not a pool of generators that train; choose"
             f" one of {', '.join(able)}"
         )
 

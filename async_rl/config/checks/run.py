@@ -16,12 +16,13 @@ from async_rl.config.checks.launcher import launcher_problems, step_problems
 from async_rl.config.checks.placement import placement_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
-from async_rl.config.checks.vllm_extra import extra_problems, num_workers
+from async_rl.config.checks.vllm_extra import extra_problems
 from async_rl.config.checks.weights import weights_problems
 from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, is_plugin
 from async_rl.config.pools import config_of, generator_pools, in_words_of
 from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.config.run import RunConfig
+from async_rl.config.vllm_extra import num_workers
 from async_rl.core.errors import ConfigError
 
 
@@ -63,11 +64,11 @@ def _run(config: RunConfig) -> Iterator[str]:
             f"run_name={config.run_name}: becomes a directory's name; use only letters, digits,"
             " dots, dashes and underscores"
         )
-    auto = config.generators.autoscale
-    if auto.enabled and auto.max < auto.min:
+    bounds = config.generators.autoscale
+    if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
         yield (
-            f"generators.autoscale.max={auto.max} is below generators.autoscale.min={auto.min};"
-            " raise max or lower min"
+            f"generators.autoscale={bounds}: give the fewest and the most generators, as in [1,8];"
+            " or set it to []"
         )
     control, board = config.network.control_port, config.monitoring.tensorboard_port
     if control == board != 0:
@@ -119,12 +120,12 @@ def _data(config: RunConfig) -> Iterator[str]:
 
 
 def _sampling(config: RunConfig) -> Iterator[str]:
-    generation = config.generation
-    if generation.ignore_eos and config.algorithm.truncated != "train":
+    if config.data.ignores_end and config.algorithm.truncated != "train":
         yield (
-            f"generation.ignore_eos=true with algorithm.truncated={config.algorithm.truncated}:"
-            " every sample reaches the length limit and counts as truncated, so nothing would be"
-            " learned; set algorithm.truncated=train"
+            f"data.longest={config.data.longest} with"
+            f" algorithm.truncated={config.algorithm.truncated}: every sample reaches the length"
+            " limit and counts as truncated, so nothing would be learned; set"
+            " algorithm.truncated=train"
         )
     if config.evaluation.num_samples > 1 and config.evaluation.temperature == 0:
         yield (

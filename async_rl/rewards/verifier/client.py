@@ -135,7 +135,6 @@ class VerifierClient:
                 setup=setup,
                 timeout_s=self._sandbox.timeout_s,
                 memory_mb=self._sandbox.memory_mb,
-                output_kb=self._sandbox.output_kb,
                 stop_at_first_failure=stop_at_first_failure,
             )
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from async_rl.config.rewards import SandboxConfig
+from async_rl.config.rewards import OUTPUT_KB, SandboxConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.checks import Ruling
@@ -41,7 +41,7 @@ class Limits:
         return cls(
             cpu_s=request.timeout_s or config.timeout_s,
             memory_mb=request.memory_mb or config.memory_mb,
-            output_bytes=(request.output_kb or config.output_kb) * 1024,
+            output_bytes=(request.output_kb or OUTPUT_KB) * 1024,
         )
 
 

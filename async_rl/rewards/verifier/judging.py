@@ -17,7 +17,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from async_rl.config.rewards import SandboxConfig
+from async_rl.config.rewards import OUTPUT_KB, SandboxConfig
 from async_rl.core.assert_tests import asked_by
 from async_rl.core.errors import Unsupported
 from async_rl.core.languages import PYTHON, Language
@@ -123,7 +123,7 @@ class Judge:
             cells=await self._cells.cells_for((request.code, request.setup, *test_codes)),
             cpu_s=request.timeout_s or config.timeout_s,
             memory_bytes=(request.memory_mb or config.memory_mb) * _MIB,
-            output_bytes=(request.output_kb or config.output_kb) * 1024,
+            output_bytes=(request.output_kb or OUTPUT_KB) * 1024,
             stop=True if stop is None else stop,
         )
 

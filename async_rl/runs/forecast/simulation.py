@@ -93,7 +93,7 @@ class _Run:
         self._replay = Replay(
             groups_per_step=scenario.groups_per_step,
             max_staleness_versions=scenario.max_staleness_versions,
-            over_age="drop",
+            age_rule="drop",
         )
         gate = Gate(
             groups_per_step=scenario.groups_per_step,

@@ -43,6 +43,10 @@ from async_rl.weights.transport.communicator import (
 from async_rl.weights.transport.shared_memory import SharedTensorsReader
 
 _CPU = "cpu"
+BUCKET_BYTES = 64 << 20
+"""Buffer of a rank; it grows to the size of the largest tensor. Large enough that the latency of a
+call does not count, and small beside the memory of a GPU.
+"""
 # Below 1, so that healthy members answer before the deadline, which would cut them off too.
 _PATIENCE = 0.5
 """Share of timeouts.push_s after which a rank stops waiting."""
@@ -85,7 +89,6 @@ class Broadcaster(Sender):
         super().__init__(learner)
         self._transfer = learner.config.transfer
         assert isinstance(self._transfer, AutoTransfer | CollectiveTransfer)
-        self._bucket_mb = self._transfer.bucket_mb
         self._device_name = device_name(learner.device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._member = _Seated(learner.device)
@@ -125,7 +128,7 @@ class Broadcaster(Sender):
                 host=member.address.removeprefix("tcp://").rpartition(":")[0],
                 world_size=len(devices),
                 first_rank=first_rank,
-                bucket_bytes=self._bucket_mb << 20,
+                bucket_bytes=BUCKET_BYTES,
                 timeout_s=_PATIENCE * self._learner.push_s,
             )
             first_rank += len(member.devices)
