@@ -61,7 +61,7 @@ class Gate:
                 f"the next group needs weights of version {needed} or later, the generator has"
                 f" {generator_version}"
             )
-        # After a crash the learner resumes from a checkpoint and gives the same numbers to other
+        # After a crash the learner resumes from a checkpoint and assigns the same numbers to other
         # weights. Tokens of the discarded weights would then carry the wrong version.
         if generator_version > learner_version:
             return (
@@ -259,7 +259,7 @@ class Admission:
         return group
 
     def _first_waiting(self, purpose: Purpose, version: int) -> int | None:
-        # Evaluation groups wait in the order in which the evaluations started. That is not the
+        # Evaluation groups wait in the order of evaluation starts. That is not the
         # order of their versions if the learner went back. Training groups evaluate no version.
         for group_id in self._waiting[purpose]:
             if self.open[group_id].evaluation <= version:

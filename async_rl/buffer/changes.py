@@ -34,7 +34,7 @@ class HandedOut(Change):
 
 
 class Returned(Change):
-    """An attempt ended without a result; the group waits for its next attempt."""
+    """An attempt has no result; the group waits for its next attempt."""
 
     group_id: int
     reason: str
@@ -57,7 +57,7 @@ class Completed(Change):
 
 
 class LifeBegan(Change):
-    """A life of the learner began at `version`."""
+    """A life of the learner started at `version`."""
 
     life: int
     incarnation: str

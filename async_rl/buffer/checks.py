@@ -49,7 +49,7 @@ def is_score(value: float) -> bool:
 def _problems(
     sample: Trajectory, prompt: IntArray, newest_version: int, vocabulary_size: int
 ) -> Iterator[str]:
-    """The broken promises, the ones that later checks rely on first."""
+    """The broken promises. Checks that later checks rely on come first."""
     length = np.size(sample.token_ids)
     for name, dtype in _ARRAYS:
         array: npt.NDArray[np.generic] = getattr(sample, name)
@@ -62,7 +62,7 @@ def _problems(
         yield f"token id {sample.token_ids.min()} is below 0"
     if sample.token_ids.max() >= vocabulary_size:
         yield f"token id {sample.token_ids.max()} is not below {vocabulary_size}, the vocabulary"
-    # A first segment may begin right after the prompt, and each has a token.
+    # A first segment may start right after the prompt, and each has a token.
     bounds = (start - 1, *sample.starts, length)
     if any(first >= then for first, then in itertools.pairwise(bounds)):
         yield f"segments start at {sample.starts} of {start} to {length}"

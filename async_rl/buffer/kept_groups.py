@@ -20,7 +20,7 @@ class KeptGroups:
         self._groups: dict[int, Group] = {}
 
     def note(self, change: changes.Change) -> None:
-        """Keep the group that a change completes, and forget those that it ends."""
+        """Keep the group that a change completes, and forget the groups that it closes."""
         match change:
             case changes.Completed(group=group) if group.purpose is Purpose.TRAIN:
                 self._groups[group.group_id] = group

@@ -14,8 +14,8 @@ from async_rl.core.types import GroupState
 
 
 class Leases:
-    """The time of the last message of each generator. generators: those of a restarted buffer,
-    which count as heard now.
+    """The time of the last message of each generator. generators: the generators
+    that a restarted buffer knows; they count as heard now.
     """
 
     def __init__(self, config: RunConfig, generators: Iterable[str], now_s: float) -> None:
@@ -32,15 +32,15 @@ class Leases:
         self._heard_s.update(dict.fromkeys(generators, now_s))
 
     def silent(self, generators: Iterable[str], now_s: float) -> list[str]:
-        """Those of the generators that were silent for longer than a lease."""
+        """The generators among these that were silent for longer than a lease."""
         return [name for name in generators if now_s - self._heard_s[name] >= self.lease_s]
 
     def late(self, groups: Iterable[OpenGroup], now_s: float) -> list[OpenGroup]:
-        """Those of the groups whose ticket is out for too long."""
+        """The groups among these whose ticket is out for too long."""
         return [group for group in _generating(groups) if now_s - group.issued_s >= self.ticket_s]
 
     def next_end_s(self, groups: Collection[OpenGroup], now_s: float) -> float:
-        """The time at which the next lease or ticket may end."""
+        """The time when the next lease or ticket may expire."""
         ends = [now_s + self.lease_s]
         for group in _generating(groups):
             ends.append(self._heard_s[group.generator] + self.lease_s)

@@ -13,7 +13,7 @@ from async_rl.core.errors import Superseded
 
 
 class Lives:
-    """The numbers of the lives that have begun, by incarnation; they grow."""
+    """The numbers of the lives that have started, by incarnation; they grow."""
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
         self._numbers = dict(numbers)
@@ -35,6 +35,6 @@ class Lives:
         """Raise Superseded unless this is the newest life."""
         if life != self.newest:
             raise Superseded(
-                f"life {life} of the learner is refused, because life {self.newest} has begun; end"
-                " the older process"
+                f"life {life} of the learner is refused, because life {self.newest} has"
+                " started; end the older process"
             )

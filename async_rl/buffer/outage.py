@@ -4,8 +4,9 @@ Generators report that scoring fails for every sample (rewards/control.py). Thei
 count, and tickets are held back, since a prompt that is handed out would only be generated for
 nothing. Pure: no clock; now_s are monotonic seconds of the caller.
 Invariants
-- A failure outside a pause begins the next one, twice as long; the others of the same time do not.
-- After a pause one group at a time is handed out. The first complete group ends the outage.
+- A failure outside a pause starts the next pause, twice as long; further failures during the
+  pause do not.
+- After a pause one group at a time is handed out. The outage is over with the first complete group.
 """
 
 from __future__ import annotations

@@ -102,10 +102,10 @@ class ParkedRequests:
             if purpose in parked.purposes and parked.credit > 0:
                 loads.append((self._state.admission.num_of_generator(name), order, name))
         # One ticket at a time, to the generator with the fewest groups. In the order of arrival the
-        # first generator would get all free tickets, and the others would be idle.
+        # first generator would get all free tickets, and all other generators would be idle.
         heapq.heapify(loads)
         # A generator that is refused a training ticket because of its old weights loads newer ones
-        # soon. Without a reserve, the others would take its share in the meantime.
+        # soon. Without a reserve, other generators would take its share before that.
         num_reserved = collections.Counter[str]()
         while loads and num_reserved.total() < queries.num_free(self._state, purpose, now_s):
             load, order, name = loads[0]
@@ -143,7 +143,7 @@ class ParkedRequests:
         return ""
 
     def unserved_evaluation(self) -> str:
-        """The evaluation that waits because no generator of its pools asks for work, or an empty
+        """The evaluation that waits because no generator of its pools requests work, or an empty
         string.
         """
         version = self._state.admission.waiting_evaluation()
@@ -156,10 +156,10 @@ class ParkedRequests:
         ):
             return ""
         pools = ", ".join(self._evaluators)
-        return f"evaluation of version {version}: no generator of {pools} asks for work"
+        return f"evaluation of version {version}: no generator of {pools} requests work"
 
     def waits_for(self, learner_waits_for: str) -> str:
-        """Return what the learner waits for, else why generators are refused, and the evaluation
+        """Return the wait of the learner, else why generators are refused, and the evaluation
         that no generator takes; empty if nothing waits.
         """
         reasons = []
@@ -169,7 +169,7 @@ class ParkedRequests:
             if refusal:
                 reasons.append(refusal)
             elif self._state.admission.num_generating == 0:
-                reasons.append("no generator asks for work")
+                reasons.append("no generator requests work")
         elif refusal:
             reasons.append(f"admission: {refusal}")
         evaluation = self.unserved_evaluation()

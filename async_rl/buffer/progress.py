@@ -21,7 +21,7 @@ class EvaluationProgress:
 
     def start(self, version: int, num_prompts: int) -> bool:
         """Start an evaluation; False if it was started before. One that is finished is reported
-        again, because a learner that asks twice may have lost its metrics.
+        again, because a learner that requests it twice may have lost its metrics.
         """
         if self._num_open.get(version) == 0:
             self.finished.append(version)

@@ -11,12 +11,12 @@ Invariants
   afterwards, is still within the bound. So no group becomes over-age because it was skipped; with
   max_staleness=0 no group is skipped.
 
-Why waiting cannot deadlock.  A batch waits only for open groups. A generating group ends by its
-put, its failure, the loss of its generator (lease timeout) or its own time limit. An issued group
-is handed out before new ones; as the oldest it has only leased batches ahead of it, so the gate
-admits it at the latest when these are committed and a generator has weights within max_staleness
-versions of the learner's. When groups are dropped instead, fewer than (max_staleness + 1) x
-groups_per_step are active and new ones are admitted.
+Why waiting cannot deadlock.  A batch waits only for open groups. A generating group is closed by
+its put, its failure, the loss of its generator (lease timeout) or its own time limit. An issued
+group is handed out before new ones; as the oldest it has only leased batches ahead of it, so the
+gate admits it at the latest when these are committed and a generator has weights within
+max_staleness versions of the learner's. When groups are dropped instead, fewer than (max_staleness
++ 1) x groups_per_step are active and new ones are admitted.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Replay:
         self._masks_over_age = age_rule == "mask"
         self._exact_until = exact_until
         # Groups that were put since all ready ones were compared with the bound of this version: a
-        # waiting learner asks again after every put, and thousands of groups may be ready.
+        # waiting learner repeats its request after every put, and thousands of groups may be ready.
         self._compared_version = NO_VERSION
         self._new: set[int] = set()
         for group in sorted(leased, key=lambda group: (group.planned, group.group_id)):
@@ -154,7 +154,7 @@ class Replay:
             reason = f"{len(self.ready)} of {wanted} groups are ready for step {train_version + 1}"
             return Take(dropped=dropped, waits_for=reason)
         oldest = heapq.nsmallest(self.groups_per_step, self.ready.values(), key=_order)
-        # Sorted, so that the batch does not depend on the order in which its groups finished.
+        # Sorted, so that the batch does not depend on which of its groups finished first.
         chosen = sorted(oldest, key=lambda group: group.group_id)
         blocking = self._blocking(train_version, chosen, unfinished)
         if blocking is not None:

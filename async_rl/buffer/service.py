@@ -2,7 +2,7 @@
 
 Each handler changes the state in one stretch without an await, then `_settle` hands out tickets to
 parked requests, queues the changes for the store and wakes those who wait for a change. The reply
-is sent after `store.flush()`. If the store fails, no reply is sent: the process ends
+is sent after `store.flush()`. If the store fails, no reply is sent: the process exits
 (processes/buffer.py waits for `Store.failed`), and the next one gets the request again. So the
 store always contains a prefix of the decisions, and no process acts on one that a crash could undo.
 """
@@ -111,7 +111,7 @@ class BufferService:
         return Work(tickets=parked.tickets, waits_for=why)
 
     async def put_group(self, request: PutGroup) -> Message:
-        """Store a complete group. A group that is not valid ends its attempt."""
+        """Store a complete group. If the group is not valid, its attempt has failed."""
         group = request.group
         self.state.heard(group.generator, self._clock())
         try:
@@ -134,19 +134,19 @@ class BufferService:
         if reason is DropReason.SCORING_OUTAGE:
             self.state.outage.failed(request.message, self._clock())
             pause_s = self.state.outage.pause_left_s(self._clock())
-            # Parked requests have no other reason to be looked at when the pause ends.
+            # Parked requests have no other reason to be looked at after the pause.
             asyncio.get_running_loop().call_later(pause_s, self._settle)
         return await self._confirm()
 
     async def release_generator(self, request: ReleaseGenerator) -> Message:
-        """The generator's process ended: its unfinished groups are handed out again."""
+        """The generator's process has exited: its unfinished groups are handed out again."""
         self.lose(request.generator, "its process ended", incarnation=request.incarnation)
         return await self._confirm()
 
     def lose(
         self, generator: str, message: str, *, incarnation: str = "", is_spared: bool = False
     ) -> None:
-        """The generator is gone; see `BufferState.lose`."""
+        """The generator left; see `BufferState.lose`."""
         self._parked.remove(generator, incarnation)
         self.state.lose(generator, message, incarnation=incarnation, is_spared=is_spared)
         self._settle()
@@ -200,7 +200,7 @@ class BufferService:
         return await self._confirm()
 
     async def keep_advantages(self, request: KeepAdvantages) -> Message:
-        """Store advantages beside the trajectories, for `async-rl rollouts`."""
+        """Store advantages with the trajectories, for `async-rl rollouts`."""
         self._store.keep_advantages(zip(request.samples, request.rows, strict=True))
         return Ok()
 
@@ -214,7 +214,7 @@ class BufferService:
         undone = []
         if request.version < self.state.replay.learner_version:
             undone = await self._store.trained_after(request.version)
-            # Another life may have begun.
+            # Another life may have started.
             self.state.lives.check(life)
         self.state.sync(request.version, undone)
         await self._confirm()
@@ -226,7 +226,7 @@ class BufferService:
         return History(first=self._store.forgotten_before, last=self.state.replay.last_start)
 
     async def drop_batch(self, request: DropBatch) -> Message:
-        """The learner failed on this batch: drop its groups, return those of later leases."""
+        """The learner failed on this batch: drop its groups, return the groups of later leases."""
         num_batches = self.state.drop_batch(
             request.train_version, request.group_ids, request.message
         )
@@ -235,7 +235,7 @@ class BufferService:
         return SetAside(num_batches=num_batches)
 
     async def secure_store(self, _: SecureStore) -> Message:
-        """Write to the disk what was acknowledged, before a checkpoint that relies on it."""
+        """Write acknowledged changes to the disk, before a checkpoint that relies on it."""
         await self._store.secure()
         return Ok()
 
@@ -263,7 +263,7 @@ class BufferService:
     # ---- for the process
 
     async def next_evaluation(self) -> int:
-        """Wait for the next evaluation of which all groups ended, and return its version."""
+        """Wait until all groups of an evaluation are closed, and return its version."""
         while not self.state.finished_evaluations:
             await self.changed()
         return self.state.finished_evaluations.popleft()

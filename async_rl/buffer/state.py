@@ -1,12 +1,12 @@
 """The state of the buffer: the groups from admission to training, and the progress of evaluations.
 
-Every change of state is a command here. A command changes memory and notes what the store has to
-record; `drain_changes` returns these changes in the order of the decisions.
+Every change of state is a command here. A command changes memory and notes the rows that the store
+has to record; `drain_changes` returns these changes in the order of the decisions.
 Pure: no clock, socket or randomness; `now_s` are monotonic seconds of the caller.
 Invariants
 - Every request may come twice: a result of another attempt or of a closed group changes nothing, a
   known commit is ignored, a lease is repeated.
-- A generator that is gone (it said so, another incarnation replaced it, or it was silent for
+- A generator that has left (it said so, another incarnation replaced it, or it was silent for
   timeouts.lease_s) has no group: its groups are handed out again.
 """
 
@@ -131,7 +131,7 @@ class BufferState:
                 f"group {group.group_id} was not issued here; its generator may be of another run"
             )
         # A repeated message, or the result of an attempt that was given up. Its tokens may be
-        # valid, but the next attempt has begun, and only one of the two may be trained.
+        # valid, but the next attempt has started, and only one of the two may be trained.
         if known is None or known.attempt != group.attempt:
             return
         self._tickets.check(group, known, newest_version=self._newest_version)
@@ -164,7 +164,8 @@ class BufferState:
 
     def fail(self, group_id: int, attempt: int, reason: DropReason, message: str) -> None:
         """End the attempt; the group is dropped after generation.max_attempts of them, not counting
-        the first ones of an outage, and those in which no program took a session.
+        the first ones of an outage, and not counting attempts without a program that took a
+        session.
         """
         group = self.admission.open.get(group_id)
         if group is None or group.attempt != attempt or group.state is not GroupState.GENERATING:
@@ -177,8 +178,8 @@ class BufferState:
     def lose(
         self, generator: str, message: str, *, incarnation: str = "", is_spared: bool = False
     ) -> None:
-        """The generator (this incarnation, or any if empty) is gone. is_spared: its attempts do not
-        count, because it was asked to leave.
+        """The generator (this incarnation, or any if empty) has left. is_spared: its attempts do
+        not count, because it left on request.
         """
         groups = self.admission.of_generator(generator)
         if incarnation:
@@ -204,7 +205,7 @@ class BufferState:
         return silent
 
     def next_expiry_s(self, now_s: float) -> float:
-        """The time at which `expire` has to be called again."""
+        """The time of the next call of `expire`."""
         return self._leases.next_end_s(self.admission.open.values(), now_s)
 
     # ---- commands of the learner
@@ -240,7 +241,7 @@ class BufferState:
         return self._num_set_aside[train_version] // self.replay.groups_per_step
 
     def begin_life(self, incarnation: str, version: int) -> None:
-        """A life of the learner begins at `version`. Raises Superseded as `Lives.begin`."""
+        """A life of the learner starts at `version`. Raises Superseded as `Lives.begin`."""
         self._changes += self.lives.begin(incarnation, version)
 
     def sync(self, version: int, undone: Sequence[StoredGroup]) -> None:

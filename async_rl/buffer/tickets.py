@@ -1,7 +1,7 @@
 """The prompts and tickets of groups: a group has an index, a ticket the prompt with this index.
 
-Prompts may leave the training data where a pass over it begins (data.filter); the order of prompts
-changes here, before the first prompt of that pass is read.
+Prompts may leave the training data at the start of a pass over it (data.filter); the order of
+prompts changes here, before the first prompt of that pass is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Tickets:
                 raise ProtocolError(
                     f"group {group.group_id} was issued for prompt {expected}, but the data now has"
                     f" {prompt_id} at its position; resume with the data and the seed that the run"
-                    " began with"
+                    " started with"
                 )
 
     @property
@@ -100,7 +100,7 @@ class Tickets:
         self._filter.note(index, [sample.score.reward for sample in group.trajectories])
 
     def remove_at(self, index: int) -> Sequence[PromptsLeft]:
-        """Remove prompts from the data (data.filter) if this index begins a pass over the data."""
+        """Remove prompts from the data (data.filter) if this index starts a pass over the data."""
         leavers = self._filter.leavers_at(index)
         if not leavers:
             return []

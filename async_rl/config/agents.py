@@ -10,7 +10,7 @@ from async_rl.config.rollout import EXTERNAL, RolloutConfig
 from async_rl.core.frozen import frozen
 
 _MEMORY_MB = 4096
-"""Address space, of which Python with an SDK maps about 1 GB and uses a tenth."""
+"""Address space. Python with an SDK maps about 1 GB and uses a tenth of it."""
 
 
 @frozen

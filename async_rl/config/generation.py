@@ -21,7 +21,7 @@ class NoAdapter(Section):
 
 
 class LoraAdapter(Section):
-    """Two small matrices beside each chosen linear layer are trained, and nothing else."""
+    """Only two small matrices per chosen linear layer are trained."""
 
     kind: Literal["lora"]
     rank: Annotated[int, Field(ge=1, le=512)]
@@ -36,7 +36,7 @@ class LoraAdapter(Section):
     the others for runs with model.lora.host; 0 = the engine merges this run's into the weights"""
     host: Text | None
     """directory of a run with model.lora.slots >= 2, whose engines serve this run's adapter too;
-    null = engines of its own"""
+    null = its own engines"""
 
 
 class ModelConfig(Section):
@@ -54,7 +54,7 @@ class ModelConfig(Section):
     override_config: list[Annotated[str, Field(pattern="^\\w+=.+$")]]
     """field=value pairs that replace fields of the model's config.json; the value is JSON"""
     lora: Annotated[NoAdapter | LoraAdapter, Tag]
-    """train all weights (none), or an adapter beside frozen weights (lora)"""
+    """train all weights (none), or an adapter on frozen weights (lora)"""
 
     @property
     def is_applied(self) -> bool:
@@ -96,7 +96,7 @@ class GenerationConfig(Section):
     group_size: PositiveInt
     """samples per prompt that are trained"""
     generation_size: PositiveInt | None
-    """samples drawn per prompt, of which the group_size best are kept; null = group_size"""
+    """samples drawn per prompt; the group_size best are kept; null = group_size"""
     temperature: Annotated[float, Field(gt=0, le=10)]
     """divisor of the logits, in generators and learner"""
     max_concurrent_groups: PositiveInt

@@ -36,7 +36,7 @@ class ClusterLaunch(Section):
     """output_dir is on a filesystem that all nodes share; false: buffer and learner run on the
     supervisor's node"""
     node_kind: str | None
-    """nodes of the generators: with ray a custom resource of which each generator takes 1 (ray
+    """nodes of the generators: with ray a custom resource, 1 for each generator (ray
     start --resources), with slurm a feature of the node (srun --constraint); null = any node"""
 
 

@@ -36,7 +36,7 @@ class OptimizerConfig(Section):
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)]
     """smallest learning rate of the cosine schedule, as a share of lr"""
     schedule_span: Annotated[list[float], Field(max_length=2)]
-    """steps at which the cosine begins and ends; empty = the end of the warm-up, and num_steps"""
+    """first and last step of the cosine; empty = the end of the warm-up, and num_steps"""
     grad_clip: PositiveFloat
     """largest global norm of the gradient"""
 

@@ -118,7 +118,7 @@ load_once = functools.cache(load_function)
 
 
 def _target(setting: str, name: str, kind: Kind) -> str:
-    """Return `module:function` of a name, which may be that of an entry point."""
+    """Return `module:function` of a name, which may name an entry point."""
     if is_function(name):
         return name
     entry_points = metadata.entry_points(group=kind.group, name=name)

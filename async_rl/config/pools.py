@@ -2,7 +2,7 @@
 each of them reads.
 
 Invariants
-- A pool is `verifiers`, `gateways` (only with agents), `generators` (those of generators.count) or
+- A pool is `verifiers`, `gateways` (only with agents), `generators` (generators.count of them) or
   `generators.<name>` (an entry of generators.pools); its processes are `verifier-<rank>`,
   `gateway-<rank>`, `generator-<rank>` and `generator-<name>-<rank>`.
 - A generator reads its settings at the same paths as every other process: `config_of` writes those
@@ -40,8 +40,8 @@ PLACES = {
 }
 """Settings of a pool, and the setting of the run that each of them replaces."""
 _GENERATORS_PER_GATEWAY = 8
-"""A call costs a gateway about 3 ms, so one core serves 300 calls per second: those of eight
-engines, each of which writes 10,000 tokens per second in answers of 256 tokens.
+"""A call costs a gateway about 3 ms, so one core serves 300 calls per second. Eight engines make
+that many calls if each writes 10,000 tokens per second in answers of 256 tokens.
 """
 _ROLES: Mapping[str, Role] = {VERIFIERS: "verifier", GATEWAYS: "gateway"}
 Work = Literal["train", "evaluation", "both"]

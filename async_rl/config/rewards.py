@@ -23,7 +23,7 @@ Extraction = Literal["auto", "fenced", "whole"]
 
 MOST_TIMEOUTS = 2
 """Tests of a program that may use up their time where a failure does not end its tests. Without
-this limit a program that never ends would hold a cell for the limit of every test.
+this limit a program that never exits would hold a cell for the limit of every test.
 """
 
 
@@ -39,7 +39,7 @@ class SandboxConfig(Section):
     timeout_s: PositiveFloat
     """CPU seconds per test"""
     memory_mb: Annotated[int, Field(ge=16)]
-    """MB of address space beyond what the interpreter uses"""
+    """MB of address space in addition to the interpreter"""
     allow_unsafe: bool
     """run even if neither namespaces nor seccomp are available"""
     packages: list[str]
@@ -141,7 +141,7 @@ class RewardConfig(Section):
     reward.terms.NAME=package.module:function and reward.terms.NAME.<setting>=<value>"""
     stop_on: list[Literal["function_failure", "all_failed"]]
     """stop the run: function_failure = when a function fails, instead of retrying the group and
-    dropping it after the last attempt; all_failed = before a step in which no sample has more than
+    dropping it after the last attempt; all_failed = before a step if no sample of it has more than
     fail_reward, since scoring may be broken"""
     concurrency: PositiveInt
     """concurrent calls in each verifier; set 1 for functions that are not thread-safe"""
@@ -169,7 +169,7 @@ class RewardConfig(Section):
     functions one per paragraph if there is no block; step_deltas = the change of the score since
     the step before"""
     overlong_tokens: NonNegativeInt
-    """length of the range below data.max_response_tokens in which the penalty rises; 0 = no
+    """length of the range of a rising penalty below data.max_response_tokens; 0 = no
     penalty"""
     overlong_penalty: NonNegativeFloat
     """penalty of an answer of data.max_response_tokens, subtracted after scaling"""

@@ -12,7 +12,7 @@ from pydantic import Field
 from async_rl.config.base import PositiveInt, Section, Text
 
 EXTERNAL = "external"
-"""The value of rollout.fn with which programs outside the run ask for sessions."""
+"""The value of rollout.fn that lets programs outside the run request sessions."""
 
 
 class RolloutConfig(Section):
@@ -21,7 +21,7 @@ class RolloutConfig(Section):
     fn: Text | Annotated[list[str], Field(min_length=1)] | None
     """async function that conducts the turns of each sample: package.module:function or
     file.py:function; a list = an agent that calls an endpoint: [program, argument, ...], or
-    [function] of (task, endpoint); external = programs that the run does not start ask for
+    [function] of (task, endpoint); external = programs that the run does not start request
     sessions; null = one answer per sample"""
     max_turns: PositiveInt
     """largest number of turns of the policy in one sample"""

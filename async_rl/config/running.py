@@ -88,7 +88,7 @@ class EvaluationConfig(Section):
     """learner steps between evaluations; 0 = never, as for data.train_files without
     data.val_files"""
     num_prompts: NonNegativeInt
-    """held-out prompts per evaluation, taken from the beginning; 0 = all"""
+    """held-out prompts per evaluation, the first ones; 0 = all"""
     num_samples: PositiveInt
     """samples per held-out prompt; more than one adds pass@k, maj@k and one greedy answer, and
     needs temperature > 0"""

@@ -21,7 +21,7 @@ def num_drawn(generation: GenerationConfig) -> int:
 def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:
     """Return the sampling parameters of a group.
 
-    The support is always the full vocabulary: the learner's log-probs are those of the full
+    The support is always the full vocabulary: the learner computes log-probs of the full
     softmax, so sampling with top_p, top_k or a minimum length would train on a wrong ratio.
     """
     generation, is_training = config.generation, purpose is Purpose.TRAIN
@@ -32,7 +32,7 @@ def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:
 
 
 def best_of(samples: Sequence[Trajectory], *, count: int) -> list[Trajectory]:
-    """Return the `count` samples with the highest rewards, in the order in which they were drawn.
+    """Return the `count` samples with the highest rewards, in the order of drawing.
 
     Of samples with equal rewards the longest are kept.
     """

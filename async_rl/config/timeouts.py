@@ -1,7 +1,8 @@
 """Time limits: four settings, and formulas of all others.
 
 Part of the schema in `run.py`, whose invariants hold here.  The formulas keep the limits in order:
-the interval of heartbeats is below the silence that ends a process, which is below a lease.
+the interval of heartbeats is below the silence after which a process is killed, which is below a
+lease.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TimeoutsConfig(Section):
 
     @property
     def silence_s(self) -> float:
-        """1.5 call_s: a process that sends no heartbeat for this time is ended and restarted.
+        """1.5 call_s: a process that sends no heartbeat for this time is killed and restarted.
 
         Longer than one call, so that a heartbeat whose call timed out can be repeated.
         """
@@ -49,13 +50,13 @@ class TimeoutsConfig(Section):
     def lease_s(self) -> float:
         """3 call_s: a generator that does not call the buffer for this time loses its tickets.
 
-        Twice the silence, so that the supervisor ends a dead process first and reports it.
+        Twice the silence, so that the supervisor restarts a dead process first and reports it.
         """
         return 3 * self.call_s
 
     @property
     def orphan_s(self) -> float:
-        """6 call_s: a process whose supervisor does not answer for this time ends itself.
+        """6 call_s: a process whose supervisor does not answer for this time exits.
 
         Four times the silence, because a supervisor whose machine was suspended for a while returns
         with all its children. On the supervisor's machine the kernel kills the children of a dead
@@ -105,7 +106,7 @@ class TimeoutsConfig(Section):
 
     @property
     def before_time_limit_s(self) -> int:
-        """2 stop_s: time before Slurm's limit at which the run stops: one stop and a reserve."""
+        """2 stop_s: the run stops this long before Slurm's limit: one stop and a reserve."""
         return round(2 * self.stop_s)
 
     @property
@@ -120,8 +121,8 @@ class TimeoutsConfig(Section):
 
     @property
     def function_s(self) -> float:
-        """group_s / 12: one call of a reward function, so that it ends within its scoring call even
-        if it waits for another that is as slow.
+        """group_s / 12: one call of a reward function, so that it returns within its scoring call
+        even if it waits for another that is as slow.
         """
         return self.group_s / 12
 

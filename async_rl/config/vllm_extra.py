@@ -37,7 +37,7 @@ def _value(text: str) -> Any:
 def num_workers(vllm: VllmConfig, tensor_parallel_size: int | None = None) -> int:
     """Return the number of devices of an engine: tensor parallel parts of each pipeline stage.
 
-    tensor_parallel_size: instead of that of `vllm`.
+    tensor_parallel_size: replaces the value in `vllm`.
     """
     stages = extra_arguments(vllm.extra).get("pipeline_parallel_size", 1)
     parts = tensor_parallel_size or vllm.tensor_parallel_size

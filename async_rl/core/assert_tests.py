@@ -68,7 +68,7 @@ def require_usable(origin: str, problem: CodeProblem) -> None:
 
 
 def require_importable(origin: str, problem: CodeProblem, packages: Sequence[str]) -> None:
-    """Raise DataError if an assert test imports what a cell does not have."""
+    """Raise DataError if an assert test imports a module that a cell does not have."""
     known = {*sys.stdlib_module_names, _SOLUTION, *packages}
     codes = [test.code for test in problem.tests if isinstance(test, AssertTest)]
     for code in (problem.setup, *codes) if codes else ():

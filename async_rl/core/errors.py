@@ -5,24 +5,24 @@
     |- DataError             a data file or one of its rows cannot be used
     |- InfrastructureError   a socket, jail, verifier or engine failed; retried, never a reward
     |  |- DeadlineExceeded   a remote call or a wait exceeded its deadline
-    |  |- Unavailable        the peer is gone, or not there yet
+    |  |- Unavailable        the peer cannot be reached, or has not started
     |  |- Unsupported        no such program can be judged on this machine; another try is useless
     |- RewardError           a user's reward function failed; see reward.stop_on
     |  |- BrokenTest         a row's own test is broken; its prompt cannot be scored
     |- AgentError           an agent's environment failed, or its sample has no reward
     |  |- NotTaken           no program took the session of a sample in time
-    |- ProtocolError         a peer sent what the schema does not allow
+    |- ProtocolError         a peer sent a message that the schema does not allow
     |- WeightsError          a push failed, or the engine has weights that it should not have
     |  |- BlockUnreachable   the generator does not share the learner's memory; nothing was changed
     |  |- BaseMissing        changes do not fit the version that the generator holds; all is sent
     |  |- BroadcastBroken    a broadcast failed; it is repeated without the lost member
-    |- EngineDead            a generation engine ended or is not to be trusted; it is started again
+    |- EngineDead            a generation engine exited or is not to be trusted; it is started again
     |- StalenessError        a batch would break the staleness bound
     |- NonFiniteError        a loss, a gradient or a log-prob is not finite
     |  |- PartlyTrained      only after some updates of the step, so the weights have changed
     |- Superseded            a newer life of the process has taken over; this one has to end
     |- RestartNeeded         the process has to start again from its last saved state
-    |- RunFailed             the run ended; carries the root cause and its process
+    |- RunFailed             the run failed; carries the root cause and its process
 
 Every message says what happened, the value, and what to do about it.
 """
@@ -51,7 +51,7 @@ class DeadlineExceeded(InfrastructureError):
 
 
 class Unavailable(InfrastructureError):
-    """The peer is gone, or not there yet."""
+    """The peer cannot be reached, or has not started."""
 
 
 class Unsupported(InfrastructureError):
@@ -59,7 +59,7 @@ class Unsupported(InfrastructureError):
 
 
 class RewardError(AsyncRLError):
-    """A reward function raised, hung, ended its process or gave no score; never a score."""
+    """A reward function raised, hung, exited its process or returned no score; never a score."""
 
 
 class BrokenTest(RewardError):
@@ -75,7 +75,7 @@ class NotTaken(AgentError):
 
 
 class ProtocolError(AsyncRLError):
-    """A peer sent what the schema does not allow."""
+    """A peer sent a message that the schema does not allow."""
 
 
 class WeightsError(AsyncRLError):
@@ -87,17 +87,19 @@ class BlockUnreachable(WeightsError):
 
 
 class BaseMissing(WeightsError):
-    """Changes of the weights do not fit what the generator holds; the engine is as it was."""
+    """Changes of the weights do not fit the weights that the generator holds; the engine is as it
+    was.
+    """
 
 
 class BroadcastBroken(WeightsError):
-    """The members of a communicator did not all come, or one was lost; what was received is thrown
-    away.
+    """The members of a communicator did not all come, or one was lost; the received part is
+    deleted.
     """
 
 
 class EngineDead(AsyncRLError):
-    """A generation engine ended, or its state is unknown; its process has to end."""
+    """A generation engine exited, or its state is unknown; its process has to end."""
 
 
 class StalenessError(AsyncRLError):
@@ -121,7 +123,7 @@ class RestartNeeded(AsyncRLError):
 
 
 class RunFailed(AsyncRLError):
-    """The run ended without reaching its goal; the message starts with the root cause."""
+    """The run stopped without reaching its goal; the message starts with the root cause."""
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -37,7 +37,7 @@ class Gpu:
 class Gpus:
     """The answer of the driver.
 
-    driver: its version.  devices: in the driver's order, which is that of CUDA_DEVICE_ORDER=
+    driver: its version.  devices: in the driver's order, as with CUDA_DEVICE_ORDER=
     PCI_BUS_ID.  without_p2p: pairs of positions whose devices cannot read each other's memory.
     problem: the reason if the driver did not answer, else empty.
     """

@@ -58,7 +58,7 @@ def pair_test(given: str, wanted: str, function: str, *, origins: tuple[str, str
 
 
 def read_json(origin: str, text: str) -> Any:
-    """The value of a JSON text. Raises DataError, which begins with the origin."""
+    """The value of a JSON text. Raises DataError, which names the origin first."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
@@ -68,7 +68,7 @@ def read_json(origin: str, text: str) -> Any:
 
 
 def read_strings(origin: str, value: Any) -> list[str]:
-    """The value, checked. Raises DataError, which begins with the origin."""
+    """The value, checked. Raises DataError, which names the origin first."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise DataError(f"{origin} must be a list of strings, this is {str(value)[:80]!r}")
     return value

@@ -39,8 +39,8 @@ class Machine:
     gpu_nodes: tuple[int | None, ...] = ()
 
     def near(self, gpu: int, cores: Sequence[int]) -> list[int]:
-        """Return those of the cores on the memory node of a GPU; all of them if none is, or if the
-        nodes are unknown.
+        """Return the cores among these on the memory node of a GPU; all of them if none is, or if
+        the nodes are unknown.
         """
         node = self.gpu_nodes[gpu] if gpu < len(self.gpu_nodes) else None
         nodes = dict(zip(self.cores, self.core_nodes, strict=False))

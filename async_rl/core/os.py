@@ -12,18 +12,18 @@ import signal
 from pathlib import Path
 
 RESTART_CODE = os.EX_TEMPFAIL
-"""Exit code of a process that asks to be started again (RestartNeeded)."""
+"""Exit code of a process that requests a restart (RestartNeeded)."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ANY_PARENT = 0
 
 
 def die_with_parent(parent_pid: int = _ANY_PARENT) -> None:
-    """Let the kernel kill this process when the thread that started it ends.
+    """Let the kernel kill this process when the thread that started it exits.
 
-    parent_pid: the process that should be the parent. If it has ended already, this process exits
-    immediately; the kernel sends no signal for an end before the call. Raises OSError if the
-    kernel refuses.
+    parent_pid: the process that should be the parent. If that process has exited already, this
+    process exits immediately; the kernel sends no signal for an end before the call. Raises OSError
+    if the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     # prctl reads five arguments; the unused ones must be 0.

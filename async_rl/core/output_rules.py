@@ -19,7 +19,7 @@ from async_rl.core.value import Value
 
 
 class OutputRules(Value, frozen=True):
-    """The rules by which a problem compares printed text.
+    """The rules of a problem for comparing printed text.
 
     layout: lines = the same tokens on each line, tokens = the same tokens in any layout, exact =
     the same characters. A number may differ by a tolerance, relative to the expected number or
@@ -33,7 +33,7 @@ class OutputRules(Value, frozen=True):
 
 
 class Checker(Value, frozen=True):
-    """A program that decides about what was printed, where several outputs are right. It is trusted
+    """A program that decides about printed text, where several outputs are right. It is trusted
     as tests are, and runs in the jail (sandbox/checker.py has the forms).
     """
 
@@ -73,7 +73,7 @@ _TOLERANCES = {
 
 
 def read_rules(origin: str, text: str) -> OutputRules:
-    """The rules that a row names. Raises DataError, which begins with the origin."""
+    """The rules that a row names. Raises DataError, which names the origin first."""
     system, *words = text.split() or [""]
     if system == "livecodebench" and not words:
         return OutputRules()

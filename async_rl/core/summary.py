@@ -18,7 +18,7 @@ from async_rl.core.types import NO_VERSION, Group
 
 @frozen
 class Summary:
-    """Versions are those of the trained tokens, NO_VERSION without any. pass_rate: share of samples
+    """Versions are of the trained tokens, NO_VERSION without any. pass_rate: share of samples
     that passed every test.
     """
 
@@ -50,7 +50,7 @@ def part_means(samples: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def failed_share(rewards: Iterable[float], fail_reward: float) -> float:
-    """The share of rewards that are at most that of a failure; 0 without any."""
+    """The share of rewards that are at most the reward of a failure; 0 without any."""
     has_failed = [reward <= fail_reward for reward in rewards]
     return statistics.fmean(has_failed) if has_failed else 0.0
 

@@ -85,7 +85,7 @@ class Verdict(enum.StrEnum):
 
 
 class StdinTest(Value, tag_field="kind", tag="stdin"):
-    """Feed `input` on standard input, compare what is printed with `output` by the rules, or let
+    """Feed `input` on standard input, compare the printed text with `output` by the rules, or let
     the checker decide.
     """
 
@@ -130,9 +130,9 @@ class ContainerTest(Value, tag_field="kind", tag="container"):
     """Run `command` in a container of `image`, an image of the engine or a name in sandbox.rootfs.
 
     program: file with the program; files: other files, all read-only. prints: standard input and
-    the expected output; report: a JUnit report that the command writes, in which the cases
-    `passing` must pass and `failing` fail, each named classname.name. Without both the exit status
-    decides. timeout_s: CPU time, of all processes; memory_mb: theirs together.
+    the expected output; report: a JUnit report that the command writes; its cases `passing` must
+    pass and `failing` fail, each named classname.name. Without both the exit status decides.
+    timeout_s: CPU time, of all processes; memory_mb: theirs together.
     """
 
     image: Annotated[str, Meta(pattern=r"^[\w][\w./:@-]*$")]
@@ -158,7 +158,7 @@ CodeTest = StdinTest | CallTest | AssertTest | AnswerTest | ContainerTest
 
 class CodeProblem(Value, tag_field="type", tag="code"):
     """The hidden side of a prompt. `setup` is code for the tests (imports, helpers); `language`,
-    that of the program.
+    the language of the program.
 
     row: the whole row as JSON if reward functions score it, else empty. Only then may tests be
     empty.
@@ -213,7 +213,7 @@ class Ticket(Value):
 
 
 class StepScore(Value):
-    """The score of one step of a response, which ends with its end_tokens-th token (counted from
+    """The score of one step of a response, up to its end_tokens-th token (counted from
     1).
     """
 
@@ -248,7 +248,8 @@ class Trajectory(Value):
     token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled),
     versions int32 [L].
     is_truncated: stopped by the length limit, without an end-of-sequence token.
-    starts: the positions after the prompt at which a further segment of an agent's session begins,
+    starts: the positions after the prompt where further segments of
+    an agent's session start,
     ascending; its tokens attend to nothing before it.
     clock: seconds from the start of its group to the first token (NaN: unknown), the last token and
     the score; empty if recording=off.

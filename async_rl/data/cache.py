@@ -1,6 +1,6 @@
 """The directory of cached models and data, and the lock under which they are made.
 
-Invariant: a lock ends with its owner, so a killed process does not block others.
+Invariant: a lock is released with its owner, so a killed process does not block others.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def build_once(
 ) -> Path:
     """Return a file or directory of the cache; `build` makes it if it is not complete.
 
-    It is made beside its place and renamed, so no process ever sees a part of it. on_wait: called
-    with the path of the lock if another process builds it.
+    It is made in the same directory and renamed, so no process ever sees a part of it. on_wait:
+    called with the path of the lock if another process builds it.
     """
     if is_complete(target):
         return target
@@ -61,7 +61,7 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold an exclusive lock on `path`; on_wait is called once if another process has it."""
     with path.open("w") as file:
         try:
-            # flock, because the kernel releases it when the process ends, however it ends.
+            # flock, because the kernel releases it when the process exits, however it exits.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             on_wait()

@@ -107,4 +107,4 @@ REDUCTIONS = _TABLES.reductions
 TEMPLATES = _TABLES.templates
 
 PROGRAM = "def f(xs):\n    ys = [{map} for x in xs if {filter}]\n    return {reduction}"
-"""The form in which the corpus writes a solution: complete source of `f`, which runs as it is."""
+"""The form of a solution in the corpus: complete source of `f`, which runs as it is."""

@@ -1,7 +1,7 @@
 """From a row of a data file to a prompt: its id, its chat, its tests, its tokens.
 
 Invariants
-- A prompt's token ids are those of its text, chat template and generation prompt included; none is
+- A prompt's token ids encode its text, chat template and generation prompt included; none is
   longer than data.max_prompt_tokens.
 - No row vanishes: each becomes a prompt or is rejected, with its origin and the reason.
 """

@@ -30,8 +30,8 @@ class TinyCoder:
 
     flaw_probability: how often the corpus contains a wrong program for a concept, which leaves
     something to learn (docs/decisions/flawed_warm_start.md).  flaw_spread: the concepts are wrong
-    at flaw_probability * (1 -+ flaw_spread), evenly spaced.  retry_share: share of the corpus in
-    which a first program failed and the prompt asks again (two turns).  seed: of both.
+    at flaw_probability * (1 -+ flaw_spread), evenly spaced.  retry_share: share of the corpus
+    where a first program failed and the prompt requests another (two turns).  seed: of both.
     """
 
     hidden_size: int = 192

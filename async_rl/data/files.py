@@ -80,7 +80,7 @@ def local_copy(file: str, cache_dir: str | None) -> Path:
 
 
 def matching_files(patterns: Sequence[str]) -> list[str]:
-    """The files that paths, URLs and patterns name, in the order given, those of one pattern by
+    """The files that paths, URLs and patterns name, in the order given, files of one pattern by
     name. Raises DataError.
     """
     files: list[str] = []
@@ -101,7 +101,7 @@ def _matches(pattern: str) -> list[str]:
     with readable(pattern):
         system, path = fsspec.core.url_to_fs(pattern)
         return sorted(system.unstrip_protocol(name) for name in system.glob(path))
-    raise AssertionError("readable raises what it catches")
+    raise AssertionError("readable turns each error into DataError")
 
 
 @contextlib.contextmanager

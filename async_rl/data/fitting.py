@@ -9,8 +9,8 @@ Truncation = Literal["error", "drop", "left", "right", "middle"]
 
 
 def fitted(ids: Sequence[int], limit: int, mode: Truncation) -> list[int] | None:
-    """At most `limit` of the ids: the last ones ("left" is cut off), the first ones, or both ends;
-    None where none may be cut.
+    """At most `limit` of the ids: the last ones ("left" is cut off), the first ones, or some of
+    both; None where none may be cut.
 
     ids: int [L] -> int [min(L, limit)].  With an odd limit "middle" keeps one more at the end,
     where the question and the generation prompt are.

@@ -48,7 +48,7 @@ def _write(file: Path, target: Path) -> None:
     model.hf_quantizer = None
     del model.config.quantization_config
     model.config.architectures = [type(model).__name__]
-    # The end of a turn, which is another token than that of the base model.
+    # The end of a turn, which differs from the last token of the base model.
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)

@@ -66,7 +66,7 @@ def program(filter_code: str, map_code: str, reduction_code: str) -> str:
 
 
 def wording(spec: Spec, which: int) -> str:
-    """The prompt's text: the `which`-th of the two wordings of `spec`, one line ended by a newline.
+    """The prompt's text: the `which`-th of the two wordings of `spec`, one line with its newline.
 
     The other wording has the other phrase of every concept and another word order; which is which
     differs between specs.
@@ -100,7 +100,7 @@ def split(config: ListFunctions) -> tuple[list[Spec], list[Spec]]:
 
 
 class HiddenTests:
-    """Makes the tests of a spec; the first one is the empty list, the others are drawn from a
+    """Makes the tests of a spec; the first one is the empty list, all other inputs are drawn from a
     common pool of inputs.
 
     The pool is common because the filtered and mapped lists are then computed once for all
@@ -157,7 +157,7 @@ def flaw_rates(flaw_probability: float, flaw_spread: float) -> tuple[tuple[float
 
 
 def flawed_program(spec: Spec, rates: Sequence[Sequence[float]], rng: random.Random) -> str:
-    """A solution of `spec` in which each concept is wrong with its rate; which of its flaws is
+    """A solution of `spec`; each concept is wrong with its rate; which of its flaws is
     drawn evenly.
     """
     parts = []

@@ -1,6 +1,6 @@
 """The files of a model's directory, checked without loading the model.
 
-Both the checks before a run and the preparation of its model report what is missing or damaged.
+Both the checks before a run and the preparation of its model report missing and damaged files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def lacking(path: str | None, directory: Path) -> str:
 
 
 def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
-    """Yield what is missing or damaged in the directory that model.path names."""
+    """Yield the missing and damaged files of the directory that model.path names."""
     from safetensors import SafetensorError, safe_open  # of an extra
 
     path = model.path

@@ -53,7 +53,7 @@ class PromptOrder:
         return int(self._members[offset])
 
     def may_lose_at(self, k: int) -> bool:
-        """Return whether prompts may be removed at position k: an epoch other than the first begins
+        """Return whether prompts may be removed at position k: an epoch other than the first starts
         there, and the order after it is not fixed yet.
         """
         return k > self._eras[-1][0] and self._locate(k)[1] == 0

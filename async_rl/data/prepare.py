@@ -1,10 +1,10 @@
-"""The model's directory, ready to be loaded by learner and generators: the embedded one from the
-cache, or the one that model.path names.
+"""The model's directory, ready to be loaded by learner and generators: the embedded model from the
+cache, or the model that model.path names.
 
 Invariants
 - What prepare_model returns holds config.json, a tokenizer and safetensors.
-- A cached model is complete or absent: built beside its place and renamed; a file lock keeps two
-  runs from building it twice.
+- A cached model is complete or absent: built in the same directory and renamed; a file lock keeps
+  two runs from building it twice.
 - The key of a cached model hashes every setting and table that it depends on, so a change of any of
   them builds another one.
 torch is imported only if the embedded model has to be built.
@@ -47,8 +47,8 @@ def prepare_model(
 ) -> Path:
     """Return the directory of the model that the run starts from, built or downloaded if needed.
 
-    on_progress(fraction, text) is called during that time.  embedded: the model to build instead of
-    the one that fits the configuration.  Raises ConfigError if model.path or cache_dir is unusable.
+    on_progress(fraction, text) is called during that time.  embedded: the model to build, whatever
+    the configuration says.  Raises ConfigError if model.path or cache_dir is unusable.
     """
     if config.model.path is not None:
         return _overridden(_resolve(config.model.path, on_progress), config)
@@ -172,12 +172,13 @@ def _resolve(path: str, on_progress: Progress) -> Path:
 
 
 def _from_hub(name: str, on_progress: Progress) -> Path:
-    """The snapshot in the local hub cache; only what is not there is downloaded."""
+    """The snapshot in the local hub cache; only missing files are downloaded."""
     import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    # First without the network: a cluster node often has none, and asking the hub takes seconds.
+    # First without the network: a cluster node often has none, and a request to the hub takes
+    # seconds.
     with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
         snapshot = Path(snapshot_download(name, local_files_only=True, allow_patterns=_HUB_FILES))
         if not missing_parts(snapshot):
@@ -185,7 +186,7 @@ def _from_hub(name: str, on_progress: Progress) -> Path:
     on_progress(0.0, f"downloading {name}")
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    # The hub's own errors are OSErrors, except for a malformed name and for those of its client.
+    # The hub's own errors are OSErrors, except for a malformed name and for errors of its client.
     except (HFValidationError, httpx.HTTPError, OSError) as error:
         # Some errors of the hub continue with a page of advice, others have no text.
         lines = str(error).strip().splitlines()

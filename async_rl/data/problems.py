@@ -9,7 +9,7 @@
   could let any answer pass.
 - `reward_model` {style, ground_truth}, as in verl: by `data_source` an answer in words, or for code
   the content of `input_output`.
-- `answer` that ends with `#### number`, as in GSM8K.
+- `answer` with `#### number` at its end, as in GSM8K.
 - `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with
   `fn_name` each line of an input is one argument.
 A column `language` names the language of the program, if it is not Python: such a row has tests by
@@ -64,7 +64,7 @@ _FIELDS = {
 }
 """The fields of each kind of test, and which of them are required."""
 _HIDDEN = ("tests", "test_list", "test", "input_output", "reward_model", "answer")
-"""The columns of which one has the tests."""
+"""One of these columns has the tests."""
 _REMEDY = (
     "give a column `tests` (list of {kind: stdin|call|assert|answer|container, ...}), `test_list`"
     " (assert statements), `test` with `entry_point`, or `input_output`"
@@ -80,7 +80,7 @@ def read_hidden(
     is_agents: bool = False,
 ) -> tuple[CodeProblem, tuple[str, ...]]:
     """As `read_problem`, with the row itself if a reward function scores it. Such a row needs no
-    tests unless one of its functions asks for them.
+    tests unless one of its functions needs them.
 
     has_rollout: a function leads the rollouts, which receives the row too. is_agents: agents do,
     which may return the reward, so a row without any tests is right.

@@ -26,10 +26,10 @@ from async_rl.data.streamed import StreamedPrompts
 from async_rl.data.tables import Table, open_table
 
 _CHECKED_ROWS = 1000
-"""Rows of large files that are checked before the run begins."""
+"""Rows of large files that are checked before the run starts."""
 MAX_ROWS_IN_MEMORY = 50_000
 """Training files with more rows are read row by row. The usual sets of problems have fewer, so that
-every row of them is checked before the run begins.
+every row of them is checked before the run starts.
 """
 _log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _streamed(
     tokenizer: Any,
     refused: Callable[[DataError], None],
 ) -> StreamedPrompts:
-    """Prompts that are read when they are asked for; the first ones are checked now."""
+    """Prompts that are read when they are requested; the first ones are checked now."""
     drafter = Drafter(files, config, tokenizer)
 
     def read(table: int, number: int, placed: Placed) -> Prompt | Rejected:
@@ -126,7 +126,7 @@ def _streamed(
             if _is_refused(prompt, config):
                 raise DataError(prompt.reason)
     _log.info(
-        "%d rows are read when they are asked for; of the first %d, %d cannot be used",
+        "%d rows are read when they are requested; of the first %d, %d cannot be used",
         len(prompts),
         _CHECKED_ROWS,
         num_rejected,
@@ -150,7 +150,7 @@ def examine(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Exami
             if isinstance(draft, Draft) and draft.prompt_id in drafts:
                 other = drafts[draft.prompt_id].origin
                 reason = (
-                    f"{draft.origin}: id {draft.prompt_id} is also that of {other}; give each row"
+                    f"{draft.origin}: id {draft.prompt_id} is also the id of {other}; give each row"
                     " its own id"
                 )
                 draft = Rejected(reason, is_over_long=False)
@@ -180,7 +180,7 @@ def _encode(
 
 
 def _is_refused(rejected: Rejected, config: RunConfig) -> bool:
-    """Return whether the configuration ends the run for such a row instead of leaving it out."""
+    """Return whether the configuration fails the run for such a row instead of leaving it out."""
     choice = config.data.truncation if rejected.is_over_long else config.data.bad_rows
     return choice == "error"
 

@@ -1,4 +1,4 @@
-"""The prompts of a run: training prompts in the order in which they are issued, and the held-out
+"""The prompts of a run: training prompts in the order of issue, and the held-out
 ones.
 """
 

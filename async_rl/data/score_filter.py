@@ -29,7 +29,7 @@ class Leaver:
 
 
 class ScoreFilter:
-    """The scores of the prompts, and the rule by which they leave the order of `prompts`.
+    """The scores of the prompts, and the rule for prompts to leave the order of `prompts`.
 
     left: (position, indices) of prompts that left before, oldest first.  rewards: (position, reward
     of each sample) of groups that were put before; read only if a filter is set.

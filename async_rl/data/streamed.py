@@ -1,8 +1,8 @@
 """The prompts of training files that do not fit in memory: each row is read, checked and
-tokenized when it is asked for.
+tokenized when it is requested.
 
-Invariants: prompt i is that of row i, in any process and after any restart. If row i cannot be
-used, prompt i is that of the next usable row, and the row is passed to `refused`, or counted and
+Invariants: prompt i is made from row i, in any process and after any restart. If row i cannot be
+used, prompt i is made from the next usable row, and the row is passed to `refused`, or counted and
 logged if the configuration leaves such rows out.
 """
 
@@ -20,7 +20,7 @@ from async_rl.data.files import Placed, Rejected
 from async_rl.data.tables import Table
 
 _NUM_KEPT = 4096
-"""Prompts kept: a group's is asked for several times within a few steps."""
+"""Prompts kept: a group's prompt is requested several times within a few steps."""
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +49,7 @@ class StreamedPrompts:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Prompt:
-        # Iteration over a sequence ends with IndexError; a negative index would silently mean
+        # Iteration over a sequence stops at IndexError; a negative index would silently mean
         # another row.
         if not 0 <= index < len(self):
             raise IndexError(index)

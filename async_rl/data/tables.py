@@ -42,7 +42,7 @@ def open_table(file: str, cache_dir: str | None) -> Table:
         if suffix == ".jsonl":
             return _Lines(file, local)
         return _Parquet(file, local, cache_root(cache_dir) / "data")
-    raise AssertionError("readable raises what it catches")
+    raise AssertionError("readable turns each error into DataError")
 
 
 class _Rows:

@@ -61,7 +61,7 @@ def build_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenize
 
 
 def load_tokenizer(config: RunConfig, model_path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run: that of the model's directory, or of data.tokenizer if it is set."""
+    """The tokenizer of a run: from the model's directory, or from data.tokenizer if it is set."""
     from transformers import AutoTokenizer
 
     import_external(config.model)
@@ -72,7 +72,7 @@ def load_tokenizer(config: RunConfig, model_path: Path) -> PreTrainedTokenizerBa
 
 
 def load_vocabulary_size(config: RunConfig, model_path: Path) -> int:
-    """The number of token ids of the model, some of which its tokenizer may not use."""
+    """The number of token ids of the model. Its tokenizer may not use all of them."""
     from transformers import AutoConfig
 
     import_external(config.model)
@@ -87,7 +87,7 @@ def spare_torch(config: RunConfig) -> None:
     were not installed.
 
     transformers would load it along, which takes two thirds of the time and 260 MB. A tokenizer
-    that brings its own code may need it.
+    with its own code may need it.
     """
     if not config.model.trust_remote_code:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_a_parked_take_says_when_no_generator_works(tmp_path: Path) -> None:
             await settle()
             assert (
                 service.waits_for()
-                == "groups: 0 of 2 groups are ready for step 1; no generator asks for work"
+                == "groups: 0 of 2 groups are ready for step 1; no generator requests work"
             )
             parked.cancel()
             await asyncio.gather(parked, return_exceptions=True)

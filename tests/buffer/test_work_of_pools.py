@@ -120,7 +120,7 @@ def test_an_evaluation_that_nobody_takes_is_told_while_training_goes_on(tmp_path
     async def scenario() -> None:
         async with opened(tmp_path, with_pools(make_config(), judge="evaluation")) as service:
             await service.start_evaluation(StartEvaluation(version=0))
-            missing = "evaluation of version 0: no generator of generators.judge asks for work"
+            missing = "evaluation of version 0: no generator of generators.judge requests work"
             assert service.waits_for() == missing
             given = await tickets(service, 0)
             assert {t.purpose for t in given} == {Purpose.TRAIN}
@@ -168,7 +168,7 @@ def test_a_learner_that_waits_is_told_that_nobody_trains_though_somebody_evaluat
             assert await tickets(service, 0, generator=JUDGE)
             asked = asyncio.create_task(take(service, 0, wait_s=0.05))
             await settle()
-            assert service.waits_for().endswith("no generator asks for work")
+            assert service.waits_for().endswith("no generator requests work")
             await asked
 
     run(scenario())

@@ -152,7 +152,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             ["learner.optimizer.betas=[0.9,1.0]"],
             "learner.optimizer.betas=[0.9, 1.0]",
         ),
-        (["learner.optimizer.schedule_span=[5]"], "a later one at which it ends, as in [5,60]"),
+        (["learner.optimizer.schedule_span=[5]"], "a later last step, as in [5,60]"),
         (["learner.optimizer.schedule_span=[50,5]"], "schedule_span=[50.0, 5.0]: the cosine needs"),
         (
             ["weights.push_every_steps=2", "buffer.age_rule=exact"],

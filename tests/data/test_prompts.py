@@ -334,7 +334,7 @@ def test_an_unusable_row_is_named_with_its_file_and_the_remedy(
 
 def test_two_rows_with_one_id_are_refused(tokenizer: Any, tmp_path: Path) -> None:
     rows = [{"prompt": "p", "id": 1, "tests": OWN_TESTS}] * 2
-    with pytest.raises(DataError, match=r"row 2: id x/1 is also that of .*row 1"):
+    with pytest.raises(DataError, match=r"row 2: id x/1 is also the id of .*row 1"):
         load(write_jsonl(tmp_path / "x.jsonl", rows), tokenizer)
 
 

@@ -83,7 +83,7 @@ def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(
         " continues)" in " ".join(status.split())
     )
     waits = [m["waits_for"] for m in run.told()["members"] if m["name"] == "buffer"]
-    assert "no generator of generators.judge asks for work" in waits[0], status
+    assert "no generator of generators.judge requests work" in waits[0], status
 
     scaled(run, "judge=1")
     run.until(lambda: run.step >= at + 4, "the evaluations that had to wait")

@@ -25,7 +25,7 @@ _NEXT = {
     "generating": ("issued", "ready", "dropped"),
     "ready": ("leased", "dropped"),
     "leased": ("trained", "ready", "dropped"),
-    "trained": ("ready",),  # only a learner that went back brings a trained group back
+    "trained": ("ready",),  # only a learner that went back returns a trained group
     "dropped": (),
 }
 _ACTIVE = ("issued", "generating", "ready", "leased")
@@ -92,8 +92,8 @@ def _file(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
 
 
 def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
-    """Every change was allowed, admission kept its bound, and each history ends in the state of its
-    group.
+    """Every change was allowed, admission kept its bound, and each history agrees with the
+    state of its group.
     """
     limit = (promise.max_staleness_versions + 1) * promise.groups_per_step
     states: dict[int, str] = {}

@@ -204,8 +204,8 @@ class Browser:
         }
 
     def common_prompts(self, other: Browser) -> list[tuple[str, str]]:
-        """Return (prompt id, purpose) of the prompts of which both stores have responses, those
-        whose responses are the newest in this store before the others.
+        """Return (prompt id, purpose) of the prompts with responses in both stores, the newest in
+        this store first.
         """
         stored = (
             "SELECT prompt_id, purpose FROM (SELECT group_id FROM blobs ORDER BY group_id DESC"

@@ -27,7 +27,7 @@ _COUNTED = (
 _AGES = _COUNTED.format(name="max(train_version - oldest_version, 0)")
 _GENERATORS = _COUNTED.format(name="generator")
 
-# Groups that ended without being trained. Only ids below that of a compacted group are looked at:
+# Groups that were closed untrained. Only ids below the id of a compacted group are looked at:
 # nearly all of these have no rows any more, so no index by state is needed, and the newest id and
 # position, from which a resumed run continues, are those of a group that keeps its sums.
 _ENDED = (
@@ -42,14 +42,14 @@ _ENDED_COUNTED = (
     f" WHERE group_id IN ({_ENDED}) GROUP BY 1, 2 ON CONFLICT DO UPDATE SET number = number +"
     " excluded.number"
 )
-# The last table is what the selection of the others reads.
+# The last table is read by the selection of rows in all other tables.
 _TABLES_OF_TRAINED = ("transitions", "advantages", "groups", "trained")
 _TABLES_OF_ENDED = ("transitions", "advantages", "blobs", "trained", "groups")
 
 
 def compaction(first: int, last: int) -> list[Statement]:
     """Return the statements that compact the groups of the steps after `first` up to `last`, and
-    the groups beside them that were not trained.
+    other groups of that time that were not trained.
     """
     steps = (first, last)
     ended = (first, last, last, last)

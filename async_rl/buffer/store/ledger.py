@@ -36,8 +36,8 @@ _HISTORY = (
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of state. version: by state, that of the generator, of the oldest token, of the
-    batch or of the step.
+    """One change of state. version: by state, the version of the generator, the oldest token,
+    the batch or the step.
     """
 
     at_s: float
@@ -159,7 +159,7 @@ class Ledger:
         return self._groups("prompt_id=?", prompt_id)
 
     def left(self) -> tuple[LeftPrompt, ...]:
-        """The prompts that left the training data, in the order in which they left."""
+        """The prompts that left the training data, oldest first."""
         names = LeftPrompt.__struct_fields__
         query = f"SELECT {', '.join(names)} FROM left_prompts ORDER BY position, prompt_id"
         return tuple(LeftPrompt(**row) for row in self._rows(names, query))

@@ -1,4 +1,4 @@
-"""The trajectories in a run's store, for people: those of a step, or the newest.
+"""The trajectories in a run's store, for people: of a step, or the newest.
 
 Reads only, through a connection of `ledger.reading`, also while the run writes.
 """

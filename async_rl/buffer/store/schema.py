@@ -49,7 +49,7 @@ CREATE TABLE groups (
     num_tokens INTEGER,
     num_trained_tokens INTEGER,
     reward_mean REAL,
-    pass_rate REAL,                     -- share of samples of which every test passed
+    pass_rate REAL,                     -- share of samples that pass every test
     response_length_mean REAL,
     truncated_share REAL,
     generation_s REAL,
@@ -58,7 +58,7 @@ CREATE TABLE groups (
                                         -- started_s to first token, last token, score (recording)
     rewards TEXT,                       -- JSON list: the reward of each sample
     parts TEXT,                         -- JSON object: the mean of each part of the reward
-    reason TEXT NOT NULL DEFAULT '',    -- why it was dropped, or why its last attempt ended
+    reason TEXT NOT NULL DEFAULT '',    -- why it was dropped, or why its last attempt failed
     message TEXT NOT NULL DEFAULT '',
     admitted_s REAL NOT NULL,
     changed_s REAL NOT NULL
@@ -127,7 +127,7 @@ END;
 
 -- The steps whose groups have no rows any more (store/compaction.py): sums over the groups of the
 -- step, and over all such steps the number of groups per age in versions (kind `age`) and per
--- generator. Kinds `train dropped`, `eval ready` and `eval dropped` count groups beside these steps
+-- generator. Kinds `train dropped`, `eval ready` and `eval dropped` count other groups
 -- that have no rows any more, by reason.
 CREATE TABLE compacted (
     version INTEGER PRIMARY KEY, num_groups INTEGER NOT NULL, last_group_id INTEGER NOT NULL,

@@ -5,8 +5,8 @@ Invariants
   committed (writer.py).
 - The statements of one change are in one transaction: the file always contains a prefix of the
   changes.
-- One process writes: a second one is refused by a lock on `<path>.lock`, which ends with its
-  process.  Others read at any time (WAL).
+- One process writes: a second one is refused by a lock on `<path>.lock`, which the kernel releases
+  with its process.  Others read at any time (WAL).
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Store(StoreReader):
         await self._writer.failed()
 
     async def close(self) -> None:
-        """Commit what is queued and close the file."""
+        """Commit the queue and close the file."""
         await self._writer.finish()
         self._files.close()
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.schema import STORE_FILE
 
-# The last hand-out before the group was ready: earlier attempts ended without a result.
+# The last hand-out before the group was ready: earlier attempts failed without a result.
 _TIMES = (
     "SELECT purpose, generator, (SELECT max(at_s) FROM transitions WHERE group_id=groups.group_id"
     " AND state='generating') AS handed_out_s, generation_s, (SELECT max(at_s) FROM transitions"

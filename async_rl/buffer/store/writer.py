@@ -1,7 +1,7 @@
 """Commits queued SQL in groups on a thread, so that the asyncio loop never waits for the disk.
 
 SQLite writes a change to its log first and moves it into the file later (a checkpoint, which waits
-twice for the disk). A second thread does that beside the next commits. The writer does it itself
+twice for the disk). A second thread does that during the next commits. The writer does it itself
 only if the log grows nevertheless.
 
 Invariants
@@ -9,7 +9,7 @@ Invariants
   is queued (group commit).
 - The statements of one `put` are in one transaction.
 - A failed write is final: it and every later flush raise, `failed()` raises, and the file keeps
-  what was committed before.
+  all earlier commits.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Writer:
         elif version != SCHEMA_VERSION:
             raise InfrastructureError(
                 f"{self._path} has store schema {version}, this version writes {SCHEMA_VERSION};"
-                " resume the run with the version it began with"
+                " resume the run with the version that started it"
             )
         # Fails now, not in the middle of the run, if the file cannot be written.
         self._connection.executescript(f"BEGIN IMMEDIATE; {set_version} ROLLBACK;")
@@ -146,7 +146,7 @@ class Writer:
         """
         # With durability=normal SQLite syncs the log only before it moves it into the file. SQLite
         # syncs the file, which must not be opened here: closing it would release SQLite's locks,
-        # and the next reader that ends would delete the log.
+        # and the next reader that closes would delete the log.
         log = self._path.with_name(self._path.name + "-wal")
         try:
             for path in (log, self._path.parent):
@@ -159,7 +159,7 @@ class Writer:
         await asyncio.shield(asyncio.wrap_future(self._failed))
 
     async def finish(self) -> None:
-        """Commit what is queued and end the threads."""
+        """Commit the queue and stop the threads."""
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
         self._is_due.put(False)
@@ -188,7 +188,7 @@ class Writer:
                     commit.set_result(None)
 
     def _transact(self, flushes: list[Future[None]]) -> bool:
-        """Commit what is queued now in one transaction. Return whether the end was reached."""
+        """Commit the present queue in one transaction. Return whether the end was reached."""
         size = 0
         item = self._queue.get()
         self._connection.execute("BEGIN IMMEDIATE")
@@ -205,7 +205,8 @@ class Writer:
         if self._is_log_long:
             restart = self._connection.execute("PRAGMA wal_checkpoint(RESTART)")
             is_busy, _, _ = restart.fetchone()
-            # The other thread is in a checkpoint, which it ends soon: the next commit tries again.
+            # The other thread is in a checkpoint, which is finished soon: the next commit tries
+            # again.
             self._is_log_long = bool(is_busy)
         elif self._unmoved_bytes >= _MOVE_BYTES:
             self._unmoved_bytes = 0
@@ -222,7 +223,7 @@ class Writer:
         ):
             while self._next_notice():
                 _, num_pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                # Although all of it was moved: SQLite begins the log anew only if it finds no newer
+                # Although all of it was moved: SQLite restarts the log only if it finds no newer
                 # commit in it, and a writer that never rests always has one.
                 self._is_log_long = num_pages > _LONGEST_LOG_PAGES
 
@@ -265,7 +266,7 @@ def _unwritable(path: Path, error: sqlite3.Error | OSError) -> InfrastructureErr
 
 
 def hold_lock(path: Path) -> IO[str]:
-    """Lock `<path>.lock` until it is closed or the process ends."""
+    """Lock `<path>.lock` until it is closed or the process exits."""
     lock = path.with_name(path.name + ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

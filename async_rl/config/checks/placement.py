@@ -60,7 +60,7 @@ def _handovers(config: RunConfig) -> Iterator[str]:
     if config.weights.transfer.kind in ("filesystem", "collective"):
         yield (
             f"weights.transfer={config.weights.transfer.kind} with placement=colocated: generators"
-            " run beside the learner and read its memory; set weights.transfer=auto"
+            " run next to the learner and read its memory; set weights.transfer=auto"
         )
 
 

@@ -1,5 +1,5 @@
-"""Checks of the reward's settings: combinations that cannot work, or of which one setting would
-have no effect.
+"""Checks of the reward's settings: combinations that cannot work, or that leave one setting
+without effect.
 
 Part of `checks/run.py`, whose invariants hold here.  Named functions are not imported here.
 """

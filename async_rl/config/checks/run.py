@@ -1,8 +1,8 @@
-"""Checks of several settings together: combinations that cannot work, or of which one setting would
-have no effect, are refused before any process starts.
+"""Checks of several settings together: combinations that cannot work, or that leave one setting
+without effect, are refused before any process starts.
 
 Invariants: each problem is one line with path=value, the reason and the remedy; all problems are
-reported together; the checks read the configuration alone, those of `machine.py` the machine too.
+reported together; these checks read the configuration alone, `machine.py` reads the machine too.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _run(config: RunConfig) -> Iterator[str]:
         )
     if config.network.host in ("0.0.0.0", "::", "*"):
         yield (
-            f"network.host={config.network.host}: is not an address to connect to; set the address"
-            " at which other processes reach this machine"
+            f"network.host={config.network.host}: is not an address to connect to; set an address"
+            " by which other processes reach this machine"
         )
 
 
@@ -115,7 +115,7 @@ def _data(config: RunConfig) -> Iterator[str]:
         if bound is not None and not is_reached:
             yield (
                 f"data.filter.{name}={bound:g}: no reward is {name} it, because"
-                f" reward.clip={clip:g}; bring it within -{clip:g}..{clip:g}, or set it to null"
+                f" reward.clip={clip:g}; set it within -{clip:g}..{clip:g}, or set it to null"
             )
 
 
@@ -249,12 +249,12 @@ def _optimizers(config: RunConfig) -> Iterator[str]:
             " learner.optimizer.betas=[0.9,0.95]"
         )
     span = config.learner.optimizer.schedule_span
-    # A stretched cosine may begin before the run: the part that is left begins at its height now.
+    # A stretched cosine may start before the run, so that the rest starts at its present height.
     is_ordered = len(span) == 2 and span[0] < span[1]
     if span and not is_ordered:
         yield (
-            f"learner.optimizer.schedule_span={span}: the cosine needs the step at which it begins"
-            " and a later one at which it ends, as in [5,60]; or set it to []"
+            f"learner.optimizer.schedule_span={span}: the cosine needs its first step"
+            " and a later last step, as in [5,60]; or set it to []"
         )
 
 

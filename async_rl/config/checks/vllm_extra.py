@@ -18,7 +18,7 @@ _SETTINGS = {
     # Rope scaling among them: the learner must compute with it too.
     "hf_overrides": "model.override_config, which the learner reads too",
     "kv_cache_memory_bytes": "generation.vllm.kv_cache_mb",
-    "load_format": "model.path, from which every engine loads",
+    "load_format": "model.path, which every engine loads",
     "max_model_len": "data.max_prompt_tokens and data.max_response_tokens",
     "max_num_batched_tokens": "generation.vllm.max_num_batched_tokens",
     "max_num_seqs": "generation.vllm.max_num_seqs",
@@ -42,7 +42,7 @@ _REFUSED = {
     "generation_config": _SAMPLING,
     "io_processor_plugin": _TOKENS,
     "logits_processors": _SAMPLING,
-    "logprobs_mode": "log-probs would not be those of the distribution sampled from",
+    "logprobs_mode": "log-probs would belong to another distribution than the samples",
     "override_generation_config": _SAMPLING,
     "pooler_config": _TOKENS,
     "reasoning_config": _SAMPLING,
@@ -50,7 +50,7 @@ _REFUSED = {
     "scheduler_cls": _PUSHES,
     "skip_tokenizer_init": _TOKENS,
     # Tokens of the embedded model's engine with n-gram proposals were up to 47 nats off a
-    # recomputation at one version, those of the same engine without them 2e-5 (vLLM 0.32, CPU).
+    # recomputation at one version; without these proposals 2e-5 (vLLM 0.32, CPU).
     "speculative_config": "the log-probs of accepted tokens are wrong with vLLM 0.32",
     "structured_outputs_config": _SAMPLING,
     "tokenizer": _TOKENS,
