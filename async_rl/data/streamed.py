@@ -59,7 +59,7 @@ class StreamedPrompts:
         """The prompt of this row, or why it is rejected."""
         table = bisect.bisect_right(self._ends, index)
         number = index - (self._ends[table - 1] if table else 0)
-        return self._read(table, number + 1, self._tables[table].row(number))
+        return self._read(table, number + 1, self._tables[table][number])
 
     def _usable_from(self, index: int) -> Prompt:
         # At most once around: a file without a usable row has nothing to return.

@@ -27,7 +27,7 @@ class Table(Protocol):
     def __len__(self) -> int:
         """Their number."""
 
-    def row(self, index: int) -> Placed:
+    def __getitem__(self, index: int, /) -> Placed:
         """The index-th, counted from 0, with its origin."""
 
 
@@ -36,24 +36,13 @@ def open_table(file: str, cache_dir: str | None) -> Table:
     suffix = PurePosixPath(file).suffix.lower()
     # An array of JSON cannot be read in parts.
     if suffix not in (".jsonl", ".parquet"):
-        return _Rows(list(read_placed(file, cache_dir=cache_dir)))
+        return list(read_placed(file, cache_dir=cache_dir))
     with readable(file):
         local = local_copy(file, cache_dir)
         if suffix == ".jsonl":
             return _Lines(file, local)
         return _Parquet(file, local, cache_root(cache_dir) / "data")
     raise AssertionError("readable turns each error into DataError")
-
-
-class _Rows:
-    def __init__(self, rows: list[Placed]) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def row(self, index: int) -> Placed:
-        return self._rows[index]
 
 
 class _Lines:
@@ -74,7 +63,7 @@ class _Lines:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def row(self, index: int) -> Placed:
+    def __getitem__(self, index: int) -> Placed:
         origin = f"{self._file}, row {self._numbers[index]}"
         with self._local.open("rb") as handle:
             handle.seek(self._starts[index])
@@ -94,7 +83,7 @@ class _Parquet:
     def __len__(self) -> int:
         return self._num_rows
 
-    def row(self, index: int) -> Placed:
+    def __getitem__(self, index: int) -> Placed:
         reader, ends = self._batches
         number = bisect.bisect_right(ends, index)
         # The file is mapped into memory, so this reads only the pages of one batch.

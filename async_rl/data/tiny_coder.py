@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from async_rl.data import list_functions
+from async_rl.data import corpus, list_functions
 from async_rl.data.embedded import ListFunctions, TinyCoder
 from async_rl.data.tokenizer import build_tokenizer
 
@@ -205,12 +205,12 @@ def make_tiny_coder(
     `directory`.
     """
     on_progress(0.0, "building the tokenizer")
-    tokenizer = build_tokenizer(list_functions.vocabulary_text(), MAX_LENGTH)
+    tokenizer = build_tokenizer(corpus.vocabulary_text(), MAX_LENGTH)
     model = build_model(config, tokenizer)
     specs, _ = list_functions.split(task)
-    rates = list_functions.flaw_rates(config.flaw_probability, config.flaw_spread)
+    rates = corpus.flaw_rates(config.flaw_probability, config.flaw_spread)
     data = batches(
-        list_functions.corpus(specs, rates, config.seed, config.retry_share),
+        corpus.corpus(specs, rates, config.seed, config.retry_share),
         tokenizer,
         config.warm_start_batch,
     )

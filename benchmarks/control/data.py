@@ -50,12 +50,12 @@ def own_mb() -> float:
 def measure(path: Path, cache: Path) -> None:
     """Print seconds to open, milliseconds per prompt in the order of a run, and MB used."""
     from async_rl.composition.compose import compose_unchecked
-    from async_rl.data import list_functions
+    from async_rl.data import corpus
     from async_rl.data.order import PromptOrder
     from async_rl.data.prompts import load_train_prompts
     from async_rl.data.tokenizer import build_tokenizer
 
-    tokenizer = build_tokenizer(list_functions.vocabulary_text(), 4096)
+    tokenizer = build_tokenizer(corpus.vocabulary_text(), 4096)
     config = compose_unchecked("ppo_code", [f"data.train_files=['{path}']", f"cache_dir={cache}"])
     before_mb, started = own_mb(), time.perf_counter()
     prompts = load_train_prompts(config, tokenizer)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from async_rl.core.errors import ConfigError
-from async_rl.data import list_functions
+from async_rl.data import corpus
 from async_rl.data.tokenizer import build_tokenizer
 from async_rl.launchers.cli import app
 
@@ -20,7 +20,7 @@ TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
-    build_tokenizer(list_functions.vocabulary_text(), 512).save_pretrained(directory)
+    build_tokenizer(corpus.vocabulary_text(), 512).save_pretrained(directory)
     (directory / "config.json").write_text("{}")
     (directory / "model.safetensors").write_text("")
     return directory
@@ -135,7 +135,7 @@ def test_lengths_are_those_of_the_models_own_tokens(model: Path, tmp_path: Path)
     file = write(
         tmp_path / "it's, [one].jsonl", *({"prompt": "[" * n, "tests": TESTS} for n in (1, 2, 3))
     )
-    tokenizer = build_tokenizer(list_functions.vocabulary_text(), 512)
+    tokenizer = build_tokenizer(corpus.vocabulary_text(), 512)
     lengths = [len(tokenizer("[" * n + "\n")["input_ids"]) for n in (1, 2, 3)]
     result = CliRunner().invoke(
         app, ["data", "check", file.replace("[", "[[]"), f"model.path={model}"]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from async_rl.core.types import CallTest, CodeProblem
-from async_rl.data import list_functions
+from async_rl.data import corpus, list_functions
 from async_rl.data.concepts import FILTERS, MAPS, REDUCTIONS
 from async_rl.data.embedded import ListFunctions
 from async_rl.data.list_functions import HiddenTests, Spec
@@ -132,9 +132,7 @@ def test_no_two_specs_share_a_wording() -> None:
 def test_the_corpus_never_shows_a_held_out_spec() -> None:
     train, held_out = list_functions.split(TASK)
     hidden = {list_functions.wording(spec, which) for spec in held_out for which in (0, 1)}
-    pairs = itertools.islice(
-        list_functions.corpus(train, list_functions.flaw_rates(0.3, 0.5), 0), 20_000
-    )
+    pairs = itertools.islice(corpus.corpus(train, corpus.flaw_rates(0.3, 0.5), 0), 20_000)
     assert not hidden & {prompt for prompt, _ in pairs}
 
 
@@ -147,29 +145,26 @@ def test_the_seed_decides_the_split_and_the_hidden_tests() -> None:
 
 
 def test_flaw_rates_average_to_the_probability_in_every_slot() -> None:
-    for rates, table in zip(
-        list_functions.flaw_rates(0.4, 0.5), (FILTERS, MAPS, REDUCTIONS), strict=True
-    ):
+    for rates, table in zip(corpus.flaw_rates(0.4, 0.5), (FILTERS, MAPS, REDUCTIONS), strict=True):
         assert len(rates) == len(table)
         assert sum(rates) / len(rates) == pytest.approx(0.4)
         assert [min(rates), max(rates)] == pytest.approx([0.2, 0.6])
-    assert set(itertools.chain(*list_functions.flaw_rates(0.4, 0.0))) == {0.4}
+    assert set(itertools.chain(*corpus.flaw_rates(0.4, 0.0))) == {0.4}
 
 
 def test_a_corpus_without_flaws_holds_reference_solutions_only() -> None:
     spec = Spec(3, 4, 5)
     rng = random.Random(0)
-    assert {
-        list_functions.flawed_program(spec, list_functions.flaw_rates(0.0, 0.5), rng)
-        for _ in range(100)
-    } == {spec.solution()}
+    assert {corpus.flawed_program(spec, corpus.flaw_rates(0.0, 0.5), rng) for _ in range(100)} == {
+        spec.solution()
+    }
 
 
 def test_each_concept_is_wrong_as_often_as_its_rate_says() -> None:
     spec = Spec(3, 4, 5)
-    rates = list_functions.flaw_rates(0.4, 0.5)
+    rates = corpus.flaw_rates(0.4, 0.5)
     rng = random.Random(0)
-    programs = [list_functions.flawed_program(spec, rates, rng) for _ in range(4000)]
+    programs = [corpus.flawed_program(spec, rates, rng) for _ in range(4000)]
     right = f"if {spec.concepts[0].code}]"
     assert sum(right not in text for text in programs) / 4000 == pytest.approx(
         rates[0][spec.filter], abs=0.03
@@ -184,10 +179,10 @@ def test_flaws_differ_from_the_right_code_and_from_each_other() -> None:
 
 def test_a_share_of_the_corpus_retries_a_failed_program_in_the_form_of_the_retry_example() -> None:
     specs, _ = list_functions.split(TASK)
-    rates = list_functions.flaw_rates(0.4, 0.5)
-    plain = list(itertools.islice(list_functions.corpus(specs, rates, 0), 200))
-    assert list(itertools.islice(list_functions.corpus(specs, rates, 0, 0.0), 200)) == plain
-    pairs = list(itertools.islice(list_functions.corpus(specs, rates, 0, 0.5), 400))
+    rates = corpus.flaw_rates(0.4, 0.5)
+    plain = list(itertools.islice(corpus.corpus(specs, rates, 0), 200))
+    assert list(itertools.islice(corpus.corpus(specs, rates, 0, 0.0), 200)) == plain
+    pairs = list(itertools.islice(corpus.corpus(specs, rates, 0, 0.5), 400))
     again = [prompt for prompt, _ in pairs if END in prompt]
     assert 150 < len(again) < 250
     for prompt in again:

@@ -13,7 +13,7 @@ from data_support import make_config
 
 from async_rl.core.errors import DataError
 from async_rl.core.types import AssertTest, CallTest, Prompt, StdinTest
-from async_rl.data import list_functions
+from async_rl.data import corpus
 from async_rl.data.embedded_prompts import LONGEST_TOKENS
 from async_rl.data.problems import read_problem
 from async_rl.data.prompts import load_eval_prompts, load_train_prompts
@@ -32,12 +32,12 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return build_tokenizer(list_functions.vocabulary_text(), 512)
+    return build_tokenizer(corpus.vocabulary_text(), 512)
 
 
 @pytest.fixture
 def chat_tokenizer() -> Any:
-    chat = build_tokenizer(list_functions.vocabulary_text(), 512)
+    chat = build_tokenizer(corpus.vocabulary_text(), 512)
     chat.chat_template = TEMPLATE
     return chat
 

@@ -12,7 +12,7 @@ from data_support import make_config
 
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, Prompt, StdinTest
-from async_rl.data import drafts, list_functions
+from async_rl.data import corpus, drafts
 from async_rl.data.files import matching_files, read_rows
 from async_rl.data.fitting import filled, fitted
 from async_rl.data.prompts import examine, load_train_prompts
@@ -23,7 +23,7 @@ TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return build_tokenizer(list_functions.vocabulary_text(), 512)
+    return build_tokenizer(corpus.vocabulary_text(), 512)
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:

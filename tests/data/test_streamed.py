@@ -19,7 +19,7 @@ from data_support import make_config
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError
-from async_rl.data import list_functions
+from async_rl.data import corpus
 from async_rl.data import prompts as prompts_of_files
 from async_rl.data.files import local_copy
 from async_rl.data.prompts import load_train_prompts
@@ -30,7 +30,7 @@ from async_rl.data.tokenizer import build_tokenizer
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return build_tokenizer(list_functions.vocabulary_text(), 512)
+    return build_tokenizer(corpus.vocabulary_text(), 512)
 
 
 def rows(count: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from async_rl.data import list_functions, tiny_coder
+from async_rl.data import corpus, list_functions, tiny_coder
 from async_rl.data.embedded import TINY_CODER, ListFunctions, TinyCoder
 from async_rl.data.tokenizer import build_tokenizer
 
@@ -32,12 +32,12 @@ CONFIG = TinyCoder(
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return build_tokenizer(list_functions.vocabulary_text(), 512)
+    return build_tokenizer(corpus.vocabulary_text(), 512)
 
 
 def pairs() -> Any:
     specs, _ = list_functions.split(TASK)
-    return list_functions.corpus(specs, list_functions.flaw_rates(0.3, 0.5), 0)
+    return corpus.corpus(specs, corpus.flaw_rates(0.3, 0.5), 0)
 
 
 def silent(fraction: float, text: str) -> None:

@@ -13,7 +13,7 @@ from data_support import make_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.data import list_functions
+from async_rl.data import corpus, list_functions
 from async_rl.data.embedded import LIST_FUNCTIONS
 from async_rl.data.tokenizer import (
     END,
@@ -26,7 +26,7 @@ from async_rl.data.tokenizer import (
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return build_tokenizer(list_functions.vocabulary_text(), 512)
+    return build_tokenizer(corpus.vocabulary_text(), 512)
 
 
 @settings(max_examples=200, deadline=None)
@@ -54,7 +54,7 @@ def test_a_prompt_and_its_answer_are_tokenized_alike_apart_and_together(tokenize
 
 
 def test_the_same_text_gives_the_same_tokenizer(tokenizer: Any) -> None:
-    again = build_tokenizer(list_functions.vocabulary_text(), 512)
+    again = build_tokenizer(corpus.vocabulary_text(), 512)
     assert again.get_vocab() == tokenizer.get_vocab()
 
 
@@ -85,7 +85,7 @@ def test_the_vocabulary_is_the_model_s_and_not_the_tokenizer_s(
 
 @pytest.mark.covers("tokenizer")
 def test_another_tokenizer_can_be_named(tokenizer: Any, tmp_path: Path) -> None:
-    for name, text in (("model", list_functions.vocabulary_text()), ("other", ["a b c"])):
+    for name, text in (("model", corpus.vocabulary_text()), ("other", ["a b c"])):
         build_tokenizer(text, 512).save_pretrained(str(tmp_path / name))
     own = load_tokenizer(make_config(), tmp_path / "model")
     other = load_tokenizer(make_config(f"data.tokenizer={tmp_path / 'other'}"), tmp_path / "model")

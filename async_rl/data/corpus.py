@@ -1,0 +1,101 @@
+"""The flawed corpus of the embedded task: the programs on which the embedded model is warm-started.
+
+Invariants: same settings and seed, same corpus; it contains no text of a spec that it is not given.
+Only the preparation of the model needs it; the task itself is list_functions.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+
+from async_rl.data.concepts import FILTERS, MAPS, PROGRAM, REDUCTIONS, TEMPLATES
+from async_rl.data.list_functions import NUM_WORDINGS, Spec, program, second_prompt, wording
+from async_rl.data.tokenizer import END
+
+_SLOTS = (FILTERS, MAPS, REDUCTIONS)
+
+
+def flaw_rates(flaw_probability: float, flaw_spread: float) -> tuple[tuple[float, ...], ...]:
+    """Return how often the corpus gets each filter, map and reduction wrong.
+
+    Within each table the rates are evenly spaced over flaw_probability * (1 -+ flaw_spread), in an
+    order fixed once, so that their
+    mean is flaw_probability: some concepts are nearly right from the start, some are more often
+    wrong than right.
+    """
+    rates = []
+    for slot, table in enumerate(_SLOTS):
+        ranks = list(range(len(table)))
+        # Shuffled: neighbours in the tables are similar, and their rates should differ.
+        random.Random(f"flaw-rates-{slot}").shuffle(ranks)
+        offsets = [2 * rank / (len(table) - 1) - 1 for rank in ranks]
+        rates.append(
+            tuple(min(flaw_probability * (1 + flaw_spread * offset), 1.0) for offset in offsets)
+        )
+    return tuple(rates)
+
+
+def flawed_program(spec: Spec, rates: Sequence[Sequence[float]], rng: random.Random) -> str:
+    """A solution of `spec`; each concept is wrong with its rate; which of its flaws is
+    drawn evenly.
+    """
+    parts = []
+    for slot, (index, concept) in enumerate(
+        zip((spec.filter, spec.map, spec.reduction), spec.concepts, strict=True)
+    ):
+        is_flawed = rng.random() < rates[slot][index]
+        parts.append(rng.choice(concept.flaws) if is_flawed else concept.code)
+    return program(*parts)
+
+
+def corpus(
+    specs: Sequence[Spec], rates: Sequence[Sequence[float]], seed: int, retry_share: float = 0.0
+) -> Iterator[tuple[str, str]]:
+    """Endless (prompt, program) pairs for the warm start, over all wordings of `specs`, in random
+    order.
+
+    retry_share: share of prompts that contain a first program, END, its outcome and the prompt
+    again, as in examples/run_and_retry.py.
+    """
+    rng = random.Random(f"corpus-{seed}")
+    while True:
+        spec = specs[rng.randrange(len(specs))]
+        prompt = wording(spec, rng.randrange(NUM_WORDINGS))
+        answer = flawed_program(spec, rates, rng)
+        # No draw without retries: the corpus of the plain model must stay as it was, or its key
+        # would be wrong.
+        if retry_share and rng.random() < retry_share:
+            first = flawed_program(spec, rates, rng)
+            prompt += f"{first}{END}{second_prompt(_outcome(spec, specs, rng), prompt)}"
+        yield prompt, answer
+
+
+def _outcome(spec: Spec, specs: Sequence[Spec], rng: random.Random) -> str:
+    """The value of another program than the requested one, and the expected value."""
+    xs = [rng.randint(-12, 15) for _ in range(rng.randint(5, 11))]
+    return f"{specs[rng.randrange(len(specs))].run(xs)!r}, not {spec.run(xs)!r}"
+
+
+def vocabulary_text() -> Iterator[str]:
+    """Every phrase, template and piece of code once: the text on which the tokenizer is trained."""
+    for template in TEMPLATES:
+        yield template.format(filter="", map="", reduction="") + "\n"
+    for table, slot in zip(_SLOTS, ("filter", "map", "reduction"), strict=True):
+        for concept in table:
+            for phrase in concept.phrases:
+                yield from (
+                    template.format(**{"filter": "", "map": "", "reduction": "", slot: phrase})
+                    for template in TEMPLATES
+                )
+            for code in (concept.code, *concept.flaws):
+                yield PROGRAM.format(**{"filter": "x", "map": "x", "reduction": "ys", slot: code})
+
+
+def fingerprint() -> str:
+    """Changes with every phrase, code and form of the task: part of the key of the cached model."""
+    tables = [
+        [[concept.phrases, concept.code, concept.flaws] for concept in table] for table in _SLOTS
+    ]
+    return hashlib.sha256(repr([tables, TEMPLATES, PROGRAM]).encode()).hexdigest()
