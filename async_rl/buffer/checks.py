@@ -51,6 +51,7 @@ def _problems(
 ) -> Iterator[str]:
     """The broken promises. Checks that later checks rely on come first."""
     length = np.size(sample.token_ids)
+    # First the shapes, because the comparisons below would raise on arrays of other lengths.
     for name, dtype in _ARRAYS:
         array: npt.NDArray[np.generic] = getattr(sample, name)
         if array.dtype != dtype or array.shape != (length,):

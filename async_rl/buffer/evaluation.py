@@ -105,6 +105,7 @@ def majority(passed: Sequence[bool], votes: Sequence[str | None]) -> float:
     """Return whether the answer with the most votes passes: the share of passes among the samples
     with that answer, or with one that ties with it. 0 without votes.
     """
+    # A sample without an answer has no vote; otherwise silence could win.
     counts = Counter(vote for vote in votes if vote is not None)
     most = max(counts.values(), default=0)
     winners = [
@@ -169,9 +170,11 @@ async def report_of(
     scalars = await store.evaluation_figures(version)
     if scalars is None:
         results = []
+        # In parts: the trajectories of a large evaluation are gigabytes.
         for group_ids in _parts(list(complete)):
             for group in await store.read_groups(group_ids):
                 prompt = complete[group.group_id]
+                # In a thread: decoding thousands of samples would hold up requests for work.
                 result = await asyncio.to_thread(result_of, prompt, group, decode, extraction)
                 results.append(result)
         scalars = evaluation_scalars(results)

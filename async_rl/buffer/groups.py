@@ -31,6 +31,7 @@ class OpenGroup:
     incarnation: str = ""
     version: int = NO_VERSION
     evaluation: int = NO_VERSION
+    # Apart from `attempt`, whose number must grow with every hand-out.
     num_spared: int = 0
     issued_s: float = 0.0
 

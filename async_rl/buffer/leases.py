@@ -21,6 +21,8 @@ class Leases:
     def __init__(self, config: RunConfig, generators: Iterable[str], now_s: float) -> None:
         self.lease_s = config.timeouts.lease_s
         longest_s = config.timeouts.longest_group_s(config.data.max_response_tokens)
+        # Longer than the generator's own limit: the generator fails a slow group and says why, and
+        # the buffer only collects tickets that no process works on.
         self.ticket_s = longest_s + self.lease_s
         if config.placement == "colocated":
             # A generator's own time limits stop while it sleeps, which is for at most this long.

@@ -27,6 +27,8 @@ class Lives:
         if incarnation in self._numbers:
             self.check(self._numbers[incarnation])
             return []
+        # The order of arrival decides: a learner is started only after the supervisor gave up the
+        # previous one.
         self.newest += 1
         self._numbers[incarnation] = self.newest
         return [LifeBegan(life=self.newest, incarnation=incarnation, version=version)]

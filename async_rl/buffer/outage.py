@@ -33,6 +33,7 @@ class Outage:
     def failed(self, message: str, now_s: float) -> None:
         """An attempt failed because nothing can be scored."""
         self._message = " ".join(message.split())  # one line, for the live line and status
+        # Within a pause the failures belong to groups that were handed out before it.
         if self._pause_s == 0 or now_s >= self._until_s:
             self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             self._until_s = now_s + self._pause_s

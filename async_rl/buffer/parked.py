@@ -48,6 +48,7 @@ class ParkedRequests:
         self._group_size = num_drawn(config.generation)
         self._parked: dict[str, Parked] = {}
         self._purposes = {pool: purposes_of(config, pool) for pool in generator_pools(config)}
+        # Only such pools can leave an evaluation waiting while other generators serve.
         self._evaluators = [
             pool for pool, purposes in self._purposes.items() if purposes == {Purpose.EVAL}
         ]

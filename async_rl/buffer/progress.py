@@ -16,6 +16,7 @@ class EvaluationProgress:
         num_open = Counter(group.evaluation for group in recovered.open)
         for version, is_reported in recovered.evaluations.items():
             self._num_open[version] = num_open[version]
+            # The buffer stopped between the last group and the report.
             if num_open[version] == 0 and not is_reported:
                 self.finished.append(version)
 

@@ -22,6 +22,7 @@ def num_free(state: BufferState, purpose: Purpose, now_s: float) -> int:
 
 def refusal(state: BufferState, version: int, purposes: Collection[Purpose]) -> str:
     """Return why a generator at this version gets no ticket, or an empty string."""
+    # An outage first: it is the reason on which a person can act.
     return state.outage.refusal or state.admission.refusal(version, purposes)
 
 

@@ -153,6 +153,7 @@ class Replay:
         if len(self.ready) < wanted:
             reason = f"{len(self.ready)} of {wanted} groups are ready for step {train_version + 1}"
             return Take(dropped=dropped, waits_for=reason)
+        # Not a sort of all: with a high bound of the age thousands of groups are ready.
         oldest = heapq.nsmallest(self.groups_per_step, self.ready.values(), key=_order)
         # Sorted, so that the batch does not depend on which of its groups finished first.
         chosen = sorted(oldest, key=lambda group: group.group_id)
@@ -174,6 +175,7 @@ class Replay:
         Raises ProtocolError if these groups are not the step's lease, StalenessError if one of them
         is over age.
         """
+        # The request was repeated after a lost reply.
         if version <= self.learner_version:
             return ()
         batch = self.leases.get(version - 1)

@@ -201,6 +201,7 @@ class BufferService:
 
     async def keep_advantages(self, request: KeepAdvantages) -> Message:
         """Store advantages with the trajectories, for `async-rl rollouts`."""
+        # Without a flush: only people read advantages, so a crash may lose some.
         self._store.keep_advantages(zip(request.samples, request.rows, strict=True))
         return Ok()
 

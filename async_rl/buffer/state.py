@@ -101,6 +101,7 @@ class BufferState:
         )
         if group is None:
             return None
+        # Only the first attempt admits a group. A later one changes the row that exists.
         if purpose is Purpose.TRAIN and group.attempt == 1:
             self._changes += self._tickets.remove_at(group.index)
             self._changes.append(self._tickets.admitted(group))
@@ -134,6 +135,7 @@ class BufferState:
         # valid, but the next attempt has started, and only one of the two may be trained.
         if known is None or known.attempt != group.attempt:
             return
+        # Before any change: a group that is refused must leave the state as it was.
         self._tickets.check(group, known, newest_version=self._newest_version)
         summary = summarize(group)
         self.outage.end()
@@ -195,6 +197,7 @@ class BufferState:
 
     def expire(self, alive: Iterable[str], now_s: float) -> list[str]:
         """Lose the silent generators and the late tickets; return the names of the generators."""
+        # A generator in the directory lives, though its only request may be parked for minutes.
         self._leases.heard(alive, now_s)
         silent = self._leases.silent(self.admission.generators(), now_s)
         for name in silent:
@@ -241,7 +244,8 @@ class BufferState:
         return self._num_set_aside[train_version] // self.replay.groups_per_step
 
     def begin_life(self, incarnation: str, version: int) -> None:
-        """A life of the learner starts at `version`. Raises Superseded as `Lives.begin`."""
+        """A life of the learner starts at `version`. Raises Superseded for an earlier
+        life."""
         self._changes += self.lives.begin(incarnation, version)
 
     def sync(self, version: int, undone: Sequence[StoredGroup]) -> None:
@@ -253,6 +257,7 @@ class BufferState:
         if goes_back or synced.returned:
             self._changes.append(changes.Undone(version=version, group_ids=synced.returned))
         self.num_trained -= len(undone)
+        # A version that is trained again has other weights, so its evaluation has to be repeated.
         self._evaluations.forget_after(version)
         # A generator may have sampled the first tokens with weights that are now discarded; they
         # count as the version the learner returned to, so the bound of their age stays true.
@@ -285,6 +290,7 @@ class BufferState:
                 self._changes.append(returned)
                 continue
             self._drop(group_id, reason, message, purpose=group.purpose)
+            # A dropped prompt must not hold up the report of its evaluation.
             if group.purpose is Purpose.EVAL:
                 self._evaluations.end_group(group.evaluation)
 

@@ -55,6 +55,7 @@ class Tickets:
         """The ticket of a generating group."""
         num_samples = self._num_samples(group.purpose)
         if group.purpose is Purpose.TRAIN:
+            # More may be drawn than are trained: the generator keeps the best (generation_size).
             num_samples = num_drawn(self._config.generation)
         return Ticket(
             group_id=group.group_id,

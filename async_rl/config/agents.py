@@ -32,6 +32,7 @@ class Agent:
     def name(self) -> str:
         """The name of its samples in status and metrics: of the function, or of the script."""
         scripts = [word for word in self.command if Path(word).suffix[1:].isalpha()]
+        # The script says more than the interpreter that runs it.
         word = self.fn or [*scripts, *self.command, EXTERNAL][0]
         return Path(word).name
 

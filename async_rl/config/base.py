@@ -33,6 +33,7 @@ class Section(BaseModel):
 def replace(section: AnySection, **changes: Any) -> AnySection:
     """Return a copy with these fields changed and validated. Raises pydantic.ValidationError."""
     fields = {name: getattr(section, name) for name in type(section).model_fields}
+    # Not model_copy, which would take the new values unchecked.
     return type(section).model_validate(fields | changes)
 
 

@@ -55,6 +55,8 @@ class DataConfig(Section):
     """tokens of a prompt, chat template included"""
     max_response_tokens: PositiveInt
     """tokens generated per sample at most"""
+    # The source systems dropped long prompts without a word, so that a run trained on fewer rows
+    # than its files have. Here it is an error unless a person chooses otherwise.
     truncation: Literal["error", "drop", "left", "right", "middle"]
     """a prompt longer than max_prompt_tokens: fail, drop its row, or cut it on the named side"""
     bad_rows: Literal["error", "drop"]

@@ -24,6 +24,7 @@ class LoraAdapter(Section):
     """Only two small matrices per chosen linear layer are trained."""
 
     kind: Literal["lora"]
+    # 512 is the largest rank that vLLM serves (MaxLoRARanks in vllm/config/lora.py).
     rank: Annotated[int, Field(ge=1, le=512)]
     """columns of the matrix B and rows of A, whose product is added to a weight"""
     alpha: PositiveInt
@@ -33,7 +34,7 @@ class LoraAdapter(Section):
     head"""
     slots: NonNegativeInt
     """adapters that an engine applies to its base model at a time (vLLM's LoRA): one for this run,
-    the others for runs with model.lora.host; 0 = the engine merges this run's into the weights"""
+    further ones for runs with model.lora.host; 0 = the engine merges this run's into the weights"""
     host: Text | None
     """directory of a run with model.lora.slots >= 2, whose engines serve this run's adapter too;
     null = its own engines"""
@@ -97,6 +98,7 @@ class GenerationConfig(Section):
     """samples per prompt that are trained"""
     generation_size: PositiveInt | None
     """samples drawn per prompt; the group_size best are kept; null = group_size"""
+    # Above 0: greedy samples of a prompt are equal, and so are their rewards.
     temperature: Annotated[float, Field(gt=0, le=10)]
     """divisor of the logits, in generators and learner"""
     max_concurrent_groups: PositiveInt
@@ -114,6 +116,8 @@ class PoolConfig(Section):
     work: Literal["train", "evaluation", "both"]
     """train = training groups; evaluation = held-out evaluations, which then run in this pool only;
     both"""
+    # The only defaults in the schema: an entry names just the settings that differ from the main
+    # pool, and the settings that it omits follow the main pool.
     cores: list[int] | None = None
     """instead of generators.cores"""
     gpus_each: NonNegativeFloat | None = None
@@ -148,6 +152,8 @@ class GeneratorsConfig(Section):
     """cores per process, taken from `cores`; 0 = every process may use all of them"""
     gpus_each: NonNegativeFloat
     """GPUs per process"""
+    # By name and not in a list: the name is part of the names of processes, of metrics and of
+    # commands, and a list would rename them when an entry is removed.
     pools: dict[str, PoolConfig]
     """further pools by name: generators.pools.NAME.<setting>=<value>"""
     autoscale: Annotated[list[PositiveInt], Field(max_length=2)]

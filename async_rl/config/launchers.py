@@ -53,6 +53,7 @@ class SlurmLaunch(ClusterLaunch):
     """Steps of one Slurm job."""
 
     kind: Literal["slurm"]
+    # The forms that sbatch accepts.
     time: Annotated[str, Field(pattern="^(\\d+|\\d+:\\d+(:\\d+)?|\\d+-\\d+(:\\d+){0,2})$")]
     """time limit: minutes, HH:MM:SS or days-HH:MM:SS"""
     cpus_per_node: NonNegativeInt

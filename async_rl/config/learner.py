@@ -25,6 +25,7 @@ class OptimizerConfig(Section):
     """peak learning rate"""
     weight_decay: NonNegativeFloat
     """decoupled weight decay"""
+    # A file of YAML has lists only, which a strict tuple would refuse.
     betas: Annotated[tuple[float, float], Field(strict=False)]
     """AdamW's moment decays"""
     eps: PositiveFloat

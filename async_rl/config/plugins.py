@@ -27,6 +27,8 @@ from async_rl.core.frozen import frozen
 
 NAME = r"^(?:[\w.]+|.+\.py):\w+$"
 """Pattern of the value of such a setting."""
+# The code of a user may raise these during its import. Not Exception, which would also hide
+# errors of this project.
 _FAILURES = (
     ImportError,
     SyntaxError,
@@ -86,6 +88,7 @@ def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
     """
     module, _, function = _target(setting, name, kind).rpartition(":")
     try:
+        # Not getattr: the __getattr__ of a module may return something for a misspelled name.
         found = vars(_module(module))[function]
     except KeyError as error:
         raise ConfigError(
@@ -100,6 +103,7 @@ def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{setting}={name}: is a {type(found).__name__}; name a function")
     try:
+        # Checked here, because the first call comes minutes later, in a process on another node.
         inspect.signature(found).bind(*kind.takes, **dict.fromkeys(kind.named))
     except TypeError as error:
         words = [*kind.takes, *(f"{name}=..." for name in kind.named)]
@@ -171,12 +175,14 @@ def short_name(name: str) -> str:
 def _module(name: str) -> ModuleType:
     if not name.endswith(".py"):
         if str(Path.cwd()) not in sys.path:
+            # At the end: a file in the working directory must not replace an installed package.
             sys.path.append(str(Path.cwd()))
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(Path(name).stem, Path(name).expanduser())
     if spec is None or spec.loader is None:
         raise ImportError(f"{name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    # Before its code runs: a dataclass in the file looks up its module by name.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module

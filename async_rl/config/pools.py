@@ -68,6 +68,7 @@ def pool_counts(config: RunConfig) -> dict[str, int]:
     num_generators = sum(counts.values())
     counts[VERIFIERS] = config.verifiers.count
     if config.agent.is_used:
+        # At least one: a run may start with no generator and get some by async-rl scale.
         counts[GATEWAYS] = max(1, -(-num_generators // _GENERATORS_PER_GATEWAY))
     return counts
 
@@ -94,6 +95,7 @@ def pool_of(process: str) -> str:
     """Return the pool of the process of this name; empty for buffer and learner, whose number is
     fixed.
     """
+    # A process without a rank in its name is in no pool.
     role, *name = process.split("-")[:-1] or [process]
     return ".".join([f"{role}s", *name]) if f"{role}s" in (GENERATORS, *_ROLES) else ""
 
@@ -117,6 +119,7 @@ def config_of(config: RunConfig, pool: str) -> RunConfig:
     given = own_settings(config, pool)
     if not given:
         return config
+    # Through plain values, because a frozen section cannot be changed below its first level.
     tree: dict[str, Any] = as_builtins(config)
     for name, value in given.items():
         *parents, leaf = PLACES[name].split(".")
@@ -129,6 +132,7 @@ def config_of(config: RunConfig, pool: str) -> RunConfig:
 
 def in_words_of(pool: str, config: RunConfig, problem: str) -> str:
     """Return a problem of `config_of(config, pool)` with the paths of the pool's settings."""
+    # The checks name the paths of the main pool, but the person wrote generators.pools.
     for name in own_settings(config, pool):
         problem = problem.replace(
             f"{PLACES[name]}=", f"generators.pools.{pool.partition('.')[2]}.{name}="
@@ -165,6 +169,8 @@ def work_of(config: RunConfig, pool: str) -> Work:
     settings = settings_of(config, pool)
     if settings is not None:
         return settings.work
+    # One pool evaluates or all do, so that the pool of an evaluation never depends on which
+    # generators are free.
     return (
         "train"
         if any(other.work == "evaluation" for other in config.generators.pools.values())

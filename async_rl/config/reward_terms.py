@@ -32,6 +32,7 @@ def terms_of(reward: RewardConfig, data_source: str) -> tuple[Part, ...]:
 
 def _chosen(reward: RewardConfig, data_source: str) -> dict[str, RewardTerm]:
     own = {name: term for name, term in reward.terms.items() if data_source in term.sources}
+    # Terms for a source replace the general terms: a row of mathematics has no tests to run.
     return own or {name: term for name, term in reward.terms.items() if not term.sources}
 
 

@@ -38,6 +38,7 @@ class SandboxConfig(Section):
 
     timeout_s: PositiveFloat
     """CPU seconds per test"""
+    # In addition to the interpreter, whose own mappings differ between versions of Python.
     memory_mb: Annotated[int, Field(ge=16)]
     """MB of address space in addition to the interpreter"""
     allow_unsafe: bool
@@ -54,6 +55,7 @@ class SandboxConfig(Section):
     """directory with testlib.h and other headers that checkers in C++ include; null = none"""
     container_engine: Annotated[list[str], Field(min_length=1)]
     """command of Podman, with its global options, for tests that run in a container"""
+    # By name, so that the rows of a data set do not depend on the paths of one machine.
     rootfs: dict[str, Annotated[str, Field(pattern="^/")]]
     """directories with a root file system, by the name that container tests give as image; other
     names are images of the engine"""
@@ -126,6 +128,7 @@ class RemoteTerm(Term):
     the row's tests"""
     attempts: PositiveInt
     """requests to a server that fails, within timeouts.group_s / 12"""
+    # The name of a variable and not the token: config.yaml is copied to mirrors.
     token_env: Annotated[str, Field(pattern="^\\w+$")] | None
     """environment variable that contains the bearer token; null = send none"""
 

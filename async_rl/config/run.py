@@ -55,6 +55,7 @@ class RunConfig(Section):
     without the oldest; off = neither"""
     placement: Literal["disaggregated", "colocated"]
     """generators and learner use separate devices, or share one in turns"""
+    # The order of the sections is the order of docs/configuration.md.
     data: DataConfig
     model: ModelConfig
     generation: GenerationConfig

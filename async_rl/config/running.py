@@ -102,6 +102,7 @@ class CheckpointConfig(Section):
     every_steps: NonNegativeInt
     """learner steps between checkpoints; 0 = no checkpoints by steps; the last step is always
     saved"""
+    # In addition to steps: the work that a crash costs is a matter of time.
     every_minutes: NonNegativeFloat
     """minutes since the last checkpoint after which the next step is saved; 0 = never"""
     keep: PositiveInt
@@ -127,6 +128,7 @@ class MonitoringConfig(Section):
 class NetworkConfig(Section):
     """Addresses of the sockets."""
 
+    # Loopback where that is enough, so that a run on one machine opens no port to the network.
     host: Text
     """the supervisor's address; auto = loopback with launcher=local, else the node's address"""
     interface: str | None

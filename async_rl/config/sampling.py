@@ -38,6 +38,8 @@ def best_of(samples: Sequence[Trajectory], *, count: int) -> list[Trajectory]:
     """
     ranked = sorted(
         range(len(samples)),
+        # Longer samples first among equals, as in AReaL; then by number, so that the choice can be
+        # repeated.
         key=lambda i: (-samples[i].score.reward, -samples[i].response_length, i),
     )
     return [samples[i] for i in sorted(ranked[:count])]

@@ -41,4 +41,5 @@ def num_workers(vllm: VllmConfig, tensor_parallel_size: int | None = None) -> in
     """
     stages = extra_arguments(vllm.extra).get("pipeline_parallel_size", 1)
     parts = tensor_parallel_size or vllm.tensor_parallel_size
+    # vLLM refuses text instead of a number; this function only must not raise.
     return parts * (stages if isinstance(stages, int) else 1)

@@ -28,6 +28,7 @@ def damage(directory: Path) -> str:
     """Return what differs from the directory's checksums as half a sentence; empty if nothing."""
     path = directory / SUMS_FILE
     try:
+        # A flipped bit in the list itself must be reported as damage, not as a decoding error.
         lines = path.read_text(errors="replace").splitlines()
         actual = _sums(directory)
     except OSError as error:
@@ -44,6 +45,7 @@ def damage(directory: Path) -> str:
 def sum_of(paths: Iterable[Path]) -> bytes:
     """Return one SHA-256 of the content of several files, in the order of their names."""
     with ThreadPoolExecutor(_THREADS) as threads:
+        # A hash of hashes, because one hash of all content could use one thread only.
         return hashlib.sha256("".join(threads.map(_digest, sorted(paths))).encode()).digest()
 
 
@@ -51,6 +53,7 @@ def _sums(directory: Path) -> dict[str, str]:
     paths = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != SUMS_FILE)
     with ThreadPoolExecutor(_THREADS) as threads:
         digests = threads.map(_digest, paths)
+        # Relative, so that a copy of the directory still matches.
         names = [str(path.relative_to(directory)) for path in paths]
         return dict(zip(names, digests, strict=True))
 
@@ -62,6 +65,7 @@ def _digest(path: Path) -> str:
 
 def sync_tree(directory: Path) -> None:
     """Return once everything in the directory, and its names, are on the disk."""
+    # The directory itself last, so that its names reach the disk after the files.
     for path in [*directory.rglob("*"), directory]:
         sync(path)
 

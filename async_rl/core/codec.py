@@ -26,6 +26,7 @@ _ARRAY, _RUNS = 1, 2
 _LENGTH = np.dtype("<u4")
 # A few bytes can stand for any number of values; far above any trajectory, and 256 MB of int32.
 _MOST_EXPANDED = 2**26
+# The position is the number in every stored payload, so new kinds come at the end.
 _DTYPES = (np.dtype("<i4"), np.dtype("<f4"), np.dtype("?"), np.dtype("<i8"), np.dtype("u1"))
 _KINDS = {dtype: kind for kind, dtype in enumerate(_DTYPES)}
 
@@ -53,6 +54,7 @@ def _runs(array: Array) -> bytes | None:
     # Log-probs have no runs except over the prompt, and NaN is not equal to itself.
     if array.ndim != 1 or array.dtype.kind == "f" or not array.size:
         return None
+    # A run starts where a value differs from its predecessor.
     starts = np.flatnonzero(array[1:] != array[:-1]) + 1
     if (len(starts) + 1) * (_LENGTH.itemsize + array.itemsize) >= array.nbytes:
         return None
@@ -66,6 +68,7 @@ def _expanded(data: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
     num_runs = len(data) // (_LENGTH.itemsize + dtype.itemsize)
     lengths = np.frombuffer(data, dtype=_LENGTH, count=num_runs).astype(np.int64)
     values = np.frombuffer(data, dtype=dtype, offset=num_runs * _LENGTH.itemsize)
+    # Before the array is made: the lengths come from another process and may claim any size.
     if shape != (lengths.sum(),) or shape[0] > _MOST_EXPANDED:
         raise ValueError(f"runs of {lengths.sum()} values in shape {shape}")
     array = np.repeat(values, lengths)
@@ -79,6 +82,7 @@ def _ext_hook(code: int, data: memoryview) -> Any:
     try:
         kind, ndim = struct.unpack_from("<BB", data)
         shape = struct.unpack_from(f"<{ndim}I", data, 2)
+        # A copy: a view would keep the whole message in memory for as long as one of its arrays.
         body = bytes(data[2 + 4 * ndim :])
         if code == _RUNS:
             return _expanded(body, _DTYPES[kind], shape)
@@ -104,11 +108,13 @@ def encode(value: object) -> bytes:
 
 def decode(data: bytes | memoryview, expected: type[T]) -> T:
     """The value of type `expected` in `data`. Raises ProtocolError if it is anything else."""
+    # A decoder is compiled for its type, which takes longer than to decode a short message.
     if expected not in _decoders:
         decoder = msgspec.msgpack.Decoder(expected, dec_hook=_dec_hook, ext_hook=_ext_hook)
         _decoders[expected] = decoder
     try:
         result: T = _decoders[expected].decode(data)
+    # Nesting without end is a fault of the sender too, and must not look like one of this process.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a valid {expected}: {error}") from error
     return result

@@ -32,10 +32,13 @@ def arranged(numbers: Iterable[int], system: Path = _SYSTEM) -> Cpus:
     """Arrange these CPUs. A kernel that lists neither nodes nor siblings has one of each."""
     nodes = {cpu: node for node in _nodes(system) for cpu in _cpus_of(node)}
     siblings = {cpu: _siblings(cpu, system) for cpu in numbers}
+    # By siblings before the own number: the hyperthreads of a core are then adjacent, though Linux
+    # numbers them half the list apart.
     order = sorted(siblings, key=lambda cpu: (_number(nodes.get(cpu)), siblings[cpu], cpu))
     return Cpus(
         numbers=tuple(order),
         nodes=tuple(_number(nodes.get(cpu)) for cpu in order),
+        # The largest, since some processors mix cores with and without a second thread.
         threads_per_core=max((len(each) for each in siblings.values()), default=1),
     )
 
@@ -54,6 +57,7 @@ def _cpus_of(node: Path) -> list[int]:
 
 def _siblings(cpu: int, system: Path) -> tuple[int, ...]:
     path = system / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+    # Containers may hide this file; a core without it counts as one thread.
     return tuple(_listed(path)) or (cpu,)
 
 

@@ -39,6 +39,7 @@ def missing(package: str, feature: str) -> str | None:
     extra = EXTRA_OF.get(package)
     if extra is None:
         install = f"pip install {package}"
+    # The packages of an engine exist as a CPU and a GPU build, and only one may be installed.
     elif extra in _ENGINES:
         install = "pip install 'async-rl[cpu]', or 'async-rl[gpu]' on a machine with GPUs"
     else:

@@ -13,4 +13,5 @@ T = TypeVar("T")
 )
 def frozen(cls: type[T]) -> type[T]:
     """Make the class a dataclass whose objects are immutable, slotted and made by keyword."""
+    # Keyword-only, so that a new field cannot shift the meaning of a call.
     return dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)

@@ -60,6 +60,7 @@ def head_of(group: Group) -> GroupHead:
     samples = []
     for number, sample in enumerate(group.trajectories):
         prompt = sample.token_ids[: sample.prompt_length].tobytes()
+        # Equal prompts are found by content, so that the learner computes each one once.
         samples.append(_sample_head(sample, prompts.setdefault(prompt, number)))
     baseline = group.baseline
     return GroupHead(

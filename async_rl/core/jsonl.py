@@ -30,6 +30,7 @@ def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
             start = max(0, end - _BLOCK_BYTES)
             file.seek(start)
             block = file.read(end - start) + rest
+            # The bytes before the first break belong to a line that starts in an earlier block.
             first = block.find(b"\n") + 1 if start else 0
             rest, whole = block[:first], block[first:]
             offset = start + first + len(whole)
@@ -41,6 +42,7 @@ def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _last_break(file: BinaryIO) -> int:
     """The offset after the last line break, 0 if there is none."""
+    # From the end, since the metrics of a long run are hundreds of megabytes.
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)

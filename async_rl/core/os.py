@@ -38,6 +38,7 @@ def replace_file(path: Path, data: bytes) -> None:
     before.
     """
     partial = path.with_name(f"{path.name}.partial")
+    # In the same directory, since a file cannot be renamed from one file system to another.
     partial.write_bytes(data)
     # rename is atomic within a directory.
     partial.replace(path)

@@ -51,6 +51,7 @@ def part_means(samples: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def failed_share(rewards: Iterable[float], fail_reward: float) -> float:
     """The share of rewards that are at most the reward of a failure; 0 without any."""
+    # At most and not equal: penalties of a plug-in may go below the reward of a failure.
     has_failed = [reward <= fail_reward for reward in rewards]
     return statistics.fmean(has_failed) if has_failed else 0.0
 
@@ -59,6 +60,7 @@ def summarize(group: Group) -> Summary:
     """The numbers of a complete group, whose samples passed `checks.check_trajectory`."""
     samples = group.trajectories
     is_trained = np.concatenate([s.loss_mask for s in samples])
+    # Masked tokens, such as replies of tools, do not age a group: they have no gradient.
     versions = np.concatenate([s.versions for s in samples])[is_trained]
     oldest = newest = NO_VERSION
     if versions.size:

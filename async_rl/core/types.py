@@ -123,6 +123,8 @@ class AnswerTest(Value, tag_field="kind", tag="answer"):
     expected: str
 
 
+# Absolute, without "..": the path is a mount point in the container of a row that a stranger may
+# have written.
 ContainerPath = Annotated[str, Meta(pattern=r"^(/[\w+@=-][\w.+@=-]*)+$")]
 
 
@@ -135,6 +137,7 @@ class ContainerTest(Value, tag_field="kind", tag="container"):
     timeout_s: CPU time, of all processes; memory_mb: theirs together.
     """
 
+    # A first character other than "-": the name is an argument of the engine's command line.
     image: Annotated[str, Meta(pattern=r"^[\w][\w./:@-]*$")]
     command: Annotated[list[str], Meta(min_length=1)]
     program: ContainerPath = "/work/solution.py"
@@ -213,9 +216,7 @@ class Ticket(Value):
 
 
 class StepScore(Value):
-    """The score of one step of a response, up to its end_tokens-th token (counted from
-    1).
-    """
+    """The score of one step of a response, up to its end_tokens-th token (counted from 1)."""
 
     end_tokens: int
     reward: float
@@ -225,7 +226,7 @@ class Score(Value):
     """The verifier's score of one trajectory.
 
     reward is the task's score before the algorithm scales it; parts are its named components;
-    verdicts has one entry per test run; failure is what the first of them that failed says, for
+    verdicts has one entry per test run; failure is the reason of the first failed test, for
     example "f(3) returned 4, not 9"; steps, where they are scored (reward.placement), are in order.
     """
 
@@ -248,9 +249,8 @@ class Trajectory(Value):
     token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled),
     versions int32 [L].
     is_truncated: stopped by the length limit, without an end-of-sequence token.
-    starts: the positions after the prompt where further segments of
-    an agent's session start,
-    ascending; its tokens attend to nothing before it.
+    starts: the positions after the prompt where further segments of an agent's session start,
+    ascending; the tokens of a segment attend to nothing before it.
     clock: seconds from the start of its group to the first token (NaN: unknown), the last token and
     the score; empty if recording=off.
     """

@@ -188,7 +188,7 @@ class Drafter:
 
 
 def _names(files: Sequence[str]) -> dict[str, str]:
-    """The prefix of the ids of each file's rows: its name, with that of its folder if two files
+    """The prefix of the ids of each file's rows: its name, with the name of its folder if two files
     have the same name.
     """
     paths = {file: PurePosixPath(file) for file in files}

@@ -49,6 +49,7 @@ def read_placed(file: str, *, cache_dir: str | None) -> Iterator[Placed]:
     Raises DataError for the file.
     """
     suffix = PurePosixPath(file).suffix.lower()
+    # A file format first: the suffix of file.py:function is .py:function, which is none of them.
     reader = _READERS.get(suffix)
     if reader is None and is_plugin(file, DATA_SOURCE):
         yield from _rows_of_plugin(file)

@@ -72,6 +72,7 @@ def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
             " transformers; correct it, upgrade transformers, or name the module that registers it"
             " (model.external_lib)"
         )
+    # Also files that only the index names: a download may have stopped in between.
     for file in sorted({*directory.glob("*.safetensors"), *named}):
         try:
             with safe_open(file, framework="numpy"):

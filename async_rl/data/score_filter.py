@@ -60,6 +60,7 @@ class ScoreFilter:
             return
         reward = self._reward
         index = self._order.index(position)
+        # As the objective scales them, so that the bounds mean the numbers that a person sees.
         scaled = (np.array(rewards) - reward.bias) * reward.scale
         clipped = scaled.clip(-reward.clip, reward.clip)
         newest, _ = self._scores.get(index, (-1, 0.0))

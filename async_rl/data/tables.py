@@ -85,6 +85,7 @@ class _Parquet:
 
     def __getitem__(self, index: int) -> Placed:
         reader, ends = self._batches
+        # Batches of one file may differ in length, so the number is not index // _BATCH_ROWS.
         number = bisect.bisect_right(ends, index)
         # The file is mapped into memory, so this reads only the pages of one batch.
         batch = reader.get_batch(number)

@@ -88,6 +88,8 @@ class Batches:
         groups = []
         for row in self.rows(step):
             stored = self._connection.execute(_PAYLOAD, (row.group_id,)).fetchone()
+            # A batch is repeated as a whole or not at all: without a group its gradient would
+            # differ.
             if stored is None:
                 return None
             groups.append(codec.decode(stored[0], Group))

@@ -22,7 +22,7 @@ from async_rl.core.types import Group
 PAGE = 50
 WINDOW = 20_000
 """Newest groups that sorting and counting look at: a tenth of a second of one core."""
-_COMPARED = 1000  # newest stored groups of each run in which common prompts are looked for
+_COMPARED = 1000  # newest stored groups of each run, compared for common prompts
 _STEP = "CASE state WHEN 'trained' THEN train_version + 1 END"
 _COLUMNS = (
     f"group_id, purpose, groups.prompt_id, state, {_STEP} AS step, generator, num_samples,"
@@ -134,6 +134,7 @@ class Browser:
             where.append("truncated_share > 0")
         if chosen.stored:
             where.append("group_id IN (SELECT group_id FROM blobs)")
+        # By number and not by offset, so that new groups do not shift the pages.
         if chosen.before is not None:
             where.append("group_id < ?")
             parameters.append(chosen.before)

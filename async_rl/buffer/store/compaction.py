@@ -53,6 +53,7 @@ def compaction(first: int, last: int) -> list[Statement]:
     """
     steps = (first, last)
     ended = (first, last, last, last)
+    # The sums before the deletions: they are computed from the rows.
     return [
         (_SUMS, steps),
         (_AGES, ("age", *steps)),

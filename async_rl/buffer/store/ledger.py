@@ -117,7 +117,9 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise Unavailable(f"{path} does not exist: the run has stored nothing yet")
     with contextlib.closing(connect(path)) as connection:
         try:
+            # Not opened read-only: a reader of a WAL file may have to create its -shm file.
             connection.execute("PRAGMA query_only=1")
+            # All queries of a page see one moment while the run writes.
             connection.execute("BEGIN")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version != SCHEMA_VERSION:

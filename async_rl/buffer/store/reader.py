@@ -164,6 +164,8 @@ class StoreReader:
 def _open_group(row: Sequence[Any]) -> OpenGroup:
     group_id, purpose, index, state, attempt, generator, incarnation, version, *rest = row
     evaluation, num_spared, _ = rest
+    # The row keeps the generator of the last attempt for the ledger, but no generator works on it
+    # now.
     if state == GroupState.ISSUED:
         generator = incarnation = ""
     return OpenGroup(

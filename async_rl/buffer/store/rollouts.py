@@ -46,6 +46,7 @@ def rollouts(connection: sqlite3.Connection, *, step: int | None, most: int) -> 
     for group_id, payload, text, trained_by in rows:
         stored = stored_advantages(connection, group_id)
         advantages = None
+        # Advantages of an undone step belong to no step of the surviving history.
         if trained_by is not None and stored:
             advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
         groups.append(

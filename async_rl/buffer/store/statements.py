@@ -16,6 +16,7 @@ from async_rl.buffer.store.writer import Statement
 from async_rl.core.summary import part_means
 from async_rl.core.types import NO_VERSION, Group
 
+# Each epoch issues a prompt again, and its row is the same.
 _PROMPT = "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?)"
 _ADMIT = (
     "INSERT INTO groups (group_id, purpose, prompt_id, position, evaluation, num_samples, state,"
@@ -27,6 +28,8 @@ _HAND_OUT = (
     " changed_s=? WHERE group_id=?"
 )
 _END_ATTEMPT = "UPDATE groups SET state=?, reason=?, message=?, changed_s=? WHERE group_id=?"
+# A list is one parameter: the statement is the same for any number of groups, so SQLite keeps it
+# compiled, and no limit of parameters applies.
 _LISTED = "(SELECT value FROM json_each(?))"
 _SET_STATE = (
     f"UPDATE groups SET state=?, reason='', message='', changed_s=? WHERE group_id IN {_LISTED}"
@@ -46,6 +49,7 @@ _NO_BLOBS = f"DELETE FROM blobs WHERE group_id IN {_LISTED}"
 _LEASE = (
     f"UPDATE groups SET state='leased', train_version=?, changed_s=? WHERE group_id IN {_LISTED}"
 )
+# From the row that was just changed, so that history and row cannot disagree.
 _TRANSITIONS = (
     "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason)"
     " SELECT group_id, attempt, state, ?, generator, ?, ? FROM groups WHERE group_id"
@@ -218,6 +222,7 @@ def _times(group: Group) -> bytes | None:
     if not all(sample.clock for sample in group.trajectories):
         return None
     rows = [(sample.response_length, *sample.clock) for sample in group.trajectories]
+    # float32 of seconds since the start of the group: precise to some microseconds.
     return np.array(rows, "<f4").tobytes()
 
 

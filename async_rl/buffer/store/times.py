@@ -54,12 +54,13 @@ def group_times(run_dir: Path, *, most: int = MOST_GROUPS) -> list[GroupTimes]:
     return [
         GroupTimes._make([*row[:-1], np.frombuffer(row[-1], "<f4").reshape(-1, _COLUMNS)])
         for row in rows
+        # A compacted group has no transitions left.
         if None not in row
     ]
 
 
 def clock_offsets(groups: Iterable[GroupTimes]) -> dict[str, tuple[float, float]]:
-    """Return for each generator the seconds to add to its times to get those of the buffer, and
+    """Return for each generator the seconds from its clock to the clock of the buffer, and
     the largest error of this number.
     """
     # A group starts after its hand-out and is stored after its last score, by whichever clock.
@@ -71,6 +72,7 @@ def clock_offsets(groups: Iterable[GroupTimes]) -> dict[str, tuple[float, float]
             least[group.generator].append(group.handed_out_s - group.started_s)
             most[group.generator].append(group.ready_s - scored_s)
     return {
+        # The middle of the interval that all groups allow; half its width is the error.
         name: ((max(least[name]) + min(most[name])) / 2, (min(most[name]) - max(least[name])) / 2)
         for name in least
     }

@@ -162,6 +162,7 @@ class Writer:
         """Commit the queue and stop the threads."""
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
+        # After the writer, whose last commit may still make a checkpoint due.
         self._is_due.put(False)
         await asyncio.to_thread(self._mover.join)
 
@@ -197,6 +198,7 @@ class Writer:
                 size += self._apply(item)
             elif item is not None:
                 flushes.append(item)
+            # Until the queue is empty: one sync of the disk then covers the puts of all generators.
             if item is None or size > _TRANSACTION_BYTES or self._queue.empty():
                 break
             item = self._queue.get()
@@ -239,6 +241,7 @@ class Writer:
         size = 0
         for sql, parameters in statements:
             if isinstance(parameters, Group):
+                # On this thread, not in the event loop: a group of long samples takes milliseconds.
                 payload = codec.encode(parameters)
                 size += len(payload)
                 parameters = (parameters.group_id, payload)

@@ -14,6 +14,7 @@ from async_rl.config.plugins import DATA_SOURCE, is_plugin
 def file_problems(data: DataConfig) -> Iterator[str]:
     """Yield the files and data sources whose names cannot be used together."""
     for name, files in (("train_files", data.train_files), ("val_files", data.val_files)):
+        # Each file once, so that one that is named three times is one problem.
         for file in dict.fromkeys(files):
             is_file = file.endswith((".jsonl", ".json", ".parquet"))
             if not is_file and not is_plugin(file, DATA_SOURCE):

@@ -46,6 +46,7 @@ def _ranks_of_ray(config: RunConfig, ray: RayLaunch) -> Iterator[str]:
 def _cpus_of_slurm(config: RunConfig, slurm: SlurmLaunch) -> Iterator[str]:
     launches = [config_of(config, pool).launcher for pool in generator_pools(config)]
     generator_cpus = [own.generator_cpus for own in launches if isinstance(own, ClusterLaunch)]
+    # srun would refuse such a step inside the job, after hours in the queue.
     largest = max(config.verifiers.cells, slurm.learner_cpus, *generator_cpus)
     if 0 < slurm.cpus_per_node < largest:
         yield (
@@ -60,6 +61,7 @@ def step_problems(config: RunConfig, path: str, gpus: float) -> Iterator[str]:
     slurm = config.launcher
     if not isinstance(slurm, SlurmLaunch):
         return
+    # Ray counts fractions of a GPU, and two actors may share one. Slurm binds a device to a step.
     if gpus != int(gpus):
         yield (
             f"{path}={gpus:g}: Slurm assigns whole GPUs to a step; set it to"

@@ -14,6 +14,7 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
 
     Runs on a cluster are not checked: their nodes differ from this machine.
     """
+    # The command line may run on a login node without GPUs.
     if config.launcher.kind != "local":
         return
     of_pools = [(pool, config_of(config, pool)) for pool in generator_pools(config)]
@@ -34,6 +35,7 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
             )
         if len(set(cores)) < len(cores):
             yield f"{setting}{cores}: names a core twice; name each core once"
+    # The pool with the fewest cores decides, since cores_each holds for all pools.
     available, setting = min(
         (len(cores or machine.cores), setting) for setting, cores in cores_of.items()
     )
@@ -44,6 +46,7 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
         )
     counts = pool_counts(config)
     taken = [("learner.gpus_each=", config.learner.ranks, config.learner.gpus_each)]
+    # A pool of 0 generators takes no GPU yet; async-rl scale runs this check again with its counts.
     taken[:0] = [
         (in_words_of(p, config, "generators.gpus_each="), counts[p], own.generators.gpus_each)
         for p, own in of_pools

@@ -44,6 +44,7 @@ def _handovers(config: RunConfig) -> Iterator[str]:
             " placement=colocated: all steps would belong to one handover, and no sample would use"
             f" new weights; lower it to at most {config.num_steps}"
         )
+    # Two handovers: the batches that are trained now, and the groups written since then.
     if bound > 2 * every:
         yield (
             f"buffer.max_staleness_versions={bound} with placement=colocated and"
@@ -95,6 +96,7 @@ def _devices(config: RunConfig) -> Iterator[str]:
             f"learner.gpus_each={learns:g} and generators.gpus_each={generates:g} with"
             " placement=colocated: whole GPUs cannot be shared; set both to 0.5"
         )
+    # On CPUs there is no such pairing: all cores are one device.
     if config.generators.count != config.learner.ranks:
         yield (
             f"generators.count={config.generators.count} and learner.ranks={config.learner.ranks}"

@@ -26,6 +26,8 @@ def pool_problems(config: RunConfig) -> Iterator[str]:
     for name, pool in pools.items():
         yield from _problems_of(config, name, pool)
     evaluating = [name for name, pool in pools.items() if pool.work == "evaluation"]
+    # An evaluation belongs to one kind of pool. With both, its results would depend on which
+    # generators are free.
     for name in [name for name, pool in pools.items() if evaluating and pool.work == "both"]:
         yield (
             f"generators.pools.{name}.work=both, but generators.pools.{evaluating[0]} only"
@@ -46,6 +48,7 @@ def pool_problems(config: RunConfig) -> Iterator[str]:
             "generators.count=0 and every pool of generators.pools has work=train: no generator"
             " would evaluate; set work=both for one pool, or evaluation.every_steps=0"
         )
+    # The autoscaler balances generation with training, and an evaluator takes no part in either.
     able = [pool for pool in generator_pools(config) if work_of(config, pool) != "evaluation"]
     if scaled not in able:
         yield (

@@ -81,6 +81,7 @@ def _functions(config: RunConfig) -> Iterator[str]:
 
 def _format(config: RunConfig) -> Iterator[str]:
     reward = config.reward
+    # Otherwise the policy would learn the form instead of the answer, or be punished for it.
     if (
         reward.format_reward is not None
         and not reward.fail_reward <= reward.format_reward < reward.pass_reward
@@ -107,6 +108,7 @@ def _scale(config: RunConfig) -> Iterator[str]:
             f" reward.fail_reward={reward.fail_reward:g}: the policy would learn to fail; raise"
             " reward.pass_reward"
         )
+    # After scaling and clipping, because these values are trained on.
     elif scaled(reward.pass_reward) <= scaled(reward.fail_reward):
         yield (
             f"reward.scale={reward.scale:g}, reward.bias={reward.bias:g} and"

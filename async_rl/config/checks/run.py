@@ -57,6 +57,7 @@ def problems(config: RunConfig) -> Iterator[str]:
 
 
 def _run(config: RunConfig) -> Iterator[str]:
+    # It is also the name of the copy in checkpoint.mirror and a word of the commands in messages.
     if config.run_name is not None and not re.fullmatch(
         r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run_name
     ):
@@ -71,6 +72,7 @@ def _run(config: RunConfig) -> Iterator[str]:
             " or set it to []"
         )
     control, board = config.network.control_port, config.monitoring.tensorboard_port
+    # Two free ports (0) differ always; two equal fixed ones fail only when the second is bound.
     if control == board != 0:
         yield (
             f"network.control_port={control} is also monitoring.tensorboard_port; set different"
@@ -79,18 +81,21 @@ def _run(config: RunConfig) -> Iterator[str]:
     if config.network.host in ("0.0.0.0", "::", "*"):
         yield (
             f"network.host={config.network.host}: is not an address to connect to; set an address"
-            " by which other processes reach this machine"
+            " that other processes can reach"
         )
 
 
 def _data(config: RunConfig) -> Iterator[str]:
     data = config.data
+    # The embedded model has read nothing but the embedded task.
     if data.train_files and config.model.path is None:
         yield (
             "data.train_files is set but model.path is null: the embedded model can only do the"
             " embedded task; set model.path=<directory or hub name>, or leave data.train_files"
             " empty"
         )
+    # The held-out prompts of the embedded task have its own form; others would measure something
+    # that is not trained.
     if data.val_files and not data.train_files:
         yield (
             "data.val_files is set but data.train_files is empty: the embedded task has its own"
@@ -112,6 +117,7 @@ def _data(config: RunConfig) -> Iterator[str]:
         ("above", above, above is None or above < clip),
         ("below", below, below is None or below > -clip),
     ):
+        # The filter compares scaled rewards, which the clip bounds.
         if bound is not None and not is_reached:
             yield (
                 f"data.filter.{name}={bound:g}: no reward is {name} it, because"
@@ -127,6 +133,7 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             " limit and counts as truncated, so nothing would be learned; set"
             " algorithm.truncated=train"
         )
+    # pass@k of equal samples would be pass@1, at k times the price.
     if config.evaluation.num_samples > 1 and config.evaluation.temperature == 0:
         yield (
             f"evaluation.num_samples={config.evaluation.num_samples} with evaluation.temperature=0:"
@@ -156,6 +163,7 @@ def _engine(config: RunConfig) -> Iterator[str]:
         )
     if config.generation.engine != "vllm":
         return
+    # The samples of a group share one prefill of their prompt, if they are decoded together.
     if vllm.max_num_seqs < group_size:
         yield (
             f"generation.vllm.max_num_seqs={vllm.max_num_seqs} is below"
@@ -195,6 +203,7 @@ def _batch(config: RunConfig) -> Iterator[str]:
             f" buffer.groups_per_step={groups}: minibatches would differ in size; set"
             f" learner.minibatches to one of {divisors}"
         )
+    # Only if the minibatches divide the batch do they have a number of groups to compare with.
     elif learner.ranks // learner.context_ranks > groups // learner.minibatches:
         yield (
             f"learner.ranks={learner.ranks} but a minibatch has {groups // learner.minibatches}"
@@ -203,6 +212,7 @@ def _batch(config: RunConfig) -> Iterator[str]:
             " or raise buffer.groups_per_step or learner.context_ranks"
         )
     longest = config.data.max_prompt_tokens + config.data.max_response_tokens
+    # A sequence is never cut, so the longest one must fit into a pass of the ranks that share it.
     for name in ("budget_tokens", "forward_budget_tokens"):
         tokens = getattr(learner, name)
         if tokens is not None and tokens * learner.context_ranks < longest:
@@ -270,6 +280,8 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
             f" out first; raise timeouts.group_s above {4 * most * limit_s:g}, or lower"
             " sandbox.timeout_s"
         )
+    # A generator that restarts delivers nothing for start_s; a learner that gave up before would
+    # end the run for a failure that the supervisor repairs.
     if timeouts.take_s <= timeouts.start_s:
         yield (
             f"timeouts.stall_s={timeouts.stall_s:g} is not above 3 timeouts.start_s"
