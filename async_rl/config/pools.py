@@ -195,7 +195,8 @@ def seat(config: RunConfig, process: str) -> int:
     """Return a number that is unique among the run's generators: the rank plus an offset per
     pool.
     """
-    pools, pool = generator_pools(config), pool_of(process)
+    pools = generator_pools(config)
+    pool = pool_of(process)
     return int(process.rpartition("-")[2]) + SEATS_PER_POOL * (
         pools.index(pool) if pool in pools else 0
     )

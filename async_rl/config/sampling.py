@@ -24,7 +24,8 @@ def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:
     The support is always the full vocabulary: the learner computes log-probs of the full
     softmax, so sampling with top_p, top_k or a minimum length would train on a wrong ratio.
     """
-    generation, is_training = config.generation, purpose is Purpose.TRAIN
+    generation = config.generation
+    is_training = purpose is Purpose.TRAIN
     return Sampling(
         temperature=generation.temperature if is_training else config.evaluation.temperature,
         max_new_tokens=config.data.max_response_tokens,

@@ -22,7 +22,8 @@ from async_rl.core.errors import ProtocolError
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
-_ARRAY, _RUNS = 1, 2
+_ARRAY = 1
+_RUNS = 2
 _LENGTH = np.dtype("<u4")
 # A few bytes can stand for any number of values; far above any trajectory, and 256 MB of int32.
 _MOST_EXPANDED = 2**26

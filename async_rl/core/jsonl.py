@@ -32,7 +32,8 @@ def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
             block = file.read(end - start) + rest
             # The bytes before the first break belong to a line that starts in an earlier block.
             first = block.find(b"\n") + 1 if start else 0
-            rest, whole = block[:first], block[first:]
+            rest = block[:first]
+            whole = block[first:]
             offset = start + first + len(whole)
             for line in reversed(whole.split(b"\n")[:-1]):
                 offset -= len(line) + 1

@@ -49,7 +49,8 @@ class EmbeddedPrompts(Sequence[Prompt]):
     def draft(self, index: int) -> Draft:
         """The prompt before tokenization."""
         turn, number = divmod(index, len(self._specs))
-        spec, wording = self._specs[number], (number + turn) % list_functions.NUM_WORDINGS
+        spec = self._specs[number]
+        wording = (number + turn) % list_functions.NUM_WORDINGS
         name = f"{list_functions.DATA_SOURCE}/{spec.name}/{wording}"
         text = list_functions.wording(spec, wording)
         if self._has_chats:

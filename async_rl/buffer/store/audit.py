@@ -119,7 +119,8 @@ def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str
             )
         if is_training:
             num_active += int(state in _ACTIVE) - int(before in _ACTIVE)
-        states[group_id], attempts[group_id] = state, attempt
+        states[group_id] = state
+        attempts[group_id] = attempt
     for group_id, state, attempt in connection.execute(
         "SELECT group_id, state, attempt FROM groups"
     ):
@@ -156,7 +157,8 @@ def _order(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
         ("training groups", f"SELECT count(*), {positions}", num_training, last_position),
     ):
         num_rows, last = connection.execute(query).fetchone()
-        num_stored, num_issued = num_rows + num_compacted, max(last, last_compacted) + 1
+        num_stored = num_rows + num_compacted
+        num_issued = max(last, last_compacted) + 1
         if num_stored != num_issued:
             yield f"{num_stored} {name} are stored, {num_issued} were issued"
 

@@ -87,7 +87,8 @@ def statements_of(change: changes.Change, now_s: float) -> list[Statement]:
 
 @statements_of.register
 def _(change: changes.Admitted, now_s: float) -> list[Statement]:
-    group, prompt = change.group, change.prompt
+    group = change.group
+    prompt = change.prompt
     purpose = group.purpose.value
     row = (
         group.group_id,
@@ -137,7 +138,8 @@ def _(change: changes.Dropped, now_s: float) -> list[Statement]:
 
 @statements_of.register
 def _(change: changes.Completed, now_s: float) -> list[Statement]:
-    group, summary = change.group, change.summary
+    group = change.group
+    summary = change.summary
     row = (
         *summary.row,
         group.generation_s,
@@ -182,7 +184,8 @@ def _(change: changes.Trained, now_s: float) -> list[Statement]:
 
 @statements_of.register
 def _(change: changes.Undone, now_s: float) -> list[Statement]:
-    version, listed = change.version, to_json(change.group_ids)
+    version = change.version
+    listed = to_json(change.group_ids)
     return [
         (_UNDO_STEPS, (now_s, version)),
         # Later versions will be other weights, so their finished evaluations do not count.
@@ -195,7 +198,8 @@ def _(change: changes.Undone, now_s: float) -> list[Statement]:
 
 @statements_of.register
 def _(change: changes.BatchDropped, now_s: float) -> list[Statement]:
-    version, listed = change.version, to_json(change.group_ids)
+    version = change.version
+    listed = to_json(change.group_ids)
     return [
         (_DROP_ALL, (change.message, now_s, listed)),
         (_NO_BLOBS, (listed,)),
@@ -237,7 +241,8 @@ def _return(listed: str, version: int, reason: str, now_s: float) -> list[Statem
 def _end_attempt(
     change: changes.Returned | changes.Dropped, state: str, now_s: float
 ) -> list[Statement]:
-    group_id, reason = change.group_id, change.reason
+    group_id = change.group_id
+    reason = change.reason
     return [
         (_END_ATTEMPT, (state, reason, change.message, now_s, group_id)),
         (_TRANSITION, (now_s, None, reason, group_id)),

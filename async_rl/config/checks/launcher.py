@@ -33,7 +33,8 @@ def _address(config: RunConfig, *, is_one_machine: bool) -> Iterator[str]:
 
 
 def _ranks_of_ray(config: RunConfig, ray: RayLaunch) -> Iterator[str]:
-    ranks, gpus = config.learner.ranks, config.learner.gpus_each
+    ranks = config.learner.ranks
+    gpus = config.learner.gpus_each
     if 0 < ray.gpus_per_node < ranks * gpus and not ray.shared_run_dir:
         yield (
             f"learner.ranks={ranks} with learner.gpus_each={gpus:g}: with"

@@ -37,7 +37,8 @@ def has_shared_gpu(config: RunConfig) -> bool:
 
 
 def _handovers(config: RunConfig) -> Iterator[str]:
-    every, bound = config.weights.push_every_steps, config.buffer.max_staleness_versions
+    every = config.weights.push_every_steps
+    bound = config.buffer.max_staleness_versions
     if every > config.num_steps:
         yield (
             f"weights.push_every_steps={every} is above num_steps={config.num_steps} with"
@@ -76,7 +77,8 @@ def _devices(config: RunConfig) -> Iterator[str]:
             f"generators.pools.{name} with placement=colocated: the learner shares its device with"
             " the generators of one pool only; remove this pool"
         )
-    learns, generates = config.learner.gpus_each, config.generators.gpus_each
+    learns = config.learner.gpus_each
+    generates = config.generators.gpus_each
     if (learns > 0) != (generates > 0):
         yield (
             f"learner.gpus_each={learns:g} and generators.gpus_each={generates:g} with"

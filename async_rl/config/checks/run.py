@@ -71,7 +71,8 @@ def _run(config: RunConfig) -> Iterator[str]:
             f"generators.autoscale={bounds}: give the fewest and the most generators, as in [1,8];"
             " or set it to []"
         )
-    control, board = config.network.control_port, config.monitoring.tensorboard_port
+    control = config.network.control_port
+    board = config.monitoring.tensorboard_port
     # Two free ports (0) differ always; two equal fixed ones fail only when the second is bound.
     if control == board != 0:
         yield (
@@ -107,7 +108,9 @@ def _data(config: RunConfig) -> Iterator[str]:
             " nothing is held out; set data.val_files=<file>, or evaluation.every_steps=0"
         )
     yield from file_problems(data)
-    above, below, clip = data.filter.above, data.filter.below, config.reward.clip
+    above = data.filter.above
+    below = data.filter.below
+    clip = config.reward.clip
     if above is not None and below is not None and above <= below:
         yield (
             f"data.filter.above={above:g} is not above data.filter.below={below:g}: every prompt"
@@ -154,7 +157,8 @@ def _generators(config: RunConfig) -> Iterator[str]:
 
 
 def _engine(config: RunConfig) -> Iterator[str]:
-    vllm, generation = config.generation.vllm, config.generation
+    vllm = config.generation.vllm
+    generation = config.generation
     group_size = generation.generation_size or generation.group_size
     if generation.engine not in PROVIDED_ENGINES and not is_plugin(generation.engine, ENGINE):
         yield (
@@ -195,7 +199,8 @@ def _engine(config: RunConfig) -> Iterator[str]:
 
 
 def _batch(config: RunConfig) -> Iterator[str]:
-    groups, learner = config.buffer.groups_per_step, config.learner
+    groups = config.buffer.groups_per_step
+    learner = config.learner
     if groups % learner.minibatches:
         divisors = ", ".join(str(n) for n in range(1, groups + 1) if groups % n == 0)
         yield (
