@@ -5,20 +5,33 @@ Part of the schema in `run.py`, whose invariants hold here.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from async_rl.config.base import NonNegativeInt, PositiveInt, Section, Text
 
 
-class LocalLaunch(Section):
+class LaunchConfig(Section):
+    """What a launcher can do. The product asks this and never which launcher it is."""
+
+    # Every process runs on the supervisor's machine: its cores, memory and GPUs can be read there
+    # and are assigned by the supervisor. Otherwise the cluster assigns them, on nodes that differ.
+    is_one_machine: ClassVar = False
+    # Two processes may have parts of one device.
+    shares_devices: ClassVar = True
+    # The supervisor runs in a job, on a node that is not known before.
+    is_submitted: ClassVar = False
+
+
+class LocalLaunch(LaunchConfig):
     """Processes of this machine."""
 
     kind: Literal["local"]
+    is_one_machine: ClassVar = True
 
 
-class ClusterLaunch(Section):
+class ClusterLaunch(LaunchConfig):
     """Processes on several machines; GPUs per process are set by generators.gpus_each and
     learner.gpus_each.
     """
@@ -53,6 +66,9 @@ class SlurmLaunch(ClusterLaunch):
     """Steps of one Slurm job."""
 
     kind: Literal["slurm"]
+    # Slurm assigns a GPU to one step only.
+    shares_devices: ClassVar = False
+    is_submitted: ClassVar = True
     # The forms that sbatch accepts.
     time: Annotated[str, Field(pattern="^(\\d+|\\d+:\\d+(:\\d+)?|\\d+-\\d+(:\\d+){0,2})$")]
     """time limit: minutes, HH:MM:SS or days-HH:MM:SS"""

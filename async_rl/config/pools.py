@@ -150,7 +150,7 @@ def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
         name: value
         for name, value in as_builtins(settings).items()
         if name in PLACES
-        and (config.launcher.kind != "local" or not PLACES[name].startswith("launcher."))
+        and (not config.launcher.is_one_machine or not PLACES[name].startswith("launcher."))
     }
     if settings.tensor_parallel_size is not None:
         given.setdefault(

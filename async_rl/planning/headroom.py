@@ -1,7 +1,7 @@
 """The memory that this machine has for processes that join a live run.
 
 Invariants: a process that is still starting counts as one that needs all of its memory. Only
-launcher=local is checked; the memory of a cluster's nodes is not known here.
+a launcher of one machine is checked; the memory of a cluster's nodes is not known here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Headroom:
         """Return why the wanted processes do not fit, as one line, or nothing if they fit."""
         counts = {pool.pool: wanted.get(pool.pool, pool.wanted) for pool in pools}
         grown = {pool.pool: counts[pool.pool] for pool in pools if counts[pool.pool] > pool.wanted}
-        if not grown or self._config.launcher.kind != "local":
+        if not grown or not self._config.launcher.is_one_machine:
             return []
         free_mb = self._free_mb()
         needed_mb = 0

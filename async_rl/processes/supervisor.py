@@ -70,7 +70,7 @@ class Supervisor:
         self._console = Console(config, self._run_dir)
         self._registry = Registry()
         self._liveness = Liveness(
-            self._registry, config.timeouts, is_local=config.launcher.kind == "local"
+            self._registry, config.timeouts, is_local=config.launcher.is_one_machine
         )
         self._stop = StopRequest()
         self._started_s = time.time()

@@ -1,7 +1,7 @@
 """The interface of a launcher: it starts a process spec and returns a handle to wait for its end.
 
-Implemented by `launchers/backends/local.py` (child processes), `launchers/backends/ray.py` (actors)
-and `launchers/backends/slurm.py` (job steps).
+Implemented by `launchers/backends/local.py` (child processes), `launchers/backends/ray_actors.py`
+(actors) and `launchers/backends/slurm.py` (job steps).
 """
 
 from __future__ import annotations

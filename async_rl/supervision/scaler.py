@@ -184,7 +184,7 @@ class Scaler:
                 in_use = [child.spec for child in self._fleet.children.values()]
                 spec = joining(self._config, self._machine, pool, in_use)
                 # A cluster queues the process; locally it would start without a GPU.
-                if self._config.launcher.kind == "local" and not has_its_gpus(spec):
+                if self._config.launcher.is_one_machine and not has_its_gpus(spec):
                     break
                 self._fleet.add(spec)
 

@@ -95,7 +95,7 @@ def _ray_nodes() -> int:
     """Return the machines of the Ray cluster that RAY_ADDRESS names; 1 without one."""
     if not os.environ.get("RAY_ADDRESS") or missing("ray", "launcher=ray"):
         return 1
-    from async_rl.launchers.backends.ray import num_alive_nodes
+    from async_rl.launchers.backends.ray_actors import num_alive_nodes
 
     return max(1, num_alive_nodes())
 

@@ -27,7 +27,7 @@ def here(scratch: Path, settings: list[str]) -> Numbers:
 def over_ray(scratch: Path, settings: list[str]) -> Numbers:
     """Run on the Ray cluster that RAY_ADDRESS or this machine names."""
     # Here: a run on one machine needs no ray.
-    from async_rl.launchers.backends.ray import num_alive_nodes
+    from async_rl.launchers.backends.ray_actors import num_alive_nodes
 
     numbers = _run(scratch, with_defaults(["launcher.shared_run_dir=false"], settings))
     numbers["nodes"] = float(num_alive_nodes())

@@ -20,7 +20,7 @@ from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.launchers.backends.slurm import is_inside_job, submit
+from async_rl.launchers.backends.backend import backend_of, job_to_submit
 from async_rl.runs.control import leave_mark
 from async_rl.runs.names import unique_name
 
@@ -62,29 +62,24 @@ def make_run_dir(config: RunConfig) -> Path:
     return run_dir
 
 
-def needs_submission(config: RunConfig) -> bool:
-    """Return whether a job must be submitted, which then supervises the run."""
-    return config.launcher.kind == "slurm" and not is_inside_job()
-
-
 def supervise(config: RunConfig, run_dir: Path) -> int:
     """Run to the end in this process and return the exit code."""
-    from async_rl.launchers.backends.choosing import make_launcher
     from async_rl.processes.supervisor import run_supervised
     from async_rl.runs.forecast.live import live_rates
 
     return run_supervised(
         config=config,
         run_dir=run_dir,
-        launcher=make_launcher(config, run_dir),
+        launcher=backend_of(config).make(run_dir, config),
         forecast=functools.partial(live_rates, run_dir, config),
     )
 
 
 def start(config: RunConfig, run_dir: Path) -> None:
     """Supervise the run in a background process, or in a job, which this process does not own."""
-    if needs_submission(config):
-        submit(config, run_dir)
+    job = job_to_submit(config)
+    if job is not None:
+        job.submit(config, run_dir)
         return
     with (run_dir / OUTPUT_FILE).open("ab") as output:
         process = subprocess.Popen(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.machine import chosen_gpus
+from async_rl.launchers.backends.backend import Backend
 from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import LOOPBACK
 
@@ -117,3 +118,6 @@ class LocalLauncher:
         except OSError as error:
             raise InfrastructureError(f"{spec.name} could not be started: {error}") from error
         return LocalProcess(process)
+
+
+BACKEND = Backend(make=lambda run_dir, config: LocalLauncher(run_dir))

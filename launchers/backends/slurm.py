@@ -20,6 +20,7 @@ import contextlib
 import math
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from pathlib import Path
 from async_rl.config.launchers import SlurmLaunch
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.launchers.backends.backend import Backend, Job
 from async_rl.launchers.backends.cluster import cluster_cpus, launch_of, needs, on_cluster
 from async_rl.launchers.backends.local import child_command, output_path
 from async_rl.planning.topology import ProcessSpec
@@ -266,3 +268,23 @@ def _address_of(node: str) -> str:
             f"launcher=slurm: the name of this node, {node}, has no address ({error}); set"
             " network.host"
         ) from error
+
+
+def _problems(config: RunConfig) -> Iterator[str]:
+    if not is_inside_job() and shutil.which("sbatch") is None:
+        yield "launcher=slurm: sbatch is missing here; launch from a machine that submits jobs"
+    elif shutil.which("srun") is None:
+        yield "launcher=slurm: srun is missing here; install Slurm's commands"
+    elif not is_inside_job():
+        problem = refusal(config)
+        if problem:
+            yield (
+                f"launcher=slurm: sbatch --test-only refuses the job: {problem}; correct launcher.*"
+            )
+
+
+BACKEND = Backend(
+    make=SlurmLauncher,
+    problems=_problems,
+    job=Job(script=job_script, submit=submit, is_inside=is_inside_job),
+)

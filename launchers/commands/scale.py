@@ -52,7 +52,7 @@ def scale(
     config = config_of(run_dir).generators
     number = sum(pool.wanted for pool in pools if role_of(pool.pool) == "generator")
     cores = len(config.cores or this_machine().cores)
-    if config_of(run_dir).launcher.kind == "local" and not config.gpus_each and number > cores:
+    if config_of(run_dir).launcher.is_one_machine and not config.gpus_each and number > cores:
         have = f"{cores} core{'s' * (cores > 1)}"
         typer.echo(
             f"warning: {number} generators share {have}, so each becomes slower; more than"

@@ -40,7 +40,7 @@ from async_rl.core.extras import missing
 from async_rl.core.machine import Machine, package_problem
 from async_rl.data.model_files import model_problems
 from async_rl.generation.vllm.surface import vllm_problems
-from async_rl.launchers.backends.choosing import launcher_problems
+from async_rl.launchers.backends.backend import backend_of
 from async_rl.launchers.preflight.hosts import host_problems
 from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
@@ -72,7 +72,7 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     if is_new:
         yield from _mirror_problems(config)
     yield from _network_problems(config)
-    yield from launcher_problems(config)
+    yield from backend_of(config).problems(config)
     yield from _package_problems(config)
     verifier_problems = list(_verifier_problems(config.sandbox, config.reward))
     yield from verifier_problems
@@ -101,7 +101,7 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     if config.generation.engine not in PROVIDED_ENGINES:
         yield from _plugin_problems("generation.engine", config.generation.engine, ENGINE)
     shape = model_shape(config)
-    if shape is not None and config.launcher.kind == "local":
+    if shape is not None and config.launcher.is_one_machine:
         yield from fit_problems(config, shape, machine)
 
 
@@ -236,8 +236,8 @@ def _nearest_existing(path: Path) -> Path:
 
 def _network_problems(config: RunConfig) -> Iterator[str]:
     host = host_for_people(config.network)
-    if config.launcher.kind == "slurm":
-        return  # the job may start on any node, where these are looked at when they are bound
+    if config.launcher.is_submitted:
+        return  # the job may start on any node, which looks at them when it binds them
     if problem := _bind(host, 0):
         yield (
             f"network.host={host}: not an address of this machine ({problem}); set network.host to"

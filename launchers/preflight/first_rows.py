@@ -91,7 +91,7 @@ def _image_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]
     """Yield the images of the first rows that are not here, where the verifiers are here too."""
     tests = [test for draft in drafts for test in draft.problem.tests]
     images = {test.image for test in tests if isinstance(test, ContainerTest)}
-    if not images or config.launcher.kind != "local":
+    if not images or not config.launcher.is_one_machine:
         return
     sandbox = config.sandbox
     for image in sorted(images):

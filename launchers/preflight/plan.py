@@ -87,7 +87,7 @@ def show_plan(
 
 
 def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
-    if config.launcher.kind != "local":
+    if not config.launcher.is_one_machine:
         cpus = cluster_cpus(config, spec)
         gpus = f", {spec.gpus:g} GPU{'' if spec.gpus == 1 else 's'}" if spec.gpus else ""
         return f"{cpus} CPU{'' if cpus == 1 else 's'}{gpus} of a node"
@@ -117,7 +117,7 @@ def _numbers(cores: Sequence[int]) -> str:
 def _host(config: RunConfig) -> str:
     if config.network.host != AUTO:
         return config.network.host
-    return LOOPBACK if config.launcher.kind == "local" else "(its node)"
+    return LOOPBACK if config.launcher.is_one_machine else "(its node)"
 
 
 def _address(config: RunConfig, role: Role) -> str:

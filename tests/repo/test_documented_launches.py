@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from empty_model import write_model
@@ -77,7 +78,9 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (tmp_path / file).write_text(text)
     monkeypatch.chdir(tmp_path)
     # Neither a cluster nor its programs are here; what they are asked has its own tests.
-    monkeypatch.setattr(preflight, "launcher_problems", lambda _: iter(()))
+    monkeypatch.setattr(
+        preflight, "backend_of", lambda _: SimpleNamespace(problems=lambda _: iter(()))
+    )
     # Nor is the run whose engines another one uses (tests/config/test_shared_adapters.py).
     monkeypatch.setattr(preflight, "host_problems", lambda _: iter(()))
     return tmp_path

@@ -18,7 +18,7 @@ from repository import ROOT, name, product
 ADAPTERS = {
     "zmq": ("async_rl/wire/",),
     "vllm": ("async_rl/generation/vllm/", "async_rl/weights/transport/ipc.py"),
-    "ray": ("launchers/backends/ray.py",),
+    "ray": ("launchers/backends/ray_actors.py",),
     "hydra": ("async_rl/composition/", "launchers/migration/sources.py"),
     "omegaconf": ("async_rl/composition/", "launchers/migration/sources.py"),
     "tensorboard": ("async_rl/monitoring/",),
@@ -128,3 +128,12 @@ def named_modules(path: Path, name: str) -> Iterator[str]:
 def modules() -> frozenset[str]:
     """The modules of the product."""
     return frozenset(module(path) for path in product())
+
+
+KIND_OF_LAUNCHER = re.compile(r"launcher\.kind\s*(?:[!=]=|in\b)")
+
+
+def test_launchers_are_asked_what_they_can_do() -> None:
+    """A comparison with a launcher's name has to be found again for each new launcher."""
+    found = [name(path) for path in product() if KIND_OF_LAUNCHER.search(path.read_text())]
+    assert found == [], "ask launcher.is_one_machine and the like (config/launchers.py)"

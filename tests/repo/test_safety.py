@@ -41,7 +41,7 @@ FOREIGN_CODE: dict[str, tuple[int, str]] = {
     "async_rl/rewards/verifier/asserts.py": (3, "evaluates expressions of a task's tests"),
     "async_rl/rewards/verifier/checker.py": (1, _USER),
     "async_rl/rewards/votes.py": (1, _PARSE),
-    "launchers/backends/ray.py": (1, "ray.init raises these, and has no common base class"),
+    "launchers/backends/ray_actors.py": (1, "ray.init raises these, and has no common base class"),
     "async_rl/composition/files.py": (1, _YAML),
     "launchers/migration/sources.py": (1, _YAML),
 }

@@ -15,7 +15,7 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
     Runs on a cluster are not checked: their nodes differ from this machine.
     """
     # The command line may run on a login node without GPUs.
-    if config.launcher.kind != "local":
+    if not config.launcher.is_one_machine:
         return
     of_pools = [(pool, config_of(config, pool)) for pool in generator_pools(config)]
     cores_of = {

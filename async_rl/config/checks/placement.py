@@ -67,10 +67,10 @@ def _handovers(config: RunConfig) -> Iterator[str]:
 
 
 def _devices(config: RunConfig) -> Iterator[str]:
-    if config.launcher.kind == "slurm":
+    if not config.launcher.shares_devices:
         yield (
-            "placement=colocated with launcher=slurm: Slurm assigns a GPU to one step only; set"
-            " launcher=local inside a job of one node"
+            f"placement=colocated with launcher={config.launcher.kind}, which assigns a GPU to one"
+            " process only; set launcher=local inside a job of one node"
         )
     for name in config.generators.pools:
         yield (

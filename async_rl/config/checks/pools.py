@@ -74,12 +74,12 @@ def _problems_of(config: RunConfig, name: str, pool: PoolConfig) -> Iterator[str
                 f" generation.engine={config.generation.engine}; remove it"
             )
     for key in _OF_CLUSTERS:
-        if key in given and config.launcher.kind == "local":
+        if key in given and config.launcher.is_one_machine:
             yield (
-                f"{path}.{key}={given[key]} has no effect with launcher=local, which uses one"
-                " machine; remove it"
+                f"{path}.{key}={given[key]} has no effect with"
+                f" launcher={config.launcher.kind}, which uses one machine; remove it"
             )
-    if pool.cores and config.launcher.kind != "local":
+    if pool.cores and not config.launcher.is_one_machine:
         yield (
             f"{path}.cores={pool.cores} has no effect with launcher={config.launcher.kind}, which"
             " assigns the cores; remove it"

@@ -1,0 +1,297 @@
+"""Runs every process of a run as an actor of a Ray cluster: an existing one, or a new one on this
+machine.
+
+Invariants
+- An actor starts its process as a child on its node and lives as long as that; it dies with the
+  supervisor, its child dies with it.
+- Buffer and learner run on the supervisor's node, where store and checkpoints are, unless
+  launcher.shared_run_dir declares that every node has the run's directory. Any other process
+  receives what it needs (configuration, keys, the supervisor's address, the embedded model) with
+  its actor, in a directory that is removed with the actor (node_directory.py), and its logs are
+  sent back as they are written.
+- An actor waits for resources without a limit, because an autoscaling cluster may add them; `pid`
+  is 0 until then.
+The only file that imports ray. Docs: docs/cluster.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util import placement_group
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+from async_rl.config.launchers import RayLaunch
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.launchers.backends.cluster import needs, on_cluster
+from async_rl.launchers.backends.local import output_path
+from async_rl.launchers.backends.node_process import NodeProcess
+from async_rl.launchers.backends.ray_places import actor_options, bundles_of, group_strategy
+from async_rl.planning.topology import ProcessSpec
+from async_rl.runtime.context import load_control
+from async_rl.wire.addresses import LOOPBACK
+
+# All that a process reads from the run's directory at its start.
+_SHIPPED = ("config.yaml", "control.json", "keys/keys.json")
+_KILL_S = 3.0
+"""A node that does not answer for this time is treated as lost."""
+_OWN_STORE_BYTES = 100 << 20  # Ray's object store contains nothing but the embedded model
+_WITH_SUPERVISOR = ("buffer", "learner")
+
+
+class _Actor(NodeProcess):
+    async def address(self) -> str:
+        """Return the address of the actor's node."""
+        return str(ray.util.get_node_ip_address())
+
+
+class RayProcess:
+    """An actor as the supervisor sees it. keep: receives what the process adds to its logs; None if
+    the process writes them into the run's directory.
+    """
+
+    def __init__(
+        self, name: str, actor: Any, keep: Callable[[str, bytes], None] | None, *, waits_for: str
+    ) -> None:
+        self.pid = 0
+        self.waits_for = waits_for
+        self.why = ""
+        self._node = ""
+        self._actor = actor
+        self._keep = keep
+        self._is_placed = asyncio.Event()
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._life = asyncio.create_task(self._live(), name=f"actor of {name}")
+        self._killing: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the process has ended."""
+        return self._code.done()
+
+    async def placed(self) -> None:
+        """Wait until the actor has started the process, or never will."""
+        await self._is_placed.wait()
+
+    async def wait(self) -> int:
+        """Return the exit code; -9 if the actor is lost."""
+        # Several waiters share the future: cancelling one must not cancel it for the others.
+        return await asyncio.shield(self._code)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process; cancel one that still waits for resources."""
+        if not self.pid:
+            self.kill()
+        elif not self._code.done():
+            self._actor.terminate.remote()
+
+    def kill(self) -> None:
+        """End the process, and its actor in any case."""
+        if not self._killing and not self._code.done():
+            self._killing.add(asyncio.create_task(self._kill(), name="kill the actor"))
+
+    async def close(self) -> None:
+        """End the process and wait for its tasks."""
+        self.kill()
+        await asyncio.gather(self._life, *self._killing, return_exceptions=True)
+
+    async def _live(self) -> None:
+        code = -signal.SIGKILL
+        try:
+            self.pid = await self._actor.start.remote()
+            self._is_placed.set()
+            self._node = await self._actor.address.remote()
+            if self._keep is not None:
+                async for addition in self._actor.follow.remote():
+                    self._keep(*await addition)
+            code = await self._actor.wait.remote()
+            await self._actor.leave.remote()
+        except RayError as error:
+            if not self._killing:
+                self.why = self._reason(error)
+        finally:
+            self._end(code)
+            ray.kill(self._actor)
+
+    async def _kill(self) -> None:
+        with contextlib.suppress(TimeoutError, RayError):
+            if self.pid:
+                async with asyncio.timeout(_KILL_S):
+                    await self._actor.kill.remote()
+                    await self._life
+        ray.kill(self._actor)
+        self._end(-signal.SIGKILL)
+        self._life.cancel()
+
+    def _end(self, code: int) -> None:
+        self._is_placed.set()
+        if not self._code.done():
+            self._code.set_result(code)
+
+    def _reason(self, error: RayError) -> str:
+        if isinstance(error, RayTaskError):
+            return f"could not be run on its node: {type(error.cause).__name__}: {error.cause}"
+        where = f"on its node {self._node}" if self._node else "before it had a node"
+        return f"was lost {where}: {_first_line(error)}"
+
+
+class RayLauncher:
+    """Starts actors in the cluster of `launcher.address`."""
+
+    def __init__(self, run_dir: Path, config: RunConfig) -> None:
+        self._run_dir = run_dir.absolute()
+        assert isinstance(config.launcher, RayLaunch)
+        self._config = config
+        self._launch = config.launcher
+        self._is_own = self._launch.address == "local"
+        self._started: list[RayProcess] = []
+        self._num_started = 0
+        self._groups: dict[str, Any] = {}
+        self._models: list[Any] = []
+
+    async def open(self) -> str:
+        """Connect to the cluster. Raises ConfigError if there is none at its address."""
+        # Not in the main thread: there Ray would handle SIGTERM, which must end the run in order.
+        await asyncio.to_thread(self._connect)
+        return LOOPBACK if self._is_own else _this_address()
+
+    async def close(self) -> None:
+        """End every actor and disconnect from the cluster."""
+        await asyncio.gather(*(process.close() for process in self._started))
+        if ray.is_initialized():
+            await asyncio.to_thread(ray.shutdown)
+
+    def output_of(self, name: str) -> Path:
+        """Return the file with the output of the process and its libraries."""
+        return output_path(self._run_dir, name)
+
+    async def start(self, spec: ProcessSpec) -> RayProcess:
+        """Ask the cluster for an actor. Raises InfrastructureError if the cluster is lost."""
+        is_shared = self._launch.shared_run_dir or spec.role in _WITH_SUPERVISOR
+        files: dict[str, bytes] = {}
+        model: Any = {}
+        try:
+            if not is_shared:
+                files = {name: (self._run_dir / name).read_bytes() for name in _SHIPPED}
+                model = self._shipped_model()
+            # Numbered: the actor before may not have ended yet.
+            name = f"{spec.name} {self._num_started}"
+            options = self._options(spec)
+            # No restarts by Ray: the supervisor decides about them, and counts them.
+            make = ray.remote(_Actor).options(name=name, max_restarts=0, **options)
+            actor = make.remote(on_cluster(self._config, spec), str(self._run_dir), files, model)
+        except (RayError, OSError, ValueError) as error:
+            raise InfrastructureError(
+                f"the Ray cluster does not accept {spec.name}: {error}"
+            ) from error
+        keep = None if is_shared else self._keep
+        process = RayProcess(spec.name, actor, keep, waits_for=needs(self._config, spec))
+        self._started = [*(one for one in self._started if not one.is_over), process]
+        self._num_started += 1
+        return process
+
+    def _connect(self) -> None:
+        address = self._launch.address
+        try:
+            if not self._is_own and self._has_joined(address):
+                return
+            self._is_own = True
+            self._init("local", include_dashboard=False, object_store_memory=_OWN_STORE_BYTES)
+        except (RayError, OSError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"launcher.address={address}: no Ray cluster to connect to ({_first_line(error)});"
+                " start one with ray start --head and give its HOST:PORT from a machine that"
+                " belongs to it, or set launcher.address=local to start one for this run"
+            ) from error
+
+    def _has_joined(self, address: str) -> bool:
+        try:
+            self._init(address)
+        except ConnectionError:
+            # A given address is meant; only "auto" may fall back to a cluster of the run's own.
+            if address != "auto":
+                raise
+            return False
+        return True
+
+    def _init(self, address: str, **options: Any) -> None:
+        ray.init(
+            address=address,
+            # Two runs in one cluster have actors of the same names.
+            namespace=f"async_rl-{self._run_dir.name}",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **options,
+        )
+
+    def _options(self, spec: ProcessSpec) -> dict[str, Any]:
+        """Return the actor's options: its resources and its node."""
+        options = actor_options(self._config, spec, is_own_cluster=self._is_own)
+        owner, bundles = bundles_of(
+            self._config, spec, supervisor_host=_this_address(), is_own_cluster=self._is_own
+        )
+        node_id = ray.get_runtime_context().get_node_id()
+        if bundles:
+            # The group outlives restarts, so that no other actor takes its resources in between.
+            if owner not in self._groups:
+                strategy = group_strategy(self._config)
+                self._groups[owner] = placement_group(bundles, strategy=strategy)
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._groups[owner], spec.rank if owner == spec.role else 0
+            )
+        elif spec.role == "buffer":
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        elif spec.role == "verifier":
+            # Another node only if this one is full, because it could take a generator's resources.
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                node_id, soft=True, _spill_on_unavailable=True
+            )
+        return options
+
+    def _shipped_model(self) -> Any:
+        """Return the embedded model's files, stored once for all actors. A model with a path is on
+        every node or comes from the hub.
+        """
+        if self._config.model.path is not None:
+            return {}
+        if not self._models:
+            directory = Path(load_control(self._run_dir).model_path)
+            files = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+            self._models.append(ray.put(files))
+        return self._models[0]
+
+    def _keep(self, file_name: str, data: bytes) -> None:
+        with (self._run_dir / "logs" / file_name).open("ab") as file:
+            file.write(data)
+
+
+def num_alive_nodes() -> int:
+    """Return the machines of the cluster that RAY_ADDRESS or this machine names; 0 without one."""
+    try:
+        ray.init(address="auto", logging_level=logging.ERROR)
+    except ConnectionError:
+        return 0
+    try:
+        return sum(bool(node["Alive"]) for node in ray.nodes())
+    finally:
+        ray.shutdown()
+
+
+def _this_address() -> str:
+    return str(ray.util.get_node_ip_address())
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]

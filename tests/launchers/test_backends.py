@@ -1,0 +1,93 @@
+"""A launcher is added without a change elsewhere, and is asked what it can do, not which it is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar, Literal
+
+import pytest
+
+from async_rl.composition.choices import variants
+from async_rl.composition.compose import compose
+from async_rl.config.launchers import LaunchConfig
+from async_rl.config.run import RunConfig
+from async_rl.launchers.api import starting
+from async_rl.launchers.backends.backend import Backend, Job, backend_of, job_to_submit
+from async_rl.launchers.backends.local import LocalLauncher
+from async_rl.planning.headroom import Headroom
+from async_rl.protocol.membership import PoolCount
+
+
+class PaperLaunch(LaunchConfig):
+    """A launcher of this test."""
+
+    kind: Literal["paper"]
+    shares_devices: ClassVar = False
+    is_submitted: ClassVar = True
+
+
+def on_paper() -> RunConfig:
+    config = compose("grpo_code", ["monitoring.tensorboard_port=null"])
+    return config.model_copy(update={"launcher": PaperLaunch(kind="paper")})
+
+
+def add(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> None:
+    module = ModuleType("async_rl.launchers.backends.paper")
+    vars(module)["BACKEND"] = backend
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@pytest.mark.parametrize("kind", variants()["launcher"])
+def test_every_launcher_of_conf_has_a_backend_and_says_what_it_can_do(kind: str) -> None:
+    config = compose("grpo_code", [f"launcher={kind}", "hardware=cpu"])
+    backend = backend_of(config)
+    can = config.launcher
+    assert isinstance(backend, Backend)
+    assert can.is_submitted == (backend.job is not None)
+    assert [can.is_one_machine, can.shares_devices] == {
+        "local": [True, True],
+        "ray": [False, True],
+        "slurm": [False, False],
+    }[kind]
+
+
+def test_a_launcher_of_another_module_starts_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    submitted = []
+    job = Job(
+        script=lambda config, run_dir: f"run {run_dir.name}",
+        submit=lambda config, run_dir: submitted.append(run_dir) or "7",
+        is_inside=lambda: False,
+    )
+    made = Backend(
+        make=lambda run_dir, config: LocalLauncher(run_dir),
+        problems=lambda config: iter(["launcher=paper: no paper is left"]),
+        job=job,
+    )
+    add(monkeypatch, made)
+    config = on_paper()
+    assert list(backend_of(config).problems(config)) == ["launcher=paper: no paper is left"]
+    assert isinstance(backend_of(config).make(tmp_path, config), LocalLauncher)
+    starting.start(config, tmp_path)
+    assert submitted == [tmp_path]
+
+
+def test_inside_its_job_the_supervisor_starts_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(script=lambda *_: "", submit=lambda *_: "", is_inside=lambda: True)
+    add(monkeypatch, Backend(make=lambda run_dir, _: LocalLauncher(run_dir), job=job))
+    assert job_to_submit(on_paper()) is None
+
+
+def test_the_memory_of_this_machine_limits_a_launcher_of_one_machine_only(tmp_path: Path) -> None:
+    pools = [PoolCount(pool="generators", wanted=1, live=1, starting=0, draining=0)]
+    local = compose("grpo_code", [])
+
+    def problems(config: RunConfig) -> list[str]:
+        headroom = Headroom(config, tmp_path, free_mb=lambda: 1)
+        return headroom.problems(pools, {"generators": 9})
+
+    assert problems(local)
+    assert problems(on_paper()) == []
