@@ -4,8 +4,8 @@
     for step in run.steps():
         print(step["reward/mean"])
 
-The names in `__all__` are public: docs/api.md has all of them, and docs/python.md what their
-versions promise.
+The names in `__all__` are public: docs/python.md has all of them, and what their versions
+promise.
 Importing this package is light; a name loads its module when it is first used.
 """
 

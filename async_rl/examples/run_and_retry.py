@@ -1,7 +1,7 @@
 """Rollout of two turns: the model writes a program, the sandbox runs it, and the model reads the
 outcome and may write another one.
 
-`rollout.fn` in conf/grpo_code_retry.yaml names it; docs/multi_turn.md explains it.
+`rollout.fn` in conf/grpo_code_retry.yaml names it; docs/tutorials/own_environment.md explains it.
 """
 
 from __future__ import annotations

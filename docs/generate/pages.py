@@ -1,6 +1,6 @@
 """Generation of files in docs/: configuration.md from the schema; metrics.md and the Grafana
-dashboard grafana.json from the catalogue; gpu_plans.md from the planner; messages.md from the
-protocol.
+dashboard grafana.json from the catalogue; the plans in hardware.md from the planner; messages.md
+from the protocol.
 
     make docs
 
@@ -27,7 +27,7 @@ from async_rl.observability.catalogue import (
 )
 from benchmarks.qualification.catalogue import hardware_page
 from docs.generate.messages import messages_page
-from docs.generate.plans import plans_page
+from docs.generate.plans import with_plans
 from docs.generate.settings import settings_page, table
 
 _PANEL_WIDTH, _PANEL_HEIGHT = 12, 8  # of Grafana's grid, 24 wide
@@ -64,8 +64,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "messages.md": messages_page(),
         "grafana.json": dashboard(),
-        "gpu_plans.md": plans_page(),
-        "hardware.md": hardware_page(_HARDWARE.read_text()),
+        "hardware.md": with_plans(hardware_page(_HARDWARE.read_text())),
     }
 
 

@@ -1,4 +1,4 @@
-"""Generation of docs/gpu_plans.md: what the plan chooses for a model and a number of GPUs."""
+"""Generation of the plans in docs/hardware.md: the choices for a model and a number of GPUs."""
 
 from __future__ import annotations
 
@@ -29,25 +29,12 @@ _NUM_GPUS = (1, 2, 4, 8)
 _MEMORY_GB_PER_GPU = 256
 _SETTINGS = ("model.dtype=bfloat16", "data.max_prompt_tokens=1024", "data.max_response_tokens=3072")
 
-_HEAD = """# Plans by model and GPUs
-
-`make docs` generates this page: it is what `--dry-run` chooses for one
-machine with GPUs of 80 GB, 256 GB of main memory for each of them, prompts of up to 1,024 and
-responses of up to 3,072 tokens in bfloat16. No GPU was available: the numbers are calculated
-([hardware.md](hardware.md)), and the learner's were compared with an account of its real tensors
-(`benchmarks/learner/memory_plan.py`).
-
-A cell names the learner's ranks, the engines, and what the learner needs on each of its GPUs.
-`2 + 3 x 2` are 2 ranks and 3 engines of 2 GPUs each. *Shared* is one GPU with half for each,
-*turns* the same with `placement=colocated`. *Recomputed* means
-`learner.gradient_checkpointing=true`; the tokens are `learner.budget_tokens`. A dash is a model
-that does not fit: `--dry-run` prints its numbers and a remedy.
-"""
+_START, _END = "<!-- plans: written by make docs -->\n", "<!-- end of plans -->\n"
 
 
-def plans_page() -> str:
-    """A table for each algorithm."""
-    parts = [_HEAD]
+def with_plans(page: str) -> str:
+    """Return the page with a table for each algorithm between its marks."""
+    parts = []
     for conf, title in (("grpo_code", "GRPO"), ("ppo_code", "PPO with its own critic and a KL")):
         rows = []
         for name in _SIZES:
@@ -55,8 +42,9 @@ def plans_page() -> str:
             cells = [_cell(conf, shape, num_gpus) for num_gpus in _NUM_GPUS]
             rows.append((name, *cells))
         header = ("model", *(f"{n} GPU{'s' * (n > 1)}" for n in _NUM_GPUS))
-        parts += [f"\n## {title}\n", table(header, rows)]
-    return "\n".join(parts) + "\n"
+        parts += [f"### {title}\n", table(header, rows) + "\n"]
+    before, _, rest = page.partition(_START)
+    return before + _START + "\n".join(parts) + _END + rest.partition(_END)[2]
 
 
 def _cell(conf: str, shape: ModelShape, num_gpus: int) -> str:
