@@ -1,7 +1,7 @@
 """A checker that a row brings, run in a child on what a program printed, as contests run theirs.
 
 The checker is trusted as tests are, but what it reads is hostile; so it runs in a child like a
-program, after the program has ended. Forms: *kattis*, arguments input, answer, feedback directory,
+program, after the program has exited. Forms: *kattis*, arguments input, answer, feedback directory,
 the output on standard input, exit status 42 accepts and 43 rejects; *testlib*, arguments input,
 output, answer, exit status 0 accepts and 1, 2, 4 and 8 reject. Any other end is the checker's own
 failure. A cell has no files to give it: `open` knows the names of its arguments.

@@ -3,7 +3,7 @@ plain and decoded; comparing them runs no code of the program.
 
 The host compares small ones itself. `Comparer` compares large ones in a child of a cell, because
 what a program chose may take any time and memory to decode: the limits of a child apply, and the
-program has ended before the child begins.
+program has exited before the child starts.
 
 Rules
 - Call tests compare exact types at every level: True is not 1, 1 is not 1.0, a list is not a tuple,

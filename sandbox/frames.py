@@ -51,7 +51,7 @@ _KINDS = {kind.value: kind for kind in Kind}
 def read_frames(data: bytes) -> Frames:
     """Frames in the bytes of a result file.
 
-    A last line without its end is left out, because the child ended while writing it.
+    A last line without its end is left out, because the child exited while writing it.
     """
     frames: list[Frame] = []
     for expected, line in enumerate(data.split(b"\n")[:-1], start=-1):

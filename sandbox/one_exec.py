@@ -48,7 +48,7 @@ def ask_before_exec(zygote: _socket.socket) -> None:
 def allow_one(child: _socket.socket, process: int) -> bool:
     """In the zygote: let one execveat of the child continue, and close the listener.
 
-    process: pidfd of the child. False if the child ended before.
+    process: pidfd of the child. False if the child exited before.
     """
     poller = select.poll()
     poller.register(process, select.POLLIN)

@@ -69,7 +69,7 @@ class Runner:
         """The program's code object; None after a COMPILE_ERROR frame."""
         started = self.now()
         try:
-            # Editors of some systems begin a file with a byte order mark.
+            # Editors of some systems start a file with a byte order mark.
             return compile(code.removeprefix("\ufeff"), "solution.py", "exec", dont_inherit=True)
         except MemoryError:
             self.frame(-1, Kind.COMPILE_ERROR, started, b'"MemoryError: the parser gave up"')

@@ -34,7 +34,7 @@ def interpreter_paths() -> list[str]:
 def package_paths(package: str) -> list[str]:
     """The directory or file of an installed package, then its folder of shared libraries, if any.
 
-    Wheels put their shared libraries beside the package. Raises CellFailed if the package is not
+    Wheels put their shared libraries next to the package. Raises CellFailed if the package is not
     installed.
     """
     spec = importlib.util.find_spec(package)

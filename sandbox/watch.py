@@ -19,16 +19,16 @@ from .protocol import Ending, JobSpec
 _PID = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _TICK_S, _TICK_MS = 0.02, 20
 _SHARED_SHARE = 0.25
-"""A run that takes this share of the limit after others in the same child ends there: it runs again
-in a separate child, with the whole limit. Without this rule, a program that times out in its second
-test would use the limit twice.
+"""A run that takes this share of the limit after others in the same child exits there: it runs
+again in a separate child, with the whole limit. Without this rule, a program that times out in its
+second test would use the limit twice.
 """
 _BLIND_FACTOR = 3
 """Without a readable /proc, a child that used no CPU time may have waited for the machine: a third
 of its idle time counts as sleep.
 """
 _FIRST_FRAMES = 4096
-"""Bytes of the result file in which a second frame is looked for when watching begins."""
+"""Bytes of the result file in which a second frame is looked for when watching starts."""
 _CLOCK_OF_PROCESS = 2
 """Low bits of the kernel's clock id for the CPU time of a process (CPUCLOCK_SCHED)."""
 

@@ -1,4 +1,4 @@
-"""The process of a cell that forks one child per program and reports how the child ended.
+"""The process of a cell that forks one child per program and reports how the child exited.
 
 Takes a spec with descriptors from the host; waits for the child, a cancellation or a limit; sends a
 reply. It never reads code or data. It ends when the host's end of the socket closes, and with its
@@ -196,7 +196,7 @@ def _run(spec: JobSpec, descriptors: list[int], jail: Jail, poller: select.poll)
         poller.unregister(process)
         os.close(process)
         os.close(result)
-    # The judging child ends first: it would take its solver's end for an answer.
+    # The judging child exits first: it would take its solver's end for an answer.
     for pid in reversed(pids):
         if ending != Ending.EXITED or pid != pids[-1]:
             os.kill(pid, _SIGKILL)

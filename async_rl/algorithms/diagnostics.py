@@ -59,9 +59,9 @@ def mismatch_metrics(
 
     proximal_logprobs, behavior_logprobs: float32 [R]; oldest_ages: int64 [R], learner version minus
     the oldest version among the tokens of the same sequence; trained tokens only -> metrics of this
-    project, no paper.  A token of the learner's version counts as stale if its sequence began under
-    older weights, because it attended to their keys and values.  A cause without tokens has no
-    metric.
+    project, no paper.  A token of the learner's version counts as stale if its sequence started
+    under older weights, because it attended to their keys and values.  A cause without tokens has
+    no metric.
     """
     difference = (proximal_logprobs - behavior_logprobs).abs()
     is_fresh, is_stale = oldest_ages == 0, oldest_ages > 0

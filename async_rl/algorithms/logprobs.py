@@ -102,7 +102,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_logprobs = torch.zeros_like(entropies)
         grad_hidden = torch.empty_like(hidden)
         # Sums over chunks are float32: bfloat16 would lose the small terms of a long batch.
-        # A frozen head, as beside an adapter, needs none.
+        # A frozen head, as next to an adapter, needs none.
         grad_head = None
         if ctx.needs_input_grad[1]:
             grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)

@@ -43,5 +43,5 @@ def stretched(step: float, span: Sequence[float], end: float) -> list[float]:
     passed = progress(step, span)
     if passed >= 1.0:
         return list(span)
-    # Solved for the begin: passed = (step - begin) / (end - begin).
+    # Solved for the start: passed = (step - start) / (end - start).
     return [(step - passed * end) / (1.0 - passed), end]

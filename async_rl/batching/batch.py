@@ -109,7 +109,7 @@ class Batch(Sizes):
       own               the numbers of this part's sequences, ascending
       token_ids         of an own sequence: int32 array, prompt and response
       offsets           of an own sequence: its response is offsets[b] : offsets[b] + length of R
-      starts            of an own sequence: where its segments begin, as in Trajectory
+      starts            of an own sequence: where its segments start, as in Trajectory
     On the device:
       group_index       int64 [B]
       rewards           float32 [B], before scaling

@@ -89,7 +89,7 @@ def _bundles(
         return list(by_prompt.values())
     bundles: list[Bundle] = []
     for members in by_prompt.values():
-        room = -1  # below every length, so that an empty response begins a bundle too
+        room = -1  # below every length, so that an empty response starts a bundle too
         for s in members:
             if batch.response_lengths[s] > room:
                 bundles.append([])

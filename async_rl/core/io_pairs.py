@@ -16,7 +16,7 @@ from async_rl.core.types import CallTest, CodeTest, StdinTest
 
 
 def read_input_output(origin: str, value: Any) -> list[CodeTest]:
-    """The tests of one `input_output`, an object or its JSON string. Raises DataError, which begins
+    """The tests of one `input_output`, an object or its JSON string. Raises DataError, which starts
     with the origin, the position of the text in the data.
     """
     data = read_json(f"{origin}: input_output", value) if isinstance(value, str) else value

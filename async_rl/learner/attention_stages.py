@@ -15,7 +15,7 @@ from torch import Tensor
 from async_rl.batching.packing import Indices
 from async_rl.learner.attention_parts import Part, PartsAttention, Stage
 
-# A row shorter than this share of its part's longest begins a new part. Below it, padding costs
+# A row shorter than this share of its part's longest starts a new part. Below it, padding costs
 # more than another kernel call.
 _MIN_FILL = 0.6
 

@@ -1,12 +1,12 @@
 """Checkpoints of the learner by torch.distributed.checkpoint.
 
-The state is copied, written in the background to a directory beside the final one, then renamed.
+The state is copied, written in the background to a directory next to the final one, then renamed.
 Invariants
 - A directory with its final name is complete and on the disk. One that ends in `.partial` is not,
-  and is removed when the next checkpoint of the same name begins.
+  and is removed when the next checkpoint of the same name starts.
 - The restored state is equal bit for bit, on any number of ranks. There is one random state,
   because all ranks draw the same numbers.
-- The state is copied before `begin` returns, so later training does not reach the file.
+- The state is copied before `start` returns, so later training does not reach the file.
 - One checkpoint is written at a time.
 """
 
@@ -53,7 +53,7 @@ class Checkpointer:
         self._trained = trained
         self._stateful = stateful
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        # A separate group: its collectives run in the background, beside those of training. One
+        # A separate group: its collectives run in the background, next to those of training. One
         # rank needs none, and so opens no listener.
         self._is_alone = ranks.world_size == 1
         self._group = None if self._is_alone else dist.new_group(backend=BACKEND)
@@ -135,7 +135,7 @@ class Checkpointer:
         load(state, checkpoint_id=directory, process_group=self._group, no_dist=self._is_alone)
 
     def state(self) -> dict[str, Any]:
-        """Return the live state, which `begin` copies."""
+        """Return the live state, which `start` copies."""
         state: dict[str, Any] = {"random": torch.get_rng_state(), **_gpu_random()}
         for name, part in self._stateful.items():
             state[name] = part.state_dict()

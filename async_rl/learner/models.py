@@ -164,7 +164,7 @@ class BasePolicy:
 
 
 class Critic(nn.Module):
-    """A value head on its own backbone, which is a copy of the policy's. Its values begin at 0."""
+    """A value head on its own backbone, which is a copy of the policy's. Its values start at 0."""
 
     def __init__(self, lm: PreTrainedModel, *, context: Context = WHOLE_ROWS) -> None:
         super().__init__()

@@ -184,7 +184,7 @@ def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
         )
 
     policy, critic, total = models.policy, models.critic, config.num_steps
-    # The policy's schedule begins after the critic's warm-up, and ends with the run all the same.
+    # The policy's schedule starts after the critic's warm-up, and ends with the run all the same.
     num_trained = total if critic_config is None else total - critic_config.warmup_steps
     rule = config.algorithm.step_scale
     of_policy = optimizer("policy", policy, policy.lm, learner.optimizer, num_trained, rule)
@@ -196,7 +196,7 @@ def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
         learner.optimizer,
         lr=critic_config.lr,
         schedule=critic_config.schedule,
-        # The policy's steps begin after the critic's warm-up, so the same end is a later step.
+        # The policy's steps start after the critic's warm-up, so the same end is a later step.
         schedule_span=[*span[:1], *(end + critic_config.warmup_steps for end in span[1:])],
     )
     if critic is not None:

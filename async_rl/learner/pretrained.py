@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-# Weights of other types have scales beside them, which transformers applies on loading.
+# Weights of other types have scales next to them, which transformers applies on loading.
 _PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
 
 

@@ -120,7 +120,7 @@ class Updater:
         )
 
     def _set_learning_rates(self, version: int) -> tuple[float, float | None]:
-        """Set and return the learning rates; that of the policy begins after the warm-up."""
+        """Set and return the learning rates; that of the policy starts after the warm-up."""
         policy_lr, value_lr = 0.0, None
         if self._critic_optimizer is not None:
             value_lr = self._critic_optimizer.set_step(version)

@@ -33,7 +33,7 @@ _PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
 _REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be redrawn
 _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
 _LOG_EVERY_S = 30.0
-_BAR_WIDTH = 12  # the line beside it fits a terminal of 80 columns
+_BAR_WIDTH = 12  # the line next to it fits a terminal of 80 columns
 _LOG = logging.getLogger("async_rl.progress")
 
 

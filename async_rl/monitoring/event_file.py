@@ -36,7 +36,7 @@ _FLUSH_S = 2
 _MAX_QUEUED = 1000
 _BUCKETS = 30
 _ROTATE_BYTES = 64 * 2**20
-"""The size at which the next event file begins. TensorBoard reads the files of a directory in
+"""The size at which the next event file starts. TensorBoard reads the files of a directory in
 order, and old ones can be moved away while the run writes.
 """
 
@@ -78,7 +78,7 @@ class EventFile:
         self, settings: Mapping[str, bool | int | float | str], metrics: Sequence[str]
     ) -> None:
         """The settings of the run, for TensorBoard's table of runs, and the scalars that stand
-        beside them, of which it shows the first.
+        next to them, of which it shows the first.
         """
         # No domains: TensorBoard takes those of one run for all, and would hide the other runs.
         columns = [hparams.HParam(name) for name in settings]

@@ -18,7 +18,7 @@ class Pace:
 
     def at(self, step: int, now_s: float) -> None:
         """Note that `step` is the newest one."""
-        # A learner that resumes from a checkpoint begins anew.
+        # A learner that resumes from a checkpoint starts anew.
         if self._seen and step < self._seen[-1][0]:
             self._seen.clear()
         if step > 0 and (not self._seen or step > self._seen[-1][0]):

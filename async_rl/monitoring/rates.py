@@ -71,7 +71,7 @@ def commonest_failure(numbers: Iterable[Mapping[str, float]]) -> str:
 def per_second(now: Member, before: Member | None) -> dict[str, float]:
     """Return the growth of each counter per second of the process's own time; empty if unknown."""
     past: Mapping[str, float] = {}
-    # Another pid is another incarnation, whose counters began at 0.
+    # Another pid is another incarnation, whose counters started at 0.
     if before is not None and before.pid == now.pid:
         past = before.counters
     grown = {

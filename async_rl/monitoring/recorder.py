@@ -203,7 +203,7 @@ class Recorder:
         self._events.restart(version + 1)
 
     def _last_row(self, version: float) -> tuple[_RowHead | None, int]:
-        """Return the last row up to this version, and where the one after it would begin."""
+        """Return the last row up to this version, and where the one after it would start."""
         for offset, line in lines_backwards(self._path):
             try:
                 row = msgspec.json.decode(line, type=_RowHead)

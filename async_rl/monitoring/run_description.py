@@ -1,4 +1,5 @@
-"""What TensorBoard shows of a run beside its curves: the configuration and the numbers to watch."""
+"""What TensorBoard shows of a run next to its curves: the configuration and the numbers to
+watch."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ stages at the same time
   `wait_s`, `blocked_s` and `idle_s`; they add up to its age.
 - Text after the first colon is a detail for the user; `waits_for` shows it, the counter's name does
   not include it.
-- `gauge/<name>` is a value as it is now; every other counter only grows until the process ends.
+- `gauge/<name>` is a value as it is now; every other counter only grows until the process exits.
 Every process has one as `context.activity`; its methods are thread-safe.
 """
 

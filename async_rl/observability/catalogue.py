@@ -60,7 +60,7 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _read(file: str, table: type[_Table]) -> _Table:
-    """Read a file beside this module. Raises msgspec.ValidationError, with the path, for a
+    """Read a file next to this module. Raises msgspec.ValidationError, with the path, for a
     malformed line.
     """
     text = resources.files(__package__).joinpath(file).read_bytes()

@@ -49,7 +49,7 @@ step, and up to 5.5 GB for the process.
 CUDA_BASE_MB = 3000
 """Main memory of a process that uses CUDA, beyond BASE_MB: the libraries and pinned buffers."""
 CUDA_CONTEXT_MB = 1500
-"""GPU memory of a process beside its tensors: CUDA's context, kernels, buffers of NCCL."""
+"""GPU memory of a process next to its tensors: CUDA's context, kernels, buffers of NCCL."""
 CUDA_GRAPHS_MB = 1500
 """GPU memory of vLLM's captured graphs; it reports 0.5 to 1.5 GB for models of 1 to 70B."""
 GAPS = 1.05

@@ -147,7 +147,7 @@ def _loaded_bytes(config: RunConfig, shape: ModelShape) -> float:
 
 
 def _num_copies(config: RunConfig) -> int:
-    """The models beside the policy: the critic's backbone and the reference."""
+    """The models next to the policy: the critic's backbone and the reference."""
     has_reference = config.algorithm.reference is not None and not has_adapter(config)
     return has_own_critic(config) + has_reference
 
@@ -246,7 +246,7 @@ def _forward_bytes(config: RunConfig, shape: ModelShape) -> float:
     size, tokens = dtype_bytes(config), config.learner.forward_tokens
     if not is_sharded(config):
         tokens = min(tokens, max(_CACHE_TOKENS, _longest(config)))
-    # Gate, up and their product beside the residual, its norm and the copies of both; the account
+    # Gate, up and their product next to the residual, its norm and the copies of both; the account
     # has the last hidden states of the models that ran before, too.
     widths = 3 * shape.mlp_width + (4 + _num_copies(config)) * shape.hidden_size
     # The weights of a layer and of the next one.

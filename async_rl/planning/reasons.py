@@ -54,7 +54,7 @@ def learner_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> st
 
 
 def engine_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> str:
-    """Return what an engine needs beside its KV cache, and how much the cache holds."""
+    """Return what an engine needs next to its KV cache, and how much the cache holds."""
     generators, engine = config.generators, config.generation.vllm
     fixed = engine_mb(config, shape)
     source = "measured by vLLM at its start"

@@ -79,7 +79,7 @@ async def run(context: ProcessContext) -> None:
 
 
 class Tasks:
-    """The buffer's own tasks, beside its request handlers."""
+    """The buffer's own tasks, next to its request handlers."""
 
     def __init__(self, context: ProcessContext, service: BufferService, store: Store) -> None:
         self._context = context

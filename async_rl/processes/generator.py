@@ -175,7 +175,7 @@ class Generator:
         return Continuation(completed=done.completed)
 
     async def _read_calls(self, request: ReadCalls) -> Message:
-        """Read the tool calls of an answer for an agent, beside the engine's steps."""
+        """Read the tool calls of an answer for an agent, next to the engine's steps."""
         return await self._tool_calls.read(request)
 
     async def _watch_version(self, request: WatchVersion) -> Message:

@@ -93,7 +93,7 @@ class Complete(Message):
 class CallsRead(Message):
     """The tool calls of an answer, by id (empty if the parser gives none), name and arguments.
 
-    content: the text beside them. Without calls the parser found none that it can read.
+    content: the text next to them. Without calls the parser found none that it can read.
     """
 
     content: str

@@ -40,7 +40,7 @@ class Member(Value):
     """One process in the supervisor's list.
 
     address: empty until the process serves. version: -1 in processes without weights. since_s: Unix
-    time at which the state began. devices: as in Register.
+    time at which the state started. devices: as in Register.
     """
 
     name: str
@@ -141,7 +141,7 @@ class ReportFatal(Message):
 class Expel(Message):
     """The learner removed this generator, which missed a push or failed a probe.
 
-    The supervisor ends the process and starts it again.
+    The supervisor stops the process and starts it again.
     """
 
     Reply: ClassVar[type] = Ok

@@ -99,7 +99,7 @@ def boxed(text: str) -> str | None:
             opened.append((brace.end(), brace[0] == _BOX))
         elif opened:
             start, is_box = opened.pop()
-            # An inner box begins later than the box around it, but ends first.
+            # An inner box starts later than the box around it, but ends first.
             if is_box and start > last:
                 last, content = start, text[start : brace.start()]
     return content

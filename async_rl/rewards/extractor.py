@@ -37,7 +37,7 @@ class Extractor:
         return program_of(response, blocks, mode)
 
     async def blocks(self, response: str, language: Language = PYTHON) -> list[Block]:
-        """The usable fenced blocks, in order. Raises InfrastructureError if the child ended."""
+        """The usable fenced blocks, in order. Raises InfrastructureError if the child exited."""
         fenced = fenced_blocks(response, language)
         if language != PYTHON:
             return fenced

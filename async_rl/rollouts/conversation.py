@@ -51,7 +51,7 @@ class Written:
     """A sample without its score: arrays over the tokens after the prompt, as in Trajectory.
 
     answer: the text to score. transcript: all text after the prompt. starts: positions in these
-    arrays at which a further segment begins. score: the one that an environment gave.
+    arrays at which a further segment starts. score: the one that an environment gave.
     first_s: of the first turn, as in Completion.
     """
 
@@ -141,7 +141,7 @@ class Conversation:
 
         Raises RolloutEnded when it does not fit.
         """
-        # No special tokens: a begin-of-text token in the middle would be out of distribution.
+        # No special tokens: a start-of-text token in the middle would be out of distribution.
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if self._num_tokens + len(ids) >= self._sampling.max_new_tokens:
             self._is_truncated = True

@@ -175,7 +175,7 @@ class _Worker:
 
     @property
     def is_ended(self) -> bool:
-        """Return whether the process has ended."""
+        """Return whether the process has exited."""
         return self._reader.done()
 
     @property

@@ -227,7 +227,7 @@ class Groups:
             self._context.log.error("%s", error)
 
     async def _fail(self, ticket: Ticket, reason: DropReason, message: str) -> None:
-        # First, so that no attempt begins with what this one was served.
+        # First, so that no attempt starts with what this one was served.
         self._rollouts.forget(ticket)
         self._context.activity.count(f"failures/{reason}", 1)
         self._context.log.warning(

@@ -1,4 +1,4 @@
-"""A generator's side of other runs that share its engine: their policies are adapters beside its
+"""A generator's side of other runs that share its engine: their policies are adapters next to its
 own.
 
 takes: visits, adapters, probes and rows of tokens of other runs' generators (hosted.py)

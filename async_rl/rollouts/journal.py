@@ -1,7 +1,7 @@
 """What the policy wrote for the open groups of a gateway, on disk before an agent sees it.
 
 A gateway that is killed loses its sessions and the environments. Its groups are issued again, to
-its successor or to another gateway, and their agents begin again; as long as they repeat their
+its successor or to another gateway, and their agents start again; as long as they repeat their
 calls, that gateway answers with the tokens, log-probs and versions that the journals have, and the
 rest is drawn as usual.
 
@@ -43,14 +43,14 @@ class _Record(Value, frozen=True):
 
 
 class Journal:
-    """The records of the open groups, one file each. folder: of this gateway, beside those of the
+    """The records of the open groups, one file each. folder: of this gateway, next to those of the
     others. life: of the supervisor; the records of other ones are removed, because a resumed run
     may have gone back to older weights.
     """
 
     def __init__(self, folder: Path, life: str) -> None:
         self._folder = folder / f"{_LIFE}{life}"
-        # Only folders of journals: whatever else lies beside this gateway's is not ours.
+        # Only folders of journals: whatever else lies next to this gateway's is not ours.
         for other in folder.parent.glob(f"*/{_LIFE}*"):
             # Another gateway may start at the same time and remove it too.
             if other.name != self._folder.name:

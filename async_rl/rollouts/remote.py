@@ -70,13 +70,13 @@ class RemoteEngines:
             yield
 
     def forget(self, session: str) -> None:
-        """The session has ended: no further call begins with this id."""
+        """The session has ended: no further call starts with this id."""
         self._chosen.pop(session, None)
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
-        """Yield the continuation. request_id: begins with the id of the session and a slash."""
+        """Yield the continuation. request_id: starts with the id of the session and a slash."""
         session = request_id.partition("/")[0]
         request = Complete(
             request_id=f"{self._context.name}.{request_id}",

@@ -16,7 +16,7 @@ from async_rl.rollouts.conversation import Written
 def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
     """Return the samples that the engine writes for a ticket of `num_samples`.
 
-    ReMax adds a greedy answer in training. In evaluation several samples have one beside them,
+    ReMax adds a greedy answer in training. In evaluation several samples have one next to them,
     which costs little then and shows how much sampling loses.
     """
     if purpose is Purpose.TRAIN:

@@ -62,7 +62,7 @@ def leave_mark(run_dir: Path, pid: int | None = None) -> None:
 
 @contextlib.contextmanager
 def owning(run_dir: Path) -> Iterator[None]:
-    """Be the only process that launches or resumes the run, until the block or the process ends.
+    """Be the only process that launches or resumes the run, until the block or the process exits.
 
     Raises ConfigError if another process does.
     """
@@ -146,7 +146,7 @@ def ask_stop(run_dir: Path, pid: int, *, is_graceful: bool) -> None:
 
 
 def wait_for_run(run_dir: Path, pid: int, *, timeout_s: float) -> bool:
-    """Wait until the run's supervisor has ended; return False after `timeout_s`."""
+    """Wait until the run's supervisor has exited; return False after `timeout_s`."""
     if not _is_elsewhere(_load_mark(run_dir)):
         return wait_for_end(pid, timeout_s=timeout_s)
     deadline_s = time.monotonic() + timeout_s
@@ -156,7 +156,7 @@ def wait_for_run(run_dir: Path, pid: int, *, timeout_s: float) -> bool:
 
 
 def wait_for_end(pid: int, *, timeout_s: float) -> bool:
-    """Wait until the process has ended; return False after `timeout_s`."""
+    """Wait until the process has exited; return False after `timeout_s`."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,8 +1,8 @@
 """The first step and the first input in which two recorded runs differ.
 
-Within a step, causes come before effects: the weights that it began with, the prompts, the sampled
-tokens, their versions and log-probs, the rewards, the order of the batch, the learning rate, the
-other numbers of the learner, the weights after it.
+Within a step, causes come before effects: the weights that it started with, the prompts, the
+sampled tokens, their versions and log-probs, the rewards, the order of the batch, the learning
+rate, the other numbers of the learner, the weights after it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants
 - A process knows only the supervisor's address at its start (`<run>/control.json`). It finds all
   others through the directory.
-- A process ends if the supervisor stops answering.
+- A process exits if the supervisor stops answering.
 - SIGTERM (or SIGUSR1) sets `stopping`; `run(context)` then finishes its work and returns.
 """
 
@@ -88,7 +88,7 @@ def load_control(run_dir: Path) -> Control:
 
 
 def require_running(run_dir: Path) -> Control:
-    """Return the address of the run's supervisor. Raises Unavailable if its process has ended."""
+    """Return the address of the run's supervisor. Raises Unavailable if its process has exited."""
     control = load_control(run_dir)
     # Only this machine's pids can be checked; elsewhere the call runs into its deadline.
     if control.machine == platform.node() and not _is_alive(control.pid):
@@ -107,7 +107,7 @@ def _is_alive(pid: int) -> bool:
 
 @contextlib.asynccontextmanager
 async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
-    """Open a client of the run's supervisor. Raises Unavailable if its process has ended."""
+    """Open a client of the run's supervisor. Raises Unavailable if its process has exited."""
     control = require_running(run_dir)
     control.check_messages(run_dir.name)
     async with RpcClient(control.address, load_keys(run_dir / "keys")) as client:

@@ -92,7 +92,7 @@ class Directory:
 
 
 class _Ended(Unavailable):
-    """The process ended before it answered; its successor may be called."""
+    """The process exited before it answered; its successor may be called."""
 
 
 class Incarnation:
@@ -106,7 +106,7 @@ class Incarnation:
         self._connect = connect
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
-        """As RpcClient.call. Raises Unavailable once the process ended or left the member list."""
+        """As RpcClient.call. Raises Unavailable once the process exited or left the member list."""
         member = self._member
         call = asyncio.create_task(self._call(request, timeout_s), name=f"call {member.name}")
         gone = asyncio.create_task(self._gone(), name=f"watch {member.name}")

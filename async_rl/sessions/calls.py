@@ -15,7 +15,7 @@ class Call:
     """A request for one answer.
 
     max_tokens: None = as many as fit. stops: texts before which the answer ends. in_pieces: the
-    agent reads along. begin: the text that the context already has of the answer. prompt: the
+    agent reads along. start: the text that the context already has of the answer. prompt: the
     text before it, if the call has no messages. tools: those that the answer may call.
     """
 

@@ -52,7 +52,7 @@ class Chat:
     ) -> tuple[Context, History]:
         """Return the context of a request and the key of its history.
 
-        begin: text with which the answer has to begin. Raises Refused if the template refuses the
+        start: text with which the answer has to start. Raises Refused if the template refuses the
         messages.
         """
         history = (key_of(list(tools)), *(key_of(message) for message in messages))
@@ -86,7 +86,7 @@ class Chat:
     ) -> dict[str, Any]:
         """Return a complete answer as a message, its tool calls read by a generator.
 
-        begin: text that the policy did not write; shown: the answer as the agent sees it; written,
+        start: text that the policy did not write; shown: the answer as the agent sees it; written,
         token_ids: what the policy wrote, with special tokens. Raises Refused if no generator can
         ever read it, InfrastructureError if none answers.
         """

@@ -24,7 +24,7 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 def error_of(refused: Refused) -> dict[str, Any]:
-    """Return the error in the form of both APIs: Anthropic's has `type` beside it, OpenAI's has
+    """Return the error in the form of both APIs: Anthropic's has `type` next to it, OpenAI's has
     more in it.
     """
     kind = _KINDS.get(refused.status, "invalid_request_error")

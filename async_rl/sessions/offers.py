@@ -91,7 +91,7 @@ class Offers:
         return offer
 
     def end(self, token: str, error: str) -> None:
-        """The program has ended, or failed with this reason. It may say so twice, or while its
+        """The program has exited, or failed with this reason. It may say so twice, or while its
         group is given up, because another sample failed.
         """
         offer = self._taken.get(token)

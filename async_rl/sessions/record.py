@@ -74,7 +74,7 @@ class Row:
     """A session as one row of tokens after the prompt, as in Trajectory.
 
     token_ids int32 [L], logprobs float32 [L], versions int32 [L], is_written bool [L]. starts: the
-    positions in the row at which a segment begins that does not continue the prompt.
+    positions in the row at which a segment starts that does not continue the prompt.
     """
 
     token_ids: IntArray
@@ -87,7 +87,7 @@ class Row:
 
 class Record:
     """The turns of one session. prompt: the tokens of the ticket's prompt, with which a first
-    segment may begin.
+    segment may start.
     """
 
     def __init__(self, prompt: IntArray) -> None:
@@ -98,7 +98,7 @@ class Record:
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """The served turns, in the order in which their calls began."""
+        """The served turns, in the order in which their calls started."""
         return [turn for turn in self._turns.values() if turn.answer is not None]
 
     def turn(self, number: int) -> Turn:
@@ -121,7 +121,7 @@ class Record:
         return None, 0
 
     def match_text(self, text: str) -> int | None:
-        """Return the turn with the longest prompt and answer with which this text begins."""
+        """Return the turn with the longest prompt and answer with which this text starts."""
         texts = {n: t.text for n, t in self._served() if t.text and text.startswith(t.text)}
         return max(texts, key=lambda number: len(texts[number]), default=None)
 
@@ -192,7 +192,7 @@ class Record:
     def num_tokens(self, context: Context | None = None) -> int:
         """Return the length of the row, with calls in progress at their limits.
 
-        context: of a call that begins now and has written nothing yet.
+        context: of a call that starts now and has written nothing yet.
         """
         ends = self._segment_ends(context)
         total = sum(self._turns[n].prefix_length + self._turns[n].num_written for n in ends)
@@ -267,7 +267,7 @@ class Record:
             and context.num_kept == self._turns[context.parent].num_written
         }
         ends = [number for number in self._turns if number not in continued]
-        # The first segment continues the prompt of the row, if any of them begins with it.
+        # The first segment continues the prompt of the row, if any of them starts with it.
         return sorted(ends, key=lambda number: not self._begins_with_prompt(number))
 
     def _begins_with_prompt(self, number: int) -> bool:

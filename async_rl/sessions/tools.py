@@ -26,7 +26,7 @@ _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 class ToolForm:
     """One form. name: of vLLM's parser. marks: a template with all of them has this form.
 
-    required, named: the text with which an answer begins that has to call a tool, or the tool
+    required, named: the text with which an answer starts that has to call a tool, or the tool
     {name} ({json} in JSON); without them no call can be forced.
     """
 
@@ -36,7 +36,7 @@ class ToolForm:
     named: str = ""
 
     def begin(self, choice: str, name: str = "") -> str:
-        """Return the text with which a forced call begins. Raises Refused."""
+        """Return the text with which a forced call starts. Raises Refused."""
         begin = self.named if name else self.required
         if not begin:
             raise Refused(
@@ -73,7 +73,7 @@ def form_of(template: str, parser: str = "") -> ToolForm:
 def chosen(
     tools: list[dict[str, Any]], choice: str | dict[str, Any] | None, form: ToolForm
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the tools that the template shows, and the text with which the answer begins.
+    """Return the tools that the template shows, and the text with which the answer starts.
 
     A choice other than `auto` is kept by beginning the answer for the policy; that text is read,
     not trained. Raises Refused.

@@ -155,7 +155,7 @@ class Child:
         return self._end(code, silence, handle.why)
 
     async def _until_lost(self, handle: ProcessHandle) -> str:
-        """As Liveness.until_lost; the start time begins once the process has its resources."""
+        """As Liveness.until_lost; the start time starts once the process has its resources."""
         try:
             async with asyncio.timeout(_PLACED_SOON_S):
                 await handle.placed()

@@ -39,7 +39,7 @@ _AFTERMATH_S = 2.0
 
 @frozen
 class Lost:
-    """A process ended and is about to restart."""
+    """A process exited and is about to restart."""
 
     name: str
     reason: str
@@ -91,7 +91,7 @@ class Fleet:
         self.failed: asyncio.Future[RunFailed] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Keep every process until a stop begins and all have ended."""
+        """Keep every process until a stop starts and all have ended."""
         async with self._group:
             learners = self._of_roles(["learner"])
             if learners:

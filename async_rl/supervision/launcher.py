@@ -33,12 +33,12 @@ class ProcessHandle(Protocol):
         """Wait without limit until the process has its resources or has ended."""
 
     async def wait(self) -> int:
-        """Return the exit code once the process and all its children have ended; -N after signal
+        """Return the exit code once the process and all its children have exited; -N after signal
         N.
         """
 
     def terminate(self) -> None:
-        """Send SIGTERM. Harmless if the process has ended."""
+        """Send SIGTERM. Harmless if the process has exited."""
 
     def kill(self) -> None:
         """Send SIGKILL to the process and its children. Harmless if it has ended."""

@@ -51,7 +51,7 @@ class _Entry:
 
 
 class Registry:
-    """Members by name. The revision of `directory` grows when a member begins or ends to serve.
+    """Members by name. The revision of `directory` grows when a member starts or ends to serve.
 
     wanted: target number of processes per pool, set by the scaler. work: purpose of the generators
     of each pool. clock: seconds in which the supervisor ran.

@@ -26,7 +26,7 @@ from async_rl.training import checkpoints
 _DONE = ".complete"
 _RECORDS = ("config*.yaml", SCALE_FILE)
 _FILES = "files/"
-"""A separate folder: beside the checkpoints they would make the copy look like a run."""
+"""A separate folder: next to the checkpoints they would make the copy look like a run."""
 _METRICS = "metrics.jsonl"
 _PART_BYTES = 4 * 2**20
 """An update copies the last part again, and 100,000 steps (350 MB) are fewer than 100 parts."""

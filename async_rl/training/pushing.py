@@ -5,7 +5,7 @@ current one to late joiners.
 weights. This file makes the calls and owns the deadline. The shared block has one version;
 `publish` overwrites it only while no generator reads it, which the deadline bounds. A generator
 that misses the deadline is cut off, and gets the weights when it is back; the others continue. With
-placement=colocated pushes wake generators, so no push begins between `take_device` and `publish`,
+placement=colocated pushes wake generators, so no push starts between `take_device` and `publish`,
 which returns the device.
 """
 

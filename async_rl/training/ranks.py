@@ -99,7 +99,7 @@ class Rank:
         return Ok()
 
     async def read(self, request: Fetch) -> Message:
-        """Read this rank's sequences of a batch, beside the operations."""
+        """Read this rank's sequences of a batch, next to the operations."""
         self._check_pool(request.pool)
         owners = self._trainer.owners(request.heads, request.train_version)
         await self._parts.fetch(request, owners)
@@ -262,7 +262,7 @@ class TrainingPool(Rank):
     async def _together(self, operation: Operation, work: Callable[[], T]) -> T:
         """Do the work of rank 0 in an operation of all ranks."""
         request = Perform(pool=self._pool, operation=operation)
-        # All ranks must begin the operations in one order, also those of concurrent callers.
+        # All ranks must start the operations in one order, also those of concurrent callers.
         async with self._in_order:
             calls = (other.call(request, timeout_s=_ACCEPT_S) for other in self._others)
             await asyncio.gather(*calls)

@@ -82,7 +82,7 @@ def _store(plan: Plan, config: RunConfig) -> Any:
 
 
 def _meet(store: Any, rank: int, version: int) -> None:
-    """Return once rank 0 begins the step.
+    """Return once rank 0 starts the step.
 
     Rank 0 writes the step before for the terminal, which a user may stop for hours. Ranks that
     waited in a collective operation would reach its deadline.

@@ -8,7 +8,7 @@ PLAN_FILE = "replay.json"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the ranks need. checkpoint: None to begin with the start model.
+    """Everything that the ranks need. checkpoint: None to start with the start model.
 
     config: as in the replay's config.yaml; start: the version of the checkpoint; last: the step to
     end with.

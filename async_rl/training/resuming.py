@@ -40,7 +40,7 @@ async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
             await pool.load(choice.directory)
         context.log.info("resumes from %s", choice.directory)
     for refused, reason in choice.refused.items():
-        # Its name is free for the checkpoint of the same version in the history that begins now.
+        # Its name is free for the checkpoint of the same version in the history that starts now.
         aside = checkpoints.set_aside(refused)
         context.log.warning(
             "%s is not used: %s; the steps after %d are trained again, and it is kept as %s",

@@ -2,7 +2,7 @@
 eq. 3), by PEFT.
 
 Invariants
-- Base weights are frozen. B is 0 at first, so an adapter begins as the model itself.
+- Base weights are frozen. B is 0 at first, so an adapter starts as the model itself.
 - `merged_weights` has the names and shapes of the model without adapter; `adapter_weights` has
   those of PEFT's files, which vLLM reads too.
 PEFT is imported only for a model with an adapter: importing it takes seconds.

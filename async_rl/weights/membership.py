@@ -16,7 +16,7 @@ Invariants
   that gave up a load that lost a member retry with the others. A member that gave up a load that
   lost none retries alone, and is cut off if that fails too. So retries have fewer and fewer members
   and end.
-- The version changes only while no load reads the block. After `close()` no load begins, so the
+- The version changes only while no load reads the block. After `close()` no load starts, so the
   learner waits for one deadline at most.
 """
 
@@ -98,7 +98,7 @@ class Membership:
         return {load.version for load in self._open.values()}
 
     def close(self) -> None:
-        """Let no load begin until the next version is published."""
+        """Let no load start until the next version is published."""
         self._is_closed = True
 
     def publish(self, version: int) -> None:
@@ -134,14 +134,14 @@ class Membership:
         return cut_off
 
     def behind(self) -> set[Life]:
-        """Lives that should begin to load the version; none after `close`."""
+        """Lives that should start to load the version; none after `close`."""
         if self._is_closed:
             return set()
         loading = {life for load in self._open.values() for life in load.members}
         return {life for life in self._present - loading if self._loaded.get(life) != self.version}
 
     def next_together(self, together: Collection[Life]) -> set[Life]:
-        """Return the lives of `together` that should begin one load now.
+        """Return the lives of `together` that should start one load now.
 
         None while any of `together` still loads. A life that has to retry alone goes first.
         """

@@ -35,7 +35,7 @@ Test = str | Mapping[str, Any] | CodeTest
 class Verifier:
     """A server that judges programs in a jail: `with Verifier() as verifier: verifier.check(...)`.
 
-    The server ends with the block, and also if this process is killed. Several threads may use it.
+    The server exits with the block, and also if this process is killed. Several threads may use it.
 
     Args:
         settings: Settings of `sandbox`, `verifiers` and `reward` that differ from conf/, as for

@@ -45,7 +45,7 @@ class NodeProcess:
         return process.pid
 
     async def wait(self) -> int:
-        """Return the exit code, once the process has ended."""
+        """Return the exit code, once the process has exited."""
         (process,) = self._processes
         return await process.wait()
 

@@ -78,7 +78,7 @@ class RayProcess:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the process has ended."""
+        """Return whether the process has exited."""
         return self._code.done()
 
     async def placed(self) -> None:

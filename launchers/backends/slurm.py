@@ -5,7 +5,7 @@ Invariants
 - The job is only an allocation: a restart, and a process that joins later, is another `srun` in it.
   A step waits until the allocation has free CPUs for it.
 - Steps end with the supervisor: `srun` dies with it, Slurm ends the job with its batch step, and a
-  process that cannot reach the supervisor ends.
+  process that cannot reach the supervisor exits.
 - SIGTERM makes `srun` kill its task, so a process is asked to end by SIGUSR1, which `srun` passes
   on.
 - The run's directory is on a filesystem that the nodes share; the buffer, which writes the store,

@@ -18,13 +18,13 @@ WIDTH_IF_NO_TERMINAL = 140
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Return the runs whose name begins like this, the newest first."""
+    """Return the runs whose name starts like this, the newest first."""
     names = (path.name for path in all_runs(default_output_dir()))
     return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """Return `conf=NAME`, settings and their values that begin like this."""
+    """Return `conf=NAME`, settings and their values that start like this."""
     from async_rl.composition.choices import CONF_DIR
     from async_rl.composition.files import names
     from async_rl.composition.schema import find, settings

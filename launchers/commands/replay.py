@@ -2,7 +2,7 @@
 without generators.
 
 Invariants: nothing of the run is changed; everything that can be refused is refused before a model
-is loaded; the processes end with the command.
+is loaded; the processes exit with the command.
 """
 
 from __future__ import annotations

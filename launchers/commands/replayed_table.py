@@ -1,4 +1,5 @@
-"""The table that `async-rl replay` prints: each step beside the recorded one, and what it shows."""
+"""The table that `async-rl replay` prints: each step next to the recorded one, and what it
+shows."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def view(
 
 
 def _where(run: str | None, output_dir: Path | None) -> tuple[Path, str]:
-    """Return (directory of runs, page to begin with). Raises ConfigError if there is neither."""
+    """Return (directory of runs, page to start with). Raises ConfigError if there is neither."""
     if run is None:
         directory = output_dir or default_output_dir()
     else:

@@ -1,7 +1,7 @@
 """Reads a configuration of another project: yaml, hydra's yaml, TOML, JSON or a command line.
 
 Invariants: nothing of the source is executed; a file that hydra would compose is composed from the
-files beside it, so that every key is there.
+files next to it, so that every key is there.
 """
 
 from __future__ import annotations

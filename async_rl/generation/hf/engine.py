@@ -230,7 +230,7 @@ class HfEngine:
         return [self._receivers.device_name]
 
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
-        """Copy and verify the version beside the batch, then change tensors between two tokens."""
+        """Copy and verify the version next to the batch, then change tensors between two tokens."""
         self._require_open()
         if isinstance(source, DeviceBlock):
             raise WeightsError(

@@ -48,7 +48,7 @@ class AppliedAdapter(VllmEngine):
         super().__init__(llm, end_token_ids, has_spare=False)
         self._slots = slots
         self._index = index
-        # vLLM's ids begin at 1, and 0 is the base model.
+        # vLLM's ids start at 1, and 0 is the base model.
         self._lora = LoRARequest(f"slot {index}", index + 1, _PLACEHOLDER)
         self.name = ""
         self.seen_s = 0.0

@@ -166,7 +166,7 @@ class VllmEngine:
             )
 
     async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
-        """Do the part that can run beside the engine's steps; returns the workers' method and its
+        """Do the part that can run next to the engine's steps; returns the workers' method and its
         arguments for the rest.
         """
         args = encode(manifest), encode(source)

@@ -21,7 +21,7 @@ from async_rl.core.errors import AsyncRLError, BroadcastBroken, Unavailable, Wei
 from async_rl.generation.vllm.core import ThreadedCore
 
 _LOST_WORKER = "failed: cancelled"
-"""The end of vLLM's message for a call that was waiting when a worker process ended."""
+"""The end of vLLM's message for a call that was waiting when a worker process exited."""
 
 
 class Llm:

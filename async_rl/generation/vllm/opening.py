@@ -127,7 +127,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
         if uses_gpu(config):
             # vLLM 0.32 does not size the cache by the share then, but refuses to start unless that
-            # much is free: beside a learner that has begun, an engine could never start again.
+            # much is free: next to a learner that has started, an engine could never start again.
             settings["gpu_memory_utilization"] = _NO_SHARE
     if vllm.enforce_eager:
         settings["compilation_config"] = {"mode": 0}
@@ -150,7 +150,7 @@ async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> tuple[AsyncLLM, 
             llm = await asyncio.to_thread(AsyncLLM.from_engine_args, args)
         else:
             llm = await asyncio.to_thread(_open_threaded, args, asyncio.get_running_loop())
-        # A copy is staged beside the steps, which only a core in this process offers.
+        # A copy is staged next to the steps, which only a core in this process offers.
         wants_spare = not has_core_process and not config.model.is_applied
         spares = await llm.collective_rpc("prepare_shared_weights", args=(wants_spare,))
     except (ValueError, OSError) as error:

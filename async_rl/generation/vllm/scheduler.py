@@ -58,7 +58,7 @@ class _Salting(Scheduler):  # type: ignore[misc]  # vLLM is untyped here
                 self._salt(request)
 
     def _prefill_again(self) -> None:
-        """Let the requests of which a part is prefilled begin again: the rest by other weights
+        """Let the requests of which a part is prefilled start again: the rest by other weights
         would give them tokens of a distribution that no version has, under the label of the new.
         """
         for request in [request for request in self.running if request.is_prefill_chunk]:

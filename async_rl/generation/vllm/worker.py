@@ -1,7 +1,7 @@
 """The part of a push that runs inside vLLM's workers: from any medium into the model.
 
 On CPU, linear layers have their weights packed for their kernel, so weights cannot be copied in
-place. A second copy of the model is loaded and packed beside the one in use, then the two exchange
+place. A second copy of the model is loaded and packed next to the one in use, then the two exchange
 their tensors, which takes no longer than a few assignments; a failure before that leaves the model
 in use untouched. Elsewhere addresses must not change (CUDA graphs): vLLM's layerwise reload writes
 into the model in place. vLLM loads this class through `parallel_config.worker_extension_cls` and
@@ -86,7 +86,7 @@ class SharedWeightsExtension:
         return self._receivers.device_name
 
     def stage_shared_weights(self, manifest: bytes, source: bytes) -> str:
-        """Load and pack the second copy; may run beside the engine's steps."""
+        """Load and pack the second copy; may run next to the engine's steps."""
         if self._spare is None:
             raise WeightsError("this worker has no second copy of the model to stage weights in")
         _return_freed_memory()
@@ -135,7 +135,7 @@ class SharedWeightsExtension:
         return ""
 
     def stage_adapter(self, slot: int, directory: str) -> str:
-        """Read an adapter in PEFT's form for a slot, counted from 1; may run beside the engine's
+        """Read an adapter in PEFT's form for a slot, counted from 1; may run next to the engine's
         steps. Returns why vLLM refuses it, else an empty string.
         """
         request = LoRARequest(str(slot), slot, directory)

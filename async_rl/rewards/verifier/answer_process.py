@@ -20,7 +20,7 @@ class AnswerProcess:
     async def verdict(self, test: AnswerTest, response: str, deadline_s: float) -> Verdict:
         """Pass, wrong answer, or timeout.
 
-        Raises InfrastructureError if the rule failed, or if the child ended before the deadline.
+        Raises InfrastructureError if the rule failed, or if the child exited before the deadline.
         """
         query = AnswerQuery(test=test, response=response, deadline_s=deadline_s)
         result = await self._child.ask(query)

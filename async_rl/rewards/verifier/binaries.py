@@ -1,7 +1,7 @@
 """Compiled programs by content: in memory, and in a directory that outlives the process.
 
 Invariants: a key names the source, the compiler's version and its arguments, so a program only gets
-what its own source became; a file is written beside its place and renamed, and begins with the
+what its own source became; a file is written next to its place and renamed, and starts with the
 digest of its content, so a torn or changed file is never run; nothing in a jail can see the
 directory; it is bounded in size, and the files that were used last stay.
 """

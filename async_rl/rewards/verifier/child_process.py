@@ -46,7 +46,7 @@ class ChildProcess(Generic[A]):
         self._stdin.write(_line(message))
 
     async def receive(self) -> A | None:
-        """The next answer; None when the child has ended."""
+        """The next answer; None when the child has exited."""
         line = await self._stdout.readline()
         return self._decoder.decode(line) if line else None
 

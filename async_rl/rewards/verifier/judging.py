@@ -3,7 +3,7 @@ decides outside the process that ran the program (`rulings.py`).
 
 Takes a VerifyRequest, waits for cells, and returns a VerifyResponse, or raises InfrastructureError
 if no cell could run the program. Tests run in order; neighbours of one kind share a child. A test
-during which the child ends takes its verdict from that; the tests after it run in a fresh child. A
+during which the child exits takes its verdict from that; the tests after it run in a fresh child. A
 stream test that failed in a shared child runs again in a fresh one, because an earlier run may have
 spoilt it. After two timeouts the rest of the tests count as timeouts (`checks.py`).
 """
@@ -52,7 +52,7 @@ _MIB = 1 << 20
 class Printed(NamedTuple):
     """The result of a program for one standard input; nothing is compared.
 
-    verdict: pass if the program ended well; output: up to the output limit.
+    verdict: pass if the program exited well; output: up to the output limit.
     """
 
     verdict: Verdict
@@ -219,7 +219,7 @@ class Judge:
         return judge_contained(containers, test, program.code, program.output_bytes, rule)
 
     async def _judged(self, test: AssertTest, program: Program) -> TestResult:
-        """Run the test in a judging child, and the program in a solver beside it."""
+        """Run the test in a judging child, and the program in a solver next to it."""
         fault = asked_by(program.setup, test.code).fault
         if fault:
             return _broken(fault)

@@ -80,7 +80,7 @@ def read_streams(outcome: Outcome, spec: JobSpec) -> Answers:
         or not _is_loaded(frames)
     ):
         return read
-    # The child ended during the last run, without a frame: os._exit(0) after printing is a pass.
+    # The child exited during the last run, without a frame: os._exit(0) after printing is a pass.
     reply = outcome.reply
     has_left = reply.ending == Ending.EXITED and reply.code == 0
     last = settled(reached - 1, 0.0, is_done=has_left and not outcome.frames.is_malformed)
@@ -175,7 +175,7 @@ def _limit(spec: JobSpec) -> str:
 
 
 def _end(outcome: Outcome, spec: JobSpec) -> Answer:
-    """The answer of the run during which the child ended."""
+    """The answer of the run during which the child exited."""
     reply = outcome.reply
     cpu_s = 0.0
     if outcome.is_result_full:

@@ -43,7 +43,7 @@ _BLOCKED_LOOP = (
 
 
 class _ChildEnded(Exception):
-    """The process ended during a call. is_suspect: this call may be the reason."""
+    """The process exited during a call. is_suspect: this call may be the reason."""
 
     def __init__(self, code: int, *, is_suspect: bool) -> None:
         super().__init__(code)
@@ -165,7 +165,7 @@ class _Child:
     async def score(self, name: str, sample: RewardSample) -> dict[str, float]:
         """The parts of a score.
 
-        Raises RewardError if the function failed or hung, _ChildEnded if the process ended during
+        Raises RewardError if the function failed or hung, _ChildEnded if the process exited during
         the call.
         """
         number = next(self._numbers)

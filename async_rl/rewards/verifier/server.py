@@ -4,7 +4,7 @@ POST /verify, POST /verify_batch (results stream as they finish), GET /health, G
 (Prometheus); the forms of other systems are in `wire_forms.py` and `wire_rewards.py`. Bodies are
 JSON, or MessagePack if the content type says so. A batch is answered by lines of JSON, or by
 MessagePack values, each after its length as uint32. Invariants: every request needs the token, as
-`Authorization: Bearer T` or in a path that begins with /token/T; a bad request is a 4xx that names
+`Authorization: Bearer T` or in a path that starts with /token/T; a bad request is a 4xx that names
 the path of its field; a full queue is 429 with Retry-After; the programs of a client that
 disconnects end with it.
 """

@@ -50,7 +50,7 @@ class VerifierService:
     """One verifier, independent of the protocol.
 
     functions: None if the configuration has no reward functions; num_cells: programs that run at a
-    time; num_spare: slow programs that may run beside them, in additional cells.
+    time; num_spare: slow programs that may run next to them, in additional cells.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 drains and exits.
 
 Takes settings and a bound socket, waits for requests, and sends answers. Woken by: a request;
-`stopping`, after which new work is refused, admitted work is finished, and the server ends.
+`stopping`, after which new work is refused, admitted work is finished, and the server exits.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class RunResult(Body):
 
 
 class RunCodeAnswer(Body):
-    """Answer of SandboxFusion: Success if the program ended with status 0."""
+    """Answer of SandboxFusion: Success if the program exited with status 0."""
 
     status: Literal["Success", "Failed"]
     message: str

@@ -95,7 +95,7 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
     groups = [
         group
         for group in group_times(run_dir, most=most)
-        # Generators that only evaluate work beside the others, and cost them nothing.
+        # Generators that only evaluate work next to the others, and cost them nothing.
         if not evaluates_only(config, group.generator)
     ]
     begun_s = min((group.handed_out_s for group in groups), default=math.inf)
@@ -226,10 +226,10 @@ class _Flights:
 
 
 def _changes(group: GroupTimes, start_s: float, end_s: float, load: float) -> Floats:
-    """Return [N, 2]: the moments at which samples of the group begin or end, and how many do.
+    """Return [N, 2]: the moments at which samples of the group start or end, and how many do.
 
     If the moments were not recorded, the mean number stands for them: less exact, as many are in
-    flight when a group begins and few at its end.
+    flight when a group starts and few at its end.
     """
     if not len(group.samples):
         return np.array([[start_s, load], [end_s, -load]])

@@ -1,7 +1,7 @@
 """The two halves of a medium that carries weights: `Sender` in the learner, `Receiver` in each rank
 of a generator.
 
-To add a medium, write one file beside this one with both halves, add its address to
+To add a medium, write one file next to this one with both halves, add its address to
 `protocol/weights.py`, and register it in `transport/table.py`.
 """
 

@@ -45,7 +45,7 @@ from async_rl.weights.transport.shared_memory import SharedTensorsReader
 _CPU = "cpu"
 BUCKET_BYTES = 64 << 20
 """Buffer of a rank; it grows to the size of the largest tensor. Large enough that the latency of a
-call does not count, and small beside the memory of a GPU.
+call does not count, and small next to the memory of a GPU.
 """
 # Below 1, so that healthy members answer before the deadline, which would cut them off too.
 _PATIENCE = 0.5
@@ -153,7 +153,7 @@ class Broadcaster(Sender):
         try:
             await loop.run_in_executor(self._thread, self._send, manifest, seat)
         except BroadcastBroken:
-            # The survivors may have begun their next load already, which must keep its seats.
+            # The survivors may have started their next load already, which must keep its seats.
             if self._newest is load:
                 self._newest = None
             raise

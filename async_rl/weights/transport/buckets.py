@@ -19,7 +19,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @frozen
 class Bucket:
-    """The bytes of the block from `begin` to `end`, and the tensors in it."""
+    """The bytes of the block from `start` to `end`, and the tensors in it."""
 
     begin: int
     end: int

@@ -24,7 +24,7 @@ def choose_interface(host: str) -> None:
     """Let NCCL use the network interface of an address of this machine. NCCL reads the setting once
     per process, so this comes before its first use, by whomever.
     """
-    # Without "=" NCCL also takes interfaces whose names begin like this one (eth1, eth10).
+    # Without "=" NCCL also takes interfaces whose names start like this one (eth1, eth10).
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "=" + _interface_of(host))
 
 

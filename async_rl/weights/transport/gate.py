@@ -37,7 +37,7 @@ _ACCEPT, _DROP = 0xFFFFFFFF, 0
 _LD_WORD, _LD_HALF, _JUMP_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
 _NET_HEADER = 0x100000000 - 0x100000  # SKF_NET_OFF: offsets from here count in the IP header
 _SOURCE_ADDRESS = _NET_HEADER + 12
-_SOURCE_PORT = 0  # offset in the TCP header, where the data of a socket's filter begin
+_SOURCE_PORT = 0  # offset in the TCP header, where the data of a socket's filter start
 
 
 class _Dial(msgspec.Struct, frozen=True):

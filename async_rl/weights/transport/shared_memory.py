@@ -1,7 +1,7 @@
 """A block of tensors in memory that processes of one host share.
 
 The block is a memfd: it has no name in any file system, a process of the same user maps it through
-/proc/<pid>/fd/<n>, and the kernel frees it with the last mapping, however the processes end.
+/proc/<pid>/fd/<n>, and the kernel frees it with the last mapping, however the processes exit.
 Layout: a header of 64 bytes (magic, version, a counter that is odd while the block is being
 written), then the tensors, each aligned to 64 bytes.
 """
@@ -201,8 +201,8 @@ class SharedTensorsReader:
             )
 
     def verify_unchanged(self) -> None:
-        """Raises WeightsError if the writer has begun another version, so that the tensors read may
-        be torn.
+        """Raises WeightsError if the writer has started another version, so that the tensors read
+        may be torn.
         """
         if self._read_counter() != self._counter:
             raise WeightsError(
