@@ -231,11 +231,15 @@ def test_a_server_that_fails_is_asked_again_up_to_its_attempts() -> None:
 
 def test_a_server_that_does_not_answer_is_given_up_within_the_limit_of_one_call() -> None:
     async def run() -> str:
+        ending = asyncio.Event()
+        calls = set()
+
         async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                writer.close()
+            # The loop refers to tasks weakly: one that waits for nothing else may be collected.
+            calls.add(asyncio.current_task())
+            await ending.wait()
+            writer.close()
+            await writer.wait_closed()
 
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -246,6 +250,8 @@ def test_a_server_that_does_not_answer_is_given_up_within_the_limit_of_one_call(
                         await scorer(sample("yes"))
         finally:
             server.close()
+            ending.set()
+            await asyncio.gather(*calls, return_exceptions=True)
         return str(failed.value)
 
     assert "ReadTimeout" in asyncio.run(run())
