@@ -99,7 +99,7 @@ class Generator:
         self._draining = asyncio.Event()
         self._completed = asyncio.Event()
         self._num_completing = 0
-        self._is_broken = ""
+        self._engine_fault = ""
 
     async def serve(self) -> None:
         """Answer the learner and the supervisor from now on."""
@@ -145,8 +145,8 @@ class Generator:
             await self.groups.make()
             return
         await self._draining.wait()
-        if self._is_broken:
-            raise EngineDead(self._is_broken)
+        if self._engine_fault:
+            raise EngineDead(self._engine_fault)
         while self._num_completing:
             self._completed.clear()
             await self._completed.wait()
@@ -165,7 +165,7 @@ class Generator:
                     done = await anext(completions)
         except (Unavailable, WeightsError) as error:
             # Another engine may continue the row; this one has to start again.
-            self._is_broken = str(error)
+            self._engine_fault = str(error)
             self._draining.set()
             raise Unavailable(f"{self._context.name}: {error}") from error
         finally:

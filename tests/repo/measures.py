@@ -14,7 +14,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-from repository import ROOT, product
+from repository import ROOT, module, product
 
 LIMITS = ROOT / "tests" / "repo" / "size.toml"
 ROLES = ("buffer", "generator", "verifier", "learner")
@@ -50,19 +50,13 @@ def tokens_by_package() -> dict[str, int]:
 
 def reached_lines() -> dict[str, int]:
     """Return the lines that each role's process can import, and those of all roles together."""
-    files = {_module(path): path for path in product()}
-    imports = {module: _imports(path, files) for module, path in files.items()}
+    files = {module(path): path for path in product()}
+    imports = {name: _imports(path, files) for name, path in files.items()}
     reached = {role: _closure(f"async_rl.processes.{role}", imports) for role in ROLES}
     reached["together"] = set().union(*reached.values())
-    lines = {module: len(path.read_text().splitlines()) for module, path in files.items()}
-    packages = {module for module, path in files.items() if path.name == "__init__.py"}
+    lines = {name: len(path.read_text().splitlines()) for name, path in files.items()}
+    packages = {name for name, path in files.items() if path.name == "__init__.py"}
     return {role: sum(lines[m] for m in modules - packages) for role, modules in reached.items()}
-
-
-def _module(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    parts = parts if parts[0] == "async_rl" else ("async_rl", *parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _imports(path: Path, files: dict[str, Path]) -> set[str]:

@@ -37,3 +37,10 @@ def product() -> tuple[Path, ...]:
 def name(path: Path) -> str:
     """The path as people write it."""
     return str(path.relative_to(ROOT))
+
+
+def module(path: Path) -> str:
+    """The dotted name under which a file of the product is installed."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "async_rl" else ("async_rl", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

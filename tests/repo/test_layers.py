@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from repository import ROOT, name, product
+from repository import ROOT, module, name, product
 
 ADAPTERS = {
     "zmq": ("async_rl/wire/",),
@@ -100,13 +100,6 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         graph.prepare()
     except CycleError as error:
         pytest.fail(f"a circle of files: {' -> '.join(reversed(error.args[1]))}")
-
-
-def module(path: Path) -> str:
-    """The dotted name under which a file of the product is installed."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    parts = parts if parts[0] == "async_rl" else ("async_rl", *parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def named_modules(path: Path, name: str) -> Iterator[str]:
