@@ -1,4 +1,4 @@
-"""Every line of docs/tutorials/python.md runs."""
+"""Every line of the session in docs/python.md runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import async_rl
 
-TUTORIAL = Path(__file__).resolve().parents[2] / "docs/tutorials/python.md"
+TUTORIAL = Path(__file__).resolve().parents[2] / "docs/python.md"
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""The files and commands in docs/tutorials/own_environment.md, own_agent.md, own_loss.md and
-from_trl.md work.
+"""The files and commands in docs/migrate.md and in own_environment.md, own_agent.md and own_task.md
+of docs/tutorials work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from async_rl.core.machine import this_machine
 from async_rl.launchers.api.starting import checked_config
 from async_rl.launchers.commands.options import split_conf
 
-TUTORIALS = Path(__file__).resolve().parents[2] / "docs/tutorials"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TUTORIALS = DOCS / "tutorials"
 BLOCK = re.compile(r"^```python\n# (\w+)\.py\n(.*?)^```", re.M | re.S)
 
 
@@ -28,8 +29,9 @@ BLOCK = re.compile(r"^```python\n# (\w+)\.py\n(.*?)^```", re.M | re.S)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with the files of the tutorials."""
     modules = {}
-    for name in ("own_environment.md", "own_agent.md", "own_loss.md", "from_trl.md"):
-        modules.update(BLOCK.findall((TUTORIALS / name).read_text()))
+    pages = [TUTORIALS / f"own_{name}.md" for name in ("environment", "agent", "task")]
+    for path in (*pages, DOCS / "migrate.md"):
+        modules.update(BLOCK.findall(path.read_text()))
     for module, text in modules.items():
         (tmp_path / f"{module}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -96,12 +98,15 @@ def test_a_reward_function_of_trl_scores_a_sample() -> None:
 
 
 def commands(tutorial: str) -> list[list[str]]:
-    lines = re.findall(r"^\$ async-rl launch (.*)$", (TUTORIALS / tutorial).read_text(), re.M)
+    """The launches of a tutorial, except of the configuration that `async-rl init` writes."""
+    lines = re.findall(
+        r"^\$ async-rl launch (?!conf=my_task)(.*)$", (TUTORIALS / tutorial).read_text(), re.M
+    )
     return [[w for w in shlex.split(line) if not w.startswith("--")] for line in lines]
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.parametrize("tutorial", ["own_environment.md", "own_agent.md", "own_loss.md"])
+@pytest.mark.parametrize("tutorial", ["own_environment.md", "own_agent.md", "own_task.md"])
 def test_the_commands_of_the_tutorial_can_start(tutorial: str) -> None:
     for words in commands(tutorial):
         conf, overrides = split_conf(words)
@@ -130,7 +135,7 @@ def test_the_agent_of_the_tutorial_corrects_a_program_that_raises(
 
 @pytest.mark.usefixtures("files")
 def test_a_wrong_name_in_the_command_is_refused() -> None:
-    words = [word.replace(":simple", ":simpler") for word in commands("own_loss.md")[0]]
+    words = [word.replace(":simple", ":simpler") for word in commands("own_task.md")[0]]
     conf, overrides = split_conf(words)
     assert conf is not None
     with pytest.raises(async_rl.ConfigError, match="has no simpler"):
@@ -139,7 +144,7 @@ def test_a_wrong_name_in_the_command_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_run_trains_in_the_environment_with_the_loss(files: Path) -> None:
-    words = [*commands("own_environment.md")[1], *commands("own_loss.md")[1]]
+    words = [*commands("own_environment.md")[1], *commands("own_task.md")[1]]
     conf, overrides = split_conf(list(dict.fromkeys(words)))
     small = ["num_steps=2", "generation.engine=hf", "generation.group_size=4"]
     small += [

@@ -1,4 +1,4 @@
-"""Stored trajectories as rows for other tools: JSONL or Parquet. docs/view.md describes the
+"""Stored trajectories as rows for other tools: JSONL or Parquet. docs/operations.md describes the
 columns.
 """
 
