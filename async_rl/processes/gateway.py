@@ -18,7 +18,6 @@ import msgspec
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Drain
-from async_rl.rewards.verifier.serving import listen
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.environments import Environments, open_environments
 from async_rl.rollouts.groups import Groups
@@ -28,7 +27,8 @@ from async_rl.rollouts.rollout import Rollouts
 from async_rl.runtime.context import ProcessContext, load_control
 from async_rl.sessions.offers import Offers, key_from
 from async_rl.sessions.server import Sessions, build_app
-from async_rl.sessions.serving import serving, spare_heap
+from async_rl.sessions.serving import KEEP_ALIVE_S, spare_heap
+from async_rl.wire.http import listen, serving, url_of
 from async_rl.wire.keys import write_private
 
 
@@ -53,7 +53,8 @@ async def run(context: ProcessContext) -> None:
     journal = Journal(context.run_dir / "sessions" / context.name, life)
     engines = RemoteEngines(context)
     with listen(context.host, 0) as listener:
-        async with serving(build_app(sessions, offers), listener) as url:
+        app, url = build_app(sessions, offers), url_of(listener)
+        async with serving(app, listener, keep_alive_s=KEEP_ALIVE_S):
             agents = Agents(
                 config,
                 tokenizer=tokenizer,

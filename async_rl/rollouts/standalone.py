@@ -28,10 +28,11 @@ from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import Engine
 from async_rl.generation.opener import engine_opener
 from async_rl.observability.activity import Activity
-from async_rl.rewards.verifier.serving import listen, open_service, serve
+from async_rl.rewards.verifier.serving import open_service, serve
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.weights.directory import published
 from async_rl.wire.addresses import LOOPBACK
+from async_rl.wire.http import listen
 
 _log = logging.getLogger(__name__)
 

@@ -1,22 +1,13 @@
-"""One HTTP server of sessions on a bound socket, until the block ends, without long pauses."""
+"""How long a server of sessions keeps idle connections, and how rarely it collects garbage."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
-import socket
-from collections.abc import AsyncIterator
 
-import uvicorn
-from starlette.types import ASGIApp
-
-from async_rl.wire.http import BACKLOG, HttpServer, url_of
-
-_CLOSE_S = 5
-# Agents think and run tools between calls. uvicorn's 5 s would close their connections just as they
-# send the next one, which the client then has to repeat.
-_KEEP_ALIVE_S = 600
+KEEP_ALIVE_S = 600
+"""Agents think and run tools between calls. uvicorn's 5 s would close their connections just as
+they send the next call, which the client then has to repeat.
+"""
 # A full collection visits all that the open sessions hold: 50 to 160 ms of CPU time for 1,000 of
 # them, in which no call advances, and by Python's default every ten seconds at 80 calls per second.
 # It then frees a few hundred objects per call, so it may come twenty times more rarely.
@@ -32,26 +23,3 @@ def spare_heap() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(gc.get_threshold()[0], _NEWEST_PER_YOUNG, _YOUNG_PER_FULL)
-
-
-@contextlib.asynccontextmanager
-async def serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[str]:
-    """Serve the application; yields its URL."""
-    config = uvicorn.Config(
-        app,
-        backlog=BACKLOG,
-        lifespan="off",
-        ws="none",
-        access_log=False,
-        log_config=None,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_CLOSE_S,
-    )
-    server = HttpServer(config)
-    # The socket listens already, so requests that come before uvicorn's start wait there.
-    task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-    try:
-        yield url_of(listener)
-    finally:
-        server.should_exit = True
-        await task

@@ -1,28 +1,32 @@
-"""What the HTTP servers of processes share: uvicorn that leaves signals to its process, and
-requests that end with their clients.
+"""The HTTP servers of all processes: a bound socket, uvicorn without signal handlers, and requests
+that are cancelled when their clients disconnect.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
-from collections.abc import Awaitable, Iterator
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp
+
+from async_rl.core.errors import ConfigError
 
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 T = TypeVar("T")
 
 
-class HttpServer(uvicorn.Server):
+class _Server(uvicorn.Server):
     """uvicorn without its signal handlers, because the process has handlers already."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and let as many connections wait as before: uvicorn sets that number too."""
+        """Start, and restore the length of the queue of connections, which uvicorn changes."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
@@ -31,6 +35,63 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture nothing."""
         yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound, listening socket. Raises ConfigError if the address is not available."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(
+            f"{host}:{port} cannot be bound ({reason}); choose another address, or port 0 for a"
+            " free one"
+        ) from error
+    # Accepted connections inherit the option. asyncio sets it only on sockets whose protocol number
+    # is set, and accepted sockets have none. Without the option the second part of an answer waits
+    # 40 ms for the client's delayed acknowledgement of the first part.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    close_s: int = 5,
+    keep_alive_s: int = 5,
+    accepted_at_once: int = BACKLOG,
+    protocol: Callable[..., asyncio.Protocol] | None = None,
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Serve the application until the block exits. Yields the server's task, which finishes earlier
+    only if the server fails.
+
+    close_s: time for open requests after the block; keep_alive_s: time for which an idle connection
+    stays open; accepted_at_once: connections that asyncio accepts before it runs anything else;
+    protocol: makes the protocol of a connection from uvicorn's arguments.
+    """
+    http: Any = protocol or "auto"
+    config = uvicorn.Config(
+        app,
+        http=http,
+        backlog=accepted_at_once,
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=close_s,
+    )
+    server = _Server(config)
+    # The socket is already listening, so requests that arrive before uvicorn starts wait there.
+    task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    try:
+        yield task
+    finally:
+        server.should_exit = True
+        await task
 
 
 def url_of(listener: socket.socket) -> str:

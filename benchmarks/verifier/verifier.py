@@ -34,8 +34,9 @@ from async_rl.data.problems import read_problem
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import BatchRequest, VerifyRequest
-from async_rl.rewards.verifier.serving import listen, open_service, serve
+from async_rl.rewards.verifier.serving import open_service, serve
 from async_rl.sandbox.warm_cells import WarmCells
+from async_rl.wire.http import listen
 from benchmarks.figures import figure
 
 ROUNDS = 5

@@ -91,7 +91,8 @@ async def _serve(
     config: RunConfig, host: str, port: int, token: str | None, *, end_with_input: bool
 ) -> None:
     from async_rl.observability.activity import Activity
-    from async_rl.rewards.verifier.serving import listen, open_service, serve
+    from async_rl.rewards.verifier.serving import open_service, serve
+    from async_rl.wire.http import listen
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

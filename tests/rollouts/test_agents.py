@@ -45,7 +45,7 @@ from async_rl.rollouts.remote import RemoteEngines
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.runtime.directory import Directory
 from async_rl.sessions.server import Sessions, build_app
-from async_rl.sessions.serving import serving
+from async_rl.wire.http import serving, url_of
 
 AGENT = """
 import json, os, sys, time, urllib.request
@@ -232,7 +232,8 @@ def groups(
         environments = open_environments(dataclasses.replace(config.agent, **limits))
         listener = socket.create_server(("127.0.0.1", 0))
         with listener:
-            async with serving(build_app(sessions), listener) as url:
+            url = url_of(listener)
+            async with serving(build_app(sessions), listener):
                 agents = Agents(
                     config,
                     tokenizer=Alphabet(),

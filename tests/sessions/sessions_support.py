@@ -18,8 +18,8 @@ from async_rl.protocol.generator import Completed
 from async_rl.sessions.chat import Chat, Reader
 from async_rl.sessions.record import Record
 from async_rl.sessions.server import Sessions, build_app
-from async_rl.sessions.serving import serving
 from async_rl.sessions.session import Session
+from async_rl.wire.http import serving, url_of
 
 END = "<|im_end|>"
 CHATML = (
@@ -130,5 +130,6 @@ async def endpoint(session: Session) -> AsyncIterator[str]:
     sessions = Sessions()
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, sessions.open(session):
-        async with serving(build_app(sessions), listener) as url:
+        url = url_of(listener)
+        async with serving(build_app(sessions), listener):
             yield url

@@ -9,8 +9,10 @@ or `_UNKNOWN_BYTES`; a client that repeats an error cannot fill the log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
+from collections.abc import AsyncIterator
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -127,3 +129,17 @@ class SparseLog(logging.Filter):
             since, count = record.created, 0
         self._since[message] = since, count + 1
         return count < _LOGGED
+
+
+@contextlib.asynccontextmanager
+async def sparse_logs() -> AsyncIterator[None]:
+    """Filter the messages of asyncio and uvicorn, which a client can cause as often as it likes."""
+    sparse = SparseLog()
+    loggers = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error")]
+    for logger in loggers:
+        logger.addFilter(sparse)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(sparse)

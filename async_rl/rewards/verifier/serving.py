@@ -10,13 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import cast
-
-import uvicorn
 
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.timeouts import TimeoutsConfig
@@ -25,22 +21,20 @@ from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.binaries import Binaries
 from async_rl.rewards.verifier.command_judging import CommandJudge
 from async_rl.rewards.verifier.containers import Containers
-from async_rl.rewards.verifier.intake import ACCEPTED_AT_ONCE, Intake, SparseLog
+from async_rl.rewards.verifier.intake import ACCEPTED_AT_ONCE, Intake, sparse_logs
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.packaged_cells import PackagedCells
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.sandbox.warm_cells import Unsafe, WarmCells
-from async_rl.wire.http import BACKLOG, HttpServer, url_of
+from async_rl.wire.http import serving, url_of
 
 QUEUE_SIZE = 4096
 """Programs that wait at most; the next is refused with 429. Eight generators with 64 groups of 8
 can have this number in flight; more than usual, because some trainers count a refusal as a wrong
 answer.
 """
-_CLOSE_S = 5
-"""Seconds for connections to end after the last verdict."""
 
 
 @contextlib.asynccontextmanager
@@ -89,24 +83,6 @@ async def open_service(
         )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound, listening socket. Raises ConfigError if the address is not available."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise ConfigError(
-            f"{host}:{port} cannot be bound ({reason}); choose another address, or port 0 for a"
-            " free one"
-        ) from error
-    # Accepted connections inherit it. asyncio sets it only on sockets whose protocol number is set,
-    # which that of accepted ones is not. Without it the second part of an answer waits 40 ms for
-    # the client's delayed acknowledgement of the first.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
 async def serve(
     service: VerifierService,
     listener: socket.socket,
@@ -121,33 +97,14 @@ async def serve(
     ready: called with the URL once requests are accepted.
     """
     intake = Intake.for_cells(2 * service.num_cells)
-    config = uvicorn.Config(
-        build_app(service, token, intake.known),
-        http=cast(type[asyncio.Protocol], intake.protocol),
-        backlog=ACCEPTED_AT_ONCE,
-        lifespan="off",
-        ws="none",
-        access_log=False,
-        log_config=None,
-        timeout_graceful_shutdown=_CLOSE_S,
-    )
-    server = HttpServer(config)
-    sparse = SparseLog()
-    loggers = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error")]
-    for logger in loggers:
-        logger.addFilter(sparse)
-    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-    try:
-        await ready(url_of(listener))
+    app, url = build_app(service, token, intake.known), url_of(listener)
+    http = serving(app, listener, accepted_at_once=ACCEPTED_AT_ONCE, protocol=intake.protocol)
+    async with sparse_logs(), http as server:
+        await ready(url)
         stopped = asyncio.create_task(stopping.wait(), name="stopping")
-        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((server, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if serving.done():
-            raise Unavailable(f"the HTTP server on {url_of(listener)} ended unexpectedly")
+        if server.done():
+            raise Unavailable(f"the HTTP server on {url} ended unexpectedly")
         if not await service.drain(service.queue_timeout_s):
             log.warning("left with programs unfinished after %g s", service.queue_timeout_s)
-    finally:
-        server.should_exit = True
-        await serving
-        for logger in loggers:
-            logger.removeFilter(sparse)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
+import asyncio
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import uvicorn
-
-from async_rl.core.errors import ConfigError
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.server import build_app
+from async_rl.wire.http import listen, serving
 
 
 def serve(
@@ -21,24 +19,15 @@ def serve(
 
     Raises ConfigError if the address cannot be bound.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host} --port {port} cannot be bound: {error.strerror}; choose another port,"
-            " or 0 for a free one"
-        ) from error
-    app = build_app(Library(directory), token=token)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        lifespan="off",
-        # A live page asks every few seconds, and the printed link is in its first line.
-        access_log=False,
-        timeout_graceful_shutdown=1,
-    )
-    # uvicorn raises the signal again after its orderly end, which Ctrl-C is here.
-    with listener, contextlib.suppress(KeyboardInterrupt):
-        ready(listener.getsockname()[1])
-        uvicorn.Server(config).run(sockets=[listener])
+
+    async def until_stopped() -> None:
+        stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopping.set)
+        with listen(host, port) as listener:
+            ready(listener.getsockname()[1])
+            app = build_app(Library(directory), token=token)
+            async with serving(app, listener, close_s=1):
+                await stopping.wait()
+
+    asyncio.run(until_stopped())

@@ -1,4 +1,4 @@
-"""The sockets of a verifier's server."""
+"""The sockets of HTTP servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from async_rl.rewards.verifier.serving import listen
+from async_rl.wire.http import listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
