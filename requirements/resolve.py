@@ -2,9 +2,10 @@
 
     python requirements/resolve.py            write the lock
     python requirements/resolve.py --check    report what would change, exit code 1 if anything
+    python requirements/resolve.py --hashes   write the hashes of the versions in the locks
 
-pip resolves for Linux on x86-64 without installing anything. Packages that both environments need
-keep the version of cpu.lock, except those in FREE.
+pip resolves for Python 3.11 on Linux and x86-64 without installing anything. Packages that both
+environments need keep the version of cpu.lock, except those in FREE.
 """
 
 from __future__ import annotations
@@ -36,8 +37,36 @@ HEADER = """\
 def pins(lock: Path) -> dict[str, str]:
     """Return the version of each package in a lock, by normalised name."""
     lines = (line for line in lock.read_text().splitlines() if line and not line.startswith("#"))
-    pairs = (re.split("={2,3}", line) for line in lines)
+    pairs = (re.split("={2,3}", line.partition(" ")[0]) for line in lines)
     return {normalised(name): version for name, version in pairs}
+
+
+def write(lock: Path, header: str, requirements: list[str]) -> None:
+    """Write the requirements, each with the hash of the file that pip would install for it."""
+    # A pinned version has one file for this interpreter and machine, on the index or beside it, so
+    # a copy of a package that differs in one byte is refused wherever it comes from.
+    installs = report(["--no-deps", *requirements])
+    hashes = {
+        normalised(install["metadata"]["name"]): install["download_info"]["archive_info"]["hashes"]
+        for install in installs
+    }
+    lines = [
+        f"{line} --hash=sha256:{hashes[normalised(re.split('=', line)[0])]['sha256']}\n"
+        for line in requirements
+    ]
+    lock.write_text(header + "".join(lines))
+    print(f"{lock.name}: {len(lines)} packages")
+
+
+def report(arguments: list[str], **environment: str) -> list[dict[str, Any]]:
+    """Return what `pip install` with these arguments would install. Needs the package index."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "report.json")
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+        command += ["--quiet", "--only-binary=:all:", "--no-binary", SOURCE_ONLY]
+        command += ["--report", str(path), *arguments]
+        subprocess.run(command, env={**os.environ, **environment}, check=True)
+        return list(json.loads(path.read_text())["install"])
 
 
 def normalised(name: str) -> str:
@@ -66,22 +95,13 @@ def resolved(constraints: dict[str, str]) -> dict[str, str]:
     project = project["project"]
     wanted = [*build_tools, *project["dependencies"]]
     wanted += [line for extra in EXTRAS for line in expanded(extra, project)]
-    # A machine may offer CPU builds in a directory or by a configuration file; neither counts.
-    env = {**os.environ, "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     with tempfile.TemporaryDirectory() as directory:
-        report, limits = Path(directory, "report.json"), Path(directory, "constraints.txt")
+        limits = Path(directory, "constraints.txt")
         limits.write_text("".join(f"{name}=={pin}\n" for name, pin in constraints.items()))
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
-        command += [
-            "--only-binary=:all:",
-            "--no-binary",
-            SOURCE_ONLY,
-            "--quiet",
-            "--report",
-            str(report),
-        ]
-        subprocess.run([*command, "--constraint", str(limits), *wanted], env=env, check=True)
-        installs = json.loads(report.read_text())["install"]
+        # A machine may offer CPU builds in a directory or by a configuration file; neither counts.
+        installs = report(
+            ["--constraint", str(limits), *wanted], PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull
+        )
     metadata = (install["metadata"] for install in installs)
     return {normalised(package["name"]): package["version"] for package in metadata}
 
@@ -98,12 +118,18 @@ def main() -> int:
         if not changes:
             print(f"{len(locked)} packages: the index resolves to the versions of the lock")
         return 1 if changes else 0
+    if sys.argv[1:] == ["--hashes"]:
+        for lock in (CPU_LOCK, GPU_LOCK, HERE / "kernels.lock"):
+            lines = lock.read_text().splitlines(keepends=True)
+            header = "".join(line for line in lines if line.startswith("#"))
+            pinned = [line.split()[0] for line in lines if not line.startswith("#")]
+            write(lock, header, pinned)
+        return 0
     shared = {name: pin for name, pin in pins(CPU_LOCK).items() if name not in FREE}
     packages = resolved(shared)
     equals = {"torch": "==="}
-    lines = [f"{name}{equals.get(name, '==')}{pin}\n" for name, pin in packages.items()]
-    GPU_LOCK.write_text(HEADER + "".join(sorted(lines)))
-    print(f"{GPU_LOCK.name}: {len(packages)} packages")
+    lines = sorted(f"{name}{equals.get(name, '==')}{pin}" for name, pin in packages.items())
+    write(GPU_LOCK, HEADER, lines)
     return 0
 
 

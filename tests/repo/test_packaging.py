@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import itertools
 import re
 import runpy
@@ -29,18 +30,40 @@ def lines_of(lock: str) -> list[str]:
 
 
 def pins_of(lock: str) -> dict[str, str]:
-    pairs = (re.split("={2,3}", line) for line in lines_of(lock))
+    pairs = (re.split("={2,3}", line.partition(" ")[0]) for line in lines_of(lock))
     return {canonicalize_name(name): version for name, version in pairs}
 
 
 PINS = pins_of("cpu")
 
 
+def test_pip_refuses_a_package_that_is_not_the_one_of_the_lock(tmp_path: Path) -> None:
+    info = "six-1.0.dist-info/"
+    wheel = tmp_path / "six-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as content:
+        content.writestr(f"{info}METADATA", "Metadata-Version: 2.1\nName: six\nVersion: 1.0\n")
+        content.writestr(f"{info}WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        content.writestr(f"{info}RECORD", "")
+    # The options with which the Makefile installs the lock.
+    (line,) = re.findall(r"PIP\) (--no-deps.*) -r \$\(LOCK\)", (ROOT / "Makefile").read_text())
+    right = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    for requirement, is_installed in (
+        (f"six==1.0 --hash=sha256:{right}", True),
+        (f"six==1.0 --hash=sha256:{'0' * 64}", False),
+        ("six==1.0", False),
+    ):
+        lock = tmp_path / "six.lock"
+        lock.write_text(requirement)
+        pip = [sys.executable, "-m", "pip", "download", "--no-index", "--find-links", str(tmp_path)]
+        pip += [*line.split(), "--dest", str(tmp_path / "got"), "-r", str(lock)]
+        assert (subprocess.run(pip, capture_output=True).returncode == 0) is is_installed
+
+
 @pytest.mark.parametrize("lock", ["cpu", "gpu"])
-def test_every_line_of_a_lock_is_one_exact_version(lock: str) -> None:
+def test_every_line_of_a_lock_is_one_exact_version_with_its_hash(lock: str) -> None:
     lines = lines_of(lock)
-    pinned = r"[A-Za-z0-9._-]+==[A-Za-z0-9.+]+"
-    assert [line for line in lines if not re.fullmatch(pinned, line)] == (
+    pinned = r"[A-Za-z0-9._-]+==[A-Za-z0-9.+]+ --hash=sha256:[0-9a-f]{64}"
+    assert [line.partition(" ")[0] for line in lines if not re.fullmatch(pinned, line)] == (
         ["torch===2.13.0"] if lock == "gpu" else []
     )
     assert sorted(lines, key=str.lower) == lines
