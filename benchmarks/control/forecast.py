@@ -29,12 +29,11 @@ from pathlib import Path
 
 from async_rl.composition.compose import compose_unchecked
 from async_rl.core.frozen import frozen
-from async_rl.launchers.commands.explain import predict
 from async_rl.launchers.commands.plan import profile_of
-from async_rl.runs.forecast.profile import Profile
+from async_rl.runs.forecast.explain import predict
 from async_rl.runs.forecast.recorded import Recorded, Work
-from async_rl.runs.forecast.simulation import Scenario, simulate
-from async_rl.runs.forecast.sweep import Values, with_values
+from async_rl.runs.forecast.scenario import Profile, Scenario, Values, with_values
+from async_rl.runs.forecast.simulation import simulate
 from benchmarks.control.timed_device import Device
 from benchmarks.control.timed_run import play
 from benchmarks.figures import figure

@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from async_rl.launchers.commands.explain import predict
 from async_rl.launchers.commands.plan import profile_of
+from async_rl.runs.forecast.explain import predict
+from async_rl.runs.forecast.scenario import Values, with_values
 from async_rl.runs.forecast.simulation import simulate
-from async_rl.runs.forecast.sweep import Values, with_values
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/tutorials/slow_run.md"
 PROGRAM = str(Path(sys.executable).with_name("async-rl"))

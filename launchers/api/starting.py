@@ -65,7 +65,7 @@ def make_run_dir(config: RunConfig) -> Path:
 def supervise(config: RunConfig, run_dir: Path) -> int:
     """Run to the end in this process and return the exit code."""
     from async_rl.processes.supervisor import run_supervised
-    from async_rl.runs.forecast.live import live_rates
+    from async_rl.runs.forecast.explain import live_rates
 
     return run_supervised(
         config=config,

@@ -102,7 +102,7 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
 
 
 def _forecast(run_dir: Path) -> Text:
-    from async_rl.launchers.commands.explain import best_change
+    from async_rl.runs.forecast.explain import best_change
 
     return Text(best_change(run_dir), style="cyan")
 

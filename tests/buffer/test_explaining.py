@@ -10,23 +10,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 import pytest
 from buffer_support import Clock, make_config, make_group, opened, take, tickets
+from starlette.testclient import TestClient
 from warm_processes import run_command
 
 from async_rl.composition.compose import write_config
 from async_rl.config import base
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.explain import best_change
 from async_rl.planning.scaling import decide_by_forecast
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep
 from async_rl.runs.config import config_of
-from async_rl.runs.forecast.live import live_rates
+from async_rl.runs.forecast.explain import best_change, live_rates
 from async_rl.runs.forecast.recorded import read_times
-from async_rl.runs.forecast.simulation import scenario_of
+from async_rl.runs.forecast.scenario import scenario_of
+from async_rl.runs.view.library import Library
+from async_rl.runs.view.server import build_app
 
 GENERATION_S, SCORING_S, LEARNER_S, NUM_STEPS = 0.8, 0.2, 0.5, 12
 
@@ -88,7 +91,7 @@ def test_a_page_shows_where_the_time_went_and_needs_no_other_file(
     assert "this run makes 2400 steps/hour (+0%); the learner waits 67% of the time" in done.stdout
     assert "the clock of generator-0 differs from that of the buffer by 50.00 s" in done.stdout
     text = page.read_text()
-    assert text.count("<rect") == 3
+    assert text.count("█</td>") == 3
     assert "a&lt;b&gt;run" in text
     assert "a<b>run" not in text
     assert not re.search(r"<script|<link|<img|https?://|url\(", text)
@@ -106,22 +109,28 @@ def test_a_plan_says_where_each_input_comes_from(run_dir: Path, tmp_path: Path) 
     for path in ("generators.count", "buffer.groups_per_step"):
         assert path in done.stdout
     assert "hours to 100" in " ".join(done.stdout.split())
-    page = tmp_path / "plan.html"
-    swept = ["generators.count=1..4", "buffer.max_staleness_versions=0,1,2", "--html", page]
-    drawn = run_command(["plan", run_dir, *swept])
-    assert drawn.returncode == 0, drawn.stderr
-    text = page.read_text()
-    # Three charts over the generators, with a line for each age bound.
-    assert (text.count("<figure"), text.count("<polyline")) == (3, 9)
-    assert 'data-label="buffer.max_staleness_versions=2"' in text
-    assert "measured in a&lt;b&gt;run" in text
-    assert not re.search(r"<script|<link|<img|https?://|url\(", text)
-    refused = run_command(["plan", run_dir, *swept])
-    assert (refused.returncode, "the file exists" in refused.stderr) == (2, True)
     again = run_command(["plan", f"profile={file}", *words, "--prices", "2,3"])
     assert again.returncode == 0, again.stderr
     assert "from a profile of a<b>run: generation" in again.stdout
     assert again.stdout.splitlines()[-4:] == done.stdout.splitlines()[-4:]
+
+
+def test_the_web_view_draws_a_plan_and_names_settings_without_a_known_effect(
+    run_dir: Path,
+) -> None:
+    client = TestClient(build_app(Library(run_dir.parent), token=""), base_url="http://localhost")
+    address = f"/runs/{quote(run_dir.name)}/plan"
+    explained = client.get(address).text
+    assert "2400 steps/hour over 10 steps after the first 2" in explained
+    assert "<figure" not in explained
+    swept = "generators.count=1..4 buffer.max_staleness_versions=0,1,2"
+    text = client.get(address, params={"set": swept}).text
+    # Three charts over the generators, with a line for each age bound.
+    assert (text.count("<figure"), text.count("<polyline")) == (3, 9)
+    assert 'data-label="buffer.max_staleness_versions=2"' in text
+    assert "measured in a&lt;b&gt;run" in text
+    refused = client.get(address, params={"set": "generator.count=2"})
+    assert (refused.status_code, "did you mean generators.count" in refused.text) == (404, True)
 
 
 def test_a_live_run_is_forecast_for_the_autoscaler_and_for_status(

@@ -10,12 +10,17 @@ import pytest
 
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.plan import _forecasts
-from async_rl.runs.forecast.profile import Profile, read_profile, write_profile
+from async_rl.runs.forecast.plan import forecasts, sweep
 from async_rl.runs.forecast.recorded import Recorded, Work, works_of
-from async_rl.runs.forecast.simulation import Scenario, simulate
-from async_rl.runs.forecast.sweep import sweep, with_values
-from async_rl.runs.forecast.variants import changed_works
+from async_rl.runs.forecast.scenario import (
+    Profile,
+    Scenario,
+    changed_works,
+    read_profile,
+    with_values,
+    write_profile,
+)
+from async_rl.runs.forecast.simulation import simulate
 
 BASE = Scenario(
     generators=1,
@@ -238,5 +243,5 @@ def test_a_profile_forecasts_as_the_run_does(tmp_path: Path) -> None:
 def test_only_splits_of_the_devices_are_forecast() -> None:
     given = profile(recorded(units=1.0, step_s=1.0))
     swept = sweep(["generators.count=1..3", "learner.ranks=1..3"])
-    splits = [tuple(chosen.values()) for chosen, _ in _forecasts(given, swept, 4)]
+    splits = [tuple(chosen.values()) for chosen, _ in forecasts(given, swept, 4)]
     assert splits == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]

@@ -12,12 +12,11 @@ from test_forecast import BASE, group_times, profile, rate, recorded
 
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.explain import predict
+from async_rl.runs.forecast.explain import predict
 from async_rl.runs.forecast.recorded import Recorded, Work
+from async_rl.runs.forecast.scenario import changed_works, with_values
 from async_rl.runs.forecast.scoring import alone_s, read_scoring, seen_places
 from async_rl.runs.forecast.simulation import simulate
-from async_rl.runs.forecast.sweep import with_values
-from async_rl.runs.forecast.variants import changed_works
 
 JUDGED = replace(BASE, places=4)
 

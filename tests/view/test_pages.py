@@ -42,6 +42,7 @@ PAGES = (
     "/runs/one/prompt?prompt_id=t1",
     "/pair?run=one&run=two",
     "/pair?run=one&run=two&prompt_id=t1",
+    "/compare?run=one&run=two",
 )
 
 
@@ -141,6 +142,15 @@ def test_the_stages_of_a_step_and_the_ages_are_drawn(client: TestClient) -> None
     assert ages == [("0", "2"), ("1", "2")]
 
 
+def test_two_runs_are_compared_with_their_curves(client: TestClient) -> None:
+    page = text(client, "/compare?run=one&run=two")
+    assert "the runs first differ at step 1: metric, reward/mean" in page
+    assert re.findall(r"<td>reward/mean</td><td>([^<]+)</td><td>([^<]+)</td>", page) == [
+        ("0.7333", "0.3667")
+    ]
+    assert page.count("<figure") == 2
+
+
 def test_responses_of_two_runs_are_side_by_side(client: TestClient) -> None:
     listed = text(client, "/pair?run=one&run=two")
     assert "prompt_id=t1" in listed
@@ -158,6 +168,8 @@ def test_responses_of_two_runs_are_side_by_side(client: TestClient) -> None:
         ("/runs/one/samples?step=x", "the address of this page is wrong"),
         ("/curves", "choose runs"),
         ("/pair?run=one", "1 runs are chosen; choose two"),
+        ("/compare?run=one", "1 runs are chosen; choose two"),
+        ("/runs/one/plan", "recorded steps; at least 8 are needed"),
         ("/runs/one/trajectories.csv", "there are jsonl, parquet"),
         ("/static/server.py", "no such file"),
     ],

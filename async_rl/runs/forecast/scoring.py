@@ -28,25 +28,29 @@ _QUICK = 0.1  # quantile of seconds: of samples that hardly wait
 
 
 class Places:
-    """Scores samples in order of arrival, so many at once. number: 0 is all that arrive."""
+    """The places of the scorer: each scores one sample, and samples are taken in order of arrival.
+
+    number: of places; 0 is no limit.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.waited_s, self.num_scored = 0.0, 0
-        self._free = [-math.inf] * max(number, 1)
+        self.waited_s = 0.0
+        self.num_scored = 0
+        self._free_from_s = [-math.inf] * max(number, 1)
 
     def begin_s(self, written_s: float) -> float:
         """Return when a place is free for a sample that arrives now."""
-        return max(written_s, self._free[0])
+        return max(written_s, self._free_from_s[0])
 
     def end_s(self, written_s: float, seconds: float) -> float:
         """Score a sample that arrives now; return when it is scored."""
-        begun_s = self.begin_s(written_s)
-        self.waited_s += begun_s - written_s
+        begin_s = self.begin_s(written_s)
+        self.waited_s += begin_s - written_s
         self.num_scored += 1
         if self.number:
-            heapq.heapreplace(self._free, begun_s + seconds)
-        return begun_s + seconds
+            heapq.heapreplace(self._free_from_s, begin_s + seconds)
+        return begin_s + seconds
 
 
 def setting_of(config: RunConfig) -> tuple[str, int]:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from async_rl.core.frozen import frozen
-from async_rl.runs.view.curves import Floats
+from async_rl.runs.report import Floats, Graph
 from async_rl.runs.view.texts import number
 
 WIDTH, HEIGHT = 430, 210
@@ -54,9 +53,7 @@ class Tick:
 class Chart:
     """A drawing. x, y: smallest and largest value of each axis."""
 
-    title: str
-    unit: str
-    meaning: str
+    graph: Graph
     lines: list[Line]
     x: tuple[float, float]
     y: tuple[float, float]
@@ -64,45 +61,34 @@ class Chart:
     y_ticks: list[Tick]
 
 
-@frozen
-class Series:
-    """The values of one run. colour: index of its colour, the same in all charts of a page."""
-
-    label: str
-    colour: int
-    xs: Floats
-    ys: Floats
-
-
-def line_chart(
-    title: str, unit: str, meaning: str, series: Sequence[Series], *, smoothing: float
-) -> Chart | None:
-    """Return the chart of these series; None if none has a value.
+def line_chart(graph: Graph, *, smoothing: float = 0.0) -> Chart | None:
+    """Return the drawing of a graph; None if no series has a value.
 
     smoothing: weight of the past in an exponential mean, 0 (none) to below 1.
     """
-    drawn = [one for one in series if len(one.xs)]
+    drawn = [series for series in graph.series if len(series.xs)]
     if not drawn:
         return None
     # Spikes of the measured curve may leave the drawing, so that a smoothed one fills it.
-    smooth = [smoothed(one.ys, smoothing) for one in drawn]
-    x = _span(np.concatenate([one.xs for one in drawn]), is_padded=False)
+    smooth = [smoothed(series.ys, smoothing) for series in drawn]
+    x = _span(np.concatenate([series.xs for series in drawn]), is_padded=False)
     y = _span(np.concatenate(smooth), is_padded=True)
-    lines = [
-        Line(
-            label=one.label,
-            colour=one.colour % NUM_COLOURS,
-            points=_points(one.xs, ys, x, y),
-            measured=_points(one.xs, one.ys, x, y) if smoothing else "",
-        )
-        for one, ys in zip(drawn, smooth, strict=True)
-    ]
-    x_ticks = [Tick(at=_x_of(value, x), label=number(value)) for value in ticks(*x)]
-    y_ticks = [Tick(at=_y_of(value, y), label=number(value)) for value in ticks(*y)]
     return Chart(
-        title=title, unit=unit, meaning=meaning, lines=lines, x=x, y=y, x_ticks=x_ticks,
-        y_ticks=y_ticks,
-    )  # fmt: skip
+        graph=graph,
+        lines=[
+            Line(
+                label=series.label,
+                colour=series.colour % NUM_COLOURS,
+                points=_points(series.xs, ys, x, y),
+                measured=_points(series.xs, series.ys, x, y) if smoothing else "",
+            )
+            for series, ys in zip(drawn, smooth, strict=True)
+        ],
+        x=x,
+        y=y,
+        x_ticks=[Tick(at=_x_of(value, x), label=number(value)) for value in ticks(*x)],
+        y_ticks=[Tick(at=_y_of(value, y), label=number(value)) for value in ticks(*y)],
+    )
 
 
 def smoothed(values: Floats, weight: float) -> Floats:

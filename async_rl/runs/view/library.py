@@ -32,6 +32,7 @@ _STATE_S = 1.0
 _LABELS = ("model.path", "algorithm.advantage.kind", "algorithm.policy_loss.kind")
 _ANSWER_S = 1.5
 """A run that does not answer in this time is shown from its files: a page must not wait for it."""
+_CALLS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="status")
 
 
 @frozen
@@ -57,10 +58,10 @@ class Summary:
 class RunView:
     """One run. Safe for threads."""
 
-    def __init__(self, path: Path, calls: ThreadPoolExecutor) -> None:
-        self.path, self.name = path, path.name
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
         self.curves = Curves(path)
-        self._calls = calls
         self._size = _remembered(_SIZE_S, functools.partial(_size_of, path))
         self._state = _remembered(_STATE_S, functools.partial(state_of, path))
         self._settings: tuple[int, dict[str, Any]] = (0, {})
@@ -91,7 +92,7 @@ class RunView:
         if not self.is_live:
             return None
         try:
-            return self._calls.submit(live_status, self.path).result(_ANSWER_S)
+            return _CALLS.submit(live_status, self.path).result(_ANSWER_S)
         except NotInTime:
             return None
 
@@ -134,7 +135,6 @@ class Library:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._calls = ThreadPoolExecutor(max_workers=8, thread_name_prefix="status")
         self._runs: dict[str, RunView] = {}
         self._lock = threading.Lock()
 
@@ -144,8 +144,7 @@ class Library:
             present = {path.name: path for path in all_runs(self.directory)}
             # A directory of the same name that was made anew is another run.
             self._runs = {
-                name: self._runs.get(name) or RunView(path, self._calls)
-                for name, path in present.items()
+                name: self._runs.get(name) or RunView(path) for name, path in present.items()
             }
             return list(self._runs.values())
 

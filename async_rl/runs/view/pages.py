@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,12 @@ from async_rl.buffer.store.browse import Filter
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.types import FloatArray, Group
 from async_rl.observability.catalogue import FIRST_SCREEN, describe
+from async_rl.runs.comparison import compare
+from async_rl.runs.forecast.explain import explain
+from async_rl.runs.forecast.plan import Options, plan, sweep
+from async_rl.runs.forecast.scenario import profile_of
+from async_rl.runs.report import Graph, Report, Section, Series
 from async_rl.runs.samples import pieces
-from async_rl.runs.view.charts import Chart, Series, line_chart
 from async_rl.runs.view.library import Library, RunView, differences
 from async_rl.runs.view.samples import Response, response
 
@@ -46,27 +51,9 @@ def curves(shown: Sequence[RunView], *, smoothing: float, x: str, section: str) 
     for run in shown:
         run.curves.refresh()
     known = sorted({name for run in shown for name in run.curves.names})
-    charts: list[Chart] = []
-    for title, names in _charts(known, section):
-        series = [
-            Series(
-                label=_label(run.name, name, len(shown), len(names)),
-                colour=position * len(names) + index,
-                xs=points[0],
-                ys=points[1],
-            )
-            for position, run in enumerate(shown)
-            for index, name in enumerate(names)
-            if len((points := run.curves.points(name, x=x))[0])
-        ]
-        spec = describe(names[0])
-        unit, meaning = (spec.unit, spec.meaning) if spec is not None else ("", "")
-        chart = line_chart(title, unit, meaning, series, smoothing=smoothing)
-        if chart is not None:
-            charts.append(chart)
     return {
         "shown": shown,
-        "charts": charts,
+        "graphs": [_graph(title, names, shown, x) for title, names in _charts(known, section)],
         "sections": list(dict.fromkeys(name.partition("/")[0] for name in known)),
         "section": section,
         "smoothing": smoothing,
@@ -74,6 +61,43 @@ def curves(shown: Sequence[RunView], *, smoothing: float, x: str, section: str) 
         "differences": differences(list(shown)),
         "is_live": any(run.is_live for run in shown),
     }
+
+
+def _graph(title: str, names: Sequence[str], shown: Sequence[RunView], x: str) -> Graph:
+    """Return the curves of some metrics, of all runs in one drawing."""
+    series = []
+    for position, run in enumerate(shown):
+        for index, name in enumerate(names):
+            xs, ys = run.curves.points(name, x=x)
+            label = _label(run.name, name, len(shown), len(names))
+            colour = position * len(names) + index
+            series.append(Series(label=label, colour=colour, xs=xs, ys=ys))
+    spec = describe(names[0])
+    return Graph(
+        title=title,
+        unit="" if spec is None else spec.unit,
+        meaning="" if spec is None else spec.meaning,
+        series=tuple(series),
+    )
+
+
+def plan_page(run: RunView, words: str) -> Content:
+    """Return where the time of a run went, and forecasts of it with other settings. words: as of
+    `async-rl plan`. Raises ConfigError for words that the forecast does not know.
+    """
+    reports = [explain(run.path)]
+    if words:
+        swept = sweep(words.split())
+        reports.append(plan(profile_of(run.path), swept, Options()))
+    return {"run": run, "reports": reports, "words": words}
+
+
+def comparison(first: RunView, second: RunView) -> Report:
+    """Return the first difference of two runs, their settings, results, times and curves."""
+    content = curves([first, second], smoothing=0.0, x="step", section="")
+    graphs = Section(graphs=tuple(content["graphs"]))
+    report = compare(first.path, second.path)
+    return replace(report, sections=(*report.sections, graphs))
 
 
 def run_page(run: RunView, step: int | None) -> Content:
@@ -143,9 +167,13 @@ def prompt_page(run: RunView, prompt_id: str, purpose: str) -> Content:
     scored = [row for row in reversed(rows) if row.reward_mean is not None]
     xs = np.array([row.newest_version or 0 for row in scored], dtype=np.float64)
     ys = np.array([row.reward_mean for row in scored], dtype=np.float64)
-    series = [Series(label=run.name, colour=0, xs=xs, ys=ys)]
-    chart = line_chart("mean reward by policy version", "reward", "", series, smoothing=0.0)
-    return {"run": run, "prompt_id": prompt_id, "prompt": prompt, "rows": rows, "chart": chart}
+    graph = Graph(
+        title="mean reward by policy version",
+        unit="reward",
+        meaning="",
+        series=(Series(label=run.name, colour=0, xs=xs, ys=ys),),
+    )
+    return {"run": run, "prompt_id": prompt_id, "prompt": prompt, "rows": rows, "graph": graph}
 
 
 def pair_page(first: RunView, second: RunView, prompt_id: str, purpose: str) -> Content:

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from async_rl.buffer.store.browse import Filter
 from async_rl.core.errors import AsyncRLError, ConfigError, Unavailable
+from async_rl.runs.report import Report
 from async_rl.runs.view import charts, export, pages
 from async_rl.runs.view.library import Library, RunView
 from async_rl.runs.view.texts import duration, number, share, size
@@ -69,10 +70,14 @@ def build_app(library: Library, *, token: str) -> ASGIApp:
         "group": lambda request: pages.group_page(run_of(request), request.path_params["group_id"]),
         "prompt": prompt,
         "pair": lambda request: _pair(library, request),
+        "plan": lambda request: pages.plan_page(
+            run_of(request), request.query_params.get("set", "")
+        ),
+        "compare": lambda request: {"reports": [pages.comparison(*_two_runs(library, request))]},
     }
 
     def page(name: str) -> Route:
-        template = templates.get_template(f"{name}.html")
+        template = templates.get_template(_TEMPLATES.get(name, f"{name}.html"))
 
         def endpoint(request: Request) -> Response:  # not async: Starlette runs it in a thread
             content = builders[name](request)
@@ -125,6 +130,13 @@ def static_text(name: str) -> str:
     return resources.files(__package__).joinpath("static", name).read_text()
 
 
+def page_of(report: Report) -> str:
+    """Return a report as one page with its style, without scripts or other files."""
+    template = environment().get_template("report.html")
+    style = static_text("style.css")
+    return template.render(layout="alone.html", style=style, reports=[report])
+
+
 _PATHS = {
     "overview": "/",
     "curves": "/curves",
@@ -133,7 +145,10 @@ _PATHS = {
     "group": "/runs/{run}/groups/{group_id:int}",
     "prompt": "/runs/{run}/prompt",
     "pair": "/pair",
+    "plan": "/runs/{run}/plan",
+    "compare": "/compare",
 }
+_TEMPLATES = {"plan": "report.html", "compare": "report.html"}
 
 
 class _Guard:
@@ -196,13 +211,17 @@ def _curves(library: Library, request: Request) -> pages.Content:
     )
 
 
-def _pair(library: Library, request: Request) -> pages.Content:
+def _two_runs(library: Library, request: Request) -> tuple[RunView, RunView]:
     names = request.query_params.getlist("run")
     if len(names) != 2:
         raise ConfigError(f"{len(names)} runs are chosen; choose two")
+    return library.run(names[0]), library.run(names[1])
+
+
+def _pair(library: Library, request: Request) -> pages.Content:
     prompt_id = request.query_params.get("prompt_id", "")
     purpose = request.query_params.get("purpose", "train")
-    return pages.pair_page(library.run(names[0]), library.run(names[1]), prompt_id, purpose)
+    return pages.pair_page(*_two_runs(library, request), prompt_id, purpose)
 
 
 def _filter(request: Request) -> Filter:
@@ -240,5 +259,7 @@ def environment() -> jinja2.Environment:
         "now": time.time,
         "as_query": lambda chosen, **changes: urlencode(pages.as_query(chosen, **changes)),
         "frame": charts.FRAME,
+        "line_chart": charts.line_chart,
+        "layout": "layout.html",
     }
     return environment

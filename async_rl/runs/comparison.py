@@ -1,0 +1,280 @@
+"""Two runs side by side: the first input in which they differ, their settings, results and times.
+
+Within a step, causes come before effects: the weights that it started with, the prompts, the
+sampled tokens, their versions and log-probs, the rewards, the order of the batch, the learning
+rate, the other numbers of the learner, the weights after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from async_rl.buffer.store.batches import Batches, TrainedGroup, recorded_batches
+from async_rl.composition import schema
+from async_rl.composition.changes import changes
+from async_rl.core.errors import AsyncRLError, InfrastructureError
+from async_rl.core.frozen import frozen
+from async_rl.core.types import Group, Trajectory
+from async_rl.observability.catalogue import FIRST_SCREEN
+from async_rl.runs.config import config_of
+from async_rl.runs.metrics import RowReader
+from async_rl.runs.report import Report, Section, Table
+from async_rl.runs.samples import Decode, decoder
+from async_rl.training.published import read
+
+_LEARNING_RATES = ("policy/lr", "value/lr")
+# Numbers of the learner that follow from its inputs; times and counters of processes do not.
+_LEARNER = ("loss/", "policy/", "value/", "advantage/", "reward/")
+_TIMES = ("time/", "stage_s/", "wait_s/", "blocked_s/")
+_LEAST_S = 0.001  # of a stage that is listed
+_NEWEST_SHARE = 0.2  # of the steps: a mean over them hides the noise of single steps
+_NOT_OBJECTIVE = ("run_name", "output_dir")
+
+Rows = Mapping[int, Mapping[str, float]]
+Pair = tuple[str, str]
+
+
+def compare(one: Path, other: Path) -> Report:
+    """Compare two runs, given by their directories.
+
+    Raises ConfigError if the configuration of one of them cannot be read.
+    """
+    directories = (one, other)
+    settings = {
+        path: (schema.show(old), schema.show(new))
+        for path, (old, new) in changes(config_of(one), config_of(other)).items()
+        if path not in _NOT_OBJECTIVE
+    }
+    first, second = (
+        {int(row["step"]): row for row in RowReader(path).new()} for path in directories
+    )
+    try:
+        lines = tuple(_divergence(directories, (first, second)))
+    except InfrastructureError as error:
+        lines = (f"the steps cannot be compared: {error}",)
+    results = [name for _, names in FIRST_SCREEN for name in names]
+    known = {name for rows in (first, second) for row in rows.values() for name in row}
+    times = sorted(name for name in known if name.startswith(_TIMES))
+    columns = ("", one.name, other.name)
+
+    def section(title: str, values: Mapping[str, Pair]) -> Section:
+        if not values:
+            return Section(title=title, lines=("no difference",))
+        rows = tuple((name, *pair) for name, pair in values.items())
+        return Section(title=title, table=Table(columns=columns, rows=rows))
+
+    return Report(
+        title=f"{one.name} and {other.name}",
+        sections=(
+            Section(lines=lines),
+            section("settings", settings),
+            section("results", _means(first, second, results, share=_NEWEST_SHARE)),
+            section("seconds per step", _means(first, second, times, share=1.0)),
+        ),
+    )
+
+
+def _means(one: Rows, other: Rows, names: Sequence[str], *, share: float) -> dict[str, Pair]:
+    """Return the mean of each metric over the newest share of the steps, by name."""
+    table = {}
+    for name in names:
+        values = [_mean(rows, name, share) for rows in (one, other)]
+        if any(value is not None and abs(value) >= _LEAST_S for value in values):
+            first, second = ("-" if value is None else f"{value:.4g}" for value in values)
+            table[name] = first, second
+    return table
+
+
+def _mean(rows: Rows, name: str, share: float) -> float | None:
+    column = np.array([row[name] for _, row in sorted(rows.items()) if name in row])
+    column = column[np.isfinite(column)]
+    if not len(column):
+        return None
+    return float(column[-max(1, round(share * len(column))) :].mean())
+
+
+def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> Iterator[str]:
+    """Yield the sentences that name the first difference of two runs."""
+    names = [path.name for path in directories]
+    steps = sorted(step for step in metrics[0].keys() & metrics[1].keys() if step > 0)
+    if not steps:
+        yield f"{names[0]} and {names[1]} have no step in common yet"
+        return
+    with contextlib.ExitStack() as stack:
+        sides = [
+            _Side(
+                batches=stack.enter_context(recorded_batches(path)),
+                metrics=rows,
+                decode=_decoder(path),
+                checksums=read(path),
+            )
+            for path, rows in zip(directories, metrics, strict=True)
+        ]
+        walk = _Walk(sides[0], sides[1])
+        for step in steps:
+            difference = next(walk.differences(step), None)
+            if difference is not None:
+                subject, where, values = difference
+                yield f"the runs first differ at step {step}: {subject}, {where}"
+                for name, value in zip(names, values, strict=True):
+                    yield f"  {name}: {value}"
+                break
+        else:
+            yield f"no difference in the {len(steps)} steps that both runs have"
+    for reason, missing in walk.not_compared.items():
+        yield f"not compared: {reason} (steps {missing[0]} to {missing[-1]})"
+
+
+def _decoder(run_dir: Path) -> Decode:
+    """Return the run's decoder. Without the run's model its tokens are shown by number only."""
+    try:
+        return decoder(run_dir)
+    except AsyncRLError:
+        return lambda _: ""
+
+
+@frozen
+class _Side:
+    """One run. metrics: rows by step; checksums: of its weights by version."""
+
+    batches: Batches
+    metrics: Rows
+    decode: Decode
+    checksums: Mapping[int, int]
+
+
+Difference = tuple[str, str, Pair]
+"""The subject, such as `reward`; where in the step; the two values as text."""
+
+
+class _Walk:
+    """Walks through two runs. not_compared: the steps in which a record was missing, by reason."""
+
+    def __init__(self, one: _Side, other: _Side) -> None:
+        self._sides = (one, other)
+        self.not_compared: dict[str, list[int]] = {}
+
+    def differences(self, step: int) -> Iterator[Difference]:
+        """Yield the differences of a step, causes first."""
+        yield from self._weights("weights before the step", step - 1)
+        first, second = (side.batches.rows(step) for side in self._sides)
+        if first and second:
+            yield from self._batches(step, first, second)
+        else:
+            self._note("the rows of the batch were compacted", step)
+        yield from self._metrics(step)
+        yield from self._weights("weights after the step", step)
+
+    def _note(self, reason: str, step: int) -> None:
+        self.not_compared.setdefault(reason, []).append(step)
+
+    def _weights(self, subject: str, version: int) -> Iterator[Difference]:
+        one, other = (side.checksums.get(version) for side in self._sides)
+        # A version that was not pushed has no checksum; the next pushed version shows the
+        # difference.
+        if one is not None and other is not None and one != other:
+            yield subject, f"checksum of version {version}", (f"{one:x}", f"{other:x}")
+
+    def _batches(
+        self, step: int, first: list[TrainedGroup], second: list[TrainedGroup]
+    ) -> Iterator[Difference]:
+        prompts = [[row.prompt_id for row in rows] for rows in (first, second)]
+        if sorted(prompts[0]) != sorted(prompts[1]):
+            yield from _of_lists("prompts of the batch", sorted(prompts[0]), sorted(prompts[1]))
+            return
+        # Groups of one prompt are compared at any position: the order is a later cause.
+        pairs = list(zip(_by_prompt(first), _by_prompt(second), strict=True))
+        pairs.sort()
+        one, other = (side.batches.batch(step) for side in self._sides)
+        if one is None or other is None:
+            self._note("the trajectories are not stored in both runs (recording=full)", step)
+        else:
+            for i, j in pairs:
+                yield from self._samples(first[i].prompt_id, one[i], other[j])
+        # The rows outlive the trajectories.
+        for i, j in pairs:
+            yield from _rows(first[i], second[j])
+        yield from _of_lists("order of the batch", *prompts)
+
+    def _samples(self, prompt_id: str, first: Group, second: Group) -> Iterator[Difference]:
+        samples = itertools.zip_longest(first.trajectories, second.trajectories)
+        for index, (one, other) in enumerate(samples):
+            where = f"prompt {prompt_id}, sample {index}"
+            if one is None or other is None:
+                counts = str(len(first.trajectories)), str(len(second.trajectories))
+                yield "samples", where, counts
+                return
+            yield from self._tokens(where, one, other)
+            if one.score.reward != other.score.reward:
+                yield "reward", where, (str(one.score.reward), str(other.score.reward))
+
+    def _tokens(self, where: str, one: Trajectory, other: Trajectory) -> Iterator[Difference]:
+        for subject, left, right in (
+            ("sampled token", one.token_ids, other.token_ids),
+            ("version of a token", one.versions, other.versions),
+            ("log-prob of the generator", one.behavior_logprobs, other.behavior_logprobs),
+            ("trained tokens", one.loss_mask, other.loss_mask),
+        ):
+            position = _first_unequal(left, right)
+            if position is None:
+                continue
+            values = [
+                str(array[position]) if position < len(array) else "the end"
+                for array in (left, right)
+            ]
+            if left is one.token_ids:
+                values = [
+                    f"{value} {side.decode([int(value)])!r}" if value.isdecimal() else value
+                    for side, value in zip(self._sides, values, strict=True)
+                ]
+            yield subject, f"{where}, token {position}", (values[0], values[1])
+
+    def _metrics(self, step: int) -> Iterator[Difference]:
+        one, other = (side.metrics[step] for side in self._sides)
+        names = [name for name in one if name.startswith(_LEARNER) and name in other]
+        # The learning rate is an input of the step.
+        for name in sorted(names, key=lambda name: name not in _LEARNING_RATES):
+            values = one[name], other[name]
+            if values[0] != values[1] and not all(map(math.isnan, values)):
+                subject = "learning rate" if name in _LEARNING_RATES else "metric"
+                yield subject, name, (f"{values[0]:.9g}", f"{values[1]:.9g}")
+
+
+def _by_prompt(rows: Sequence[TrainedGroup]) -> list[int]:
+    """Return the positions of the groups, ordered by prompt."""
+    return sorted(range(len(rows)), key=lambda i: rows[i].prompt_id)
+
+
+def _rows(one: TrainedGroup, other: TrainedGroup) -> Iterator[Difference]:
+    for subject, first, second in (
+        ("number of tokens", one.num_tokens, other.num_tokens),
+        ("oldest version", one.oldest_version, other.oldest_version),
+        ("newest version", one.newest_version, other.newest_version),
+        ("reward", one.rewards, other.rewards),
+    ):
+        if first != second:
+            yield subject, f"prompt {one.prompt_id}", (str(first), str(second))
+
+
+def _of_lists(subject: str, first: Sequence[str], second: Sequence[str]) -> Iterator[Difference]:
+    """Yield each position at which two lists differ."""
+    pairs = itertools.zip_longest(first, second, fillvalue="none")
+    for index, (one, other) in enumerate(pairs):
+        if one != other:
+            yield subject, f"group {index}", (one, other)
+
+
+def _first_unequal(first: Any, second: Any) -> int | None:
+    """Return the first position at which two arrays differ, or None."""
+    size = min(len(first), len(second))
+    unequal = np.flatnonzero(first[:size] != second[:size])
+    if len(unequal):
+        return int(unequal[0])
+    return None if len(first) == len(second) else size

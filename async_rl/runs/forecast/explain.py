@@ -1,0 +1,242 @@
+"""Where the time of a run went, and which change would have saved most."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from async_rl.buffer.store.times import clock_offsets, group_times
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.core.frozen import frozen
+from async_rl.runs.config import config_of
+from async_rl.runs.forecast.recorded import read_times
+from async_rl.runs.forecast.scenario import (
+    Profile,
+    Values,
+    profile_of,
+    refuse_unsimulated,
+    scenario_of,
+    with_values,
+)
+from async_rl.runs.forecast.simulation import Forecast, simulate
+from async_rl.runs.metrics import newest_rows
+from async_rl.runs.report import Report, Section, Table
+
+_KINDS = (("busy", "stage_s/"), ("waits", "wait_s/"), ("held back", "blocked_s/"))
+_ROLES = ("generator", "verifier", "buffer", "learner")
+_BAR = 30  # characters for the whole time
+_LEAST_SHARE = 0.01  # of a stage that is listed
+_LEAST_GAIN = 0.02  # of a change that is listed: a forecast is hardly more exact
+_NUM_CHANGES = 3
+_NOTED_S = 0.05  # a difference of clocks that is reported, beyond its own error
+_TRUSTED_ERROR = 0.1
+_LIVE_STEPS = 24  # enough for a mean, few enough that a changed number of generators shows soon
+
+
+def explain(run_dir: Path) -> Report:
+    """Report the seconds of each stage of a run, live or ended, and the gain of changes.
+
+    Raises ConfigError or InfrastructureError if not even the metrics of a step are recorded.
+    """
+    title, first_step, steps_per_s = _measured(run_dir)
+    stages = tuple(_stages(run_dir, first_step, steps_per_s))
+    table = Table(columns=("process", "", "stage", "s/step", "share", ""), rows=stages)
+    forecast = Section(lines=tuple(_forecast(run_dir)))
+    return Report(title=title, sections=(Section(table=table), forecast))
+
+
+def _measured(run_dir: Path) -> tuple[str, int, float]:
+    """Return a title, the first step of the means, and the steps per second."""
+    paused_s = 0.0
+    try:
+        recorded = read_times(run_dir, config_of(run_dir))
+    except InfrastructureError:
+        # Without a readable store the metrics still have the seconds of each stage.
+        step_s = [r["time/step_s"] for r in newest_rows(run_dir, 1).values() if "time/step_s" in r]
+        if not step_s:
+            raise
+        num_steps = len(step_s)
+        num_warm = 0
+        begin = 1
+        steps_per_s = num_steps / sum(step_s)
+    else:
+        num_steps = len(recorded.step_s)
+        num_warm = recorded.num_warm
+        begin = recorded.first_step
+        steps_per_s = recorded.steps_per_s
+        paused_s = recorded.left_out_s
+    first_step = begin + num_warm
+    where = f"after the first {num_warm}" if begin == 1 else f"from step {first_step}"
+    title = f"{run_dir.name}: {steps_per_s * 3600:.0f} steps/hour over {num_steps - num_warm} steps"
+    title = f"{title} {where}"
+    if paused_s:
+        title += f"; left out: {paused_s:.0f} s around restarts of the learner"
+    return title, first_step, steps_per_s
+
+
+def _stages(run_dir: Path, first_step: int, steps_per_s: float) -> Iterator[tuple[str, ...]]:
+    """Yield the stages by role, the largest first: mean seconds per step over the processes of the
+    role, and their share of a step.
+    """
+    rows = [row for row in newest_rows(run_dir, first_step).values() if "time/step_s" in row]
+    for role in _ROLES:
+        stages = []
+        for kind, prefix in _KINDS:
+            names = {n for row in rows for n in row if n.startswith(f"{prefix}{role}/")}
+            for name in names:
+                seconds = sum(row.get(name, 0.0) for row in rows) / len(rows)
+                stages.append((seconds, kind, name.rpartition("/")[2].replace("_", " ")))
+        for seconds, kind, stage in sorted(stages, reverse=True):
+            share = seconds * steps_per_s
+            if share >= _LEAST_SHARE:
+                bar = "█" * round(_BAR * min(share, 1.0))
+                yield role, kind, stage, f"{seconds:.3f}", f"{share:.0%}", bar
+
+
+def _forecast(run_dir: Path) -> Iterator[str]:
+    """Yield the forecast, or why there is none, and how exact the clocks are."""
+    try:
+        profile = profile_of(run_dir)
+    except (ConfigError, InfrastructureError) as error:
+        yield f"no forecast: {error}; the table is all that explain can show"
+        return
+    yield from predict(profile).sentences()
+    for name, (offset_s, error_s) in sorted(clock_offsets(group_times(run_dir)).items()):
+        if abs(offset_s) > _NOTED_S + error_s:
+            yield (
+                f"the clock of {name} differs from that of the buffer by {-offset_s:.2f} s (within"
+                f" {error_s:.2f} s); the forecast uses no difference between clocks"
+            )
+
+
+@frozen
+class Change:
+    """A change and its forecast. gain: in steps per second, relative to the simulated run. case:
+    the changed values.
+    """
+
+    gain: float
+    text: str
+    case: Values
+
+
+@frozen
+class Predictions:
+    """The forecast of a run. own: without changes. error: of its steps per second, relative to the
+    measured ones. changes: those that would save most, the best first.
+    """
+
+    own: Forecast
+    error: float
+    changes: tuple[Change, ...]
+
+    def sentences(self) -> Iterator[str]:
+        """Yield the forecast as text."""
+        own = self.own
+        yield (
+            f"simulated from its recorded times, this run makes {own.steps_per_s * 3600:.0f}"
+            f" steps/hour ({self.error:+.0%}); the learner waits {own.learner_waits:.0%} of the"
+            f" time, generators are idle {own.generators_idle:.0%}"
+        )
+        if own.scores_wait_s * own.steps_per_s > _LEAST_GAIN:
+            yield (
+                f"samples wait {own.scores_wait_s:.2f} s for one of the {own.places} places of"
+                " scoring"
+            )
+        if abs(self.error) > _TRUSTED_ERROR:
+            yield (
+                "the simulation misses the measured rate by more than 10 %: take gains as"
+                " directions"
+            )
+        if not self.changes:
+            yield "no single change below would make it faster by 2 % or more"
+            return
+        yield "changes that would have made it faster (each alone):"
+        for change in self.changes:
+            yield f"  {change.gain:+5.0%}  {change.text}"
+
+
+def predict(profile: Profile) -> Predictions:
+    """Forecast the run and the changes that would have saved most."""
+    own = simulate(profile.scenario, profile.recorded)
+    changes = []
+    for case, text in _cases(profile):
+        forecast = simulate(with_values(profile, case), profile.recorded)
+        gain = forecast.steps_per_s / own.steps_per_s - 1
+        if gain >= _LEAST_GAIN:
+            text += f" (oldest token {own.age:.1f} -> {forecast.age:.1f} versions)"
+            changes.append(Change(gain=gain, text=text, case=case))
+    return Predictions(
+        own=own,
+        error=own.steps_per_s / profile.recorded.steps_per_s - 1,
+        changes=tuple(heapq.nlargest(_NUM_CHANGES, changes, key=lambda change: change.gain)),
+    )
+
+
+def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
+    """Yield the changes that are tried, each with its description."""
+    base = profile.scenario
+    generators = base.generators + 1
+    verifiers = base.verifiers + 1
+    bound = base.max_staleness_versions + 1
+    where = "on separate cores or a separate GPU"
+    yield {"generators.count": generators}, f"generators.count={generators}, {where}"
+    yield {"buffer.max_staleness_versions": bound}, f"buffer.max_staleness_versions={bound}"
+    yield {"learner_speed": 2}, "a learner twice as fast, such as twice learner.ranks"
+    yield {"scoring_speed": 2}, "a verifier twice as fast"
+    yield {"verifiers.count": verifiers}, f"verifiers.count={verifiers}, {where}"
+    yield {"generation_speed": 1.5}, "generation 1.5 times as fast: a shorter limit"
+    has_lengths = all(work.lengths for work in profile.recorded.train)
+    if has_lengths and profile.group_size > 3:
+        half = profile.group_size // 2
+        text = f"generation.group_size={half}, which gives each step fewer samples"
+        yield {"generation.group_size": half}, text
+    if base.push_every_steps == 1:
+        yield {"weights.push_every_steps": 2}, "weights.push_every_steps=2"
+    if base.evaluate_every_steps:
+        yield {"evaluation.every_steps": 0}, "a separate pool for evaluation"
+
+
+def best_change(run_dir: Path) -> str:
+    """Return the change that would make a live run fastest, or why there is no forecast."""
+    try:
+        found = predict(profile_of(run_dir, most=_newest_groups(config_of(run_dir))))
+    except (ConfigError, InfrastructureError) as error:
+        return f"no forecast: {error}"
+    if abs(found.error) > _TRUSTED_ERROR:
+        return (
+            f"no forecast: the simulated rate differs from the measured one by {found.error:+.0%}"
+        )
+    if not found.changes:
+        return "forecast: no single change would make it 2 % faster"
+    best = found.changes[0]
+    return f"forecast: {best.gain:+.0%} with {best.text}; async-rl explain has others"
+
+
+def live_rates(run_dir: Path, config: RunConfig, numbers: Sequence[int]) -> dict[int, float]:
+    """Return the forecast steps per second by the number of training generators.
+
+    numbers: the first is the present number. Raises ConfigError if the recording is off or too
+    short, or if the simulation of the present number misses the measured rate.
+    """
+    if config.recording == "off":
+        raise ConfigError("recording=off")
+    refuse_unsimulated(config)
+    recorded = read_times(run_dir, config, most=_newest_groups(config))
+    scenario = scenario_of(config, recorded)
+    rates = {
+        number: simulate(replace(scenario, generators=number), recorded).steps_per_s
+        for number in numbers
+    }
+    error = rates[numbers[0]] / recorded.steps_per_s - 1
+    if abs(error) > _TRUSTED_ERROR:
+        raise ConfigError(f"the simulated rate differs from the measured one by {error:+.0%}")
+    return rates
+
+
+def _newest_groups(config: RunConfig) -> int:
+    """Return how many groups a forecast of a live run reads."""
+    return _LIVE_STEPS * config.buffer.groups_per_step

@@ -1,0 +1,58 @@
+"""A report on runs: sentences, tables and graphs. Commands print it, the web view draws it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from async_rl.core.frozen import frozen
+
+Floats = npt.NDArray[np.float64]
+
+
+@frozen
+class Table:
+    """Cells as text, one tuple per row. columns: titles."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@frozen
+class Series:
+    """One line of a graph: float64 [n] each. colour: index of its colour, the same in all graphs of
+    a page.
+    """
+
+    label: str
+    colour: int
+    xs: Floats
+    ys: Floats
+
+
+@frozen
+class Graph:
+    """Lines over a common axis. meaning: what the values are, shown as a hint."""
+
+    title: str
+    unit: str
+    meaning: str
+    series: tuple[Series, ...]
+
+
+@frozen
+class Section:
+    """A part of a report: sentences, then a table, then graphs, each of which may be missing."""
+
+    title: str = ""
+    lines: tuple[str, ...] = ()
+    table: Table | None = None
+    graphs: tuple[Graph, ...] = ()
+
+
+@frozen
+class Report:
+    """What a command found out about one run or two."""
+
+    title: str
+    sections: tuple[Section, ...]
