@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.across import ALONE, Across
 from async_rl.algorithms.kl import kl_estimate
-from async_rl.algorithms.parts import Parts
+from async_rl.algorithms.parts import ALONE, Across, Parts
 
 
 def mean(x: Tensor) -> float:

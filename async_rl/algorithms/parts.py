@@ -1,16 +1,60 @@
 """Sums and means over parts of a batch: the members of a group, or the tokens of a sequence.
 
-Group statistics, sequence ratios and sequence weights use the same two operations, so they share
-the rule for elements that do not count.
+Each rank of the learner has some elements of a batch. `Across` adds up the values of all ranks, and
+`Parts` the values of each group or sequence. With several ranks both are collective operations, so
+every rank must ask for the same sums in the same order, whatever elements it has.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.across import ALONE, Across
 from async_rl.core.frozen import frozen
+
+
+def _alone(x: Tensor) -> Tensor:
+    return x
+
+
+@frozen
+class Across:
+    """sum, maximum: replace the elements of a tensor by their sum or maximum over the ranks."""
+
+    sum: Callable[[Tensor], Tensor] = _alone
+    maximum: Callable[[Tensor], Tensor] = _alone
+
+    def mean(self, x: Tensor) -> float:
+        """Return the mean of all elements of all ranks, 0 if there are none: any dtype [...] ->
+        number.
+        """
+        sums: list[float] = self.sum(torch.stack([x.double().sum(), _count(x)])).tolist()
+        return sums[0] / max(sums[1], 1.0)
+
+    def largest(self, x: Tensor) -> float:
+        """Return the largest element of all ranks, 0 if there are none: any dtype [...] ->
+        number.
+        """
+        mine = x.double().max() if x.numel() else _count(x) - math.inf
+        largest = float(self.maximum(mine))
+        return largest if largest > -math.inf else 0.0
+
+    def variance(self, x: Tensor) -> float:
+        """Return the population variance of all elements of all ranks, 0 if there are none: float
+        [...] -> number.
+        """
+        return self.mean((x.double() - self.mean(x)).square())
+
+
+def _count(x: Tensor) -> Tensor:
+    return torch.tensor(x.numel(), dtype=torch.float64, device=x.device)
+
+
+ALONE = Across()
+"""One process has all values."""
 
 
 @frozen

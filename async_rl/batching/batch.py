@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.across import ALONE, Across
+from async_rl.algorithms.parts import ALONE, Across
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleHead, SampleId, head_of, sample_ids
-from async_rl.core.types import Group, IntArray, Trajectory
+from async_rl.core.types import NO_VERSION, Group, IntArray, Purpose, Score, Trajectory
 
 
 @frozen
@@ -264,4 +264,31 @@ def _baselines(heads: Sequence[GroupHead], device: torch.device) -> Baselines | 
         rewards=torch.tensor([t.reward for t in greedy], dtype=torch.float32, device=device),
         lengths=torch.tensor([t.response_length for t in greedy], device=device),
         is_truncated=torch.tensor([t.is_truncated for t in greedy], device=device),
+    )
+
+
+def rows_as_group(rows: Sequence[IntArray], *, prompt_length: int) -> Group:
+    """Return a group whose tokens after prompt_length can be scored and are not trained."""
+    return Group(
+        group_id=0,
+        attempt=1,
+        prompt_id="",
+        purpose=Purpose.EVAL,
+        data_source="",
+        generator="",
+        admitted_version=NO_VERSION,
+        trajectories=[_trajectory(np.asarray(row, dtype=np.int32), prompt_length) for row in rows],
+        generation_s=0.0,
+    )
+
+
+def _trajectory(row: IntArray, prompt_length: int) -> Trajectory:
+    return Trajectory(
+        token_ids=row,
+        prompt_length=prompt_length,
+        loss_mask=np.zeros(len(row), dtype=np.bool_),
+        behavior_logprobs=np.zeros(len(row), dtype=np.float32),
+        versions=np.full(len(row), NO_VERSION, dtype=np.int32),
+        is_truncated=False,
+        score=Score(reward=0.0, parts={}, verdicts=(), latency_s=0.0),
     )

@@ -42,8 +42,17 @@ class OptimizerConfig(Section):
     """largest global norm of the gradient"""
 
 
+# The learner obeys these numbers, and async_rl/planning/ estimates memory with them.
 _CPU_LOGITS_MB = 16.0
 _GPU_LOGITS_MB = 512.0
+CACHE_TOKENS = 1280
+"""Tokens of a pass of one rank on a CPU: the activations of a small model then stay in the core's
+cache, which is faster than one large pass.
+"""
+MOMENTS_PIECE_BYTES = 256 << 20
+"""Bytes of offloaded moments that move to the GPU together. A piece must be so large that a copy
+reaches the rate of the bus, and small because three pieces are on the GPU at once.
+"""
 
 
 class LearnerConfig(Section):

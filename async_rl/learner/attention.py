@@ -1,25 +1,31 @@
 """Attention over packed rows for every Hugging Face model, by transformers' attention interface.
 
 `use_segments(model)` makes a model attend by a `Plan`, so that a prompt shared by several responses
-is computed once. No device builds a mask of queries by keys.
+is computed once. No device builds a mask of queries by keys. On a GPU this file runs one kernel
+call for all segments; on a CPU attention_stages.py plans the calls.
 Invariant: the model receives the row's plan as the keyword argument `segments` of its forward call
 and must pass it on to its attention layers.
 """
 
 from __future__ import annotations
 
+import itertools
+from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from async_rl.batching.packing import Indices
 from async_rl.learner.attention_stages import PartsPlan
-from async_rl.learner.attention_varlen import VarlenPlan
 
 _NAME = "async_rl_segments"
+# The causal mask of the memory-efficient kernel that is aligned to the last query and the last key.
+_FROM_BOTTOM_RIGHT = 2
 
 
 def use_segments(model: PreTrainedModel) -> None:
@@ -40,6 +46,84 @@ class Plan(Protocol):
         itself included, None = all (arXiv 1706.03762 eq. 1, grouped queries arXiv 2305.13245,
         windows arXiv 2310.06825 sec. 2).
         """
+
+
+class VarlenPlan:
+    """The attention of one packed row on a GPU. Nothing is built before a layer runs.
+
+    Each response has the keys of its prompt and its own keys in one piece; the kernels align the
+    causal triangle to the last query and the last key. The kernel is named, because the one that
+    torch chooses may be from cuDNN, which compiles a plan for each new shape.
+    """
+
+    def __init__(self, segments: Indices, device: torch.device) -> None:
+        self._segments = segments
+        self._device = device
+        length, prefix = segments[:, 1], segments[:, 3]
+        self._max_queries = int(length.max())
+        self._max_keys = int((length + prefix).max())
+        self._shares_prompts = bool(prefix.any())
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    ) -> Tensor:
+        """Compute `attention.attend` of the row."""
+        if self._shares_prompts:
+            key, value = (x.index_select(0, self._key_index) for x in (key, value))
+        queries, keys = self._boundaries
+        if query.dtype is torch.float32:
+            groups = query.shape[1] // key.shape[1]
+            if groups > 1:
+                key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+            # Flash kernels have no float32.
+            float_out: Tensor = torch.ops.aten._efficient_attention_forward(
+                query[None],
+                key[None],
+                value[None],
+                None,
+                queries,
+                keys,
+                self._max_queries,
+                self._max_keys,
+                0.0,
+                _FROM_BOTTOM_RIGHT,
+                True,
+                scale=scaling,
+                window_size=window,
+            )[0][0]
+            return float_out
+        out: Tensor = varlen_attn(  # type: ignore[assignment]
+            query,
+            key,
+            value,
+            queries,
+            keys,
+            self._max_queries,
+            self._max_keys,
+            scale=scaling,
+            # Keys to the left of the token itself; -1 = all.
+            window_size=(-1 if window is None else window - 1, 0),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return out
+
+    @cached_property
+    def _boundaries(self) -> tuple[Tensor, Tensor]:
+        """The first query and the first key of each segment, and the ends: int32 [N + 1] each."""
+        length, prefix = self._segments[:, 1], self._segments[:, 3]
+        ends = ([0, *itertools.accumulate(sizes.tolist())] for sizes in (length, length + prefix))
+        queries, keys = (torch.tensor(x, dtype=torch.int32, device=self._device) for x in ends)
+        return queries, keys
+
+    @cached_property
+    def _key_index(self) -> Tensor:
+        """The token of each key: the shared prompt's, then the segment's own."""
+        pieces = [
+            np.arange(first, first + size)
+            for start, length, prefix_start, prefix in self._segments.tolist()
+            for first, size in ((prefix_start, prefix), (start, length))
+        ]
+        return torch.from_numpy(np.concatenate(pieces)).to(self._device)
 
 
 def plan(segments: Indices, device: torch.device) -> Plan:

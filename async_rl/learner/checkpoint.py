@@ -36,8 +36,7 @@ from async_rl.core.checksums import sum_of, sync, sync_tree, write_sums
 from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import Trained
-from async_rl.learner.process_group import BACKEND
-from async_rl.learner.sharding import Ranks
+from async_rl.learner.sharding import BACKEND, Ranks
 
 _FORMAT = 2
 # One rank has no process group on purpose; torch mentions it at every checkpoint.

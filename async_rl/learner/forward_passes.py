@@ -17,16 +17,12 @@ from torch import Tensor
 from async_rl.batching.batch import Batch, Sizes, sizes_of
 from async_rl.batching.packing import Pass, pack
 from async_rl.batching.partition import cost_tokens, minibatches, passes, share_out
-from async_rl.config.learner import LearnerConfig
+from async_rl.config.learner import CACHE_TOKENS, LearnerConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead
 from async_rl.learner.models import LearnerModels, PolicyOutput, States, Values
 from async_rl.learner.objective import BatchOutputs
 from async_rl.learner.sharding import Ranks
-
-# Tokens of a pass on a CPU: the activations of a small model then stay in the core's cache, which
-# is faster than one large pass.
-_CACHE_TOKENS = 1280
 
 
 @frozen
@@ -77,7 +73,7 @@ class ForwardPasses:
         self._chunk_tokens = models.policy.chunk_tokens(learner.logits_chunk_mb)
         most = max(learner.budget_tokens, learner.forward_tokens)
         if not ranks.is_sharded:
-            most = _CACHE_TOKENS
+            most = CACHE_TOKENS
         # The ranks of a context have a row together, each as many tokens as one rank without.
         self._pass_tokens = min(learner.budget_tokens, most) * ranks.context.size
         self._forward_tokens = min(learner.forward_tokens, most) * ranks.context.size

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from async_rl.batching.batch import collate
+from async_rl.batching.batch import collate, rows_as_group
 from async_rl.batching.packing import pack
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
@@ -27,7 +27,6 @@ from async_rl.learner.context import WHOLE_ROWS, Context
 from async_rl.learner.fused import fuse
 from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy
 from async_rl.learner.pretrained import PretrainedWeights
-from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks
 from async_rl.weights.lora import add_adapter
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.across import Across
 from async_rl.algorithms.diagnostics import (
     behavior_metrics,
     explained_variance,
@@ -17,7 +16,7 @@ from async_rl.algorithms.diagnostics import (
     reward_metrics,
 )
 from async_rl.algorithms.kl import kl_estimate
-from async_rl.algorithms.parts import Parts
+from async_rl.algorithms.parts import Across, Parts
 from async_rl.batching.batch import Batch
 from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.core.heads import SampleHead

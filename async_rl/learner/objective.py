@@ -19,7 +19,6 @@ from async_rl.algorithms.advantages import (
 )
 from async_rl.algorithms.off_policy import second_moment_bound, soft_advantages
 from async_rl.algorithms.parts import Parts
-from async_rl.algorithms.value_norm import ValueUnits
 from async_rl.batching.batch import Batch
 from async_rl.config.algorithm import (
     AlgorithmConfig,
@@ -35,6 +34,7 @@ from async_rl.config.policy_losses import MomentCorrection
 from async_rl.config.running import BufferConfig
 from async_rl.core.errors import StalenessError
 from async_rl.core.frozen import frozen
+from async_rl.learner.objective_state import ValueUnits
 from async_rl.learner.token_rewards import RewardRules
 
 # The caps of V-trace's weights: 1, as in all published uses. A lower one biases the values towards

@@ -19,8 +19,8 @@ from async_rl.config.learner import OptimizerConfig
 from async_rl.config.policy_losses import AlignedStepScale, EffectiveStepScale, StepScale
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError
+from async_rl.learner.host_memory import Moments
 from async_rl.learner.models import LearnerModels
-from async_rl.learner.moments import Moments
 from async_rl.learner.sharding import gradient_norm, inner_product, reshard
 
 

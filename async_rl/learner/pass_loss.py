@@ -12,12 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.corrections import (
-    BehaviorCorrection,
-    BehaviorWeights,
-    behavior_weights,
-    geometric_outliers,
-)
 from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.losses import (
     PolicyLoss,
@@ -27,8 +21,12 @@ from async_rl.algorithms.losses import (
     sequence_log_ratio,
 )
 from async_rl.algorithms.off_policy import (
+    BehaviorCorrection,
+    BehaviorWeights,
+    behavior_weights,
     dppo_loss,
     drpo_loss,
+    geometric_outliers,
     oapl_loss,
     sapo_loss,
     vespo_loss,

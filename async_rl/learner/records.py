@@ -6,7 +6,6 @@ import dataclasses
 
 from torch import Tensor
 
-from async_rl.algorithms.value_norm import ValueUnits
 from async_rl.batching.batch import Batch
 from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.config.learner import LearnerConfig
@@ -14,6 +13,7 @@ from async_rl.config.running import BufferConfig
 from async_rl.core.frozen import frozen
 from async_rl.learner.forward_passes import KeptOutputs
 from async_rl.learner.objective import BatchOutputs, Targets
+from async_rl.learner.objective_state import ValueUnits
 from async_rl.learner.pass_loss import PolicySums
 from async_rl.learner.token_rewards import RewardRules
 

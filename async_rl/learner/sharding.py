@@ -1,6 +1,11 @@
-"""FSDP2 for the learner's models, and the other collectives of the learner.
+"""The ranks of the learner: their process group, FSDP2 for the models, and collectives.
 
+The process group uses gloo between main memories and NCCL between GPUs.
 Invariants
+- Only ranks of the pool reach the listeners of gloo (weights/transport/gate.py). The listeners
+  are at the address that the process has in the run.
+- One rank that is not sharded has no process group, and so no listener. One rank that is sharded
+  has a listener on loopback that accepts no connection.
 - Sums over ranks are sums over the batch, because every rank computes a disjoint part of it.
 - Embeddings belong to the unit of the whole model, because the output head's weight is read outside
   its module and may be the input embedding.
@@ -10,8 +15,10 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Literal
+from datetime import timedelta
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -28,10 +35,41 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from async_rl.algorithms.across import Across
+from async_rl.algorithms.parts import Across
 from async_rl.core.frozen import frozen
 from async_rl.learner.context import WHOLE_ROWS, Context
-from async_rl.learner.process_group import ensure_group_of_one
+from async_rl.weights.transport.communicator import private_gloo
+
+BACKEND = "private_gloo"
+_LOOPBACK = "127.0.0.1"
+_ALONE_S = 60.0  # a group of one waits for nobody
+
+
+def join(
+    store: Any, rank: int, world_size: int, *, host: str, device: torch.device, timeout_s: float
+) -> None:
+    """Create the default process group; returns once all ranks are connected.
+
+    store: of torch, shared by the ranks only. host: address of this process in the run.
+    """
+    dist.Backend.register_backend(BACKEND, functools.partial(_gloo, host), devices=["cpu"])
+    # gloo as well on GPUs: offloaded gradients and announced operations are in host memory, and
+    # checkpoints gather there.
+    backend = f"cpu:{BACKEND},cuda:nccl" if device.type == "cuda" else BACKEND
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
+    )
+
+
+def ensure_group_of_one(device: torch.device) -> None:
+    """Create a process group of one rank, unless a group exists already."""
+    if not dist.is_initialized():
+        store = torch._C._distributed_c10d.HashStore()
+        join(store, 0, 1, host=_LOOPBACK, device=device, timeout_s=_ALONE_S)
+
+
+def _gloo(host: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    return private_gloo(store, rank, size, host=host, timeout=timeout)
 
 
 def divide_ranks(

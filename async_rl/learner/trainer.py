@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
-from async_rl.batching.batch import Batch, BatchPart, collate, collate_part, whole
+from async_rl.batching.batch import Batch, BatchPart, collate, collate_part, rows_as_group, whole
 from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
 from async_rl.config.generation import LoraAdapter
@@ -39,7 +39,6 @@ from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
 from async_rl.learner.records import StepRecord
-from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks, divide_ranks
 from async_rl.learner.update import Updater
 from async_rl.learner.wiring import forward_passes, reference_share, update_settings

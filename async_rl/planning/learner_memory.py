@@ -9,16 +9,13 @@ tensors (CUDA's context, the buffers of NCCL, gaps of the allocator) is added by
 from __future__ import annotations
 
 from async_rl.config.generation import LoraAdapter
+from async_rl.config.learner import CACHE_TOKENS, MOMENTS_PIECE_BYTES
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.planning.shape import ModelShape
 
 FLOAT32_BYTES = 4
 MOMENT_BYTES = 8  # AdamW's two moments in float32
-PIECE_BYTES = 256 << 20
-"""Offloaded moments that go to the device together, or those of one parameter if it has more."""
-_CACHE_TOKENS = 1280
-"""Tokens of a pass of one rank without FSDP (learner/forward_passes.py)."""
 
 
 @frozen
@@ -106,10 +103,10 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     kept, offloaded = weights + moments, 0.0
     step = _step_bytes(config, shape)
     if offload == "optimizer":
-        # Three pieces are on the device during an optimizer step (learner/moments.py).
+        # Three pieces are on the device during an optimizer step (learner/host_memory.py).
         kept, offloaded = weights, moments
         largest = MOMENT_BYTES * shape.vocab_size * shape.hidden_size / config.learner.ranks
-        step = gradients + max(step, min(moments, 3 * max(PIECE_BYTES, largest)))
+        step = gradients + max(step, min(moments, 3 * max(MOMENTS_PIECE_BYTES, largest)))
     elif offload == "parameters":
         kept, offloaded = 0.0, weights + moments + gradients
     else:
@@ -161,7 +158,7 @@ def graph_tokens(config: RunConfig) -> int:
     updates = config.learner.minibatches * config.learner.epochs
     if is_sharded(config) or waits or updates > 1:
         return most
-    return min(most, max(_CACHE_TOKENS, _longest(config)))
+    return min(most, max(CACHE_TOKENS, _longest(config)))
 
 
 def minibatch_tokens(config: RunConfig) -> int:
@@ -245,7 +242,7 @@ def _forward_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The largest moment of the passes without a gradient: no gradients and no other layers."""
     size, tokens = dtype_bytes(config), config.learner.forward_tokens
     if not is_sharded(config):
-        tokens = min(tokens, max(_CACHE_TOKENS, _longest(config)))
+        tokens = min(tokens, max(CACHE_TOKENS, _longest(config)))
     # Gate, up and their product next to the residual, its norm and the copies of both; the account
     # has the last hidden states of the models that ran before, too.
     widths = 3 * shape.mlp_width + (4 + _num_copies(config)) * shape.hidden_size

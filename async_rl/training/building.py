@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from async_rl.core.errors import ConfigError
-from async_rl.learner import process_group
+from async_rl.learner import sharding
 from async_rl.learner.trainer import Trainer
 from async_rl.runtime.context import RENDEZVOUS_FILE, ProcessContext
 from async_rl.weights.transport.communicator_nccl import choose_interface
@@ -54,7 +54,7 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
         # Through a file of the run, to which only its processes have access.
         path = str(context.run_dir / RENDEZVOUS_FILE)
         store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]
-        process_group.join(
+        sharding.join(
             store,
             context.rank,
             world_size,

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from async_rl.core.errors import NonFiniteError, StalenessError, Superseded
 from async_rl.core.heads import GroupHead
 from async_rl.core.types import FloatArray, IntArray
-from async_rl.learner.host_copies import HostCopies
+from async_rl.learner.host_memory import HostCopies
 from async_rl.learner.trainer import StepResult, Trainer
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import DeviceBlock, Manifest

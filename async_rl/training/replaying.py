@@ -24,7 +24,7 @@ from async_rl.buffer.store.batches import recorded_batches
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError, DataError
 from async_rl.core.os import die_with_parent
-from async_rl.learner import process_group
+from async_rl.learner import sharding
 from async_rl.learner.trainer import StepResult, Trainer
 from async_rl.monitoring.event_file import EventFile
 from async_rl.training.replays import Plan, Replayed
@@ -98,9 +98,7 @@ def _trainer(plan: Plan, config: RunConfig, rank: int, store: Any) -> Trainer:
     directory, ranks = Path(plan.directory), config.learner.ranks
     device = torch.device("cuda", 0) if config.learner.gpus_each else torch.device("cpu")
     if store is not None:
-        process_group.join(
-            store, rank, ranks, host=_LOOPBACK, device=device, timeout_s=_COLLECTIVE_S
-        )
+        sharding.join(store, rank, ranks, host=_LOOPBACK, device=device, timeout_s=_COLLECTIVE_S)
     return Trainer(
         config,
         Path(plan.model_path),

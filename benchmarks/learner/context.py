@@ -21,12 +21,10 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from async_rl.batching.batch import collate
+from async_rl.batching.batch import collate, rows_as_group
 from async_rl.batching.packing import pack
 from async_rl.learner.loading import load_policy
-from async_rl.learner.process_group import join
-from async_rl.learner.rows import rows_as_group
-from async_rl.learner.sharding import divide_ranks
+from async_rl.learner.sharding import divide_ranks, join
 from benchmarks.figures import figure
 from benchmarks.learner.learner import status_mb
 

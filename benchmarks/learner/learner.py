@@ -38,7 +38,7 @@ from async_rl.composition.compose import compose
 from async_rl.composition.overrides import with_defaults
 from async_rl.core.types import Group, Purpose, Score, Trajectory
 from async_rl.learner.models import chunk_rows
-from async_rl.learner.process_group import ensure_group_of_one
+from async_rl.learner.sharding import ensure_group_of_one
 from async_rl.learner.trainer import Trainer
 from benchmarks.figures import figure
 

@@ -26,17 +26,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from async_rl.batching.batch import Batch, collate
+from async_rl.batching.batch import Batch, collate, rows_as_group
 from async_rl.batching.packing import Pass, pack
 from async_rl.composition.compose import compose_unchecked
 from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
 from async_rl.learner import loading, models, optimizer, sharding
-from async_rl.learner.attention_varlen import VarlenPlan
+from async_rl.learner.attention import VarlenPlan
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.models import LearnerModels
 from async_rl.learner.optimizer import Trained, model_optimizers
-from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks
 from async_rl.planning.learner_memory import learner_memory
 from async_rl.planning.shape import shape_from_hf

@@ -25,11 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.across import ALONE
 from async_rl.algorithms.losses import token_weights
 from async_rl.algorithms.off_policy import second_moment_bound
-from async_rl.algorithms.parts import Parts
-from async_rl.algorithms.value_norm import ValueUnits
+from async_rl.algorithms.parts import ALONE, Parts
 from async_rl.batching.batch import Baselines, Batch, Steps
 from async_rl.batching.packing import Pass
 from async_rl.composition.compose import compose_unchecked
@@ -39,6 +37,7 @@ from async_rl.config.policy_losses import MomentCorrection
 from async_rl.config.run import RunConfig
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, compute_targets
+from async_rl.learner.objective_state import ValueUnits
 from async_rl.learner.pass_loss import policy_pass_loss
 from async_rl.learner.token_rewards import RewardRules
 from benchmarks.figures import figure

@@ -33,7 +33,7 @@ from async_rl.core.types import (
 )
 from async_rl.data.run_prompts import RunPrompts, load_prompts
 from async_rl.launchers.api.verifier import Verifier
-from async_rl.learner.process_group import ensure_group_of_one
+from async_rl.learner.sharding import ensure_group_of_one
 from async_rl.learner.trainer import Trainer
 from async_rl.rewards.extraction import extract_code
 from benchmarks.learning.sampler import Response, Sampler

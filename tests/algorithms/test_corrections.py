@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.corrections import BehaviorCorrection, behavior_weights, geometric_outliers
+from async_rl.algorithms.off_policy import BehaviorCorrection, behavior_weights, geometric_outliers
 from async_rl.algorithms.parts import Parts
 
 CORRECTIONS: tuple[BehaviorCorrection, ...] = (

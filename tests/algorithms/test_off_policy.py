@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from async_rl.algorithms.across import Across
 from async_rl.algorithms.off_policy import (
     dppo_loss,
     drpo_loss,
@@ -31,7 +30,7 @@ from async_rl.algorithms.off_policy import (
     vespo_loss,
     vetoed_tokens,
 )
-from async_rl.algorithms.parts import Parts
+from async_rl.algorithms.parts import Across, Parts
 
 TOKENS = 24
 T = TypeVar("T")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from async_rl.algorithms.rewards import overlong_penalty, scaled, step_rewards
+from async_rl.learner.token_rewards import overlong_penalty, scaled, step_rewards
 
 
 def test_rewards_are_shifted_scaled_and_clipped_by_hand() -> None:

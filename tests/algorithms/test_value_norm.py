@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.value_norm import Moments, ValueUnits
+from async_rl.learner.objective_state import Moments, ValueUnits
 
 
 def mean_and_std(moments: Moments, *, eps: float) -> tuple[float, float]:

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from async_rl.batching.packing import Indices
-from async_rl.learner import attention_stages, attention_varlen
-from async_rl.learner.attention import plan
+from async_rl.learner import attention, attention_stages
+from async_rl.learner.attention import VarlenPlan, plan
 from async_rl.learner.attention_stages import PartsPlan
-from async_rl.learner.attention_varlen import VarlenPlan
 
 CPU = torch.device("cpu")
 HEADS, KEY_HEADS, WIDTH = 4, 2, 8
@@ -195,7 +194,7 @@ def test_on_a_gpu_each_response_has_its_prompt_and_itself_as_keys(
     segments = table(np.random.default_rng(3), 2, 20)
     given_ = inputs(segments, torch.float64)
     expected = with_gradients(dense(segments, *given_, window), given_)
-    monkeypatch.setattr(attention_varlen, "varlen_attn", varlen)
+    monkeypatch.setattr(attention, "varlen_attn", varlen)
     out = VarlenPlan(segments, CPU).attend(*given_, None, window)
     for mine, theirs in zip(with_gradients(out, given_), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)

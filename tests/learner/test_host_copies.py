@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from async_rl.learner.host_copies import HostCopies
+from async_rl.learner.host_memory import HostCopies
 
 DEVICES = [
     "cpu",

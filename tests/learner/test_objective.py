@@ -11,12 +11,11 @@ import pytest
 import torch
 from learner_support import make_config, make_groups
 
-from async_rl.algorithms.value_norm import ValueUnits
 from async_rl.batching.batch import Batch, collate
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Score, StepScore, Trajectory
 from async_rl.learner.objective import BatchOutputs, Targets, compute_targets, trained_mask
-from async_rl.learner.objective_state import ObjectiveState
+from async_rl.learner.objective_state import ObjectiveState, ValueUnits
 from async_rl.learner.token_rewards import RewardRules
 
 CPU = torch.device("cpu")

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from learner_support import make_config, make_groups, make_trainer
 from torch import Tensor
 
-from async_rl.algorithms.across import ALONE, Across
-from async_rl.algorithms.value_norm import Moments, ValueUnits
+from async_rl.algorithms.parts import ALONE, Across
 from async_rl.batching.batch import Batch, BatchPart, collate_part, whole
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import StalenessError
 from async_rl.core.types import Group, StepScore
 from async_rl.learner.objective import BatchOutputs, compute_targets, trained_mask
+from async_rl.learner.objective_state import Moments, ValueUnits
 from async_rl.learner.token_rewards import RewardRules
 
 CPU = torch.device("cpu")

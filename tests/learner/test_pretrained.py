@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from warm_processes import warm_context
 
 from async_rl.core.errors import ConfigError
-from async_rl.learner import process_group
+from async_rl.learner import sharding
 from async_rl.learner.loading import load_models
 from async_rl.learner.models import Policy
 from async_rl.learner.pretrained import PretrainedWeights
@@ -181,7 +181,7 @@ def peak_of_loading(rank: int, world_size: int, model_path: Path, out: Path) -> 
     if world_size > 2:
         dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     else:
-        process_group.join(
+        sharding.join(
             dist.FileStore(f"{out}/rendezvous", world_size),  # type: ignore[attr-defined]
             rank,
             world_size,

@@ -17,7 +17,7 @@ from learner_support import make_trainer
 from warm_processes import warm_context
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.learner import process_group
+from async_rl.learner import sharding
 from async_rl.weights.transport.gate import connect_privately
 
 _DESCRIPTORS = 256
@@ -46,10 +46,8 @@ def be_a_rank(rank: int, directory: Path, parent: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
     take_the_network_address_as_host_name()
     store = dist.FileStore(str(directory / "rendezvous"), 2)  # type: ignore[attr-defined]
-    process_group.join(
-        store, rank, 2, host="127.0.0.1", device=torch.device("cpu"), timeout_s=_WAIT_S
-    )
-    second = dist.new_group(backend=process_group.BACKEND)
+    sharding.join(store, rank, 2, host="127.0.0.1", device=torch.device("cpu"), timeout_s=_WAIT_S)
+    second = dist.new_group(backend=sharding.BACKEND)
     parent.send("joined")
     parent.recv()
     sums = []

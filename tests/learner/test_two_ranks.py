@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from warm_processes import warm_context
 
-from async_rl.learner import process_group
+from async_rl.learner import sharding
 
 ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
@@ -98,7 +98,7 @@ def train(
     """Trains, saves, trains one step more; rank 0 writes what it found."""
     world_size, context_ranks = layout
     if world_size > 1:
-        process_group.join(
+        sharding.join(
             dist.FileStore(f"{out}/rendezvous", world_size),  # type: ignore[attr-defined]
             rank,
             world_size,

@@ -60,7 +60,7 @@ def test_offloaded_moments_are_in_main_memory_and_three_pieces_of_them_on_the_gp
 ) -> None:
     # Pieces of the real size are smaller than what the forward passes of this model need.
     piece = piece_gb << 30
-    monkeypatch.setattr("async_rl.planning.learner_memory.PIECE_BYTES", piece)
+    monkeypatch.setattr("async_rl.planning.learner_memory.MOMENTS_PIECE_BYTES", piece)
     few = ["learner.budget_tokens=16", "learner.gpus_each=1"]
     few += ["data.max_prompt_tokens=8", "data.max_response_tokens=8"]
     resident, offloaded = (

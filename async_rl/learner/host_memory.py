@@ -1,8 +1,8 @@
-"""AdamW's moments: on the device, or in host memory between steps and on the device piece by piece.
+"""Tensors that move between a GPU and page-locked main memory while something else is computed.
 
-A step needs every moment once. While one piece is used, the next one arrives and the one before
-leaves, each on a stream of its own and from page-locked memory, so a step takes about as long as
-the copies in one direction, and at most three pieces are on the device.
+A copy into ordinary memory blocks until the GPU has done all earlier work. A copy into page-locked
+memory does not block, and has the full rate of the bus. Two buffers, or two pieces on the device,
+suffice: one is used while the other one is copied.
 """
 
 from __future__ import annotations
@@ -14,10 +14,65 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from async_rl.config.learner import MOMENTS_PIECE_BYTES
 from async_rl.learner.sharding import local
-from async_rl.planning.learner_memory import MOMENT_BYTES, PIECE_BYTES
+
+
+class HostCopies:
+    """Two buffers in page-locked memory, allocated at the first use and kept.
+
+    largest_bytes: size of the largest tensor. Without a GPU the memory is ordinary, and every copy
+    is complete at once.
+    """
+
+    def __init__(self, largest_bytes: int) -> None:
+        self._largest_bytes = largest_bytes
+        self._buffers: list[Tensor] = []
+
+    def copy(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield a copy of each tensor, which is valid until the next one is asked for."""
+        copying: _Copy | None = None
+        for number, tensor in enumerate(tensors):
+            # The reader of this buffer has asked for a later tensor, so it has finished.
+            begun = _Copy(tensor, self._buffer(number % 2))
+            if copying is not None:
+                yield copying.result()
+            copying = begun
+        if copying is not None:
+            yield copying.result()
+
+    def _buffer(self, index: int) -> Tensor:
+        # Ranks that only send their parts never come here.
+        if index == len(self._buffers):
+            self._buffers.append(
+                torch.empty(
+                    self._largest_bytes,
+                    dtype=torch.uint8,
+                    pin_memory=torch.cuda.is_available(),
+                )
+            )
+        return self._buffers[index]
+
+
+class _Copy:
+    """One copy that may still be under way. It keeps the tensor that it reads."""
+
+    def __init__(self, tensor: Tensor, buffer: Tensor) -> None:
+        self._tensor = tensor
+        size = tensor.numel() * tensor.element_size()
+        self._target = buffer[:size].view(tensor.dtype).view(tensor.shape)
+        self._target.copy_(tensor, non_blocking=True)
+        self._done = torch.get_device_module(tensor.device).Event()
+        self._done.record()
+
+    def result(self) -> Tensor:
+        """Return the complete copy."""
+        self._done.synchronize()
+        return self._target
+
 
 _NAMES = ("exp_avg", "exp_avg_sq")
+_MOMENT_BYTES = 8  # two float32 values for each parameter
 
 
 class Moments:
@@ -111,12 +166,12 @@ class _Visit:
 
 
 def _divided(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters in pieces with at most PIECE_BYTES of moments, or of one parameter."""
+    """Yield pieces with at most MOMENTS_PIECE_BYTES of moments, or with one larger parameter."""
     piece: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:
-        own = MOMENT_BYTES * local(parameter).numel()
-        if piece and size + own > PIECE_BYTES:
+        own = _MOMENT_BYTES * local(parameter).numel()
+        if piece and size + own > MOMENTS_PIECE_BYTES:
             yield piece
             piece, size = [], 0
         piece.append(parameter)
