@@ -18,14 +18,15 @@ from docs.generate.settings import table
 _HEAD = """# Messages
 
 `make docs` generates this page from `async_rl/protocol/`, `async_rl/core/types.py` and
-`async_rl/core/output_rules.py`. The
-processes of a run exchange these messages over ZeroMQ, as MessagePack maps with the name of the
-message in `type`. An unknown field is refused. A request is repeated if its reply is lost, so every
-handler accepts it twice. `control.json` of a run has a fingerprint of all messages; a process or a
-command of a version with other messages is refused. The verifier is an HTTP server, and
-[verifier.md](verifier.md) has its requests.
+`async_rl/core/output_rules.py`, whose docstrings say more. The processes of a run exchange these
+messages over ZeroMQ, as MessagePack maps with the name of the message in `type`. An unknown field
+is refused. A request is repeated if its reply is lost, so every handler accepts it twice.
+`control.json` of a run has a fingerprint of all messages; a process or a command of a version with
+other messages is refused. The verifier is an HTTP server; [verifier.md](verifier.md) has its
+requests.
 
-Arrays are maps with `dtype`, `shape` and the bytes. Names end with their unit: `_s` is seconds.
+An array is a map of `dtype`, `shape` and the bytes. Names end with their unit: `_s` is seconds. A
+message with `->` is a request; the name after the arrow is its reply.
 """
 _MODULES = {
     "Messages to the buffer from generators and the supervisor": buffer,
@@ -44,8 +45,8 @@ def messages_page() -> str:
     """Every message and every value in one, by the process that receives it."""
     parts = [_HEAD]
     for title, module in _MODULES.items():
-        parts.append(f"## {title}\n")
-        parts += [_entry(kind) for kind in _kinds(module)]
+        rows = [(_name(kind), _fields(kind), _meaning(kind)) for kind in _kinds(module)]
+        parts.append(f"## {title}\n\n{table(('message', 'fields', 'meaning'), rows)}\n")
     return "\n".join(parts)
 
 
@@ -56,25 +57,27 @@ def _kinds(module: ModuleType) -> Iterator[type[Value]]:
             yield kind
 
 
-def _entry(kind: type[Value]) -> str:
-    """Return the name, the docstring, the reply and a table of the fields."""
-    lines = [f"### {kind.__name__}\n", inspect.getdoc(kind) or "", ""]
+def _name(kind: type[Value]) -> str:
     reply = vars(kind).get("Reply")
-    if reply is not None:
-        lines.append(f"Reply: `{reply.__name__}`.\n")
-    fields = msgspec.structs.fields(kind)
+    return f"`{kind.__name__}`" + (f" -> `{reply.__name__}`" if reply is not None else "")
+
+
+def _fields(kind: type[Value]) -> str:
     annotations = {
         name: text for base in kind.__mro__ for name, text in inspect.get_annotations(base).items()
     }
-    rows = [(f"`{f.name}`", f"`{annotations[f.name]}`", _default(f)) for f in fields]
-    if rows:
-        lines += [table(("field", "type", "default"), rows), ""]
-    return "\n".join(lines)
+    fields = msgspec.structs.fields(kind)
+    return ", ".join(f"`{f.name}: {annotations[f.name]}{_default(f)}`" for f in fields)
+
+
+def _meaning(kind: type[Value]) -> str:
+    """The first paragraph of the docstring; what a field means stands in the code."""
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return ""
     if field.default_factory is not msgspec.NODEFAULT:
-        return f"`{field.default_factory()!r}`"
-    return f"`{field.default!r}`"
+        return f" = {field.default_factory()!r}"
+    return f" = {field.default!r}"

@@ -9,7 +9,6 @@ writes them; tests/repo/test_reference.py fails if they are out of date.
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -143,33 +142,26 @@ def _meaning(name: str) -> str:
 
 
 def metrics_page() -> str:
-    """Every declared metric with its unit and meaning, by group."""
+    """Every declared metric with its unit and meaning, by name."""
+    charts = [
+        (title, ", ".join(f"`{n}`" for n in names), HOW_TO_READ[title])
+        for title, names in FIRST_SCREEN
+    ]
+    rows = [
+        (f"`{s.name}`", f"histogram of {s.unit}" if _is_histogram(s) else s.unit, s.meaning)
+        for s in sorted(METRICS.values(), key=lambda spec: spec.name)
+    ]
     parts = [
         _HEAD,
-        table(
-            ("chart", "metrics", "how to read it"),
-            [
-                (title, ", ".join(f"`{n}`" for n in names), HOW_TO_READ[title])
-                for title, names in FIRST_SCREEN
-            ],
-        ),
+        table(("chart", "metrics", "how to read it"), charts),
+        "\n## All metrics\n",
+        table(("metric", "unit", "meaning"), rows),
     ]
-    by_group = sorted(METRICS.values(), key=_group)
-    for group, specs in itertools.groupby(by_group, key=_group):
-        rows = [
-            (
-                f"`{s.name}`",
-                s.unit if s.kind is not MetricKind.HISTOGRAM else f"histogram of {s.unit}",
-                s.meaning,
-            )
-            for s in specs
-        ]
-        parts += [f"\n## {group}\n", table(("metric", "unit", "meaning"), rows)]
     return "\n".join(parts) + "\n"
 
 
-def _group(spec: MetricSpec) -> str:
-    return spec.name.partition("/")[0]
+def _is_histogram(spec: MetricSpec) -> bool:
+    return spec.kind is MetricKind.HISTOGRAM
 
 
 def main() -> None:

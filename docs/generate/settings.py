@@ -34,17 +34,18 @@ _HEAD = """# Configuration
 and from `conf/`; edit those. A run is composed of `conf/base.yaml`, one file of each group below,
 and `key=value` on the command line, which has precedence. `async-rl launch conf=ppo_code --dry-run`
 shows the result. An unknown key is an error that names the most similar key, and a wrong value is
-an error that names the range. The column *value* has the value of the configurations {confs};
-those with another value than most are named. A value in `${{...}}` is computed from the machine and
-from other settings.
+an error that names the range.
+
+The column *value; range* has the value of the configurations {confs}; configurations with another
+value than most are named. A value in `${{...}}` is computed from the machine and from other
+settings. `int` is a whole number, `float` any number. Names end with their unit: `_s` is seconds,
+`_mb` and `_kb` are megabytes and kilobytes.
 
 A choice is one setting, whose value names a variant: `algorithm.policy_loss=gspo` takes the values
 of that variant (`conf/variants.yaml`), and `algorithm.policy_loss.clip_low=0.1` sets a parameter of
 the chosen one. A parameter of another variant is an error that names the variants that have it.
 
 ## The fifteen settings that matter
-
-Most runs change these only.
 """
 _THAT_MATTER = {
     "model.path": "the model to train; null = the embedded tiny model",
@@ -64,21 +65,12 @@ _THAT_MATTER = {
     "learner.ranks": "raise it if the generators wait, or if memory is short",
 }
 """Advice on the settings that most runs change."""
-_UNITS = {
-    "_s": "s",
-    "_minutes": "min",
-    "_mb": "MB",
-    "_kb": "KB",
-    "_tokens": "tokens",
-    "_versions": "versions",
-    "_steps": "steps",
-    "_pushes": "pushes",
-    "_groups": "groups",
-    "_prompts": "prompts",
-    "_samples": "samples",
-    "_programs": "programs",
-    "cores": "core numbers",
-    "port": "port",
+# Words of ranges in error messages, and their short forms in the tables.
+_SHORT = {
+    "whole number": "int",
+    "number": "float",
+    "text (not empty)": "text",
+    "true, false": "bool",
 }
 
 
@@ -96,32 +88,38 @@ def settings_page() -> str:
         by_section.setdefault(setting.path.rpartition(".")[0], []).append(setting)
     for section, listed in by_section.items():
         parts.append(f"\n## {section or 'The run'}\n\n{_meaning_of(section)}\n")
-        rows = [
-            (f"`{s.path}`", unit(s), span(s.spec), _values(s, written), s.description)
-            for s in listed
-        ]
-        parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
+        parts.append(_rows([(s, _values(s, written)) for s in listed]))
         for mapping in [s.path for s in listed if s.path in mappings()]:
             inner = entry_of(f"{mapping}.NAME").values()
-            parts.append(f"\n## {mapping}.NAME\n\n{settings()[mapping].description}\n")
-            rows = [
-                (f"`{s.path}`", unit(s), span(s.spec), _values_of_entry(mapping, s), s.description)
-                for s in inner
-            ]
-            parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
-    for group in sorted({path.parent.name for path in CONF_DIR.glob("*/*.yaml")}):
-        parts.append(
-            f"\n## The group `{group}`\n\n`{group}=NAME` selects one of these files; the table"
-            " lists the values that each file sets.\n"
-        )
-        files = sorted((CONF_DIR / group).glob("*.yaml"))
-        parts.append(
-            table(
-                ("name", "sets"),
-                [(f"`{path.stem}`", ", ".join(_settings_in(path.stem, group))) for path in files],
-            )
-        )
+            parts.append(f"\n## {mapping}.NAME\n")
+            parts.append(_rows([(s, _values_of_entry(mapping, s)) for s in inner]))
+    parts.append("\n## Groups of files\n\n`GROUP=NAME` selects a file of `conf/GROUP`.\n")
+    files = [
+        (f"`{path.parent.name}={path.stem}`", ", ".join(_settings_in(path.stem, path.parent.name)))
+        for path in sorted(CONF_DIR.glob("*/*.yaml"))
+    ]
+    parts.append(table(("file", "sets"), files))
     return "\n".join(parts) + "\n"
+
+
+def _rows(listed: Sequence[tuple[Setting, str]]) -> str:
+    """The table of settings with the text of their values."""
+    rows = [
+        (f"`{s.path}`", "; ".join(filter(None, (values, short_span(s)))), s.description)
+        for s, values in listed
+    ]
+    return table(("setting", "value; range", "meaning"), rows)
+
+
+def short_span(setting: Setting) -> str:
+    """The allowed values in the words of the tables: `int >= 1 or null`."""
+    spec = setting.spec
+    if "enum" in spec:
+        return f"`{'`, `'.join(spec['enum'])}`"
+    text = span(spec)
+    for words, short in _SHORT.items():
+        text = text.replace(words, short)
+    return text
 
 
 def _values_of_entry(mapping: str, setting: Setting) -> str:
@@ -134,17 +132,10 @@ def _values_of_entry(mapping: str, setting: Setting) -> str:
     return _values(general, {}) or ("required" if setting.is_required else "")
 
 
-def unit(setting: Setting) -> str:
-    """The unit that the name carries; empty for text, choices and plain numbers, whose meaning says
-    it.
-    """
-    if "number" not in span(setting.spec):
-        return ""
-    return next((unit for ending, unit in _UNITS.items() if setting.path.endswith(ending)), "")
-
-
 def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
-    """The usual value in conf/ and the configurations with another; or the values of variants."""
+    """The usual value in conf/ and the configurations with another; or the values of variants, with
+    their names unless all have the same.
+    """
     of_variants = values_of_variants().get(setting.path)
     by_owner = of_variants or {conf: leaves[setting.path] for conf, leaves in written.items()}
     owners: dict[str, list[str]] = {}
@@ -156,7 +147,14 @@ def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
         named = [usual]
     else:
         named = []
-    return "; ".join(named + [f"{_listed(having)}: {value}" for value, having in owners.items()])
+    choice = setting.path.rpartition(".")[0]
+    if of_variants and len(owners) == 1 and len(by_owner) == len(variants()[choice]):
+        return usual
+    others = [
+        f"{', '.join(f'`{owner}`' for owner in having)}: {value}"
+        for value, having in owners.items()
+    ]
+    return "; ".join(named + others)
 
 
 @functools.cache
