@@ -7,7 +7,7 @@ wait for known times (timed_device.py), so a busy machine disturbs them little. 
 process (timed_run.py) and all run at once; --launched uses `async-rl launch` instead, with all
 processes, messages, pushes and a verifier, two runs at once. --keep DIR leaves the runs there and
 uses those that are there already, so that a long table can be made in parts (--most). --docs writes
-the table to docs/replay.md. cost: the time of a simulation with 4,096 generators.
+the table to benchmarks/results/forecast.md. cost: the time of a simulation with 4,096 generators.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from async_rl.runs.forecast.simulation import simulate
 from benchmarks.control.timed_device import Device
 from benchmarks.control.timed_run import play
 from benchmarks.figures import figure
+from benchmarks.study import RESULTS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/replay.md"
+PAGE = RESULTS / "forecast.md"
 DEVICE = "benchmarks.control.timed_device"
 BASE: Values = {
     "generation.group_size": 4,

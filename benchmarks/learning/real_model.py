@@ -3,8 +3,8 @@ curves; train it on data of an exact age too.
 
 Run: `python -m benchmarks.learning.real_model run [--ways full lora] [--seeds 0 1 2]`, about eight
 minutes of both cores for each; then `python -m benchmarks.learning.real_model report`, which writes
-the tables of docs/tutorials/real_model.md and docs/staleness.md and their pictures from the rows in
-benchmarks/results/real_model.jsonl.
+the table of docs/tutorials/real_model.md, prints the one of exact ages and draws the pictures from
+the rows in benchmarks/results/real_model.jsonl.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from benchmarks.study import RESULTS, Recorded, recorded
 ROOT = Path(__file__).resolve().parents[2]
 FILE = RESULTS / "real_model.jsonl"
 PAGE = ROOT / "docs" / "tutorials" / "real_model.md"
-AGES_PAGE = ROOT / "docs" / "staleness.md"
 IMAGES = ROOT / "docs" / "images"
 SHARE = "policy/effective_sequences"
 
@@ -207,9 +206,9 @@ def draw(ways: Sequence[str], picture: Path) -> None:
 
 
 def report() -> None:
-    """Write the tables into their pages, and the pictures."""
+    """Write the table of the page and the pictures, and print the table of ages."""
     PAGE.write_text(with_table(PAGE.read_text(), "runs", table() + "\n"))
-    AGES_PAGE.write_text(with_table(AGES_PAGE.read_text(), "real", table_of_ages() + "\n"))
+    print(table_of_ages())
     draw(QUIET, IMAGES / "real_model.png")
     draw([way for way in WAYS if "-age" in way], IMAGES / "real_model_ages.png")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -379,17 +380,24 @@ def draw() -> None:
 
 
 def report() -> None:
-    """Print the figures, and write the table of the page and the picture."""
+    """Print every table, and write the one of the page and its picture."""
     for method, factor in lines_of_league():
         for age in AGES:
             for cell in cells_of(method, age, factor):
                 numbers = result(cell.recorded.rows())
                 figure(f"{cell.recorded.name}: final held-out pass rate", numbers.final, "share")
-    text = PAGE.read_text()
-    tables = {"league": table(), "ends": ends_table(), "long": long_table()}
-    tables["rates"] = rates_table()
-    tables["tuning"] = tuning_table()
-    for name, written in tables.items():
-        text = with_table(text, name, written)
-    PAGE.write_text(text)
+    print(table(), ends_table(), long_table(), rates_table(), tuning_table(), sep="\n")
+    PAGE.write_text(with_table(PAGE.read_text(), "league", page_table()))
     draw()
+
+
+def page_table() -> str:
+    """Return the means of the league without their spread."""
+    ages = " | ".join(f"age {age}" for age in AGES)
+    lines = [f"| method | {ages} | collapsed |", f"|---|{'---|' * (len(AGES) + 1)}"]
+    for method, factor in lines_of_league():
+        by_age = _results(method, factor)
+        runs = [result for found in by_age for result in found]
+        means = [re.sub(r" \+- [\d.]+", "", samples_cell(found)) for found in by_age]
+        lines.append(f"| {method} x{factor:g} | {' | '.join(means)} | {collapsed_cell(runs)} |")
+    return "\n".join(lines) + "\n"

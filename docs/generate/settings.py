@@ -93,7 +93,9 @@ def settings_page() -> str:
             inner = entry_of(f"{mapping}.NAME").values()
             parts.append(f"\n## {mapping}.NAME\n")
             parts.append(_rows([(s, _values_of_entry(mapping, s)) for s in inner]))
-    parts.append("\n## Groups of files\n\n`GROUP=NAME` selects a file of `conf/GROUP`.\n")
+    parts.append(
+        "\n## Groups of files\n\n`GROUP=NAME` selects the file `NAME.yaml` of that folder of `conf/`.\n"
+    )
     files = [
         (f"`{path.parent.name}={path.stem}`", ", ".join(_settings_in(path.stem, path.parent.name)))
         for path in sorted(CONF_DIR.glob("*/*.yaml"))
