@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from async_rl.buffer.groups import OpenGroup
-from async_rl.core.summary import Summary
+from async_rl.core.heads import Summary
 from async_rl.core.types import Group, Prompt
 from async_rl.data.score_filter import Leaver
 

@@ -1,9 +1,13 @@
-"""The decorator of values that stay inside one process."""
+"""The two bases of immutable values: `frozen` inside one process, `Value` between processes and on
+the disk.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TypeVar, dataclass_transform
+
+import msgspec
 
 T = TypeVar("T")
 
@@ -15,3 +19,8 @@ def frozen(cls: type[T]) -> type[T]:
     """Make the class a dataclass whose objects are immutable, slotted and made by keyword."""
     # Keyword-only, so that a new field cannot shift the meaning of a call.
     return dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
+
+
+# Unknown fields are refused, so that a peer of another version fails at its first message.
+class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the values that processes exchange or store: immutable and made by keyword."""

@@ -1,15 +1,20 @@
-"""The head of a group: all that every rank of the learner needs of it, which is everything but the
-tokens.
+"""A finished group without its tokens: its head for the ranks of the learner, its summary for the
+buffer and the store.
 
 A batch of 64 groups of 16 x 32k tokens is 270 MB; its heads are 0.2 MB. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from async_rl.core.types import Group, StepScore, Trajectory
-from async_rl.core.value import Value
+import numpy as np
+
+from async_rl.core.frozen import Value, frozen
+from async_rl.core.types import NO_VERSION, Group, StepScore, Trajectory
 
 SampleId = tuple[int, int]
 """The id of a group and the number of one of its samples."""
@@ -81,3 +86,61 @@ def _sample_head(sample: Trajectory, prompt: int) -> SampleHead:
         parts=score.parts,
         steps=score.steps,
     )
+
+
+@frozen
+class Summary:
+    """A group in numbers. Versions are of the trained tokens, NO_VERSION without any. pass_rate:
+    share of samples that passed every test.
+    """
+
+    oldest_version: int
+    newest_version: int
+    num_tokens: int
+    num_trained_tokens: int
+    reward_mean: float
+    pass_rate: float
+    response_length_mean: float
+    truncated_share: float
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """The values in the order of the fields, which is the order of the store's columns."""
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+
+def summarize(group: Group) -> Summary:
+    """Return the summary of a complete group, whose samples passed `checks.check_trajectory`."""
+    samples = group.trajectories
+    is_trained = np.concatenate([s.loss_mask for s in samples])
+    # Masked tokens, such as replies of tools, do not age a group: they have no gradient.
+    versions = np.concatenate([s.versions for s in samples])[is_trained]
+    return Summary(
+        oldest_version=int(versions.min()) if versions.size else NO_VERSION,
+        newest_version=int(versions.max()) if versions.size else NO_VERSION,
+        num_tokens=group.num_tokens,
+        num_trained_tokens=versions.size,
+        reward_mean=statistics.fmean(s.score.reward for s in samples),
+        pass_rate=statistics.fmean(s.score.is_passed for s in samples),
+        response_length_mean=statistics.fmean(s.response_length for s in samples),
+        truncated_share=statistics.fmean(s.is_truncated for s in samples),
+    )
+
+
+def part_means(samples: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each named part of the reward over the samples that have this part.
+    samples: the parts of each sample.
+    """
+    values: dict[str, list[float]] = {}
+    for parts in samples:
+        for name, value in parts.items():
+            # A sample without the part does not count as 0: another data source has other parts.
+            values.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values[name]) for name in sorted(values)}
+
+
+def failed_share(rewards: Iterable[float], fail_reward: float) -> float:
+    """Return the share of rewards that are at most the reward of a failure; 0 without rewards."""
+    # At most and not equal: penalties of a plug-in may go below the reward of a failure.
+    has_failed = [reward <= fail_reward for reward in rewards]
+    return statistics.fmean(has_failed) if has_failed else 0.0

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from async_rl.core.errors import DataError
+from async_rl.core.frozen import Value
 from async_rl.core.languages import PYTHON
-from async_rl.core.value import Value
 
 
 class OutputRules(Value, frozen=True):

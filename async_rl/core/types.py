@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
+from async_rl.core.frozen import Value
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.output_rules import Checker, OutputRules
-from async_rl.core.value import Value
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]

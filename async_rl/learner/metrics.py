@@ -19,8 +19,7 @@ from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.parts import Across, Parts
 from async_rl.batching.batch import Batch
 from async_rl.config.algorithm import AlgorithmConfig
-from async_rl.core.heads import SampleHead
-from async_rl.core.summary import part_means
+from async_rl.core.heads import SampleHead, part_means
 from async_rl.learner.pass_loss import correction
 from async_rl.learner.records import StepRecord
 

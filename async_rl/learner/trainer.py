@@ -28,8 +28,7 @@ from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import GroupHead, SampleId
-from async_rl.core.summary import failed_share
+from async_rl.core.heads import GroupHead, SampleId, failed_share
 from async_rl.core.types import FloatArray, Group, IntArray
 from async_rl.learner.checkpoint import BaseSum, Checkpointer, ModelState
 from async_rl.learner.failed_batches import write_failed

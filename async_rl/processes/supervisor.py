@@ -25,7 +25,7 @@ from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
 from async_rl.planning.headroom import Headroom
 from async_rl.planning.topology import processes
-from async_rl.protocol.schema import message_schema
+from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control
 from async_rl.runtime.directory import Connections, Peer
 from async_rl.supervision import outcome as outcomes

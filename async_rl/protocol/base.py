@@ -1,4 +1,4 @@
-"""The base of all messages: requests, replies, failures.
+"""The base of all messages (requests, replies, failures), and the fingerprint of their fields.
 
 Each request names the type of its reply in the class attribute `Reply`; `wire/rpc.py` sends
 requests and checks replies.
@@ -10,7 +10,16 @@ Invariants
 
 from __future__ import annotations
 
-from async_rl.core.value import Value
+import functools
+import hashlib
+import importlib
+import pkgutil
+
+from async_rl import protocol
+from async_rl.core.frozen import Value
+
+_PACKAGES = ("async_rl.core.", f"{protocol.__name__}.")
+_DIGITS = 12
 
 
 class Message(Value, tag_field="type", tag=True):
@@ -26,3 +35,28 @@ class Failure(Message):
 
     error: str
     message: str
+
+
+@functools.cache
+def message_schema() -> str:
+    """Return a hash of the names, fields and types of all messages and of the values in them.
+
+    Processes of different versions recognise each other by it: it follows from the code, so nobody
+    has to remember to raise a version number.
+    """
+    for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
+        importlib.import_module(module.name)
+    text = "\n".join(sorted(_described(Value)))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _described(kind: type[Value]) -> list[str]:
+    """Return a line per class below this one that crosses a socket."""
+    lines = []
+    for child in kind.__subclasses__():
+        # Other packages have values too, but not every process imports them, so they would make the
+        # hash differ between processes of one version.
+        if child.__module__.startswith(_PACKAGES):
+            lines.append(f"{child.__name__} {child.__annotations__}")
+        lines += _described(child)
+    return lines

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from async_rl.core.frozen import Value
 from async_rl.core.types import FloatArray, IntArray, Sampling
-from async_rl.core.value import Value
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from async_rl.core.frozen import Value
 from async_rl.core.types import Role
-from async_rl.core.value import Value
 from async_rl.protocol.base import Message, Ok
 
 STARTING: Final = "starting"

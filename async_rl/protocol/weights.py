@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from async_rl.core.value import Value
+from async_rl.core.frozen import Value
 
 
 class TensorEntry(Value):

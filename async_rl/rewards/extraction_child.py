@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from async_rl.core.value import Value
+from async_rl.core.frozen import Value
 from async_rl.rewards.extraction import Block, complete_blocks
 from async_rl.rewards.verifier.child_process import ParentPipes
 

@@ -25,8 +25,8 @@ import struct
 from pathlib import Path
 
 from async_rl.core.codec import decode, encode
+from async_rl.core.frozen import Value
 from async_rl.core.types import IntArray, Ticket
-from async_rl.core.value import Value
 from async_rl.protocol.generator import Completed
 
 _SIZE = struct.Struct("<I")

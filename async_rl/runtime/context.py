@@ -29,9 +29,8 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError, Unavailable
 from async_rl.core.types import Role
 from async_rl.observability.activity import Activity
-from async_rl.protocol.base import Message
+from async_rl.protocol.base import Message, message_schema
 from async_rl.protocol.membership import Heartbeat, Member, NextBeat, Register, ReportMetrics
-from async_rl.protocol.schema import message_schema
 from async_rl.runtime.directory import Connections, Directory, Incarnation, Peer
 from async_rl.runtime.patience import SupervisorCalls
 from async_rl.runtime.progress import PROGRESS, moved_mb

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from async_rl.core.frozen import Value
 from async_rl.core.heads import GroupHead
 from async_rl.core.types import IntArray
-from async_rl.core.value import Value
 from async_rl.protocol.base import Message, Ok
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import msgspec
 
 from async_rl.core import output_rules, types
-from async_rl.core.value import Value
+from async_rl.core.frozen import Value
 from async_rl.protocol import base, buffer, control, generator, learner, membership, weights
 from docs.generate.settings import table
 

@@ -13,7 +13,7 @@ from test_store import admitted
 
 from async_rl.buffer import changes
 from async_rl.buffer.store.store import Store
-from async_rl.core.summary import summarize
+from async_rl.core.heads import summarize
 
 
 async def main() -> None:

@@ -19,7 +19,7 @@ from async_rl.buffer.groups import OpenGroup
 from async_rl.buffer.store import writer
 from async_rl.buffer.store.store import Store
 from async_rl.core.errors import InfrastructureError, Unavailable
-from async_rl.core.summary import summarize
+from async_rl.core.heads import summarize
 from async_rl.core.types import Group, GroupState, Purpose, Sampling, Ticket
 
 WRITER = Path(__file__).with_name("crash_writer.py")

@@ -19,10 +19,9 @@ import pytest
 from async_rl.composition.compose import compose, write_config
 from async_rl.launchers import cli
 from async_rl.launchers.commands import status as status_command
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Message, Ok, message_schema
 from async_rl.protocol.control import GetStatus, StatusReply, StopRun
 from async_rl.protocol.membership import Member
-from async_rl.protocol.schema import message_schema
 from async_rl.runs.control import (
     MARK,
     Mark,

@@ -14,7 +14,7 @@ from async_rl.config.generation import LoraAdapter
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.api import resuming
 from async_rl.launchers.preflight.hosts import host_problems
-from async_rl.protocol.schema import message_schema
+from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control
 
 LORA = "model.lora=lora"

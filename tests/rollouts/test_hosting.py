@@ -22,10 +22,9 @@ from async_rl.core.errors import AsyncRLError, EngineDead, Unavailable, WeightsE
 from async_rl.core.types import NO_VERSION, IntArray, Sampling
 from async_rl.generation.engine import Completion
 from async_rl.observability.activity import Activity
-from async_rl.protocol.base import Message
+from async_rl.protocol.base import Message, message_schema
 from async_rl.protocol.generator import Complete, LoadReport, LoadWeights, Logprobs, Probe, Visit
 from async_rl.protocol.membership import Member, Members, WatchMembers
-from async_rl.protocol.schema import message_schema
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.hosted import HostedEngine
 from async_rl.rollouts.hosting import Hosting

@@ -13,9 +13,8 @@ import pytest
 from composing import compose
 
 from async_rl.composition.compose import write_config
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Message, Ok, message_schema
 from async_rl.protocol.membership import Heartbeat, Members, NextBeat, Register, WatchMembers
-from async_rl.protocol.schema import message_schema
 from async_rl.runtime.context import Control
 from async_rl.wire.keys import create_keys
 from async_rl.wire.rpc import RpcServer

@@ -14,7 +14,7 @@ from composing import compose
 from async_rl.composition.compose import write_config
 from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Role
-from async_rl.protocol.schema import message_schema
+from async_rl.protocol.base import message_schema
 from async_rl.runs.control import ask_status
 from async_rl.runtime.context import Control, open_context
 from async_rl.wire.keys import create_keys
@@ -89,14 +89,14 @@ def test_the_fingerprint_changes_with_a_field_of_a_message() -> None:
     """In a process of its own: the changed class must not be seen by other tests."""
     code = """
 import sys
-from async_rl.core import value
-from async_rl.protocol import membership, schema
+from async_rl.core import frozen
+from async_rl.protocol import base, membership
 if sys.argv[1] == "changed":
     membership.PoolCount.__annotations__["live"] = "float"
 if sys.argv[1] == "elsewhere":
-    class Private(value.Value):
+    class Private(frozen.Value):
         field: int
-print(schema.message_schema())
+print(base.message_schema())
 """
 
     def fingerprint(kind: str) -> str:

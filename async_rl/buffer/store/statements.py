@@ -13,7 +13,7 @@ import numpy as np
 
 from async_rl.buffer import changes
 from async_rl.buffer.store.writer import Statement
-from async_rl.core.summary import part_means
+from async_rl.core.heads import part_means
 from async_rl.core.types import NO_VERSION, Group
 
 # Each epoch issues a prompt again, and its row is the same.

@@ -15,8 +15,8 @@ import signal
 
 import msgspec
 
+from async_rl.core.frozen import Value
 from async_rl.core.types import AnswerTest
-from async_rl.core.value import Value
 from async_rl.rewards.answers import is_right
 from async_rl.rewards.verifier.child_process import ParentPipes
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from async_rl.core.frozen import Value
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import CodeTest, ContainerTest, StdinTest, Verdict
-from async_rl.core.value import Value
 
 MAX_TIMEOUT_S = 300
 MIN_MEMORY_MB, MAX_MEMORY_MB = 16, 65536
