@@ -10,9 +10,18 @@ from collections.abc import Sequence
 import msgspec
 
 from async_rl.buffer.groups import OpenGroup
+from async_rl.core.frozen import frozen
 from async_rl.core.heads import Summary
 from async_rl.core.types import Group, Prompt
-from async_rl.data.score_filter import Leaver
+
+
+@frozen
+class Leaver:
+    """A prompt that leaves: its index among the training prompts, its id and its mean reward."""
+
+    index: int
+    prompt_id: str
+    score: float
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import head_of, summarize
 from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpose, Ticket
-from async_rl.data.run_prompts import RunPrompts
+from async_rl.data.prompts import RunPrompts
 
 
 class BufferState:

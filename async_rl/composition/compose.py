@@ -160,7 +160,7 @@ def _finished(tree: Tree, given: Overrides, source: Source) -> RunConfig:
     if not by_epochs:
         return config
     # Counting reads the data files, with pyarrow for some of them.
-    from async_rl.data.epochs import steps_of_epochs
+    from async_rl.data.prompts import steps_of_epochs
 
     return replace(config, num_steps=steps_of_epochs(config))
 

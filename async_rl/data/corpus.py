@@ -10,8 +10,18 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 
-from async_rl.data.concepts import FILTERS, MAPS, PROGRAM, REDUCTIONS, TEMPLATES
-from async_rl.data.list_functions import NUM_WORDINGS, Spec, program, second_prompt, wording
+from async_rl.data.list_functions import (
+    FILTERS,
+    MAPS,
+    NUM_WORDINGS,
+    PROGRAM,
+    REDUCTIONS,
+    TEMPLATES,
+    Spec,
+    program,
+    second_prompt,
+    wording,
+)
 from async_rl.data.tokenizer import END
 
 _SLOTS = (FILTERS, MAPS, REDUCTIONS)

@@ -12,7 +12,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from async_rl.core.assert_tests import require_importable
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt
-from async_rl.data.files import Placed, Rejected, Row, read_rows
-from async_rl.data.fitting import filled, fitted
+from async_rl.data.files import Placed, Row, read_rows
 from async_rl.data.problems import read_hidden
 
 # Names of the column in our own files, in AReaL (query_id) and in MBPP and HumanEval (task_id).
@@ -30,6 +29,14 @@ _ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id")
 _QUESTION = "question"
 MAX_ID_LENGTH = 256
 """Characters. Ids are stored with every group and shown in tables, so a longer one is a bad row."""
+
+
+@frozen
+class Rejected:
+    """A row that becomes no prompt, and why, with its origin. is_over_long: only for its length."""
+
+    reason: str
+    is_over_long: bool
 
 
 @frozen
@@ -60,7 +67,7 @@ class Drafter:
                 raise row
             return self._draft(origin, f"{self._names[file]}/", number, row)
         except DataError as error:
-            return Rejected(str(error), is_over_long=False)
+            return Rejected(reason=str(error), is_over_long=False)
 
     def encode(self, drafts: Sequence[Draft]) -> Iterator[tuple[int, Prompt | Rejected]]:
         """(number of tokens before truncation, prompt) of each draft, tokenized together."""
@@ -72,6 +79,11 @@ class Drafter:
         )["input_ids"]
         for draft, ids in zip(drafts, rows, strict=True):
             yield len(ids), self._encoded(draft, ids)
+
+    def prompt(self, draft: Draft) -> Prompt | Rejected:
+        """Return the prompt of one draft."""
+        [(_, prompt)] = self.encode([draft])
+        return prompt
 
     def render(self, origin: str, messages: list[dict[str, str]], *, is_chat: bool = False) -> str:
         """The text to be continued: chat template and generation prompt, or the plain text and a
@@ -173,7 +185,7 @@ class Drafter:
                 f" data.max_prompt_tokens={data.max_prompt_tokens}; raise it, or set"
                 " data.truncation=drop"
             )
-            return Rejected(reason, is_over_long=True)
+            return Rejected(reason=reason, is_over_long=True)
         if data.fills_prompts:
             kept = filled(kept, data.max_prompt_tokens)
         # A prompt that was cut must be shown as the model reads it.
@@ -232,3 +244,33 @@ def _is_message(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+
+
+def fitted(
+    ids: Sequence[int], limit: int, mode: Literal["error", "drop", "left", "right", "middle"]
+) -> list[int] | None:
+    """At most `limit` of the ids: the last ones ("left" is cut off), the first ones, or some of
+    both; None where none may be cut.
+
+    ids: int [L] -> int [min(L, limit)].  With an odd limit "middle" keeps one more at the end,
+    where the question and the generation prompt are.
+    """
+    if len(ids) <= limit:
+        return list(ids)
+    if mode == "left":
+        return list(ids[-limit:])
+    if mode == "right":
+        return list(ids[:limit])
+    if mode == "middle":
+        # The end has the question and the generation prompt, so it gets the odd token.
+        first = limit // 2
+        return [*ids[:first], *ids[len(ids) - (limit - first) :]]
+    return None
+
+
+def filled(ids: Sequence[int], length: int) -> list[int]:
+    """The ids repeated to exactly `length`, ending as they end. ids: int [L], 1 <= L <= length ->
+    int [length].
+    """
+    repeated = list(ids) * -(-length // len(ids))
+    return repeated[len(repeated) - length :]

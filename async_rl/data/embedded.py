@@ -1,27 +1,14 @@
-"""The embedded task and the embedded model: their fixed sizes and seeds.
+"""The sizes and seeds of the embedded model.
 
 They are constants rather than settings because no one trains another variant: a run that needs a
-different task or model names its own files and `model.path`.  Functions take the values as
-parameters, so tests build smaller ones.  Every value is part of the key of the cached model.
+different model sets `model.path`.  Functions take the values as parameters, so tests build smaller
+models.  Every value is part of the key of the cached model.
 """
 
 from __future__ import annotations
 
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
-
-
-@frozen
-class ListFunctions:
-    """Natural-language specs of small list functions (filter x map x reduce).
-
-    held_out_fraction: share of the specs that only evaluation uses.  num_tests: hidden tests per
-    spec.  seed: of specs, split and hidden tests.
-    """
-
-    held_out_fraction: float = 0.1
-    num_tests: int = 8
-    seed: int = 0
 
 
 @frozen
@@ -46,10 +33,9 @@ class TinyCoder:
     seed: int = 0
 
 
-LIST_FUNCTIONS = ListFunctions()
 TINY_CODER = TinyCoder()
 TINY_CODER_WITH_RETRIES = TinyCoder(retry_share=0.5)
-"""For these two: half of the corpus shows how a failed program is corrected."""
+"""For the next two: half of the corpus shows how a failed program is corrected."""
 RETRYING_ROLLOUT = "async_rl.examples.run_and_retry:rollout"
 """The `rollout.fn` of conf/grpo_code_retry.yaml, whose second turn the plain model never saw."""
 RETRYING_AGENT = "async_rl.examples.tool_agent:solve"

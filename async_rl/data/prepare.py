@@ -27,7 +27,8 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.data.cache import build_once, cache_root
 from async_rl.data.corpus import fingerprint
-from async_rl.data.embedded import LIST_FUNCTIONS, ListFunctions, TinyCoder, tiny_coder_of
+from async_rl.data.embedded import TinyCoder, tiny_coder_of
+from async_rl.data.list_functions import LIST_FUNCTIONS, ListFunctions
 from async_rl.data.model_files import lacking, missing_parts
 
 FORMAT_VERSION = 1

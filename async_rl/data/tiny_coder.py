@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from async_rl.data import corpus, list_functions
-from async_rl.data.embedded import ListFunctions, TinyCoder
+from async_rl.data.embedded import TinyCoder
+from async_rl.data.list_functions import ListFunctions
 from async_rl.data.tokenizer import build_tokenizer
 
 MAX_LENGTH = 512

@@ -24,7 +24,7 @@ from async_rl.buffer.store.store import Store
 from async_rl.config.pools import group_role
 from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.core.types import DropReason, Prompt
-from async_rl.data.run_prompts import load_prompts
+from async_rl.data.prompts import load_prompts
 from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size, spare_torch
 from async_rl.protocol.membership import DRAINING
 from async_rl.runtime.context import ProcessContext

@@ -31,7 +31,7 @@ from async_rl.core.types import (
     Trajectory,
     Verdict,
 )
-from async_rl.data.run_prompts import RunPrompts, load_prompts
+from async_rl.data.prompts import RunPrompts, load_prompts
 from async_rl.launchers.api.verifier import Verifier
 from async_rl.learner.sharding import ensure_group_of_one
 from async_rl.learner.trainer import Trainer

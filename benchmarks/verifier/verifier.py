@@ -27,9 +27,8 @@ from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.corpus import flawed_program
-from async_rl.data.embedded import LIST_FUNCTIONS
 from async_rl.data.files import read_rows
-from async_rl.data.list_functions import HiddenTests, split
+from async_rl.data.list_functions import LIST_FUNCTIONS, HiddenTests, split
 from async_rl.data.problems import read_problem
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge

@@ -25,7 +25,7 @@ from async_rl.core.types import AnswerTest, CodeTest, Prompt
 from async_rl.launchers.commands.options import split_conf
 
 if TYPE_CHECKING:
-    from async_rl.data.files import Rejected
+    from async_rl.data.drafts import Rejected
     from async_rl.data.prompts import Examined
 
 # Rows are usually wrong for one reason, which the first ones show.

@@ -23,8 +23,8 @@ from async_rl.config.rewards import PluginTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, RewardError, Unsupported
 from async_rl.core.types import ContainerTest
-from async_rl.data.drafts import Draft, Drafter
-from async_rl.data.files import Rejected, matching_files, read_placed
+from async_rl.data.drafts import Draft, Drafter, Rejected
+from async_rl.data.files import matching_files, open_table
 from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rewards.verifier.reward_process import RewardProcess
@@ -114,7 +114,7 @@ def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft 
         return
     for file in files:
         try:
-            rows = itertools.islice(read_placed(file, cache_dir=config.cache_dir), _NUM_ROWS)
+            rows = itertools.islice(open_table(file, config.cache_dir), _NUM_ROWS)
             for number, placed in enumerate(rows):
                 draft = drafter.draft(file, number, placed)
                 if not isinstance(draft, Rejected):

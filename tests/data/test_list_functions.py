@@ -12,9 +12,7 @@ import pytest
 
 from async_rl.core.types import CallTest, CodeProblem
 from async_rl.data import corpus, list_functions
-from async_rl.data.concepts import FILTERS, MAPS, REDUCTIONS
-from async_rl.data.embedded import ListFunctions
-from async_rl.data.list_functions import HiddenTests, Spec
+from async_rl.data.list_functions import FILTERS, MAPS, REDUCTIONS, HiddenTests, ListFunctions, Spec
 from async_rl.data.tokenizer import END
 
 TASK = ListFunctions(held_out_fraction=0.1, num_tests=8, seed=0)

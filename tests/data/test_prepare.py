@@ -17,7 +17,8 @@ from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.data import prepare
-from async_rl.data.embedded import TINY_CODER, ListFunctions, tiny_coder_of
+from async_rl.data.embedded import TINY_CODER, tiny_coder_of
+from async_rl.data.list_functions import ListFunctions
 from async_rl.data.prepare import cached_model_path, prepare_model
 
 

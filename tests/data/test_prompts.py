@@ -14,7 +14,7 @@ from data_support import make_config
 from async_rl.core.errors import DataError
 from async_rl.core.types import AssertTest, CallTest, Prompt, StdinTest
 from async_rl.data import corpus
-from async_rl.data.embedded_prompts import LONGEST_TOKENS
+from async_rl.data.list_functions import LONGEST_TOKENS
 from async_rl.data.problems import read_problem
 from async_rl.data.prompts import load_eval_prompts, load_train_prompts
 from async_rl.data.tokenizer import build_tokenizer

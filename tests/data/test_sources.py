@@ -13,8 +13,8 @@ from data_support import make_config
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, Prompt, StdinTest
 from async_rl.data import corpus, drafts
+from async_rl.data.drafts import filled, fitted
 from async_rl.data.files import matching_files, read_rows
-from async_rl.data.fitting import filled, fitted
 from async_rl.data.prompts import examine, load_train_prompts
 from async_rl.data.tokenizer import build_tokenizer
 

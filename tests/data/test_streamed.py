@@ -21,10 +21,9 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError
 from async_rl.data import corpus
 from async_rl.data import prompts as prompts_of_files
-from async_rl.data.files import local_copy
+from async_rl.data.files import open_table
 from async_rl.data.prompts import load_train_prompts
 from async_rl.data.streamed import StreamedPrompts
-from async_rl.data.tables import open_table
 from async_rl.data.tokenizer import build_tokenizer
 
 
@@ -167,8 +166,9 @@ def test_a_bad_row_among_the_first_thousand_is_refused_before_the_run(
 
 def _fetch(url: str, cache: str, barrier: Any, found: Any) -> None:
     barrier.wait(60)
-    path = local_copy(url, cache)
-    found.put((str(path), os.stat(path).st_ino, len(open_table(url, cache))))
+    num_rows = len(open_table(url, cache))
+    (path,) = (Path(cache) / "data").glob("*.jsonl")
+    found.put((str(path), os.stat(path).st_ino, num_rows))
 
 
 @pytest.mark.covers("train_files, val_files: the cache's lock")

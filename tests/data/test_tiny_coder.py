@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from async_rl.data import corpus, list_functions, tiny_coder
-from async_rl.data.embedded import TINY_CODER, ListFunctions, TinyCoder
+from async_rl.data.embedded import TINY_CODER, TinyCoder
+from async_rl.data.list_functions import ListFunctions
 from async_rl.data.tokenizer import build_tokenizer
 
 TASK = ListFunctions(held_out_fraction=0.1, num_tests=8, seed=0)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.data import corpus, list_functions
-from async_rl.data.embedded import LIST_FUNCTIONS
+from async_rl.data.list_functions import LIST_FUNCTIONS
 from async_rl.data.tokenizer import (
     END,
     build_tokenizer,

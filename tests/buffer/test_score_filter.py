@@ -11,10 +11,10 @@ from composing import compose_unchecked
 from hypothesis import given
 from hypothesis import strategies as st
 
+from async_rl.buffer.tickets import ScoreFilter
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.data.order import PromptOrder
-from async_rl.data.score_filter import ScoreFilter
 
 BASE = compose_unchecked("grpo_code")
 
