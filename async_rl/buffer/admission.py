@@ -124,6 +124,14 @@ class Admission:
         waiting = self._waiting[Purpose.EVAL]
         return self.open[waiting[0]].evaluation if waiting else None
 
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether a generator works on an evaluation."""
+        return any(
+            group.purpose is Purpose.EVAL and group.state is GroupState.GENERATING
+            for group in self.open.values()
+        )
+
     def training(self) -> Iterator[OpenGroup]:
         """Open training groups, oldest admission first."""
         for group_id in sorted(self.open):

@@ -1,5 +1,5 @@
-"""The report of one evaluation, from its stored samples: held-out metrics with their confidence,
-and a few samples as text.
+"""Evaluations: how many of their groups are open, and the report of a complete one from its stored
+samples: held-out metrics with their confidence, and a few samples as text.
 
 Samples that failed for a reason outside the policy count neither as right nor as wrong.
 Invariant: an evaluation that was reported once is reported again with the same metrics, even if its
@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+from async_rl.buffer.groups import Recovered
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.store import KEPT_SAMPLES
 from async_rl.core.frozen import frozen
@@ -29,6 +30,43 @@ _NUM_IN_MEMORY = 32
 
 Decode = Callable[[Sequence[int]], str]
 Extraction = Literal["auto", "fenced", "whole"]
+
+
+class EvaluationProgress:
+    """The evaluations of the surviving history. finished: versions to report, oldest first."""
+
+    def __init__(self, recovered: Recovered) -> None:
+        self.finished: deque[int] = deque()
+        self._num_open: dict[int, int] = {}
+        num_open = Counter(group.evaluation for group in recovered.open)
+        for version, is_reported in recovered.evaluations.items():
+            self._num_open[version] = num_open[version]
+            # The buffer stopped between the last group and the report.
+            if num_open[version] == 0 and not is_reported:
+                self.finished.append(version)
+
+    def start(self, version: int, num_prompts: int) -> bool:
+        """Start an evaluation; False if it was started before. One that is finished is reported
+        again, because a learner that requests it twice may have lost its metrics.
+        """
+        if self._num_open.get(version) == 0:
+            self.finished.append(version)
+        if version in self._num_open:
+            return False
+        self._num_open[version] = num_prompts
+        return True
+
+    def end_group(self, version: int) -> None:
+        """A group of this evaluation is complete or dropped."""
+        self._num_open[version] -= 1
+        if self._num_open[version] == 0:
+            self.finished.append(version)
+
+    def forget_after(self, version: int) -> None:
+        """Later versions will be other weights, so their finished evaluations do not count."""
+        for evaluated, num_open in list(self._num_open.items()):
+            if evaluated > version and num_open == 0:
+                del self._num_open[evaluated]
 
 
 @frozen

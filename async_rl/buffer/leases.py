@@ -1,15 +1,20 @@
-"""The time limits of generators and of the groups that they work on.
+"""Who may still act: the time limits of generators and of their tickets, the lives of the learner.
 
 A generator may be silent for timeouts.lease_s. A ticket may be out for the longest limit of a group
 and a lease: by then its generator has failed it, or has lost it. Times are monotonic seconds.
+Of the learner the newest life may act, all earlier ones are refused: a learner that cannot be
+reached is replaced while it may still run, for example behind a broken network, and could otherwise
+commit steps of weights that the run no longer uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
+from async_rl.buffer.changes import LifeBegan
 from async_rl.buffer.groups import OpenGroup
 from async_rl.config.run import RunConfig
+from async_rl.core.errors import Superseded
 from async_rl.core.types import GroupState
 
 
@@ -52,3 +57,33 @@ class Leases:
 
 def _generating(groups: Iterable[OpenGroup]) -> list[OpenGroup]:
     return [group for group in groups if group.state is GroupState.GENERATING]
+
+
+class Lives:
+    """The numbers of the lives that have started, by incarnation; they grow."""
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self._numbers = dict(numbers)
+        self.newest = max(self._numbers.values(), default=0)
+
+    def begin(self, incarnation: str, version: int) -> list[LifeBegan]:
+        """Begin a life, or return nothing if it is the newest already.
+
+        Raises Superseded for an earlier one, whose request was delayed.
+        """
+        if incarnation in self._numbers:
+            self.check(self._numbers[incarnation])
+            return []
+        # The order of arrival decides: a learner is started only after the supervisor gave up the
+        # previous one.
+        self.newest += 1
+        self._numbers[incarnation] = self.newest
+        return [LifeBegan(life=self.newest, incarnation=incarnation, version=version)]
+
+    def check(self, life: int) -> None:
+        """Raise Superseded unless this is the newest life."""
+        if life != self.newest:
+            raise Superseded(
+                f"life {life} of the learner is refused, because life {self.newest} has"
+                " started; end the older process"
+            )

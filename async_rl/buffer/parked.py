@@ -13,7 +13,6 @@ import collections
 import heapq
 from dataclasses import dataclass, field
 
-from async_rl.buffer import queries
 from async_rl.buffer.state import BufferState
 from async_rl.config.pools import GENERATORS, generator_pools, pool_of, purposes_of
 from async_rl.config.run import RunConfig
@@ -94,7 +93,7 @@ class ParkedRequests:
         """Hand out the tickets that admission allows."""
         # Evaluation first: its groups are few, and its result is wanted for the present step.
         for purpose in (Purpose.EVAL, Purpose.TRAIN):
-            if queries.num_free(self._state, purpose, now_s) > 0:
+            if self._state.num_free(purpose, now_s) > 0:
                 self._serve(purpose, now_s)
 
     def _serve(self, purpose: Purpose, now_s: float) -> None:
@@ -108,7 +107,7 @@ class ParkedRequests:
         # A generator that is refused a training ticket because of its old weights loads newer ones
         # soon. Without a reserve, other generators would take its share before that.
         num_reserved = collections.Counter[str]()
-        while loads and num_reserved.total() < queries.num_free(self._state, purpose, now_s):
+        while loads and num_reserved.total() < self._state.num_free(purpose, now_s):
             load, order, name = loads[0]
             parked = self._parked[name]
             ticket = self._state.hand_out(
@@ -138,7 +137,7 @@ class ParkedRequests:
         """Return why a parked generator gets no training group; empty if each would get one."""
         for parked in self._parked.values():
             if Purpose.TRAIN in parked.purposes:
-                refusal = queries.refusal(self._state, parked.version, parked.purposes)
+                refusal = self._state.refusal(parked.version, parked.purposes)
                 if refusal:
                     return refusal
         return ""
@@ -153,7 +152,7 @@ class ParkedRequests:
             version is None
             or not self._evaluators
             or is_served
-            or queries.is_evaluating(self._state)
+            or self._state.admission.is_evaluating
         ):
             return ""
         pools = ", ".join(self._evaluators)

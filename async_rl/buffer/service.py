@@ -12,11 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from async_rl.buffer.kept_groups import KeptGroups
 from async_rl.buffer.parked import ParkedRequests
-from async_rl.buffer.queries import refusal
 from async_rl.buffer.replay import Take
 from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
@@ -33,6 +31,7 @@ from async_rl.protocol.learner import (
     DropBatch,
     EvaluationScores,
     ForgetBefore,
+    FromLearner,
     GetEvaluationScores,
     GetHistory,
     History,
@@ -47,6 +46,7 @@ from async_rl.protocol.learner import (
     TakeBatch,
     TakenGroups,
 )
+from async_rl.wire.rpc import Handler
 
 _log = logging.getLogger(__name__)
 
@@ -73,10 +73,37 @@ class BufferService:
         self._store = store
         self._clock = clock
         self._parked = ParkedRequests(config, self.state)
-        self._groups = KeptGroups(store)
         self._changed = asyncio.Event()
         self._num_returns = 0
         self._learner_waits_for = ""
+
+    def handlers(self) -> Mapping[type[Message], Handler]:
+        """Return the handler of each message. Earlier lives of the learner are refused."""
+
+        def fenced(handler: Handler) -> Handler:
+            async def answer(request: FromLearner) -> Message:
+                self.state.lives.check(request.life)
+                return await handler(request)
+
+            return answer
+
+        return {
+            RequestWork: self.request_work,
+            PutGroup: self.put_group,
+            FailGroup: self.fail_group,
+            ReleaseGenerator: self.release_generator,
+            GetHistory: self.history,
+            SyncVersion: self.sync_version,
+            GetEvaluationScores: self.evaluation_scores,
+            TakeBatch: fenced(self.take_batch),
+            ReadSequences: fenced(self.read_sequences),
+            DropBatch: fenced(self.drop_batch),
+            SecureStore: fenced(self.secure_store),
+            CommitStep: fenced(self.commit_step),
+            StartEvaluation: fenced(self.start_evaluation),
+            ForgetBefore: fenced(self.forget_before),
+            KeepAdvantages: fenced(self.keep_advantages),
+        }
 
     # ---- generators
 
@@ -106,7 +133,7 @@ class BufferService:
             pass
         finally:
             self._parked.withdraw(parked)
-        why = "" if parked.tickets else refusal(self.state, parked.version, parked.purposes)
+        why = "" if parked.tickets else self.state.refusal(parked.version, parked.purposes)
         await self._stored()  # first: a ticket that a crash forgets would be issued twice
         return Work(tickets=parked.tickets, waits_for=why)
 
@@ -182,7 +209,7 @@ class BufferService:
             self._learner_waits_for = ""
         await self._stored()
         reasons = filter(None, [taken.waits_for, self.state.outage.refusal])
-        heads = [head_of(group) for group in await self._groups.load(taken.group_ids)]
+        heads = [head_of(group) for group in await self._store.groups(taken.group_ids)]
         return TakenGroups(groups=heads, waits_for="; ".join(reasons))
 
     async def read_sequences(self, request: ReadSequences) -> Message:
@@ -190,7 +217,7 @@ class BufferService:
         group_ids = {group_id for group_id, _ in request.samples}
         # A batch that a rank reads ahead may have been dropped; its groups would stay in memory.
         self.state.replay.check_leased(request.train_version, group_ids)
-        groups = {group.group_id: group for group in await self._groups.load(group_ids)}
+        groups = {group.group_id: group for group in await self._store.groups(group_ids)}
         samples = [groups[name].trajectories[n] for name, n in request.samples]
         return Sequences(trajectories=samples)
 
@@ -288,7 +315,6 @@ class BufferService:
         self._parked.serve(self._clock())
         for change in self.state.drain_changes():
             self._store.write(change)
-            self._groups.note(change)
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -18,11 +18,10 @@ from dataclasses import replace
 
 from async_rl.buffer import changes
 from async_rl.buffer.admission import Admission, Gate
+from async_rl.buffer.evaluation import EvaluationProgress
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
-from async_rl.buffer.leases import Leases
-from async_rl.buffer.lives import Lives
+from async_rl.buffer.leases import Leases, Lives
 from async_rl.buffer.outage import MOST_SPARED, Outage
-from async_rl.buffer.progress import EvaluationProgress
 from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
@@ -33,8 +32,8 @@ from async_rl.data.prompts import RunPrompts
 
 
 class BufferState:
-    """The groups of one run: open ones in `admission`, finished ones in `replay`. Others read both,
-    directly or through queries.py; only the commands change them. recovered: the content of the
+    """The groups of one run: open ones in `admission`, finished ones in `replay`. Others read both;
+    only the commands change them. recovered: the content of the
     store; its open groups keep their generators, which may still put them.
     """
 
@@ -84,6 +83,31 @@ class BufferState:
         """Return the changes since the last call, oldest first."""
         drained, self._changes = self._changes, []
         return drained
+
+    # ---- questions, which change nothing
+
+    def num_free(self, purpose: Purpose, now_s: float) -> int:
+        """Return how many tickets of this purpose could be handed out now, at most."""
+        return self.outage.num_allowed(
+            self.admission.num_free(purpose),
+            is_generating=bool(self.admission.generators()),
+            now_s=now_s,
+        )
+
+    def refusal(self, version: int, purposes: Collection[Purpose]) -> str:
+        """Return why a generator at this version gets no ticket, or an empty string."""
+        # An outage first: it is the reason on which a person can act.
+        return self.outage.refusal or self.admission.refusal(version, purposes)
+
+    def queue(self) -> dict[str, int]:
+        """Return the current number of training groups in each state."""
+        num_generating = self.admission.num_generating
+        return {
+            "issued": self.admission.num_training - num_generating,
+            "generating": num_generating,
+            "ready": len(self.replay.ready),
+            "leased": self.replay.num_leased,
+        }
 
     # ---- commands of generators
 

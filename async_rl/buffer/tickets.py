@@ -7,6 +7,7 @@ Prompts that are too easy or too hard may leave the training data at the start o
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +21,8 @@ from async_rl.config.sampling import num_drawn, sampling_of
 from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Group, Purpose, Ticket
 from async_rl.data.prompts import RunPrompts
+
+_log = logging.getLogger(__name__)
 
 
 class Tickets:
@@ -107,6 +110,14 @@ class Tickets:
         if not leavers:
             return []
         num_remaining = len(self._prompts.order.active)
+        _log.info(
+            "%d prompts left the training data because of their mean reward (data.filter), the"
+            " first %s with %.3g; %d remain",
+            len(leavers),
+            leavers[0].prompt_id,
+            leavers[0].score,
+            num_remaining,
+        )
         return [PromptsLeft(position=index, leavers=leavers, num_remaining=num_remaining)]
 
     def _num_samples(self, purpose: Purpose) -> int:

@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from async_rl.buffer.evaluation import NUM_SHOWN, report_of, training_texts
-from async_rl.buffer.handlers import handlers_of
-from async_rl.buffer.queries import queue
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.store import Store
@@ -71,7 +69,7 @@ async def run(context: ProcessContext) -> None:
                     "watch rows": watch_rows(),
                 }.items()
             ]
-            await context.serve(handlers_of(service))
+            await context.serve(service.handlers())
             context.activity.rest("serving")
             await context.stopping.wait()
             for task in owned:
@@ -173,7 +171,7 @@ class Tasks:
 
     def _count(self) -> None:
         state = self._service.state
-        for name, number in queue(state).items():
+        for name, number in state.queue().items():
             self._context.activity.gauge(f"queue/{name}", number)
         for reason in _COUNTED:
             num_new = state.drops[reason] - self._counted[reason]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.buffer.store.batches import Batches, TrainedGroup, recorded_batches
+from async_rl.buffer.store.trajectories import Batches, TrainedGroup, recorded_batches
 from async_rl.composition import schema
 from async_rl.composition.changes import changes
 from async_rl.core.errors import AsyncRLError, InfrastructureError

@@ -20,7 +20,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from async_rl.buffer.store.batches import recorded_batches
+from async_rl.buffer.store.trajectories import recorded_batches
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError, DataError
 from async_rl.core.os import die_with_parent

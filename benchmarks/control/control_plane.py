@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 import psutil
 
-from async_rl.buffer.handlers import handlers_of
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import Promise, audit
 from async_rl.buffer.store.ledger import reading
@@ -68,7 +67,7 @@ async def serve(directory: Path, num_generators: int) -> None:
         service = BufferService(config, _Prompts(), store, clock=time.monotonic)
         context: Any = SimpleNamespace(activity=Activity(), version=0, config=config)
         showing = Tasks(context, service, store).show_state()
-        await simulated.serve_until_terminated(directory, handlers_of(service), showing)
+        await simulated.serve_until_terminated(directory, service.handlers(), showing)
 
 
 class Load:

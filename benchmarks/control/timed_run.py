@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from async_rl.buffer.handlers import handlers_of
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.store import Store
 from async_rl.composition.compose import write_config
@@ -89,7 +88,7 @@ class Buffer:
     """The service without a socket."""
 
     def __init__(self, service: BufferService) -> None:
-        self._handlers = handlers_of(service)
+        self._handlers = service.handlers()
 
     async def call(self, request: Any, *, timeout_s: float) -> Any:
         """Return the answer."""

@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from async_rl.buffer.store.batches import recorded_batches
+from async_rl.buffer.store.trajectories import recorded_batches
 from async_rl.composition import schema
 from async_rl.composition.changes import changes
 from async_rl.composition.compose import recompose, write_config

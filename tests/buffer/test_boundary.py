@@ -20,8 +20,6 @@ from buffer_support import make_config, make_group, make_trajectory, opened, run
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from async_rl.buffer.handlers import handlers_of
-from async_rl.buffer.queries import queue
 from async_rl.buffer.service import BufferService
 from async_rl.core import codec
 from async_rl.core.errors import AsyncRLError, ProtocolError
@@ -91,7 +89,7 @@ INVALID = {
 async def deliver(service: BufferService, message: Message) -> Message:
     """What the server does with a message: decode it, call its handler."""
     request: Any = codec.decode(codec.encode(message), FromGenerators)  # type: ignore[arg-type]
-    return await handlers_of(service)[type(request)](request)
+    return await service.handlers()[type(request)](request)
 
 
 @pytest.mark.parametrize("name", INVALID)
@@ -269,7 +267,7 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
                 request: Any = codec.decode(bytes(payload), FromGenerators)  # type: ignore[arg-type]
                 if isinstance(request, RequestWork):  # the longest wait is the sender's choice
                     request = msgspec.structs.replace(request, wait_s=0.0)
-                await handlers_of(service)[type(request)](request)
+                await service.handlers()[type(request)](request)
             except AsyncRLError:
                 pass
             await asyncio.wait_for(service._store.flush(), 10)
@@ -278,9 +276,9 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
                 service.state.lose(name, "the end of the test")
             for new in await tickets(service, 0, credit=8, generator="generator-1"):
                 await service.put_group(PutGroup(group=make_group(new, generator="generator-1")))
-            ready = queue(service.state)["ready"]
+            ready = service.state.queue()["ready"]
             assert ready == 4
-            for group in await service._groups.load(list(service.state.replay.ready)):
+            for group in await service._store.groups(list(service.state.replay.ready)):
                 for sample in group.trajectories:
                     rewards = [sample.score.reward, *sample.score.parts.values()]
                     assert np.isfinite(np.asarray(rewards, np.float32)).all()

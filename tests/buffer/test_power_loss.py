@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from buffer_support import make_config, opened, put_all, run, take
 
-from async_rl.buffer.handlers import handlers_of
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core.errors import InfrastructureError, ProtocolError
@@ -211,14 +210,14 @@ def test_an_earlier_life_of_the_learner_is_refused_after_every_restart_of_the_bu
     async def refused(service: BufferService, messages: list[Message]) -> None:
         for message in messages:
             with pytest.raises(Superseded, match="life 1 of the learner is refused"):
-                await handlers_of(service)[type(message)](message)
+                await service.handlers()[type(message)](message)
 
     async def scenario() -> None:
         async with opened(tmp_path, make_config()) as service:
             old = await begin(service, "a")
             assert await begin(service, "a") == old, "safe to send twice"
             ids = (await put_all(service))[:2]
-            await handlers_of(service)[TakeBatch](TakeBatch(life=old, train_version=0, wait_s=0))
+            await service.handlers()[TakeBatch](TakeBatch(life=old, train_version=0, wait_s=0))
             new = await begin(service, "b")
             assert new > old
             await refused(service, actions(old, ids))
@@ -228,7 +227,7 @@ def test_an_earlier_life_of_the_learner_is_refused_after_every_restart_of_the_bu
             with pytest.raises(Superseded):
                 await begin(service, "a")
             for message in actions(new, ids)[:3]:
-                await handlers_of(service)[type(message)](message)
+                await service.handlers()[type(message)](message)
             assert service.state.replay.learner_version == 1
 
     run(scenario())
@@ -240,7 +239,7 @@ def test_a_batch_that_waits_for_groups_is_not_given_to_an_earlier_life(tmp_path:
     async def scenario() -> None:
         async with opened(tmp_path, make_config()) as service:
             old = await begin(service, "a")
-            handler: Any = handlers_of(service)[TakeBatch]
+            handler: Any = service.handlers()[TakeBatch]
             parked = asyncio.create_task(handler(TakeBatch(life=old, train_version=0, wait_s=60)))
             await asyncio.sleep(0)
             await begin(service, "b")

@@ -12,7 +12,6 @@ from typing import Any
 
 from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets, within
 
-from async_rl.buffer.queries import queue
 from async_rl.buffer.service import BufferService
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose
@@ -71,7 +70,7 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 
 async def until_queue(service: BufferService, **states: int) -> None:
-    while {state: queue(service.state)[state] for state in states} != states:
+    while {state: service.state.queue()[state] for state in states} != states:
         await service.changed()
 
 

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from async_rl.buffer.admission import Admission
-from async_rl.buffer.queries import queue
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import reading
@@ -515,7 +514,7 @@ class BufferMachine(RuleBasedStateMachine):
             if self.learner.version >= wanted:
                 return
         raise AssertionError(
-            f"stuck at version {self.learner.version}: {queue(self.service.state)}"
+            f"stuck at version {self.learner.version}: {self.service.state.queue()}"
         )
 
     def teardown(self) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from buffer_support import make_config, make_group, opened, take, tickets
 
-from async_rl.buffer.store.batches import recorded_batches
 from async_rl.buffer.store.times import GroupTimes, clock_offsets, group_times
+from async_rl.buffer.store.trajectories import recorded_batches
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep, ForgetBefore
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, models
 
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.rollouts import Rollout, rollouts, stored_steps
+from async_rl.buffer.store.trajectories import Rollout, rollouts, stored_steps
 from async_rl.composition.compose import write_config
 from async_rl.core.types import Group
 from async_rl.launchers import cli

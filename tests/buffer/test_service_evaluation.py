@@ -18,7 +18,6 @@ from buffer_support import (
 )
 
 from async_rl.buffer.evaluation import report_of
-from async_rl.buffer.queries import queue
 from async_rl.buffer.store.store import KEPT_SAMPLES
 from async_rl.config.base import replace
 from async_rl.core.errors import InfrastructureError
@@ -39,7 +38,7 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(
             given = await tickets(service, 0, credit=2)
             assert {t.purpose for t in given} == {Purpose.EVAL}
             assert {t.num_samples for t in given} == {1}
-            assert queue(service.state)["generating"] == 0
+            assert service.state.queue()["generating"] == 0
             await service.put_group(
                 PutGroup(group=make_group(given[1], passes=False, is_truncated=True))
             )

@@ -24,7 +24,6 @@ from buffer_support import (
     tickets,
 )
 
-from async_rl.buffer.queries import queue
 from async_rl.core.errors import ProtocolError
 from async_rl.protocol.buffer import PutGroup, ReleaseGenerator, Work
 from async_rl.protocol.learner import CommitStep, ReadSequences, Sequences
@@ -42,7 +41,7 @@ def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
             ]
             for ticket in reversed(given):
                 await service.put_group(PutGroup(group=make_group(ticket)))
-            assert queue(service.state) == {"issued": 0, "generating": 0, "ready": 4, "leased": 0}
+            assert service.state.queue() == {"issued": 0, "generating": 0, "ready": 4, "leased": 0}
             batch = await take(service, 0)
             assert [g.group_id for g in batch.groups] == [0, 1]
             sequences = await service.read_sequences(
@@ -189,7 +188,7 @@ def test_results_of_an_older_attempt_change_nothing(tmp_path: Path) -> None:
             assert [t.attempt for t in second] == [2, 2]
             await service.put_group(PutGroup(group=make_group(first[0])))
             await fail(service, 1, attempt=1)
-            assert queue(service.state) == {"issued": 0, "generating": 2, "ready": 0, "leased": 0}
+            assert service.state.queue() == {"issued": 0, "generating": 2, "ready": 0, "leased": 0}
 
     run(scenario())
 
@@ -218,9 +217,9 @@ def test_a_lost_group_that_still_arrives_before_it_is_issued_again_is_kept(tmp_p
             await service.release_generator(
                 ReleaseGenerator(generator="generator-0", incarnation="a")
             )
-            assert queue(service.state)["issued"] == 2
+            assert service.state.queue()["issued"] == 2
             await service.put_group(PutGroup(group=make_group(first[0])))
-            assert queue(service.state) == {"issued": 1, "generating": 0, "ready": 1, "leased": 0}
+            assert service.state.queue() == {"issued": 1, "generating": 0, "ready": 1, "leased": 0}
             assert [t.group_id for t in await tickets(service, 0)] == [1]
 
     run(scenario())
@@ -232,7 +231,7 @@ def test_a_put_that_comes_twice_counts_once(tmp_path: Path) -> None:
             given = await tickets(service, 0)
             for _ in range(2):
                 await service.put_group(PutGroup(group=make_group(given[0])))
-            assert queue(service.state)["ready"] == 1
+            assert service.state.queue()["ready"] == 1
 
     run(scenario())
 
@@ -270,7 +269,7 @@ def test_a_group_without_a_trained_token_is_dropped_as_untrainable(tmp_path: Pat
             given = await tickets(service, 0)
             await service.put_group(PutGroup(group=make_group(given[0], trained=False)))
             assert service.state.drops == {"untrainable": 1}
-            assert queue(service.state)["ready"] == 0
+            assert service.state.queue()["ready"] == 0
             assert len(await tickets(service, 0)) == 1
 
     run(scenario())
@@ -285,7 +284,7 @@ def test_a_new_incarnation_takes_over_from_the_lost_one(tmp_path: Path) -> None:
             await service.release_generator(
                 ReleaseGenerator(generator="generator-0", incarnation="a")
             )
-            assert queue(service.state)["generating"] == 2
+            assert service.state.queue()["generating"] == 2
 
     run(scenario())
 
@@ -302,10 +301,10 @@ def test_a_generator_unheard_of_for_the_lease_time_loses_its_tickets_unless_it_i
             assert service.expire([]) == pytest.approx(1)
             clock.now += 1
             assert service.expire(["generator-0"]) == pytest.approx(30)
-            assert queue(service.state)["generating"] == 4
+            assert service.state.queue()["generating"] == 4
             clock.now += 30
             service.expire([])
-            assert queue(service.state)["issued"] == 4
+            assert service.state.queue()["issued"] == 4
 
     run(scenario())
 
@@ -319,6 +318,6 @@ def test_a_single_ticket_that_is_never_answered_goes_out_again(tmp_path: Path) -
             assert service.expire(["generator-0"]) == pytest.approx(1)
             clock.now += 1
             service.expire(["generator-0"])
-            assert queue(service.state)["issued"] == 1
+            assert service.state.queue()["issued"] == 1
 
     run(scenario())

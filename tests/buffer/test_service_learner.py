@@ -22,7 +22,6 @@ from buffer_support import (
     tickets,
 )
 
-from async_rl.buffer.queries import queue
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.protocol.buffer import PutGroup, ReleaseGenerator, Work
 from async_rl.protocol.learner import CommitStep, ForgetBefore, SyncVersion, TakeBatch, TakenGroups
@@ -100,7 +99,7 @@ def test_a_batch_waits_for_the_group_that_would_be_too_old_after_it(tmp_path: Pa
             assert [g.group_id for g in (await take(service, 0)).groups] == [1, 2]
             await service.commit_step(CommitStep(version=1, group_ids=[1, 2]))
             await put_all(service, 1)
-            assert queue(service.state) == {"issued": 0, "generating": 1, "ready": 3, "leased": 0}
+            assert service.state.queue() == {"issued": 0, "generating": 1, "ready": 3, "leased": 0}
             assert "group 0, which is still generated" in (await take(service, 1)).waits_for
             await service.put_group(PutGroup(group=make_group(slow)))
             assert [g.group_id for g in (await take(service, 1)).groups] == [0, 3]
@@ -142,7 +141,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
 
     async def after() -> None:
         async with opened(tmp_path, config, prompts) as service:
-            assert queue(service.state) == {"issued": 2, "generating": 1, "ready": 1, "leased": 2}
+            assert service.state.queue() == {"issued": 2, "generating": 1, "ready": 1, "leased": 2}
             batch = await take(service, 0)
             assert [(g.group_id, len(g.samples)) for g in batch.groups] == [(0, 2), (1, 2)]
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
@@ -160,7 +159,7 @@ def test_a_generator_that_outlived_the_buffer_can_still_put_its_group(tmp_path: 
             given = await tickets(service, 0)
         async with opened(tmp_path, make_config()) as service:
             await service.put_group(PutGroup(group=make_group(given[0])))
-            assert queue(service.state) == {"issued": 0, "generating": 3, "ready": 1, "leased": 0}
+            assert service.state.queue() == {"issued": 0, "generating": 3, "ready": 1, "leased": 0}
             assert await tickets(service, 0, held=[1, 2, 3]) == []
 
     run(scenario())
@@ -250,7 +249,7 @@ def test_a_parked_take_of_a_learner_that_restarted_leases_nothing(tmp_path: Path
             assert batch.groups == []
             for ticket in given[:2]:
                 await service.put_group(PutGroup(group=make_group(ticket)))
-            assert queue(service.state)["ready"] == 2
+            assert service.state.queue()["ready"] == 2
 
     run(scenario())
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from buffer_support import make_config, opened, put_all, states, within
 
-from async_rl.buffer.handlers import handlers_of
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import Ledger, reading
@@ -47,7 +46,7 @@ class Buffer:
 
     async def call(self, request: Message, *, timeout_s: float) -> Message:
         await put_all(self._service, self._service.state.replay.learner_version)
-        return await handlers_of(self._service)[type(request)](request)
+        return await self._service.handlers()[type(request)](request)
 
 
 class Pool:

@@ -7,8 +7,8 @@ import pytest
 from e2e_support import LiveRun
 
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.rollouts import rollouts
 from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.trajectories import rollouts
 from async_rl.core.types import Trajectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.rollouts import stored_advantages
-from async_rl.core import codec
+from async_rl.buffer.store.trajectories import stored_advantages, stored_group
 from async_rl.core.types import Group
 
 PAGE = 50
@@ -159,12 +158,10 @@ class Browser:
         """Return a group's trajectories and its stored advantages (float16, or empty); None if they
         are no longer stored.
         """
-        stored = self._connection.execute(
-            "SELECT payload FROM blobs WHERE group_id=?", (group_id,)
-        ).fetchone()
-        if stored is None:
+        group = stored_group(self._connection, group_id)
+        if group is None:
             return None
-        return codec.decode(stored[0], Group), stored_advantages(self._connection, group_id)
+        return group, stored_advantages(self._connection, group_id)
 
     def prompt_text(self, purpose: str, prompt_id: str) -> str:
         """Return the text of a prompt, empty if it is unknown."""

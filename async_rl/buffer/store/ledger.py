@@ -25,10 +25,11 @@ _COLUMNS = (
     " newest_version, train_version, num_tokens, num_trained_tokens, reward_mean, pass_rate,"
     " rewards, parts, reason, message, admitted_s, changed_s"
 )
-_STEP_OF = (
+STEP_OF = (
     "(SELECT version FROM trained JOIN steps USING (step_id) WHERE trained.group_id=groups.group_id"
     " AND undone_s IS NULL)"
 )
+"""The step of the surviving history that trained a row of `groups`."""
 _HISTORY = (
     "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE group_id=?"
     " ORDER BY transition_id"
@@ -224,7 +225,7 @@ class Ledger:
         )
 
     def _groups(self, where: str, value: str | int) -> list[LedgerGroup]:
-        query = f"SELECT {_COLUMNS}, {_STEP_OF} FROM groups WHERE {where} ORDER BY group_id"
+        query = f"SELECT {_COLUMNS}, {STEP_OF} FROM groups WHERE {where} ORDER BY group_id"
         groups = []
         for row in self._rows(LedgerGroup.__struct_fields__[:-1], query, value):
             row["rewards"] = msgspec.json.decode(row["rewards"] or "[]")

@@ -20,14 +20,14 @@ from typing import Literal, Self
 
 import numpy as np
 
-from async_rl.buffer.changes import Change
+from async_rl.buffer import changes
 from async_rl.buffer.store.compaction import MOST_STEPS, compaction
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.statements import statements_of, to_json
 from async_rl.buffer.store.writer import Writer, hold_lock
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import SampleId
-from async_rl.core.types import FloatArray
+from async_rl.core.types import FloatArray, Group, Purpose
 
 _LEAST_FREE_BYTES = 5 * 10**9
 _LEAST_FREE_SHARE = 0.1
@@ -69,11 +69,32 @@ class Store(StoreReader):
             super().__init__(path)
             stack.callback(self.close_reader)
             self._clock = clock
+            self._groups: dict[int, Group] = {}
             self._files = stack.pop_all()
 
-    def write(self, change: Change) -> None:
-        """Queue a change of the state."""
+    def write(self, change: changes.Change) -> None:
+        """Queue a change of the state. A complete training group stays in memory until it is
+        trained or dropped, so that the learner's reads do not wait for the disk.
+        """
         self._writer.put(*statements_of(change, self._clock()))
+        match change:
+            case changes.Completed(group=group) if group.purpose is Purpose.TRAIN:
+                self._groups[group.group_id] = group
+            case changes.Dropped(group_id=group_id):
+                self._groups.pop(group_id, None)
+            case changes.Trained(group_ids=group_ids) | changes.BatchDropped(group_ids=group_ids):
+                for group_id in group_ids:
+                    self._groups.pop(group_id, None)
+
+    async def groups(self, group_ids: Iterable[int]) -> list[Group]:
+        """Return complete groups that are not trained yet, with their trajectories. Groups that
+        were put before a restart are read from the file once.
+        """
+        missing = [group_id for group_id in group_ids if group_id not in self._groups]
+        if missing:
+            groups = await self.read_groups(missing)
+            self._groups.update(zip(missing, groups, strict=True))
+        return [self._groups[group_id] for group_id in group_ids]
 
     def keep_advantages(self, advantages: Iterable[tuple[SampleId, FloatArray]]) -> None:
         """Queue (sample, advantage of each response token) of groups whose trajectories are stored.
