@@ -97,21 +97,10 @@ def read_hidden(
 
 
 def read_problem(origin: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
-    """(hidden side, assert statements that the prompt must show) of one row. Raises DataError."""
-    shown: tuple[str, ...] = ()
-    setup = ""
-    # Our own layout wins where a file has several: it was written for this project.
-    if row.get("test_list") is not None and row.get("tests") is None:
-        shown = tuple(read_strings(f"{origin}: test_list", row["test_list"]))
-        imports = read_strings(f"{origin}: test_imports", row.get("test_imports") or [])
-        setup = "\n".join(imports)
-    elif row.get("tests") is not None:
-        setup = _text(origin, "setup", row.get("setup") or "")
-    elif isinstance(row.get("test"), list):
-        raise DataError(f"{origin}: no column tests, but a list in test; rename it to tests")
-    elif row.get("test") is not None:
-        setup = _helpers(row.get("prompt"), row.get("entry_point"))
-    tests = _tests(origin, row, shown)
+    """Return (hidden side, assert statements that the prompt must show) of one row. Raises
+    DataError.
+    """
+    tests, setup, shown = _read_layout(origin, row)
     how: dict[str, Any] = {}
     if row.get("compare") is not None:
         how["rules"] = read_rules(origin, _text(origin, "compare", row["compare"]))
@@ -189,23 +178,33 @@ def _language(origin: str, row: Row, tests: Sequence[CodeTest]) -> Language:
     return language
 
 
-def _tests(origin: str, row: Row, shown: Sequence[str]) -> list[CodeTest]:
+def _read_layout(origin: str, row: Row) -> tuple[list[CodeTest], str, tuple[str, ...]]:
+    """Return (tests, setup, assert statements that the prompt must show) of the row's layout."""
+    # Our own layout wins where a file has several: it was written for this project.
     if row.get("tests") is not None:
-        return _own_tests(origin, row["tests"])
+        setup = _text(origin, "setup", row.get("setup") or "")
+        return _own_tests(origin, row["tests"]), setup, ()
     if row.get("test_list") is not None:
-        return [AssertTest(code=code) for code in shown]
+        shown = tuple(read_strings(f"{origin}: test_list", row["test_list"]))
+        imports = read_strings(f"{origin}: test_imports", row.get("test_imports") or [])
+        return [AssertTest(code=code) for code in shown], "\n".join(imports), shown
+    if isinstance(row.get("test"), list):
+        raise DataError(f"{origin}: no column tests, but a list in test; rename it to tests")
     if row.get("test") is not None:
         check = _text(origin, "test", row["test"])
         function = _text(origin, "entry_point", row.get("entry_point"))
-        return [AssertTest(code=f"{check}\ncheck({function})")]
+        setup = _helpers(row.get("prompt"), function)
+        return [AssertTest(code=f"{check}\ncheck({function})")], setup, ()
     if row.get("input_output") is not None:
-        return read_input_output(origin, row["input_output"])
+        return read_input_output(origin, row["input_output"]), "", ()
     reward_model = row.get("reward_model")
     answer = row.get("answer")
     if isinstance(reward_model, dict) and reward_model.get("ground_truth") is not None:
-        return _ground_truth(origin, row.get("data_source"), reward_model["ground_truth"])
+        truth = _ground_truth(origin, row.get("data_source"), reward_model["ground_truth"])
+        return truth, "", ()
+    # A column `answer` without the mark may be anything, for example a solution in words.
     if isinstance(answer, str) and _GSM8K_ANSWER.search(answer):
-        return [AnswerTest(rule="gsm8k", expected=answer)]
+        return [AnswerTest(rule="gsm8k", expected=answer)], "", ()
     raise DataError(f"{origin}: no tests among the columns {sorted(row)}; {_REMEDY}")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.ledger import GROUP_COLUMNS, GroupRow, fields_of, reading
 from async_rl.buffer.store.trajectories import stored_advantages, stored_group
 from async_rl.core.types import Group
 
@@ -22,13 +22,6 @@ PAGE = 50
 WINDOW = 20_000
 """Newest groups that sorting and counting look at: a tenth of a second of one core."""
 _COMPARED = 1000  # newest stored groups of each run, compared for common prompts
-_STEP = "CASE state WHEN 'trained' THEN train_version + 1 END"
-_COLUMNS = (
-    f"group_id, purpose, groups.prompt_id, state, {_STEP} AS step, generator, num_samples,"
-    " reward_mean, pass_rate, truncated_share, response_length_mean, oldest_version,"
-    " newest_version, train_version, rewards, parts, reason, message, admitted_s, changed_s,"
-    " EXISTS(SELECT 1 FROM blobs WHERE blobs.group_id=groups.group_id) AS is_stored"
-)
 _SORTS = {
     "newest": "group_id DESC",
     "best": "reward_mean DESC, group_id DESC",
@@ -55,39 +48,6 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     before: int | None = None
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One group in a list. step: the step that trained it, if one did; times are Unix seconds."""
-
-    group_id: int
-    purpose: str
-    prompt_id: str
-    state: str
-    step: int | None
-    generator: str
-    num_samples: int
-    reward_mean: float | None
-    pass_rate: float | None
-    truncated_share: float | None
-    response_length_mean: float | None
-    oldest_version: int | None
-    newest_version: int | None
-    train_version: int | None
-    rewards: list[float]
-    parts: dict[str, float]
-    reason: str
-    message: str
-    admitted_s: float
-    changed_s: float
-    is_stored: bool
-
-    @property
-    def age(self) -> int | None:
-        """Versions between its oldest token and the weights that its batch was trained on."""
-        if self.train_version is None or self.oldest_version is None:
-            return None
-        return self.train_version - self.oldest_version
-
-
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """A group's time in one state. start_s, end_s: seconds after the first group was admitted."""
 
@@ -111,7 +71,7 @@ class Browser:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def groups(self, chosen: Filter, *, most: int = PAGE) -> list[Row]:
+    def groups(self, chosen: Filter, *, most: int = PAGE) -> list[GroupRow]:
         """Return the groups that pass the filter, at most `most`."""
         where = ["purpose=?"]
         parameters: list[str | int] = [chosen.purpose]
@@ -138,7 +98,7 @@ class Browser:
             where.append("group_id < ?")
             parameters.append(chosen.before)
         condition = " AND ".join(where)
-        query = f"SELECT {_COLUMNS} FROM groups WHERE {condition} ORDER BY group_id DESC"
+        query = f"SELECT {GROUP_COLUMNS} FROM groups WHERE {condition} ORDER BY group_id DESC"
         if chosen.sort != "newest":
             # The table has no index by reward and a reader cannot add one, so only the newest
             # WINDOW groups are sorted; sorting all would take seconds in a long run.
@@ -146,10 +106,10 @@ class Browser:
         rows = self._connection.execute(f"{query} LIMIT ?", (*parameters, most))
         return [_row(row) for row in rows]
 
-    def one_group(self, group_id: int) -> Row | None:
+    def one_group(self, group_id: int) -> GroupRow | None:
         """Return one group, or None if the store has no such group."""
         rows = self._connection.execute(
-            f"SELECT {_COLUMNS} FROM groups WHERE group_id=?", (group_id,)
+            f"SELECT {GROUP_COLUMNS} FROM groups WHERE group_id=?", (group_id,)
         )
         values = rows.fetchone()
         return None if values is None else _row(values)
@@ -215,9 +175,5 @@ class Browser:
         return common[:PAGE]
 
 
-def _row(values: Sequence[object]) -> Row:
-    fields = dict(zip(Row.__struct_fields__, values, strict=True))
-    fields["rewards"] = msgspec.json.decode(str(fields["rewards"] or "[]"))
-    fields["parts"] = msgspec.json.decode(str(fields["parts"] or "{}"))
-    fields["is_stored"] = bool(fields["is_stored"])
-    return msgspec.convert(fields, Row)
+def _row(values: Sequence[object]) -> GroupRow:
+    return GroupRow(**fields_of(values))

@@ -20,16 +20,16 @@ from async_rl.buffer.store.writer import connect
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.types import GroupState
 
-_COLUMNS = (
-    "group_id, purpose, prompt_id, position, state, attempt, generator, oldest_version,"
-    " newest_version, train_version, num_tokens, num_trained_tokens, reward_mean, pass_rate,"
-    " rewards, parts, reason, message, admitted_s, changed_s"
+# A group that a step trained becomes ready again when the step is undone, so the state alone says
+# that the step survives.
+STEP = "CASE state WHEN 'trained' THEN train_version + 1 END"
+GROUP_COLUMNS = (
+    f"group_id, purpose, groups.prompt_id, position, state, {STEP} AS step, attempt, generator,"
+    " num_samples, reward_mean, pass_rate, truncated_share, response_length_mean, num_tokens,"
+    " num_trained_tokens, oldest_version, newest_version, train_version, rewards, parts, reason,"
+    " message, admitted_s, changed_s, EXISTS(SELECT 1 FROM blobs WHERE"
+    " blobs.group_id=groups.group_id) AS is_stored"
 )
-STEP_OF = (
-    "(SELECT version FROM trained JOIN steps USING (step_id) WHERE trained.group_id=groups.group_id"
-    " AND undone_s IS NULL)"
-)
-"""The step of the surviving history that trained a row of `groups`."""
 _HISTORY = (
     "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE group_id=?"
     " ORDER BY transition_id"
@@ -49,9 +49,9 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class LedgerGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One group and its history. step: the step of the surviving history that trained it; times are
-    Unix seconds.
+class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One group, as GROUP_COLUMNS. step: the step of the surviving history that trained it; times
+    are Unix seconds; is_stored: whether its trajectories are.
     """
 
     group_id: int
@@ -59,23 +59,49 @@ class LedgerGroup(msgspec.Struct, frozen=True, kw_only=True):
     prompt_id: str
     position: int
     state: str
+    step: int | None
     attempt: int
     generator: str
+    num_samples: int
+    reward_mean: float | None
+    pass_rate: float | None
+    truncated_share: float | None
+    response_length_mean: float | None
+    num_tokens: int | None
+    num_trained_tokens: int | None
     oldest_version: int | None
     newest_version: int | None
     train_version: int | None
-    num_tokens: int | None
-    num_trained_tokens: int | None
-    reward_mean: float | None
-    pass_rate: float | None
     rewards: list[float]
     parts: dict[str, float]
     reason: str
     message: str
     admitted_s: float
     changed_s: float
-    step: int | None
+    is_stored: bool
+
+    @property
+    def age(self) -> int | None:
+        """Versions between its oldest token and the weights that its batch was trained on."""
+        if self.train_version is None or self.oldest_version is None:
+            return None
+        return self.train_version - self.oldest_version
+
+
+class LedgerGroup(GroupRow, frozen=True, kw_only=True):
+    """One group with its changes of state, oldest first."""
+
     history: list[Transition]
+
+
+def fields_of(values: Sequence[object]) -> dict[str, Any]:
+    """Return the fields of a GroupRow from a row with GROUP_COLUMNS."""
+    fields: dict[str, Any] = dict(zip(GroupRow.__struct_fields__, values, strict=True))
+    # NULL until the group is complete.
+    fields["rewards"] = msgspec.json.decode(fields["rewards"] or "[]")
+    fields["parts"] = msgspec.json.decode(fields["parts"] or "{}")
+    fields["is_stored"] = bool(fields["is_stored"])
+    return fields
 
 
 class LeftPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,11 +195,7 @@ class Ledger:
 
     def of_step(self, step: int) -> list[LedgerGroup]:
         """The groups that the surviving step trained."""
-        return self._groups(
-            "group_id IN (SELECT group_id FROM trained JOIN steps USING (step_id) WHERE version=?"
-            " AND undone_s IS NULL)",
-            step,
-        )
+        return self._groups("state='trained' AND train_version=?", step - 1)
 
     def of_group(self, group_id: int) -> LedgerGroup | None:
         """The group with this id, or None."""
@@ -225,13 +247,12 @@ class Ledger:
         )
 
     def _groups(self, where: str, value: str | int) -> list[LedgerGroup]:
-        query = f"SELECT {_COLUMNS}, {STEP_OF} FROM groups WHERE {where} ORDER BY group_id"
+        query = f"SELECT {GROUP_COLUMNS} FROM groups WHERE {where} ORDER BY group_id"
         groups = []
-        for row in self._rows(LedgerGroup.__struct_fields__[:-1], query, value):
-            row["rewards"] = msgspec.json.decode(row["rewards"] or "[]")
-            row["parts"] = msgspec.json.decode(row["parts"] or "{}")
-            history = self._rows(Transition.__struct_fields__, _HISTORY, row["group_id"])
-            groups.append(LedgerGroup(**row, history=[Transition(**change) for change in history]))
+        for values in self._connection.execute(query, (value,)).fetchall():
+            fields = fields_of(values)
+            history = self._rows(Transition.__struct_fields__, _HISTORY, fields["group_id"])
+            groups.append(LedgerGroup(**fields, history=[Transition(**row) for row in history]))
         return groups
 
     def _rows(self, names: Sequence[str], query: str, *values: str | int) -> list[dict[str, Any]]:

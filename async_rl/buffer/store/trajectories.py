@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from async_rl.buffer.store.ledger import STEP_OF, reading
+from async_rl.buffer.store.ledger import STEP, reading
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core import codec
 from async_rl.core.frozen import frozen
@@ -22,22 +22,21 @@ from async_rl.core.types import FloatArray, Group
 
 # The buffer orders a batch by group (buffer/replay.py).
 _MEMBERS = (
-    "SELECT group_id, prompt_id, rewards, num_tokens, oldest_version, newest_version FROM steps"
-    " JOIN trained USING (step_id) JOIN groups USING (group_id) WHERE steps.version=? AND undone_s"
-    " IS NULL ORDER BY group_id"
+    "SELECT group_id, prompt_id, rewards, num_tokens, oldest_version, newest_version FROM groups"
+    " WHERE state='trained' AND train_version=? ORDER BY group_id"
 )
 # A step is complete if none of its groups lost its trajectories.
 _COMPLETE = (
-    "SELECT version FROM steps JOIN trained USING (step_id) LEFT JOIN blobs USING (group_id) WHERE"
-    " undone_s IS NULL GROUP BY version HAVING count(*) = count(blobs.group_id) ORDER BY version"
+    "SELECT train_version + 1 FROM groups LEFT JOIN blobs USING (group_id) WHERE state='trained'"
+    " GROUP BY train_version HAVING count(*) = count(blobs.group_id) ORDER BY train_version"
 )
 _NEWEST = (
-    f"SELECT group_id, payload, text, {STEP_OF} FROM groups JOIN blobs USING (group_id) JOIN"
+    f"SELECT group_id, payload, text, {STEP} FROM groups JOIN blobs USING (group_id) JOIN"
     " prompts USING (purpose, prompt_id) WHERE purpose='train' {where} ORDER BY group_id DESC"
     " LIMIT ?"
 )
 _STEPS = (
-    f"SELECT min(step), max(step) FROM (SELECT {STEP_OF} AS step FROM blobs JOIN groups USING"
+    f"SELECT min(step), max(step) FROM (SELECT {STEP} AS step FROM blobs JOIN groups USING"
     " (group_id))"
 )
 _PAYLOAD = "SELECT payload FROM blobs WHERE group_id=?"
@@ -101,7 +100,7 @@ class Batches:
                 newest_version=newest,
             )
             for group_id, prompt_id, rewards, num_tokens, oldest, newest in (
-                self._connection.execute(_MEMBERS, (step,))
+                self._connection.execute(_MEMBERS, (step - 1,))
             )
         ]
 
@@ -130,7 +129,7 @@ def stored_advantages(connection: sqlite3.Connection, group_id: int) -> bytes:
 
 def rollouts(connection: sqlite3.Connection, *, step: int | None, most: int) -> list[Rollout]:
     """Return the newest `most` stored training groups, of one step or (None) of all."""
-    query = _NEWEST.format(where="" if step is None else f"AND {STEP_OF}=?")
+    query = _NEWEST.format(where="" if step is None else f"AND {STEP}=?")
     rows = connection.execute(query, (most,) if step is None else (step, most))
     groups = []
     for group_id, payload, text, trained_by in rows:
