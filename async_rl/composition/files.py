@@ -1,6 +1,8 @@
 """The files of a configuration: those of conf/ and the user's own, composed by hydra.
 
-Invariant: hydra's job features (working directory, logging, output folders) are never used.
+Invariants: hydra's job features (working directory, logging, output folders) are never used; an
+error of yaml, OmegaConf or hydra, whose messages name their own classes and search paths, becomes a
+ConfigError with the file and the line.
 """
 
 from __future__ import annotations
@@ -8,23 +10,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from async_rl.composition import hardware
 from async_rl.composition.choices import CONF_DIR, Tree
 from async_rl.composition.problems import nearest
-from async_rl.composition.yaml_problems import not_composed, place, unreadable
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine
@@ -59,7 +59,26 @@ class Source:
 
     def place(self, setting: str) -> str:
         """Return the file and the line that sets a setting, or the file alone."""
-        return place(self.conf, self.path, setting)
+        node = None if self.path is None else yaml.compose(self.path.read_text())
+        line = None
+        for name in setting.split("."):
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            matches = [(key, value) for key, value in pairs if key.value == name]
+            if not matches:
+                break
+            line, node = matches[-1][0].start_mark.line + 1, matches[-1][1]
+        return _place(self.conf, line)
+
+    def place_of_text(self, text: str) -> str:
+        """Return the file and the first line with this text, or the file alone."""
+        lines = [] if self.path is None else self.path.read_text().splitlines()
+        return _place(
+            self.conf, next((number for number, line in enumerate(lines, 1) if text in line), None)
+        )
+
+
+def _place(conf: str, line: int | None) -> str:
+    return f"conf={conf}" if line is None else f"conf={conf}, line {line}"
 
 
 def source_of(conf: str) -> Source:
@@ -76,6 +95,38 @@ def source_of(conf: str) -> Source:
     return Source(conf=conf, path=None, content={})
 
 
+def _read_user_file(conf: str, path: Path) -> Tree:
+    """Return the content of a user's yaml file, which is made known to hydra.
+
+    It goes through hydra's store because hydra takes a primary file from one directory only, and
+    ours is conf/.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"conf={conf}: there is no such file; give the path of a yaml file or one of"
+            f" {', '.join(names())}"
+        )
+    folder = path.resolve().parent
+    OmegaConf.register_new_resolver("beside", lambda name: str(folder / name), replace=True)
+    try:
+        node = OmegaConf.load(path)
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(_unreadable(conf, path, error)) from error
+    defaults = node.get("defaults") if isinstance(node, DictConfig) else None
+    if not isinstance(defaults, ListConfig):
+        raise ConfigError(
+            f"conf={conf}: must start with the configuration that it builds on, as in 'defaults:"
+            " [ppo_code, _self_]'"
+        )
+    if "_self_" not in defaults:
+        # The file's own settings win over those it builds on. Hydra does the same, with a warning.
+        defaults.append("_self_")
+    ConfigStore.instance().store(name=USER_CONFIG, node=node)
+    content = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
 def compose_files(
     source: Source, groups: Sequence[str], launcher: str, machine: Machine
 ) -> tuple[Tree, str]:
@@ -87,7 +138,7 @@ def compose_files(
     for name, function in hardware.resolvers(machine, launcher).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
     fitting = hardware.preset_for(machine, launcher)
-    with readable_errors(source):
+    with readable_errors(source, groups):
         if source.path is None:
             tree, preset = _hydra_once(source.conf, tuple(groups), fitting)
         else:
@@ -102,25 +153,8 @@ def compose_files(
     return copy.deepcopy(tree), preset
 
 
-def resolved(tree: Tree, source: Source) -> Tree:
-    """Return the tree with the values of its `${...}`. Raises ConfigError."""
-    with readable_errors(source):
-        values = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
-
-
-@contextlib.contextmanager
-def readable_errors(source: Source) -> Iterator[None]:
-    """Raise ConfigError, with the file and the line, for an error of hydra, OmegaConf or yaml."""
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(not_composed(source.conf, source.path, error, names())) from error
-
-
 def _hydra(conf: str, groups: tuple[str, ...], fitting: str) -> tuple[Tree, str]:
-    """As `compose_files`. fitting: the preset for the machine, which hydra asks a resolver for."""
+    """As `compose_files`. fitting: the preset for the machine, which hydra gets from a resolver."""
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         composed = hydra_compose(conf, overrides=list(groups), return_hydra_config=True)
     preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
@@ -135,41 +169,65 @@ def _hydra(conf: str, groups: tuple[str, ...], fitting: str) -> tuple[Tree, str]
 _hydra_once = functools.cache(_hydra)
 
 
-@functools.cache
-def base() -> Mapping[str, Any]:
-    """Return the content of conf/base.yaml, with `${...}` as written."""
-    return msgspec.yaml.decode((CONF_DIR / "base.yaml").read_bytes(), type=dict[str, Any])
+def resolved(tree: Tree, source: Source) -> Tree:
+    """Return the tree with the values of its `${...}`. Raises ConfigError."""
+    with readable_errors(source, ()):
+        values = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
-def _read_user_file(conf: str, path: Path) -> Tree:
-    """Return the content of a user's yaml file, which is made known to hydra.
+@contextlib.contextmanager
+def readable_errors(source: Source, groups: Sequence[str]) -> Iterator[None]:
+    """Raise ConfigError, with the file and the line, for an error of hydra, OmegaConf or yaml.
 
-    It goes through hydra's store because hydra takes a primary file from one directory only, and
-    ours is conf/.
+    groups: the overrides that choose files.
     """
-    if not path.is_file():
-        raise ConfigError(
-            f"conf={conf}: there is no such file; give the path of a yaml file or one of"
-            f" {', '.join(names())}"
-        )
-    here = path.resolve().parent
-    OmegaConf.register_new_resolver("beside", lambda name: str(here / name), replace=True)
     try:
-        node = OmegaConf.load(path)
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(unreadable(conf, path, error)) from error
-    defaults = node.get("defaults") if isinstance(node, DictConfig) else None
-    if not isinstance(defaults, ListConfig):
+        yield
+    except MissingConfigException as error:
+        raise ConfigError(_missing(source, groups, error)) from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        key = error.full_key if isinstance(error, OmegaConfBaseException) else None
+        if not key:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"conf={source.conf}: {reason}") from error
         raise ConfigError(
-            f"conf={conf}: must start with the configuration that it builds on, as in 'defaults:"
-            " [ppo_code, _self_]'"
+            f"{source.place(key)}: the ${{...}} in {key} cannot be resolved; it must name a"
+            " setting, as in ${num_steps}"
+        ) from error
+
+
+def _missing(source: Source, groups: Sequence[str], error: MissingConfigException) -> str:
+    """The problem of an override, or of a file, that names a file which does not exist."""
+    group, _, name = str(error.missing_cfg_file).rpartition("/")
+    options = error.options if group and error.options else names()
+    if f"{group}={name}" in groups:
+        hint = "; a model is named by model.path" if group == "model" else ""
+        return f"{group}={name}: conf/{group}/ has {', '.join(options)}{hint}"
+    return (
+        f"{source.place_of_text(name)}: defaults name {group or 'a file'} {name}, which does not"
+        f" exist; there are {', '.join(options)}"
+    )
+
+
+def _unreadable(conf: str, path: Path, error: Exception) -> str:
+    """The problem of a file that is not yaml."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f"conf={conf}: cannot be read as yaml text; save it as UTF-8"
+    number, problem = error.problem_mark.line, str(error.problem)
+    if "duplicate key" in problem:
+        reason = f"{problem.rpartition(' ')[2]} is set twice; remove one of them"
+    elif r"'\t'" in problem:
+        reason = "starts with a tab; indent with spaces"
+    else:
+        lines = [*path.read_text().splitlines(), ""]
+        shown = lines[min(number, len(lines) - 1)].strip() or "the end of the file"
+        reason = (
+            f"not readable as yaml at {shown!r}; look for a bracket or a quote that is not"
+            " closed, and for a missing colon, here and in the lines before"
         )
-    if "_self_" not in defaults:
-        defaults.append("_self_")  # the file's own settings win over those it builds on
-    ConfigStore.instance().store(name=USER_CONFIG, node=node)
-    content = OmegaConf.to_container(node, resolve=False)
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
+    return f"{_place(conf, number + 1)}: {reason}"
 
 
 def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
@@ -180,7 +238,7 @@ def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
 
 
 def with_held_out(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
-    """The second value where the run trains on files of the user's and has none that is held out,
-    else the first.
+    """The second value where the run trains on files of the user's without held-out files, else
+    the first.
     """
     return without if _root_.data.train_files and not _root_.data.val_files else with_them

@@ -1,15 +1,25 @@
-"""The preset of conf/hardware for a machine, and the functions by which a preset divides cores and
-GPUs. Pure.
+"""The preset of conf/hardware for a machine, the functions by which a preset divides cores and
+GPUs, and the settings that fit a model to the machine.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import UNKNOWN_DISK, Machine
+from async_rl.data.embedded import TINY_CODER
+from async_rl.planning.presets import fitted
+from async_rl.planning.shape import ModelShape, embedded_shape, shape_from_hf
+
+_FITTED_PRESETS = ("cpu", "gpu", "gpus")
+"""The presets of one machine. The memory of a cluster's nodes is not known here."""
 
 _FORM = "cores=64,gpus=8,gpu_gb=80,memory_gb=512,disk_gb=2000"
 _NEEDED, _OPTIONAL = {"cores", "gpus", "memory_gb"}, {"gpu_gb", "disk_gb"}
@@ -110,3 +120,31 @@ def generating(nodes: int, gpus_per_node: int) -> int:
     return max(
         1, nodes * gpus_per_node - learning(nodes, gpus_per_node) if gpus_per_node else nodes - 1
     )
+
+
+def model_shape(config: RunConfig) -> ModelShape | None:
+    """Return the shape of the policy; None if it is unknown before the model is loaded."""
+    if config.model.path is None:
+        return embedded_shape(
+            hidden_size=TINY_CODER.hidden_size,
+            num_layers=TINY_CODER.num_layers,
+            num_heads=TINY_CODER.num_heads,
+        )
+    try:
+        text = (Path(config.model.path) / "config.json").read_bytes()
+        return shape_from_hf(msgspec.json.decode(text, type=dict))
+    except (OSError, msgspec.DecodeError, KeyError):
+        return None
+
+
+def fit_to_machine(
+    config: RunConfig, machine: Machine, preset: str, given: Collection[str]
+) -> RunConfig:
+    """Return the configuration with the settings that its model needs on this machine.
+
+    given: paths of settings that the user chose; they stay.
+    """
+    shape = model_shape(config)
+    if preset not in _FITTED_PRESETS or shape is None:
+        return config
+    return fitted(config, shape, machine, given)

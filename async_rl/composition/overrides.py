@@ -1,14 +1,13 @@
-"""`key=value` settings of the command line, in hydra's syntax.
+"""`key=value` settings of the command line, read by hydra's parser.
 
-Invariants: the result names only groups, sections and settings that exist;
-text needs no quotes (paths with spaces, names that look like numbers); no two overrides name the
-same setting, so their order does not matter.
+Invariants: text needs no quotes (paths with spaces, names that look like numbers); no two overrides
+name the same setting, so their order does not matter.  The schema reports unknown settings.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from async_rl.composition import schema
-from async_rl.composition.choices import KIND, choices_first
-from async_rl.composition.problems import unknown
+from async_rl.composition.choices import choices_first
+from async_rl.composition.schema import KIND
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 
@@ -73,8 +72,8 @@ def with_defaults(overrides: Sequence[str], defaults: Sequence[str]) -> list[str
 
 @frozen
 class Overrides:
-    """groups: choices of files, as hydra reads them; values: settings by path, choices of variants
-    first; problems: one line for each wrong override.
+    """groups: choices of files, for hydra; values: settings by path, choices of variants first;
+    problems: one line for each override that cannot be read.
     """
 
     groups: list[str]
@@ -87,106 +86,78 @@ def read_overrides(overrides: Sequence[str], directories: Sequence[Path]) -> Ove
 
     directories: folders with the groups of files to choose from (task, model, algorithm, hardware).
     """
-    groups = _groups(directories)
-    chosen: list[str] = []
+    groups: list[str] = []
     values: list[tuple[str, Any]] = []
     problems: list[str] = []
     first: dict[str, str] = {}
-    for given in overrides:
-        text = _quoted_if_text(given)
-        override = _parse(text)
-        wrong = list(_problems(override, given, groups))
-        # A long command with a forgotten word would otherwise run with the wrong value.
-        name = _name(given)
-        if name in first:
-            wrong.append(f"{given}: was already given as {first[name]}; give each setting once")
-        first.setdefault(name, given)
-        problems += wrong
-        if override is None or wrong:
-            continue
-        if override.key_or_group in groups:
-            chosen.append(text)
-        else:
-            values.append((override.key_or_group, override.value()))
-    return Overrides(groups=chosen, values=choices_first(values), problems=problems)
+    for word in overrides:
+        name = _name(word)
+        try:
+            override = _parse(word)
+            # A long command with a forgotten word would otherwise run with the wrong value.
+            if name in first:
+                raise ConfigError(
+                    f"{word}: was already given as {first[name]}; give each setting once"
+                )
+            value = override.value()
+            is_group = any((directory / name).is_dir() for directory in directories)
+            if is_group and isinstance(value, str):
+                groups.append(str(override.input_line))
+            elif isinstance(value, dict):
+                inner = {str(key): entry for key, entry in value.items()}
+                values += schema.flatten(inner, f"{name}.")
+            elif name in schema.sections() and schema.find(name) is None:
+                raise ConfigError(
+                    f"{word}: {name} is a section; set one of its settings, {name}.<name>=<value>"
+                )
+            else:
+                values.append((name, value))
+        except ConfigError as error:
+            problems.append(str(error))
+        first.setdefault(name, word)
+    return Overrides(groups=groups, values=choices_first(values), problems=problems)
 
 
-def _name(given: str) -> str:
+def _name(word: str) -> str:
     """The name of the setting that an override sets, the same for all its forms."""
-    return given.partition("=")[0].strip().removesuffix(f".{KIND}")
+    return word.partition("=")[0].strip().removesuffix(f".{KIND}")
 
 
-def _parse(text: str) -> Override | None:
+def _parse(word: str) -> Override:
+    """Read one override. Raises ConfigError if it is not of the form key=value."""
+    key, sign, value = word.partition("=")
     try:
-        return OverridesParser.create().parse_override(text)
-    except HydraException:
-        return None
-
-
-def _quoted_if_text(given: str) -> str:
-    """The override with its value in quotes, where the setting is text and the value would be no
-    text or not readable without.
-    """
-    key, _, value = given.partition("=")
-    setting = schema.find(key)
-    if setting is None or not value or not (setting.takes_text or setting.is_list_of_strings):
-        return given
-    override = _parse(given)
-    is_text = override is not None and (
-        override.is_sweep_override() or not isinstance(override.value(), bool | int | float)
-    )
-    return given if is_text or value[0] in "[\"'" else f"{key}={_quoted(value)}"
-
-
-def _problems(
-    override: Override | None, given: str, groups: Mapping[str, list[str]]
-) -> Iterator[str]:
-    """Yield what is wrong with one override: its form, the file that it chooses, or its path."""
-    if override is None:
-        has_value = "=" in given
-        key, _, value = given.partition("=")
+        override = OverridesParser.create().parse_override(_quoted_if_text(word))
+    except HydraException as error:
         remedy = f"cannot be read; put the value in quotes, '{key}=\"{value}\"'"
-        yield f"{given}: {remedy if has_value else 'is not of the form key=value'}"
-    elif override.is_delete() or override.is_add():
-        key = override.key_or_group
-        remedy = f"write {key}=<value> to change one"
-        yield f"{given}: settings can be neither added nor removed; {remedy}"
-    elif override.is_sweep_override():
-        key = override.key_or_group
-        yield f"{given}: is a choice of several values; write a list as {key}=[a,b]"
-    elif override.key_or_group in groups and isinstance(override.value(), str):
-        yield from _missing_file(override, given, groups)
-    else:
-        yield from _wrong_paths(override, given)
+        raise ConfigError(
+            f"{word}: {remedy if sign else 'is not of the form key=value'}"
+        ) from error
+    key = override.key_or_group
+    if override.is_delete() or override.is_add():
+        raise ConfigError(
+            f"{word}: settings can be neither added nor removed; write {key}=<value> to change one"
+        )
+    if override.is_sweep_override():
+        raise ConfigError(f"{word}: is a choice of several values; write a list as {key}=[a,b]")
+    return override
 
 
-def _missing_file(override: Override, given: str, groups: Mapping[str, list[str]]) -> Iterator[str]:
-    group = override.key_or_group
-    if given.partition("=")[2] not in groups[group]:
-        hint = "; a model is named by model.path" if group == "model" else ""
-        yield f"{given}: conf/{group}/ has {', '.join(groups[group])}{hint}"
-
-
-def _wrong_paths(override: Override, given: str) -> Iterator[str]:
-    key, value = override.key_or_group, override.value()
-    is_section = key in schema.sections()
-    if isinstance(value, dict) and (is_section or schema.entry_of(key)):
-        inside = schema.flatten({str(name): inner for name, inner in value.items()}, f"{key}.")
-        yield from (unknown(path, schema.show(inner)) for path, inner in inside if not _is(path))
-    elif not _is(key) and not schema.entry_of(key):
-        remedy = f"{key} is a section; set one of its settings, {key}.<name>=<value>"
-        yield f"{given}: {remedy}" if is_section else unknown(key, given.partition("=")[2])
-
-
-def _is(path: str) -> bool:
-    """Return whether there is a setting of this path, or a choice whose `kind` it names."""
-    return bool(schema.find(path) or schema.find(path.removesuffix(f".{KIND}")))
-
-
-def _groups(directories: Sequence[Path]) -> dict[str, list[str]]:
-    """Groups with the files to choose from."""
-    files = [path for directory in directories for path in directory.glob("*/*.yaml")]
-    return {
-        group: sorted({path.stem for path in files if path.parent.name == group})
-        for group in {path.parent.name for path in files}
-    }
+def _quoted_if_text(word: str) -> str:
+    """The override with its value in quotes, where the setting is text and hydra would read the
+    value as something else.
+    """
+    key, _, value = word.partition("=")
+    setting = schema.find(key)
+    is_text = setting is not None and (setting.takes_text or setting.is_list_of_strings)
+    if not is_text or not value or value[0] in "[\"'":
+        return word
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        return f"{key}={_quoted(value)}"
+    # A number is not text. `a,b` would be a sweep, which the caller refuses with its remedy.
+    is_number = not override.is_sweep_override() and isinstance(
+        override.value(), bool | int | float
+    )
+    return f"{key}={_quoted(value)}" if is_number else word

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from async_rl.composition.choices import KIND, value_at
 from async_rl.composition.schema import (
+    KIND,
     Setting,
     entry_of,
     find,
@@ -50,6 +50,13 @@ def known_names() -> dict[str, str]:
     """The setting here by its name in other trainers."""
     text = resources.files(__package__).joinpath("known_names.yaml").read_bytes()
     return msgspec.yaml.decode(text, type=dict[str, str])
+
+
+def value_at(tree: Any, path: str) -> Any:
+    """The value of a setting or section; None where it is missing."""
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def unknown(path: str, value: str) -> str:

@@ -7,23 +7,21 @@ settings below it, and a parameter that several variants have is one setting.
 
 from __future__ import annotations
 
-import ast
-import copy
 import dataclasses
 import functools
-import inspect
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from async_rl.composition.choices import KIND
-from async_rl.config.base import Section
+from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 
 Spec = Mapping[str, Any]
 """A part of the JSON schema."""
-
+Changes = dict[str, tuple[object, object]]
+"""The old and the new value of settings, by path."""
+KIND = "kind"
+"""Field of a section that names the variant of a choice."""
 
 _TYPES = {
     "integer": "whole number",
@@ -43,13 +41,12 @@ _BOUNDS = {
 
 @frozen
 class Setting:
-    """One leaf of the schema. section: its class; spec: its JSON schema, with the range; is_choice:
-    its value names a variant; variants: those of the enclosing choice that have it, empty outside
-    of a choice.
+    """One leaf of the schema. spec: its JSON schema, with range and description; is_choice: its
+    value names a variant; variants: the variants of the enclosing choice that have this setting,
+    empty outside of a choice.
     """
 
     path: str
-    section: str
     spec: Spec
     is_required: bool = True
     is_choice: bool = False
@@ -57,66 +54,29 @@ class Setting:
 
     @property
     def description(self) -> str:
-        """The text below the field, as one line."""
-        # An entry of a mapping of plain values is no field.
-        return " ".join(_texts()[self.section].get(self.path.rpartition(".")[2], "").split())
-
-    @property
-    def alternatives(self) -> list[Spec]:
-        """The members of a union; a plain setting is its only alternative."""
-        return list(self.spec.get("anyOf", [self.spec]))
+        """The string below the field, as one line; empty for an entry of a mapping."""
+        return " ".join(str(self.spec.get("description", "")).split())
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values of a choice; empty for others."""
+        """The values of a choice; empty for other settings."""
         return tuple(self.spec.get("enum", ()))
 
     @property
     def is_list_of_strings(self) -> bool:
         """True if one string is accepted as a list of one."""
-        items = self.spec.get("items", {})
-        return bool(items.get("type") == "string")
+        return bool(self.spec.get("items", {}).get("type") == "string")
 
     @property
     def takes_text(self) -> bool:
         """True if the value is a string or null."""
-        return any(spec.get("type") == "string" for spec in self.alternatives)
-
-
-@functools.cache
-def _texts() -> dict[str, dict[str, str]]:
-    """The string below each field, by the name of its section's class and by its own."""
-    texts: dict[str, dict[str, str]] = {}
-    sections = [Section]
-    for section in sections:
-        sections += section.__subclasses__()
-        (definition,) = ast.parse(inspect.getsource(section)).body
-        assert isinstance(definition, ast.ClassDef)
-        texts[section.__name__] = {**texts.get(section.mro()[1].__name__, {})}
-        for pair in itertools.pairwise(definition.body):
-            match pair:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    texts[section.__name__][name] = inspect.cleandoc(text)
-    return texts
+        return any(spec.get("type") == "string" for spec in self.spec.get("anyOf", [self.spec]))
 
 
 @functools.cache
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a run's configuration."""
+    """The JSON schema of a run's configuration, with the description of each field."""
     return RunConfig.model_json_schema()
-
-
-def described_schema() -> dict[str, Any]:
-    """The JSON schema with the text of each field, for editors."""
-    schema = copy.deepcopy(json_schema())
-    for section in (schema, *schema["$defs"].values()):
-        fields = section["properties"]
-        for name, text in _texts()[section["title"]].items():
-            fields[name] = dict(sorted({**fields[name], "description": text}.items()))
-    return schema
 
 
 def _members(spec: Spec) -> list[Spec]:
@@ -126,10 +86,10 @@ def _members(spec: Spec) -> list[Spec]:
     return [definitions[reference["$ref"].rpartition("/")[2]] for reference in references]
 
 
-def kinds_of(section: Spec) -> list[str]:
-    """The names of the variants that a section stands for; empty for a section without a kind."""
+def kinds_of(section: Spec) -> tuple[str, ...]:
+    """The names of the variants that a section describes; empty for a section without a kind."""
     spec = section["properties"].get(KIND, {})
-    return list(spec.get("enum", [spec["const"]] if "const" in spec else []))
+    return tuple(spec.get("enum", [spec["const"]] if "const" in spec else []))
 
 
 @functools.cache
@@ -152,7 +112,7 @@ def section_specs() -> dict[str, tuple[Spec, ...]]:
 @functools.cache
 def settings() -> dict[str, Setting]:
     """Every setting by its dotted path, in the order of the schema."""
-    return _by_path(_walk(json_schema(), ""))
+    return _by_path(_inside("", json_schema()))
 
 
 @functools.cache
@@ -168,8 +128,7 @@ def mappings() -> dict[str, Spec]:
 @functools.cache
 def entry(mapping: str, name: str) -> dict[str, Setting]:
     """The settings of the entry `name` of a mapping, given its path."""
-    section = settings()[mapping].section
-    return _by_path(_field(f"{mapping}.{name}", section, mappings()[mapping]))
+    return _by_path(_field(f"{mapping}.{name}", mappings()[mapping]))
 
 
 def entry_of(path: str) -> dict[str, Setting]:
@@ -195,40 +154,42 @@ def _by_path(listed: Iterable[Setting]) -> dict[str, Setting]:
     """One setting per path; the same parameter of several variants is one setting."""
     result: dict[str, Setting] = {}
     for setting in listed:
-        variants = setting.variants
-        if setting.path in result:
-            variants = tuple(dict.fromkeys(result[setting.path].variants + variants))
-            setting = result[setting.path]
-        result[setting.path] = dataclasses.replace(setting, variants=variants)
+        first = result.get(setting.path, setting)
+        owners = tuple(dict.fromkeys((*first.variants, *setting.variants)))
+        result[setting.path] = dataclasses.replace(first, variants=owners)
     return result
 
 
-def _walk(section: Spec, prefix: str) -> Iterator[Setting]:
-    variants = tuple(kinds_of(section))
+def _inside(path: str, section: Spec) -> Iterator[Setting]:
+    """Yield every setting of a section."""
     for name, spec in section["properties"].items():
-        if name == KIND:
-            continue
-        is_required = name in section.get("required", ())
-        for setting in _field(prefix + name, section["title"], spec, is_required=is_required):
-            is_direct = "." not in setting.path.removeprefix(prefix)
-            yield dataclasses.replace(setting, variants=variants) if is_direct else setting
+        if name != KIND:
+            yield from _field(
+                f"{path}.{name}".lstrip("."),
+                spec,
+                variants=kinds_of(section),
+                is_required=name in section.get("required", ()),
+            )
 
 
-def _field(path: str, section: str, spec: Spec, is_required: bool = True) -> Iterator[Setting]:
+def _field(
+    path: str, spec: Spec, *, variants: tuple[str, ...] = (), is_required: bool = True
+) -> Iterator[Setting]:
+    """Yield the setting of a plain value or of a choice, then the settings of its sections."""
     members = _members(spec)
     kinds = [kind for member in members for kind in kinds_of(member)]
     if kinds:
-        spec = {"enum": kinds}
+        spec = {"enum": kinds, "description": spec.get("description", "")}
     if kinds or not members:
         yield Setting(
             path=path,
-            section=section,
             spec=spec,
             is_required=is_required,
             is_choice=bool(kinds),
+            variants=variants,
         )
     for member in members:
-        yield from _walk(member, f"{path}.")
+        yield from _inside(path, member)
 
 
 def show(value: Any) -> str:
@@ -256,6 +217,17 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from flatten(value, path + ".")
         else:
             yield path, value
+
+
+def changes(before: RunConfig, after: RunConfig) -> Changes:
+    """Return the settings that differ between two configurations."""
+    # By path, so that a parameter of a variant that only one of the two chose counts as a change.
+    old = dict(flatten(as_builtins(before)))
+    new = dict(flatten(as_builtins(after)))
+    paths = {**old, **new}
+    return {
+        path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
+    }
 
 
 def span(spec: Spec) -> str:

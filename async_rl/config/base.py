@@ -6,11 +6,18 @@ a field is its description; error messages and docs/configuration.md show it.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 AnySection = TypeVar("AnySection", bound="Section")
+
+
+def absolute(path: str) -> str:
+    """Return a path as an absolute one; a URL and an empty text stay as they are."""
+    is_local = path != "" and "://" not in path
+    return os.path.abspath(os.path.expanduser(path)) if is_local else path
 
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -18,6 +25,10 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
+# Absolute, because the processes of a run start in other directories than the command line.
+LocalPath = Annotated[str, AfterValidator(absolute)]
+OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+"""Accepts one string where a list of strings is wanted."""
 Tag = Field(discriminator="kind")
 """Marks a choice: a union of sections, distinguished by their field `kind`."""
 
@@ -25,9 +36,10 @@ Tag = Field(discriminator="kind")
 class Section(BaseModel):
     """A part of the configuration, without defaults: conf/ has all of them."""
 
-    # Every command waits for these classes, so pydantic does not read the strings below the fields:
-    # async_rl/composition/schema.py does when they are shown.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    # defer_build: every command waits for these classes, and most commands validate none of them.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, defer_build=True, use_attribute_docstrings=True
+    )
 
 
 def replace(section: AnySection, **changes: Any) -> AnySection:

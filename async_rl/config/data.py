@@ -6,11 +6,30 @@ Part of the schema in `run.py`, whose invariants hold here.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from async_rl.config.base import PositiveFloat, PositiveInt, Section, Text
+from async_rl.config.base import (
+    LocalPath,
+    OneOrMore,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Text,
+    absolute,
+)
+from async_rl.config.plugins import DATA_SOURCE, is_function, is_plugin
+
+
+def _file_or_source(name: str) -> str:
+    """A file of prompts as an absolute path; a data source keeps its name."""
+    is_source = is_function(name) or (not Path(name).suffix and is_plugin(name, DATA_SOURCE))
+    return name if is_source else absolute(name)
+
+
+Files = Annotated[list[Annotated[str, AfterValidator(_file_or_source)]], OneOrMore]
 
 
 class ScoreFilterConfig(Section):
@@ -35,16 +54,16 @@ class ScoreFilterConfig(Section):
 class DataConfig(Section):
     """The prompts: the embedded task if `train_files` is empty, else the files."""
 
-    train_files: list[str]
+    train_files: Files
     """jsonl, json or parquet files, globs (*.parquet) or fsspec URLs; empty = the embedded task"""
-    val_files: list[str]
+    val_files: Files
     """files of the held-out evaluation; empty with train_files set = no evaluation"""
-    metadata_file: Text | None
+    metadata_file: Annotated[LocalPath, Field(min_length=1)] | None
     """file with further columns of the rows, joined by id (AReaL's code metadata); null = the rows
     are complete"""
     epochs: PositiveFloat | None
     """passes over the training rows; num_steps=null is computed from it"""
-    tokenizer: Text | None
+    tokenizer: Annotated[LocalPath, Field(min_length=1)] | None
     """directory of the tokenizer; null = the model's tokenizer"""
     prompt_key: Text
     """column with the prompt, a string or a chat list; `question` in rows without it"""

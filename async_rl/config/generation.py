@@ -5,13 +5,33 @@ Part of the schema in `run.py`, whose invariants hold here.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from async_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Section, Tag, Text
+from async_rl.config.base import (
+    LocalPath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOrMore,
+    PositiveInt,
+    Section,
+    Tag,
+    Text,
+    absolute,
+)
 
 Dtype = Literal["float32", "bfloat16"]
+
+
+def is_local_model(model: str) -> bool:
+    """Return whether a model is named by a directory rather than by its hub name."""
+    return model.startswith(("/", ".", "~")) or Path(model).exists()
+
+
+def _directory_or_name(model: str) -> str:
+    return absolute(model) if is_local_model(model) else model
 
 
 class NoAdapter(Section):
@@ -29,13 +49,13 @@ class LoraAdapter(Section):
     """columns of the matrix B and rows of A, whose product is added to a weight"""
     alpha: PositiveInt
     """the product is multiplied by alpha / rank"""
-    targets: list[Annotated[str, Field(pattern="^\\w+$")]]
+    targets: Annotated[list[Annotated[str, Field(pattern="^\\w+$")]], OneOrMore]
     """names of the linear layers with an adapter, for example q_proj; empty = all but the output
     head"""
     slots: NonNegativeInt
     """adapters that an engine applies to its base model at a time (vLLM's LoRA): one for this run,
     further ones for runs with model.lora.host; 0 = the engine merges this run's into the weights"""
-    host: Text | None
+    host: Annotated[LocalPath, Field(min_length=1)] | None
     """directory of a run with model.lora.slots >= 2, whose engines serve this run's adapter too;
     null = its own engines"""
 
@@ -43,7 +63,7 @@ class LoraAdapter(Section):
 class ModelConfig(Section):
     """The policy that is trained."""
 
-    path: str | None
+    path: Annotated[str, AfterValidator(_directory_or_name)] | None
     """directory or hub name of a Hugging Face causal LM; null = the embedded tiny_coder"""
     dtype: Dtype
     """compute dtype of learner and generators; master weights are float32"""
@@ -52,7 +72,7 @@ class ModelConfig(Section):
     external_lib: Annotated[str, Field(pattern="^[\\w.]+$")] | None
     """module imported before the model is created, for example to register its architecture; null =
     none"""
-    override_config: list[Annotated[str, Field(pattern="^\\w+=.+$")]]
+    override_config: Annotated[list[Annotated[str, Field(pattern="^\\w+=.+$")]], OneOrMore]
     """field=value pairs that replace fields of the model's config.json; the value is JSON"""
     lora: Annotated[NoAdapter | LoraAdapter, Tag]
     """train all weights (none), or an adapter on frozen weights (lora)"""
@@ -83,7 +103,7 @@ class VllmConfig(Section):
     """share of the GPU's memory for the engine"""
     enforce_eager: bool
     """disable compilation and CUDA graphs"""
-    extra: list[Annotated[str, Field(pattern="^\\w+=.+$")]]
+    extra: Annotated[list[Annotated[str, Field(pattern="^\\w+=.+$")]], OneOrMore]
     """name=value pairs of further vLLM engine arguments, and tool_call_parser; the value is JSON or
     text"""
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import NonNegativeInt, PositiveInt, Section, Text
+from async_rl.config.base import NonNegativeInt, OneOrMore, PositiveInt, Section, Text
 
 
 class LaunchConfig(Section):
@@ -74,7 +74,7 @@ class SlurmLaunch(ClusterLaunch):
     """time limit: minutes, HH:MM:SS or days-HH:MM:SS"""
     cpus_per_node: NonNegativeInt
     """CPUs of each node; 0 = exclusive nodes"""
-    extra: list[str]
+    extra: Annotated[list[str], OneOrMore]
     """further options of sbatch, such as --partition=gpu, --account=us or --constraint=a100"""
 
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from async_rl.config.base import (
     NonNegativeFloat,
     NonNegativeInt,
+    OneOrMore,
     PositiveFloat,
     PositiveInt,
     Section,
@@ -43,7 +44,7 @@ class SandboxConfig(Section):
     """MB of address space in addition to the interpreter"""
     allow_unsafe: bool
     """run even if neither namespaces nor seccomp are available"""
-    packages: list[str]
+    packages: Annotated[list[str], OneOrMore]
     """installed packages that programs may import besides the standard library, by import name"""
     float_tolerance: Annotated[float, Field(ge=0, lt=1)]
     """largest relative difference of floats that count as equal, in problems that state none; 0 =
@@ -53,7 +54,7 @@ class SandboxConfig(Section):
     built-in comparison"""
     checker_headers: Annotated[str, Field(pattern="^/")] | None
     """directory with testlib.h and other headers that checkers in C++ include; null = none"""
-    container_engine: Annotated[list[str], Field(min_length=1)]
+    container_engine: Annotated[list[str], Field(min_length=1), OneOrMore]
     """command of Podman, with its global options, for tests that run in a container"""
     # By name, so that the rows of a data set do not depend on the paths of one machine.
     rootfs: dict[str, Annotated[str, Field(pattern="^/")]]
@@ -77,7 +78,7 @@ class Term(Section):
 
     weight: float
     """factor on the term's score in the sum"""
-    sources: list[Text]
+    sources: Annotated[list[Text], OneOrMore]
     """values of data_source: terms with a row's source score it instead of those without sources;
     empty = every other row"""
 
@@ -142,7 +143,7 @@ class RewardConfig(Section):
     terms: dict[str, Annotated[RewardTerm, Tag]]
     """parts of the reward by name, summed with their weights; empty = the row's tests:
     reward.terms.NAME=package.module:function and reward.terms.NAME.<setting>=<value>"""
-    stop_on: list[Literal["function_failure", "all_failed"]]
+    stop_on: Annotated[list[Literal["function_failure", "all_failed"]], OneOrMore]
     """stop the run: function_failure = when a function fails, instead of retrying the group and
     dropping it after the last attempt; all_failed = before a step if no sample of it has more than
     fail_reward, since scoring may be broken"""

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from async_rl.config.agents import Agent, agent_of
 from async_rl.config.algorithm import AlgorithmConfig
-from async_rl.config.base import NonNegativeInt, PositiveInt, Section, Tag, Text
+from async_rl.config.base import LocalPath, NonNegativeInt, PositiveInt, Section, Tag, Text
 from async_rl.config.data import DataConfig
 from async_rl.config.generation import GenerationConfig, GeneratorsConfig, ModelConfig
 from async_rl.config.launchers import Launch
@@ -39,9 +41,9 @@ class RunConfig(Section):
 
     run_name: Text | None
     """name of the directory under output_dir; null = a generated unique name"""
-    output_dir: Text
+    output_dir: Annotated[LocalPath, Field(min_length=1)]
     """directory of all runs"""
-    cache_dir: str | None
+    cache_dir: LocalPath | None
     """directory of the embedded model; null = ~/.cache/async_rl"""
     num_steps: PositiveInt
     """learner steps; null at launch = computed from data.epochs"""

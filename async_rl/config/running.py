@@ -10,7 +10,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Section, Tag, Text
+from async_rl.config.base import (
+    LocalPath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Section,
+    Tag,
+    Text,
+)
 
 KEPT_GROUPS = 1_000_000
 """The newest trained groups that keep their rows in the ledger, 424 bytes each. Older ones become
@@ -107,7 +115,7 @@ class CheckpointConfig(Section):
     """minutes since the last checkpoint after which the next step is saved; 0 = never"""
     keep: PositiveInt
     """newest checkpoints to keep"""
-    mirror: str | None
+    mirror: LocalPath | None
     """fsspec URL of a directory that receives a copy of each kept checkpoint and of the ledger;
     null = none"""
     keep_best: NonNegativeInt

@@ -18,7 +18,7 @@ import numpy as np
 
 from async_rl.buffer.store.trajectories import Batches, TrainedGroup, recorded_batches
 from async_rl.composition import schema
-from async_rl.composition.changes import changes
+from async_rl.composition.schema import changes
 from async_rl.core.errors import AsyncRLError, InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Group, Trajectory

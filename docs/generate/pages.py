@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from async_rl.composition.schema import described_schema
+from async_rl.composition.schema import json_schema
 from async_rl.monitoring.prometheus import STEP, exported_name
 from async_rl.observability.catalogue import (
     FIRST_SCREEN,
@@ -59,7 +59,7 @@ def pages() -> dict[str, str]:
     """The text of each page by its file name."""
     return {
         "configuration.md": settings_page(),
-        "configuration.schema.json": json.dumps(described_schema(), indent=1) + "\n",
+        "configuration.schema.json": json.dumps(json_schema(), indent=1) + "\n",
         "metrics.md": metrics_page(),
         "messages.md": messages_page(),
         "grafana.json": dashboard(),

@@ -13,9 +13,9 @@ from pathlib import Path
 from async_rl.algorithms.schedule import stretched
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.composition import schema
-from async_rl.composition.changes import Changes, changes
 from async_rl.composition.compose import recompose, to_yaml
 from async_rl.composition.overrides import with_defaults
+from async_rl.composition.schema import Changes, changes
 from async_rl.config.base import replace
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.pools import pool_counts

@@ -17,7 +17,7 @@ from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from async_rl.composition.verifier import verifier_config
+from async_rl.composition.compose import verifier_config
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import AssertTest, CodeTest
 from async_rl.launchers.api.run import Overrides

@@ -59,8 +59,7 @@ def launch(
     """
     # Hydra takes half a second to import, which --help and the other commands do not need.
     from async_rl.composition.files import names
-    from async_rl.composition.fitting import model_shape
-    from async_rl.composition.hardware import pretended_machine
+    from async_rl.composition.hardware import model_shape, pretended_machine
     from async_rl.launchers.preflight.plan import show_config, show_plan
 
     conf, overrides = split_conf(settings)
@@ -117,7 +116,7 @@ def resume(
     Examples: async-rl resume my-run; async-rl resume my-run num_steps=400 --stretch; async-rl
     resume s3://bucket/copies/my-run
     """
-    from async_rl.composition.fitting import model_shape
+    from async_rl.composition.hardware import model_shape
     from async_rl.launchers.api import resuming
     from async_rl.launchers.preflight.checks import preflight
     from async_rl.launchers.preflight.plan import show_plan

@@ -21,8 +21,8 @@ import typer
 
 from async_rl.buffer.store.trajectories import recorded_batches
 from async_rl.composition import schema
-from async_rl.composition.changes import changes
 from async_rl.composition.compose import recompose, write_config
+from async_rl.composition.schema import changes
 from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError

@@ -74,7 +74,7 @@ def verifier(
     if allow_unsafe:
         overrides.append("sandbox.allow_unsafe=true")
     # The imports of a composer take half a second, which `async-rl verifier --help` need not wait.
-    from async_rl.composition.verifier import verifier_config
+    from async_rl.composition.compose import verifier_config
     from async_rl.wire.addresses import host_for_people
 
     config = verifier_config(overrides)

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from async_rl.composition.choices import choices_first, drop_if_foreign, expand, put
+from async_rl.composition.choices import Tree, choices_first, expand, put
 from async_rl.composition.compose import as_written
+from async_rl.composition.schema import KIND, find
 from async_rl.launchers.migration.rules import (
     NO_RULE,
     Fate,
@@ -67,10 +68,24 @@ def migrate(source: Source, table: Table, functions: Mapping[str, Function]) -> 
     for path, value in choices_first(settings.items()):
         put(tree, path, value)
     expand(tree)
-    foreign = {path: drop_if_foreign(tree, path) for path in settings}
+    foreign = {path: _other_variant(tree, path) for path in settings}
     lines = [msgspec.structs.replace(line, fate=_effective(line.fate, foreign)) for line in lines]
     kept = [(path, value) for path, value in settings.items() if foreign[path] is None]
     return Migration(base, dict(choices_first(kept)), lines)
+
+
+def _other_variant(tree: Tree, path: str) -> str | None:
+    """Return the choice above a setting whose chosen variant does not have it, as `path=variant`;
+    None if the setting has an effect.
+    """
+    choice, *below = path.split(".")
+    node = tree[choice]
+    for name in below:
+        setting = find(f"{choice}.{name}")
+        if setting is not None and setting.variants and node[KIND] not in setting.variants:
+            return f"{choice}={node[KIND]}"
+        choice, node = f"{choice}.{name}", node.get(name)
+    return None
 
 
 def _effective(fate: Fate, foreign: Mapping[str, str | None]) -> Fate:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from glob import glob, has_magic
 from pathlib import Path
 
-from async_rl.composition.compose import is_local_model
-from async_rl.composition.fitting import model_shape
+from async_rl.composition.hardware import model_shape
 from async_rl.config.algorithm import PluginAdvantage
 from async_rl.config.checks.machine import machine_problems
 from async_rl.config.checks.run import raise_if_any
+from async_rl.config.generation import is_local_model
 from async_rl.config.plugins import (
     ADVANTAGE,
     AGENT,

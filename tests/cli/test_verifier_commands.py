@@ -17,8 +17,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from async_rl.composition.compose import compose
-from async_rl.composition.verifier import verifier_config
+from async_rl.composition.compose import compose, verifier_config
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.launchers.cli import app
 

@@ -271,7 +271,7 @@ def test_a_users_file_may_bring_a_choice_of_its_own(tmp_path: Path) -> None:
         ("num_steps: 3\n", "must start with the configuration that it builds on"),
         ("- 1\n", "must start with the configuration that it builds on"),
         ("a: [1\n", "line 2: not readable as yaml at 'the end of the file'"),
-        ("defaults: [ppo_code]\na: 1\n\tb: 1\n", "line 3: begins with a tab"),
+        ("defaults: [ppo_code]\na: 1\n\tb: 1\n", "line 3: starts with a tab"),
         ("defaults: [ppo_code]\nseed: 1\nseed: 2\n", "line 3: seed is set twice"),
         ("seed: 1\ndefaults: [ppo_cod]\n", "line 2: defaults name a file ppo_cod, which does not"),
         (

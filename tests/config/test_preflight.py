@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from async_rl.composition.compose import compose
-from async_rl.composition.fitting import model_shape
-from async_rl.composition.hardware import pretended_machine
+from async_rl.composition.hardware import model_shape, pretended_machine
 from async_rl.composition.overrides import with_defaults
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from async_rl.buffer.store.times import MOST_GROUPS
-from async_rl.composition.fitting import model_shape
+from async_rl.composition.hardware import model_shape
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
