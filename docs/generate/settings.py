@@ -94,7 +94,8 @@ def settings_page() -> str:
             parts.append(f"\n## {mapping}.NAME\n")
             parts.append(_rows([(s, _values_of_entry(mapping, s)) for s in inner]))
     parts.append(
-        "\n## Groups of files\n\n`GROUP=NAME` selects the file `NAME.yaml` of that folder of `conf/`.\n"
+        "\n## Groups of files\n\n"
+        "`GROUP=NAME` selects the file `NAME.yaml` of that folder of `conf/`.\n"
     )
     files = [
         (f"`{path.parent.name}={path.stem}`", ", ".join(_settings_in(path.stem, path.parent.name)))
