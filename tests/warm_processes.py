@@ -19,7 +19,7 @@ from pathlib import Path
 # module of theirs without a word. One list for all tests, because a worker of the suite has one
 # server, which the first process starts.
 _IMPORTS = [
-    "async_rl.weights.transport.table",
+    "async_rl.weights.routes",
     "async_rl.learner.trainer",
     "async_rl.launchers.cli",
 ]

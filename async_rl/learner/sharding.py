@@ -2,7 +2,7 @@
 
 The process group uses gloo between main memories and NCCL between GPUs.
 Invariants
-- Only ranks of the pool reach the listeners of gloo (weights/transport/gate.py). The listeners
+- Only ranks of the pool reach the listeners of gloo (weights/gate.py). The listeners
   are at the address that the process has in the run.
 - One rank that is not sharded has no process group, and so no listener. One rank that is sharded
   has a listener on loopback that accepts no connection.
@@ -38,7 +38,7 @@ from transformers import PreTrainedModel
 from async_rl.algorithms.parts import Across
 from async_rl.core.frozen import frozen
 from async_rl.learner.context import WHOLE_ROWS, Context
-from async_rl.weights.transport.communicator import private_gloo
+from async_rl.weights.communicator import private_gloo
 
 BACKEND = "private_gloo"
 _LOOPBACK = "127.0.0.1"

@@ -41,9 +41,9 @@ from async_rl.learner.records import StepRecord
 from async_rl.learner.sharding import Ranks, divide_ranks
 from async_rl.learner.update import Updater
 from async_rl.learner.wiring import forward_passes, reference_share, update_settings
+from async_rl.weights.adapters import Adapter
+from async_rl.weights.block import TensorSpec
 from async_rl.weights.lora import whole_adapter, write_adapter
-from async_rl.weights.merging import Adapter
-from async_rl.weights.publisher import TensorSpec
 
 
 @frozen

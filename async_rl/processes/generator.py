@@ -41,7 +41,7 @@ from async_rl.rollouts.hosting import Hosting
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.context import ProcessContext
-from async_rl.weights.transport.filesystem import FileReader
+from async_rl.weights.files import FileReader
 
 
 async def run(context: ProcessContext) -> None:

@@ -2,7 +2,7 @@
 them.
 
 Each medium has one struct here, the address that travels with a push, and one file in
-`weights/transport/` with both of its halves.
+`weights/` with both of its halves.
 """
 
 from __future__ import annotations

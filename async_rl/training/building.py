@@ -11,7 +11,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.learner import sharding
 from async_rl.learner.trainer import Trainer
 from async_rl.runtime.context import RENDEZVOUS_FILE, ProcessContext
-from async_rl.weights.transport.communicator_nccl import choose_interface
+from async_rl.weights.communicator import choose_interface
 
 _ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 """Where a user sets torch's allocator, which reads it at its first use."""

@@ -17,7 +17,7 @@ from async_rl.core.heads import SampleId, sample_ids
 from async_rl.core.types import FloatArray, Trajectory
 from async_rl.protocol.learner import KeepAdvantages, ReadSequences, Sequences
 from async_rl.training.operations import Fetch
-from async_rl.weights.push import Caller
+from async_rl.weights.routes import Caller
 
 _CHUNK_TOKENS = 2**22
 """33 MB on the wire; larger messages are not faster, and sender and receiver hold copies of one."""

@@ -17,7 +17,7 @@ from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest
 from async_rl.training.ranks import TrainingPool
 from async_rl.weights.membership import Life
-from async_rl.weights.push import Caller
+from async_rl.weights.routes import Caller
 
 _ROWS = 4
 _ROW_TOKENS = 16

@@ -1,7 +1,7 @@
 """Keep every generator on the newest published weights: push new versions to all of them and the
 current one to late joiners.
 
-`weights/membership.py` decides who loads what and who is cut off; `weights/transport/` carries the
+`weights/membership.py` decides who loads what and who is cut off; `weights/` carries the
 weights. This file makes the calls and owns the deadline. The shared block has one version;
 `publish` overwrites it only while no generator reads it, which the deadline bounds. A generator
 that misses the deadline is cut off, and gets the weights when it is back; the others continue. With
@@ -35,12 +35,11 @@ from async_rl.training.expelling import expel
 from async_rl.training.probe import Prober
 from async_rl.training.published import Published, note
 from async_rl.training.ranks import TrainingPool
+from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Answer, Life, Load, Membership, life_of
-from async_rl.weights.push import Route
-from async_rl.weights.transport.base import LearnerSide, Sender
-from async_rl.weights.transport.table import open_senders
+from async_rl.weights.routes import Route, open_senders
 
-# To connect takes one to four seconds (weights/transport/gate.py); a member that hangs should not
+# To connect takes one to four seconds (weights/gate.py); a member that hangs should not
 # hold up the end of a run for much longer.
 _SETTLE_S = 8.0
 

@@ -38,10 +38,10 @@ from async_rl.training.operations import (
     Stop,
 )
 from async_rl.training.parts import Parts
-from async_rl.weights.merging import Adapter
-from async_rl.weights.publisher import WeightPublisher
-from async_rl.weights.push import Caller
-from async_rl.weights.transport.ipc import ExportedWeights
+from async_rl.weights.adapters import Adapter
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.ipc import ExportedWeights
+from async_rl.weights.routes import Caller
 
 T = TypeVar("T")
 
@@ -168,7 +168,7 @@ class TrainingPool(Rank):
         super().__init__(thread, trainer, pool, parts, others)
         self._in_order = asyncio.Lock()
         specs = trainer.tensor_specs()
-        self._publisher = WeightPublisher(specs)
+        self._publisher = SharedTensors(specs)
         self._host_copies = HostCopies(max((size for *_, size in specs), default=0))
         self._exported: ExportedWeights | None = None
         self.adapter: Adapter | None = None

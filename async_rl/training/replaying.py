@@ -28,7 +28,7 @@ from async_rl.learner import sharding
 from async_rl.learner.trainer import StepResult, Trainer
 from async_rl.monitoring.event_file import EventFile
 from async_rl.training.replays import Plan, Replayed
-from async_rl.weights.publisher import WeightPublisher
+from async_rl.weights.block import SharedTensors
 
 _LOOPBACK = "127.0.0.1"
 _COLLECTIVE_S = 1800.0
@@ -43,7 +43,7 @@ def replay(plan: Plan, rank: int) -> Iterator[Replayed]:
     trainer = _trainer(plan, config, rank, store)
     if plan.checkpoint is not None:
         trainer.load(Path(plan.checkpoint))
-    publisher = WeightPublisher(trainer.tensor_specs())
+    publisher = SharedTensors(trainer.tensor_specs())
     with publisher, recorded_batches(Path(plan.run_dir)) as batches:
         for version in range(plan.start, plan.last):
             if store is not None:

@@ -10,13 +10,13 @@ import torch
 
 from async_rl.config.generation import ModelConfig
 from async_rl.protocol.weights import Manifest
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
+from async_rl.weights.block import SharedTensors, tensor_spec
 
 
 @contextmanager
 def published(path: Path, model: ModelConfig, version: int) -> Iterator[Manifest]:
-    """Share all parameters of the model, tied ones once, with engines of this host until the block
-    ends.
+    """Share all parameters of the model, tied ones once, with engines of this host inside the
+    block.
     """
     from transformers import AutoModelForCausalLM
 
@@ -28,5 +28,5 @@ def published(path: Path, model: ModelConfig, version: int) -> Iterator[Manifest
     )
     parameters = dict(loaded.named_parameters())
     specs = [tensor_spec(name, tensor) for name, tensor in parameters.items()]
-    with WeightPublisher(specs) as publisher:
-        yield publisher.write(version, parameters.values())
+    with SharedTensors(specs) as block:
+        yield block.write(version, parameters.values())

@@ -3,8 +3,8 @@ eq. 3), by PEFT.
 
 Invariants
 - Base weights are frozen. B is 0 at first, so an adapter starts as the model itself.
-- `merged_weights` has the names and shapes of the model without adapter; `adapter_weights` has
-  those of PEFT's files, which vLLM reads too.
+- `merged_weights` has the names and shapes of the model without adapter; `adapter_weights` has the
+  names and shapes of PEFT's files, which vLLM reads too.
 PEFT is imported only for a model with an adapter: importing it takes seconds.
 """
 
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from async_rl.config.generation import LoraAdapter, ModelConfig
 from async_rl.core.errors import ConfigError
-from async_rl.weights.merging import Adapter, merge
+from async_rl.weights.adapters import Adapter, merge
 
 _NAME = "default"
 _PREFIX = "base_model.model."

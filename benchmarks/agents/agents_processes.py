@@ -83,12 +83,12 @@ async def engine(folder: Path, kind: str) -> None:
     generate, delays = None, Delays()
     if kind == "vllm":
         from async_rl.generation.opener import engine_opener
-        from async_rl.weights.publisher import WeightPublisher, tensor_spec
+        from async_rl.weights.block import SharedTensors, tensor_spec
 
         model = folder / "model"
         opened = await engine_opener(settings(model), model)()
         tensors = parameters(model)
-        publisher = WeightPublisher([tensor_spec(name, value) for name, value in tensors.items()])
+        publisher = SharedTensors([tensor_spec(name, value) for name, value in tensors.items()])
         await opened.load_weights(publisher.write(0, tensors.values()))
         generate = opened.generate
 

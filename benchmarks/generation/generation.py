@@ -94,14 +94,14 @@ def spent_s() -> float:
 
 async def ours(model: Path) -> None:
     """Run the engine of the project; each line on stdin names a round."""
-    from async_rl.weights.publisher import WeightPublisher, tensor_spec
+    from async_rl.weights.block import SharedTensors, tensor_spec
 
     config = settings(model)
     started_s = time.perf_counter()
     engine = await engine_opener(config, model)()
     start_s = time.perf_counter() - started_s
     tensors = parameters(model)
-    publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in tensors.items()])
+    publisher = SharedTensors([tensor_spec(name, tensor) for name, tensor in tensors.items()])
     await engine.load_weights(publisher.write(0, tensors.values()))
     sampling = Sampling(temperature=1.0, max_new_tokens=LONGEST)
     slots = asyncio.Semaphore(IN_FLIGHT // GROUP_SIZE)

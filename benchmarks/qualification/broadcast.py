@@ -19,12 +19,12 @@ from async_rl.core.errors import AsyncRLError, BroadcastBroken
 from async_rl.core.os import die_with_parent
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
+from async_rl.weights import broadcast
+from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.broadcast import Broadcaster, BroadcastReceiver
+from async_rl.weights.communicator import device_name
+from async_rl.weights.media import Exporter, LearnerSide
 from async_rl.weights.membership import Life, Load
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
-from async_rl.weights.transport import broadcast
-from async_rl.weights.transport.base import Exporter, LearnerSide
-from async_rl.weights.transport.broadcast import Broadcaster, BroadcastReceiver
-from async_rl.weights.transport.communicator import device_name
 
 Numbers = dict[str, float]
 _HOST = "127.0.0.1"
@@ -120,7 +120,7 @@ class _Learner:
     def __init__(self, device: torch.device, settings: list[str]) -> None:
         values = _VALUES_ON_CPU if device.type == "cpu" else _VALUES_ON_GPU
         self.tensors = {f"t{index}": torch.randn(values) for index in range(_TENSORS)}
-        self.publisher = WeightPublisher([tensor_spec(*item) for item in self.tensors.items()])
+        self.publisher = SharedTensors([tensor_spec(*item) for item in self.tensors.items()])
         # The tensors need several buckets on both.
         broadcast.BUCKET_BYTES = (2 if device.type == "cpu" else 256) << 20
         given = with_defaults(settings, ["weights.transfer=collective"])

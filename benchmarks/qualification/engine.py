@@ -20,8 +20,8 @@ from async_rl.generation.opener import engine_opener
 from async_rl.generation.vllm.surface import installed, missing
 from async_rl.learner.trainer import Trainer
 from async_rl.protocol.weights import Manifest, Source
-from async_rl.weights.publisher import WeightPublisher
-from async_rl.weights.transport.ipc import ExportedWeights
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.ipc import ExportedWeights
 from benchmarks.qualification.models import group_of, model_directory
 
 Numbers = dict[str, float]
@@ -69,7 +69,7 @@ class Pair:
 
     def __init__(self, config: RunConfig, engine: Engine, trainer: Trainer) -> None:
         self.config, self.engine, self.trainer = config, engine, trainer
-        self._publisher = WeightPublisher(trainer.tensor_specs())
+        self._publisher = SharedTensors(trainer.tensor_specs())
 
     def publish(self, version: int) -> Manifest:
         """Write the learner's weights."""

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from async_rl.protocol.weights import Manifest
+from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.files import FileReader, FileSender
+from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Load
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
-from async_rl.weights.transport.base import LearnerSide
-from async_rl.weights.transport.filesystem import FileReader, FileSender
 from benchmarks.figures import figure
 
 MODEL = Path(__file__).parents[2] / "build" / "real" / "SmolLM2-135M-Instruct"
@@ -119,13 +119,13 @@ def measure(model: Path, rate: float, num_steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = Form(Path(folder) / "whole", sends_changes=False)
         changes = Form(Path(folder) / "changes", sends_changes=True)
-        publisher: WeightPublisher | None = None
+        publisher: SharedTensors | None = None
         before: dict[str, torch.Tensor] = {}
         shares, bytes_ratios, time_ratios = [], [], []
         for version, tensors in enumerate(steps(model, rate, num_steps)):
             if publisher is None:
                 specs = [tensor_spec(name, tensor) for name, tensor in tensors.items()]
-                publisher = WeightPublisher(specs)
+                publisher = SharedTensors(specs)
             manifest = publisher.write(version, tensors.values())
             all_s, all_bytes = whole.push(manifest)
             changed_s, changed_bytes = changes.push(manifest)

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.weights.merging import Adapter
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
-from async_rl.weights.transport.filesystem import FileReader
+from async_rl.weights.adapters import Adapter
+from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.files import FileReader
 from benchmarks.figures import figure
 from benchmarks.generation.generation import random_model
 from benchmarks.weights.changes import MODEL, sender_through
@@ -85,7 +85,7 @@ def measure(name: str, model: Path, dtype: torch.dtype, num_pushes: int) -> None
     base = {key: tensor.detach() for key, tensor in loaded.named_parameters()}
     specs = [tensor_spec(key, tensor.to(dtype)) for key, tensor in base.items()]
     merging_s, rows = [], []
-    with tempfile.TemporaryDirectory() as folder, WeightPublisher(specs) as publisher:
+    with tempfile.TemporaryDirectory() as folder, SharedTensors(specs) as publisher:
         forms = [Form(Path(folder) / kind, model) for kind in ("all", "adapter")]
         for version, adapter in enumerate(versions(base, num_pushes + 1)):
             started_s = time.process_time()

@@ -42,7 +42,7 @@ async def generate(model: Path, keys: Path, kind: str) -> None:
     """Run a generator without work: it prints its address and loads each pushed version."""
     from async_rl.generation.environment import prepare_environment
     from async_rl.generation.opener import engine_opener
-    from async_rl.weights.transport.filesystem import FileReader
+    from async_rl.weights.files import FileReader
 
     config = settings(model, f"generation.engine={kind}")
     prepare_environment(config, [])
@@ -67,10 +67,10 @@ class Learner:
     def __init__(self, directory: Path, model: Path, members: list[Member], keys: Keys) -> None:
         import torch
 
-        from async_rl.weights.publisher import WeightPublisher, tensor_spec
+        from async_rl.weights.block import SharedTensors, tensor_spec
 
         self._tensors = parameters(model)
-        self.publisher = WeightPublisher(
+        self.publisher = SharedTensors(
             [tensor_spec(name, tensor) for name, tensor in self._tensors.items()]
         )
         self._path, self._model, self._members, self._keys, self._device = (

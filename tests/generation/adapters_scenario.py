@@ -23,10 +23,8 @@ from async_rl.generation import environment
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.weights.merging import Adapter
-from async_rl.weights.publisher import tensor_spec
-from async_rl.weights.transport.adapters import to_bytes
-from async_rl.weights.transport.shared_memory import checksum, layout
+from async_rl.weights.adapters import Adapter
+from async_rl.weights.block import checksum, layout, tensor_spec
 
 LAST = 4
 
@@ -49,7 +47,7 @@ class Pusher:
         adapter = Adapter(
             tensors=adapter_of(self.model, policy, version, rank=rank), scaling=SCALING
         )
-        content = to_bytes(adapter, version)
+        content = adapter.to_bytes(version)
         path = self.folder / f"{policy}-{version}-{rank}.safetensors"
         path.write_bytes(content)
         return StoredFile(

@@ -21,8 +21,8 @@ from async_rl.generation.engine import read_model_facts
 from async_rl.generation.vllm.opening import engine_args
 from async_rl.generation.vllm.worker import SharedWeightsExtension
 from async_rl.protocol.weights import DeviceBlock, Manifest, TensorEntry
-from async_rl.weights.transport.ipc import mapping_arguments, pack
-from async_rl.weights.transport.table import Receivers
+from async_rl.weights.ipc import mapping_arguments, pack
+from async_rl.weights.routes import Receivers
 
 GPUS = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
 

@@ -32,10 +32,10 @@ from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
+from async_rl.weights import broadcast
+from async_rl.weights.broadcast import Broadcaster
+from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Load
-from async_rl.weights.transport import broadcast
-from async_rl.weights.transport.base import LearnerSide
-from async_rl.weights.transport.broadcast import Broadcaster
 
 LAST = 6
 LIFE = ("generator", 1)
@@ -101,7 +101,7 @@ class Standstill:
 
 class Scenario:
     def __init__(self, engine: Engine, model: Any) -> None:
-        from async_rl.weights.publisher import WeightPublisher, tensor_spec
+        from async_rl.weights.block import SharedTensors, tensor_spec
 
         self.engine = engine
         self.model = model
@@ -118,7 +118,7 @@ class Scenario:
                 push_s=60,
             )
         )
-        self.publisher = WeightPublisher(
+        self.publisher = SharedTensors(
             [tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()]
         )
 

@@ -47,7 +47,7 @@ def model_of_100_mb(path: Path) -> Qwen3ForCausalLM:
 
 
 async def main(path: Path) -> dict[str, object]:
-    from async_rl.weights.publisher import WeightPublisher, tensor_spec
+    from async_rl.weights.block import SharedTensors, tensor_spec
 
     model = model_of_100_mb(path)
     tensors = {name: p.detach() for name, p in model.named_parameters()}
@@ -55,7 +55,7 @@ async def main(path: Path) -> dict[str, object]:
     config = compose("grpo_code", [f"model.path={path}", "generation.vllm.kv_cache_mb=200"])
     prepare_environment(config, [])
     engine = await (await asyncio.to_thread(engine_opener, config, path))()
-    publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in tensors.items()])
+    publisher = SharedTensors([tensor_spec(name, tensor) for name, tensor in tensors.items()])
     # A generator has used all threads of the loop's pool before long.
     await asyncio.gather(*[asyncio.to_thread(time.sleep, 0.2) for _ in range(16)])
     memory_mb = []

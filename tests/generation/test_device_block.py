@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from async_rl.core.codec import decode, encode
 from async_rl.protocol.weights import DeviceBlock
-from async_rl.weights.transport.ipc import described, mapping_arguments
+from async_rl.weights.ipc import described, mapping_arguments
 
 
 def test_the_reader_maps_with_the_arguments_that_torch_gave_the_writer() -> None:

@@ -15,7 +15,7 @@ from generation_support import END_TOKENS, make_model, weights_of, worst_differe
 from async_rl.core.types import Sampling
 from async_rl.generation.engine import Completion
 from async_rl.generation.opener import engine_opener
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
+from async_rl.weights.block import SharedTensors, tensor_spec
 
 PROMPT = list(range(10, 40))
 
@@ -34,7 +34,7 @@ def test_an_end_token_ends_a_sample_unless_it_is_ignored(tmp_path: Path, ignore_
         )
         engine = await engine_opener(config, tmp_path)()
         try:
-            with WeightPublisher(
+            with SharedTensors(
                 [tensor_spec(name, tensor) for name, tensor in weights.items()]
             ) as publisher:
                 await engine.load_weights(publisher.write(0, weights.values()))

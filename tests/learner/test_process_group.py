@@ -18,7 +18,7 @@ from warm_processes import warm_context
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.learner import sharding
-from async_rl.weights.transport.gate import connect_privately
+from async_rl.weights.gate import connect_privately
 
 _DESCRIPTORS = 256
 _WAIT_S = 60

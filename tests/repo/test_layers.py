@@ -17,7 +17,7 @@ from repository import ROOT, module, name, product
 
 ADAPTERS = {
     "zmq": ("async_rl/wire/",),
-    "vllm": ("async_rl/generation/vllm/", "async_rl/weights/transport/ipc.py"),
+    "vllm": ("async_rl/generation/vllm/", "async_rl/weights/ipc.py"),
     "ray": ("launchers/backends/ray_actors.py",),
     "hydra": ("async_rl/composition/", "launchers/migration/sources.py"),
     "omegaconf": ("async_rl/composition/", "launchers/migration/sources.py"),

@@ -53,7 +53,7 @@ from async_rl.rollouts.samples import trajectory
 from async_rl.sessions import session as session_module
 from async_rl.sessions.calls import Call
 from async_rl.sessions.server import Sessions
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
+from async_rl.weights.block import SharedTensors, tensor_spec
 
 VOCABULARY = 48
 NUM_VERSIONS = 4
@@ -86,7 +86,7 @@ class Fixed(Words):
 class Changing:
     """The engine, which gets the next version before the requests that `plan` says."""
 
-    def __init__(self, engine: HfEngine, publisher: WeightPublisher, versions: list[Any]) -> None:
+    def __init__(self, engine: HfEngine, publisher: SharedTensors, versions: list[Any]) -> None:
         self._engine, self._publisher, self._versions = engine, publisher, versions
         self._plan: Iterator[bool] = iter(())
         self._lock = asyncio.Lock()
@@ -273,7 +273,7 @@ class World:
             for version in range(NUM_VERSIONS)
         ]
         specs = [tensor_spec(name, value) for name, value in models[0].named_parameters()]
-        self._publisher = WeightPublisher(specs)
+        self._publisher = SharedTensors(specs)
         self._engine = runner.run(hf_opener(compose("grpo_code", []), path / "0", 0)())
         self.engine = Changing(cast(Any, self._engine), self._publisher, models)
 

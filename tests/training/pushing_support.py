@@ -19,7 +19,7 @@ from async_rl.protocol.weights import Manifest
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device
 from async_rl.training.pushing import Pusher
-from async_rl.weights.transport.shared_memory import SharedTensors, layout
+from async_rl.weights.block import SharedTensors
 
 
 class Learner:
@@ -35,9 +35,7 @@ class Learner:
         device: str = "cpu",
     ) -> None:
         names = ["embed", *(f"layer {number}" for number in range(1, num_tensors))]
-        self._block = SharedTensors(
-            *layout([(name, "float32", [rows, 1], 4 * rows) for name in names])
-        )
+        self._block = SharedTensors([(name, "float32", [rows, 1], 4 * rows) for name in names])
         self._generators = generators
         self._num_tensors, self._rows = num_tensors, rows
         self._directory = Directory()
@@ -82,7 +80,7 @@ class Learner:
 
     async def publish(self, version: int) -> Manifest:
         """The ranks."""
-        return self._block.write(
+        return self._block.write_bytes(
             version, [bytes_of(version, number, self._rows) for number in range(self._num_tensors)]
         )
 

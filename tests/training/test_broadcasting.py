@@ -15,7 +15,7 @@ from pushing_support import Learner, bytes_of
 from receiving_process import Generator, digest
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from async_rl.weights.transport import broadcast, communicator
+from async_rl.weights import broadcast, communicator
 
 NUM_TENSORS = 40
 ROWS = 2**17 + 5  # half a MB each, so that a bucket of 1 MB holds one

@@ -33,7 +33,7 @@ from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import open_device
 from async_rl.training.pushing import Pusher
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
+from async_rl.weights.block import SharedTensors, tensor_spec
 
 SHARED_GPU = ("learner.gpus_each=0.5", "generators.gpus_each=0.5")
 BLOCK = DeviceBlock(
@@ -82,7 +82,7 @@ class World:
         self.moves: list[str] = []
         self.has_unshared = asyncio.Event()
         self.cut_off: list[Expel] = []
-        self._publisher = WeightPublisher(specs)
+        self._publisher = SharedTensors(specs)
         self._tensors = tensors
         context: Any = SimpleNamespace(
             config=config,

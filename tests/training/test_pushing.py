@@ -14,7 +14,7 @@ from async_rl.core.errors import BlockUnreachable, ConfigError
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
 from async_rl.protocol.weights import StoredFile
-from async_rl.weights.transport.filesystem import FileReader
+from async_rl.weights.files import FileReader
 
 
 class Generator:

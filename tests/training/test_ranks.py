@@ -91,7 +91,7 @@ def test_weights_are_packed_into_one_buffer_of_the_device_at_a_time(
         ),
     )
     monkeypatch.setattr(ranks, "ExportedWeights", Exported)
-    monkeypatch.setattr(ranks, "WeightPublisher", lambda specs: SimpleNamespace(close=list))
+    monkeypatch.setattr(ranks, "SharedTensors", lambda specs: SimpleNamespace(close=list))
 
     async def story() -> list[Any]:
         pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS)

@@ -15,9 +15,9 @@ from test_files import sender
 
 from async_rl.core.errors import WeightsError
 from async_rl.protocol.weights import Manifest
-from async_rl.weights.merging import Adapter, merge
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
-from async_rl.weights.transport.filesystem import FileReader
+from async_rl.weights.adapters import Adapter, merge
+from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.files import FileReader
 
 SHAPES = {
     "embed.weight": (30, 8),
@@ -52,7 +52,7 @@ def test_a_merged_weight_has_the_same_bits_in_every_order_of_the_sums(
     assert torch.equal(merge(weight, up[:, order], down[order], 32 / 3), merged)
     parts = [merge(w, u, down, 32 / 3) for w, u in zip(weight.split(41), up.split(41), strict=True)]
     assert torch.equal(torch.cat(parts), merged)
-    monkeypatch.setattr("async_rl.weights.merging._PIECE", 1000)
+    monkeypatch.setattr("async_rl.weights.adapters._PIECE", 1000)
     assert torch.equal(merge(weight, up, down, 32 / 3), merged)
 
 
@@ -99,7 +99,7 @@ class Learner:
         self.dtype = dtype
         self.files = sender(str(place.parent / "pushes"))
         specs = [tensor_spec(name, tensor.to(dtype)) for name, tensor in self.base.items()]
-        self.publisher = WeightPublisher(specs)
+        self.publisher = SharedTensors(specs)
         self.tensors: list[torch.Tensor] = []
 
     def publish(self, version: int) -> Manifest:

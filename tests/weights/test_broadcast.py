@@ -20,14 +20,12 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import BroadcastBroken, WeightsError
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
+from async_rl.weights import broadcast
+from async_rl.weights.block import SharedTensors, SharedTensorsReader, layout, tensor_of
+from async_rl.weights.broadcast import Broadcaster, bucket_checksum, buckets
+from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Life, Load
-from async_rl.weights.push import Route
-from async_rl.weights.transport import broadcast
-from async_rl.weights.transport.base import LearnerSide
-from async_rl.weights.transport.broadcast import Broadcaster
-from async_rl.weights.transport.buckets import bucket_checksum, buckets, tensor_of
-from async_rl.weights.transport.shared_memory import SharedTensors, SharedTensorsReader, layout
-from async_rl.weights.transport.table import open_senders
+from async_rl.weights.routes import Route, open_senders
 
 
 @given(
@@ -37,12 +35,12 @@ def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_do
     sizes: list[int], bucket_bytes: int
 ) -> None:
     specs = [(f"t{i}", "bfloat16", [size], 2 * size) for i, size in enumerate(sizes)]
-    block = SharedTensors(*layout(specs))
+    block = SharedTensors(specs)
     data = [
         np.random.default_rng(i).integers(0, 256, 2 * size, dtype=np.uint8)
         for i, size in enumerate(sizes)
     ]
-    manifest = block.write(1, data)
+    manifest = block.write_bytes(1, data)
     found, total = [], 0
     with SharedTensorsReader(manifest) as reader:
         for piece in buckets(manifest, bucket_bytes):

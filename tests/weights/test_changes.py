@@ -19,12 +19,11 @@ from test_push import MEMBER
 from async_rl.core.errors import WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_spec, tensor_views
+from async_rl.weights.changes import Changes
+from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.membership import Load, life_of
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
-from async_rl.weights.push import Route
-from async_rl.weights.transport.changes import Changes
-from async_rl.weights.transport.filesystem import FileReader, FileSender
-from async_rl.weights.transport.shared_memory import SharedTensorsReader, tensor_views
+from async_rl.weights.routes import Route
 
 NUM_WORDS = 200_000
 
@@ -81,8 +80,8 @@ def step(tensors: Sequence[torch.Tensor], share: float = 0.02) -> None:
         tensor[chosen] = torch.randn(int(chosen.sum())).to(tensor.dtype)
 
 
-def publisher(tensors: Sequence[torch.Tensor]) -> WeightPublisher:
-    return WeightPublisher([tensor_spec(str(i), tensor) for i, tensor in enumerate(tensors)])
+def publisher(tensors: Sequence[torch.Tensor]) -> SharedTensors:
+    return SharedTensors([tensor_spec(str(i), tensor) for i, tensor in enumerate(tensors)])
 
 
 @settings(deadline=None)
@@ -99,7 +98,7 @@ def test_changes_lead_from_one_block_to_the_other(
     new[[*some, *others]] ^= 0x8001
     with pytest.MonkeyPatch.context() as patch:
         # Positions and skips cross the borders between pieces.
-        patch.setattr("async_rl.weights.transport.changes._PIECE", NUM_WORDS // pieces // 7)
+        patch.setattr("async_rl.weights.changes._PIECE", NUM_WORDS // pieces // 7)
         changes = Changes.between(old, new)
         assert changes is not None
         assert changes.values.size == len({*some, *others})

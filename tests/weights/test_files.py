@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 
 from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.weights.merging import Adapter
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
-from async_rl.weights.transport.base import LearnerSide
-from async_rl.weights.transport.filesystem import FileReader, FileSender
-from async_rl.weights.transport.shared_memory import SharedTensorsReader, tensor_views
+from async_rl.weights.adapters import Adapter
+from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_spec, tensor_views
+from async_rl.weights.files import FileReader, FileSender
+from async_rl.weights.media import LearnerSide
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -41,8 +40,8 @@ def sender(folder: str, adapter: Adapter | None = None) -> FileSender:
     )
 
 
-def publisher() -> WeightPublisher:
-    return WeightPublisher([tensor_spec(name, tensor) for name, tensor in TENSORS.items()])
+def publisher() -> SharedTensors:
+    return SharedTensors([tensor_spec(name, tensor) for name, tensor in TENSORS.items()])
 
 
 def read(manifest: Manifest) -> dict[str, torch.Tensor]:

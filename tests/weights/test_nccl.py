@@ -23,11 +23,9 @@ import torch.distributed as dist
 
 from async_rl.core.errors import BroadcastBroken
 from async_rl.protocol.weights import Manifest, Seat
-from async_rl.weights.publisher import WeightPublisher, tensor_spec
-from async_rl.weights.transport.broadcast import BroadcastReceiver, _Seated
-from async_rl.weights.transport.communicator import broadcast, open_store
-from async_rl.weights.transport.communicator_nccl import NcclCommunicator
-from async_rl.weights.transport.shared_memory import SharedTensorsReader
+from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_spec
+from async_rl.weights.broadcast import BroadcastReceiver, _Seated
+from async_rl.weights.communicator import NcclCommunicator, broadcast, open_store
 
 CPU = torch.device("cpu")
 INTERFACE = Path(torch.__file__).parent / "_C" / "_distributed_c10d.pyi"
@@ -177,7 +175,7 @@ def test_a_broadcast_that_hangs_ends_at_its_deadline_and_is_aborted() -> None:
 @pytest.fixture
 def version() -> Iterator[Manifest]:
     tensors = {f"t{i}": torch.full((700,), float(i)) for i in range(4)}
-    with WeightPublisher([tensor_spec(name, t) for name, t in tensors.items()]) as publisher:
+    with SharedTensors([tensor_spec(name, t) for name, t in tensors.items()]) as publisher:
         yield publisher.write(3, tensors.values())
 
 
@@ -197,7 +195,7 @@ def seats(num_ranks: int) -> tuple[Any, Seat]:
 
 def send(manifest: Manifest, seat: Seat) -> _Seated:
     """Rank 0, bucket by bucket as the learner sends."""
-    from async_rl.weights.transport.buckets import buckets
+    from async_rl.weights.broadcast import buckets
 
     member = _Seated(CPU)
     group = member.joined(seat, 0)
@@ -235,7 +233,7 @@ def test_a_receiver_whose_learner_hangs_aborts_and_leaves_the_communicator(
     joins = threading.Thread(target=lambda: _Seated(CPU).joined(short, 0), daemon=True)
     joins.start()
     with (
-        pytest.raises(BroadcastBroken, match="ended early"),
+        pytest.raises(BroadcastBroken, match="a broadcast of weights failed"),
         receiver.receive(version, short) as tensors,
     ):
         list(tensors)

@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from async_rl.core.errors import WeightsError
-from async_rl.weights.publisher import WeightPublisher, tensor_bytes, tensor_spec
-from async_rl.weights.transport.shared_memory import SharedTensorsReader, tensor_views
+from async_rl.weights.block import (
+    SharedTensors,
+    SharedTensorsReader,
+    tensor_bytes,
+    tensor_spec,
+    tensor_views,
+)
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -17,8 +22,8 @@ TENSORS = {
 }
 
 
-def publisher() -> WeightPublisher:
-    return WeightPublisher([tensor_spec(name, tensor) for name, tensor in TENSORS.items()])
+def publisher() -> SharedTensors:
+    return SharedTensors([tensor_spec(name, tensor) for name, tensor in TENSORS.items()])
 
 
 def test_a_reader_sees_the_tensors_that_were_written() -> None:
@@ -62,7 +67,7 @@ def test_a_reader_cannot_change_the_block() -> None:
 def test_a_tensor_of_another_dtype_is_refused() -> None:
     with (
         publisher() as weights,
-        pytest.raises(WeightsError, match=r"tensor 0 has dtype float64, float32 was announced"),
+        pytest.raises(WeightsError, match="a has 48 bytes, 24 were announced"),
     ):
         weights.write(1, [tensor.double() for tensor in TENSORS.values()])
 

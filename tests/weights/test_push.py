@@ -15,11 +15,10 @@ from async_rl.core.errors import BlockUnreachable, Unavailable, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, StoredFile, TensorEntry
+from async_rl.weights.files import FileSender
+from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Load
-from async_rl.weights.push import Caller, Route
-from async_rl.weights.transport.base import LearnerSide
-from async_rl.weights.transport.filesystem import FileSender
-from async_rl.weights.transport.table import open_senders
+from async_rl.weights.routes import Caller, Route, open_senders
 
 TENSOR = TensorEntry(name="a", dtype="float32", shape=[1], offset=64, size_bytes=4)
 MANIFEST = Manifest(version=3, path="/nowhere", tensors=[TENSOR], total_bytes=0, checksum=0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from async_rl.core.errors import WeightsError
-from async_rl.weights.transport.shared_memory import (
+from async_rl.weights.block import (
     Bytes,
     SharedTensors,
     SharedTensorsReader,
@@ -22,15 +22,14 @@ def arrays(seed: int) -> list[Bytes]:
 
 
 def block() -> SharedTensors:
-    entries, total = layout(
+    return SharedTensors(
         [("a", "float32", [3], 12), ("b", "uint8", [10, 100], 1000), ("c", "uint8", [7], 7)]
     )
-    return SharedTensors(entries, total)
 
 
 def test_a_reader_sees_exactly_what_was_written() -> None:
     with block() as writer:
-        manifest = writer.write(5, arrays(0))
+        manifest = writer.write_bytes(5, arrays(0))
         with SharedTensorsReader(manifest) as reader:
             reader.verify()
             found = [bytes(data) for _, data in reader.tensors()]
@@ -46,23 +45,23 @@ def test_tensors_start_on_cache_lines() -> None:
 
 
 def test_a_block_overwritten_while_it_is_read_is_noticed() -> None:
-    with block() as writer, SharedTensorsReader(writer.write(1, arrays(1))) as reader:
-        writer.write(2, arrays(2))
+    with block() as writer, SharedTensorsReader(writer.write_bytes(1, arrays(1))) as reader:
+        writer.write_bytes(2, arrays(2))
         with pytest.raises(WeightsError, match="version 2"):
             reader.verify_unchanged()
 
 
 def test_an_old_manifest_is_refused_once_the_block_moved_on() -> None:
     with block() as writer:
-        old = writer.write(1, arrays(1))
-        writer.write(2, arrays(2))
+        old = writer.write_bytes(1, arrays(1))
+        writer.write_bytes(2, arrays(2))
         with pytest.raises(WeightsError, match="not a complete version 1"):
             SharedTensorsReader(old)
 
 
 def test_flipped_bytes_are_noticed_by_the_checksum() -> None:
     with block() as writer:
-        manifest = writer.write(1, arrays(1))
+        manifest = writer.write_bytes(1, arrays(1))
         with open(manifest.path, "r+b") as file:
             file.seek(manifest.tensors[1].offset)
             file.write(b"\0\1\2\3")
@@ -72,7 +71,7 @@ def test_flipped_bytes_are_noticed_by_the_checksum() -> None:
 
 def test_a_tensor_of_the_wrong_size_is_refused() -> None:
     with block() as writer, pytest.raises(WeightsError, match="b has 999 bytes, 1000"):
-        writer.write(1, [arrays(0)[0], arrays(0)[1][:999], arrays(0)[2]])
+        writer.write_bytes(1, [arrays(0)[0], arrays(0)[1][:999], arrays(0)[2]])
 
 
 def test_checksum_covers_the_last_odd_bytes() -> None:
@@ -86,7 +85,7 @@ def test_nothing_is_left_in_shared_memory_or_open_after_close() -> None:
     gc.collect()
     shm, fds = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
     writer = block()
-    reader = SharedTensorsReader(writer.write(1, arrays(1)))
+    reader = SharedTensorsReader(writer.write_bytes(1, arrays(1)))
     reader.close()
     writer.close()
     assert set(os.listdir("/dev/shm")) == shm

@@ -34,8 +34,8 @@ from async_rl.generation.environment import uses_gpu
 from async_rl.generation.hf.decoding import DecodeBatch, ModelLock, Recorder, Request
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, SharedBlock, Source
-from async_rl.weights.transport.shared_memory import SharedTensorsReader, tensor_views
-from async_rl.weights.transport.table import Receivers
+from async_rl.weights.block import SharedTensorsReader, tensor_views
+from async_rl.weights.routes import Receivers
 
 _NO_TOKEN = (1 << 31) - 1
 """An id that no vocabulary has: without one, transformers uses the end tokens that the model names.

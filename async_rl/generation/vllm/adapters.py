@@ -28,7 +28,7 @@ from async_rl.core.types import NO_VERSION
 from async_rl.generation.vllm.engine import VllmEngine
 from async_rl.generation.vllm.llm import Llm
 from async_rl.protocol.weights import Manifest, Source, StoredFile
-from async_rl.weights.transport.shared_memory import checksum
+from async_rl.weights.block import checksum
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The bounds of the rank that vLLM can be started with."""

@@ -31,7 +31,7 @@ from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.written import written_logprobs
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
-from async_rl.weights.transport.shared_memory import verify_block
+from async_rl.weights.block import verify_block
 
 _ONLY_WHEN_FINISHED = 1 << 30
 """Tokens between two outputs of a request: vLLM then reports a sample at its first token and at its

@@ -37,8 +37,8 @@ from async_rl.core.errors import BroadcastBroken, WeightsError
 from async_rl.core.os import die_with_parent
 from async_rl.generation.environment import EXTERNAL_LIB
 from async_rl.protocol.weights import Manifest, Source
-from async_rl.weights.transport.base import Tensors
-from async_rl.weights.transport.table import Receivers
+from async_rl.weights.block import Tensors
+from async_rl.weights.routes import Receivers
 
 if multiprocessing.parent_process() is not None:
     # A worker process that vLLM started: if it outlived its engine it would keep the memory of a

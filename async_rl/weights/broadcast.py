@@ -1,6 +1,8 @@
 """A broadcast: rank 0, the learner, sends the block to all ranks of the generators that load
-together.
+together, in buckets of whole tensors.
 
+A bucket is a contiguous part of the block as `block.layout` arranges it, so the learner sends from
+the block itself.
 Invariants
 - A communicator is kept as long as the same lives load together and each of their loads was
   whole. Any other set of lives, and any broken load, gets a new communicator, whose name has the
@@ -16,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Literal
@@ -26,13 +28,12 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from async_rl.config.running import AutoTransfer, CollectiveTransfer
-from async_rl.core.errors import BroadcastBroken, WeightsError
+from async_rl.core.errors import BroadcastBroken
+from async_rl.core.frozen import frozen
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import Manifest, Seat
-from async_rl.weights.membership import Life, Load, Membership, life_of
-from async_rl.weights.transport.base import LearnerSide, Receiver, Sender, Tensors
-from async_rl.weights.transport.buckets import bucket_checksum, buckets
-from async_rl.weights.transport.communicator import (
+from async_rl.protocol.weights import Manifest, Seat, TensorEntry
+from async_rl.weights.block import SharedTensorsReader, Tensors, require_checksum, tensor_of
+from async_rl.weights.communicator import (
     Communicator,
     broadcast,
     call_off,
@@ -40,7 +41,8 @@ from async_rl.weights.transport.communicator import (
     join,
     open_store,
 )
-from async_rl.weights.transport.shared_memory import SharedTensorsReader
+from async_rl.weights.media import LearnerSide, Receiver, Sender
+from async_rl.weights.membership import Life, Load, Membership, life_of
 
 _CPU = "cpu"
 BUCKET_BYTES = 64 << 20
@@ -50,6 +52,51 @@ call does not count, and small next to the memory of a GPU.
 # Below 1, so that healthy members answer before the deadline, which would cut them off too.
 _PATIENCE = 0.5
 """Share of timeouts.push_s after which a rank stops waiting."""
+
+
+@frozen
+class Bucket:
+    """The bytes of the block from `begin` to `end`, and the tensors in it."""
+
+    begin: int
+    end: int
+    entries: Sequence[TensorEntry]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size, including the padding after each tensor."""
+        return self.end - self.begin
+
+    def tensors(self, flat: torch.Tensor) -> Tensors:
+        """flat: uint8 [size_bytes] -> each tensor with its name, a view."""
+        for entry in self.entries:
+            begin = entry.offset - self.begin
+            yield entry.name, tensor_of(entry, flat[begin : begin + entry.size_bytes])
+
+
+def buckets(manifest: Manifest, bucket_bytes: int) -> list[Bucket]:
+    """Return the buckets in the order of the block.
+
+    A bucket above bucket_bytes has a single tensor, which is larger than that.
+    """
+    entries = manifest.tensors
+    ends = [*(entry.offset for entry in entries[1:]), manifest.total_bytes]
+    result: list[Bucket] = []
+    first = 0
+    for index in range(1, len(entries) + 1):
+        begin = entries[first].offset
+        # A tensor is never divided: the receiver passes whole tensors to the engine.
+        if index == len(entries) or ends[index] - begin > bucket_bytes:
+            result.append(Bucket(begin=begin, end=ends[index - 1], entries=entries[first:index]))
+            first = index
+    return result
+
+
+def bucket_checksum(flat: torch.Tensor) -> int:
+    """uint8 [N], N a multiple of 8, on any device -> its part of the manifest's checksum: the sum
+    of its 64-bit words modulo 2^64.
+    """
+    return int(flat.view(torch.int64).sum()) % 2**64
 
 
 class _Seated:
@@ -109,7 +156,8 @@ class Broadcaster(Sender):
         """Assign ranks to the members, one member after another."""
         before = self._newest
         self._newest = load
-        # A member that gave up has left its communicator, so the others would wait in it for ever.
+        # A member that gave up has left its communicator, so the other members would wait in it
+        # for ever.
         if before is None or not before.is_whole or before.members != load.members:
             self._name = f"{self._learner.life}.{load.number}"
         if self._store is None:
@@ -177,16 +225,16 @@ class Broadcaster(Sender):
             raise
 
     async def leave(self, membership: Membership) -> None:
-        """End the wait of members that still meet, if the newest load has lost one of them."""
+        """Stop the wait of members that still meet, if the newest load has lost one of them."""
         if self._store is not None and self._newest is not None and self._newest.is_broken:
             call_off(self._store, self._name)
 
     def close(self) -> None:
-        """End the connections, after the load that is being sent."""
+        """Close the connections, after the load that is being sent."""
         if self._store is not None:
             call_off(self._store, self._name)
         self._thread.submit(self._member.leave)
-        # A load in which a member hangs would hold up the end of the learner until its deadline.
+        # A member that hangs would hold up the learner's exit until the deadline of its load.
         self._thread.shutdown(wait=False)
 
 
@@ -202,7 +250,7 @@ class BroadcastReceiver(Receiver[Seat]):
     def receive(self, manifest: Manifest, seat: Seat, /) -> Iterator[Tensors]:
         """Yield copies of the tensors as they arrive.
 
-        Unless all are received, the rank leaves the communicator, so that the others notice.
+        Unless all are received, the rank leaves the communicator, so that the other ranks notice.
         """
         with self._one_at_a_time:
             checksums: list[int] = []
@@ -210,12 +258,7 @@ class BroadcastReceiver(Receiver[Seat]):
             try:
                 yield self._received(manifest, seat, checksums)
                 is_whole = len(checksums) == len(buckets(manifest, seat.bucket_bytes))
-                actual = sum(checksums) % 2**64
-                if actual != manifest.checksum:
-                    raise WeightsError(
-                        f"checksum of version {manifest.version} as received is {actual}, announced"
-                        f" {manifest.checksum}"
-                    )
+                require_checksum(manifest, sum(checksums) % 2**64, "as received")
             finally:
                 if not is_whole:
                     self._member.leave()
@@ -237,5 +280,5 @@ class BroadcastReceiver(Receiver[Seat]):
                 yield name, tensor.clone()
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._member.leave()

@@ -2,10 +2,9 @@
 
 gloo has no authentication: it accepts every connection, keeps it open, and aborts its process once
 no descriptor is left. TLS is not part of torch's builds. So the kernel decides here: a filter on
-the listening socket drops every packet, except those of connections that a rank has announced in
-the group's store, to which only the run's own processes have access. While a rank is connected, no
-other process can use its address and port. Once all ranks are connected, the filter drops
-everything.
+the listening socket drops every packet, unless a rank has announced its connection in the group's
+store. Only the run's own processes have access to the store. While a rank is connected, no other
+process can use its address and port. Once all ranks are connected, the filter drops everything.
 
 A dropped packet is repeated by the kernel after a second, so ranks connect in about a second.
 """
@@ -75,7 +74,7 @@ def connect_privately(
 
 
 class _Gate:
-    """Announces this rank's connection attempts, and admits those of the others."""
+    """Announces this rank's connection attempts, and admits the attempts of the other ranks."""
 
     def __init__(self, store: Any, rank: int, size: int, listener: Any) -> None:
         self._store = store

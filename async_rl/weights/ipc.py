@@ -15,8 +15,22 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import DeviceBlock, Manifest
+from async_rl.weights.block import Tensors
+from async_rl.weights.media import LearnerSide, Receiver, Sender
 from async_rl.weights.membership import Life, Load, Membership
-from async_rl.weights.transport.base import LearnerSide, Receiver, Sender, Tensors
+
+# The position of each field of DeviceBlock in the arguments of torch's `rebuild_cuda_tensor`.
+# `mapping_arguments` knows the others: they are the same for every uint8 buffer.
+_POSITIONS = {
+    "offset": 3,
+    "handle": 7,
+    "storage_size_bytes": 8,
+    "storage_offset_bytes": 9,
+    "ref_counter_handle": 11,
+    "ref_counter_offset": 12,
+    "event_handle": 13,
+    "event_sync_required": 14,
+}
 
 
 class DeviceSender(Sender):
@@ -109,40 +123,22 @@ def described(arguments: tuple[Any, ...], *, gpu: str, size_bytes: int) -> Devic
     """Return the arguments of `rebuild_cuda_tensor` for a uint8 buffer [size_bytes] that the reader
     cannot derive.
     """
-    # 0-2: class, size and stride of the tensor; 4-6: class, dtype and device of its storage;
-    # 10: requires_grad. `mapping_arguments` knows all of them.
-    return DeviceBlock(
-        gpu=gpu,
-        size_bytes=size_bytes,
-        offset=arguments[3],
-        handle=arguments[7],
-        storage_size_bytes=arguments[8],
-        storage_offset_bytes=arguments[9],
-        ref_counter_handle=arguments[11],
-        ref_counter_offset=arguments[12],
-        event_handle=arguments[13],
-        event_sync_required=arguments[14],
-    )
+    fields = {name: arguments[position] for name, position in _POSITIONS.items()}
+    return DeviceBlock(gpu=gpu, size_bytes=size_bytes, **fields)
 
 
 def mapping_arguments(block: DeviceBlock) -> tuple[Any, ...]:
     """Return the arguments of `rebuild_cuda_tensor` for a uint8 tensor [size_bytes] on device 0,
     which vLLM replaces by its own.
     """
-    return (
-        torch.Tensor,
-        torch.Size([block.size_bytes]),
-        (1,),
-        block.offset,
-        torch.storage.TypedStorage,
-        torch.uint8,
-        0,
-        block.handle,
-        block.storage_size_bytes,
-        block.storage_offset_bytes,
-        False,
-        block.ref_counter_handle,
-        block.ref_counter_offset,
-        block.event_handle,
-        block.event_sync_required,
-    )
+    arguments: dict[int, Any] = {
+        0: torch.Tensor,
+        1: torch.Size([block.size_bytes]),
+        2: (1,),  # the stride
+        4: torch.storage.TypedStorage,
+        5: torch.uint8,
+        6: 0,  # the device
+        10: False,  # requires_grad
+    }
+    arguments |= {position: getattr(block, name) for name, position in _POSITIONS.items()}
+    return tuple(arguments[position] for position in sorted(arguments))

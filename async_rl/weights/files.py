@@ -4,8 +4,8 @@ memory.
 A file has one version, its tensors in the manifest's order, version and checksum in its metadata;
 any reader of safetensors opens it. Calls block for as long as the storage takes.
 Where an adapter is trained, the file has the adapter, and generators add its products to the
-weights of the model's directory. Otherwise, where all tensors have 16 bits, a member that holds the
-version before gets a file with the changes.
+weights of the model's directory. Otherwise, where all tensors have 16 bits, a member that has the
+previous version gets a file with the changes.
 Invariant: a generator receives the URL of a file only after the file is complete, and compares the
 content, or its block after changes or products, with the manifest of the push.
 """
@@ -22,20 +22,25 @@ from typing import IO, Any, Self, TypeVar
 
 import fsspec
 import numpy as np
+import torch
 
 from async_rl.core.errors import BaseMissing, ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile
+from async_rl.weights.adapters import Adapter, BaseWeights
+from async_rl.weights.block import (
+    SharedTensors,
+    SharedTensorsReader,
+    checksum,
+    dtype_of,
+    require_checksum,
+)
+from async_rl.weights.changes import Bytes, Changes, Words
+from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
-from async_rl.weights.merging import Adapter
-from async_rl.weights.transport import adapters
-from async_rl.weights.transport.base import LearnerSide, Sender
-from async_rl.weights.transport.changes import Bytes, Changes, Words
-from async_rl.weights.transport.shared_memory import SharedTensors, SharedTensorsReader, checksum
 
 _SUFFIX = ".safetensors"
-_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_SHORT = ("bfloat16", "float16")
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _ALIGN = 8
 T = TypeVar("T")
 
@@ -64,11 +69,11 @@ class FileSender(Sender):
         """Return the URL once the file is complete. Raises ConfigError if it cannot be written."""
         if manifest.version != self._version:
             self._version, self._tasks = manifest.version, {}
-        held = self._given.get(life)
-        # A member that asks again for this version could not use what it got: no changes from now
-        # on to what it has, and no adapter in this life.
+        previous = self._given.get(life)
         self._given[life] = manifest.version
-        if held == manifest.version:
+        # A second request for this version: the member could not use the first file. It gets all
+        # tensors now, and no adapter in this life.
+        if previous == manifest.version:
             self._without_base.add(life)
         adapter = self._learner.exporter.adapter
         if adapter is not None and (self._learner.is_applied or life not in self._without_base):
@@ -77,7 +82,7 @@ class FileSender(Sender):
             )
         # Before the first file: when it is complete, the learner may write another version.
         changes = await self._once("compare weights", self._compare, manifest)
-        if changes is None or held != changes[0]:
+        if changes is None or previous != changes[0]:
             return await self._once("write weights", self.write, manifest, self._loading)
         return await self._once(
             "write changes", self._write_changes, manifest, self._loading, *changes
@@ -87,7 +92,7 @@ class FileSender(Sender):
         """Do the work of the present version in a thread, once for all members."""
         if name not in self._tasks:
             self._tasks[name] = asyncio.create_task(asyncio.to_thread(work, *arguments), name=name)
-        # One member's deadline must not cancel what others wait for.
+        # The deadline of one member must not cancel work for which other members wait.
         done: T = await asyncio.shield(self._tasks[name])
         return done
 
@@ -96,11 +101,12 @@ class FileSender(Sender):
         self._loading = membership.loading
 
     def _compare(self, manifest: Manifest) -> tuple[int, Changes] | None:
-        """Return what changed since the version before, and that version; keep the present one."""
-        if any(entry.dtype not in _SHORT for entry in manifest.tensors):
+        """Return the previous version and the changes since then; remember the present version."""
+        if any(dtype_of(entry).itemsize != 2 for entry in manifest.tensors):
             # A step changes almost every 32-bit number.
             return None
-        changes, base = None, self._base
+        changes = None
+        base = self._base
         with SharedTensorsReader(manifest) as reader:
             words = reader.words
             if self._previous is None:
@@ -138,7 +144,7 @@ class FileSender(Sender):
     def _write_adapter(
         self, manifest: Manifest, keep: Collection[int], adapter: Adapter
     ) -> StoredFile:
-        content = adapters.to_bytes(adapter, manifest.version)
+        content = adapter.to_bytes(manifest.version)
         with self._opened(manifest, "adapter", keep) as (url, file):
             file.write(content)
         return StoredFile(
@@ -171,7 +177,7 @@ class FileSender(Sender):
     def close(self) -> None:
         """Delete the remaining files: without the learner's manifest no generator reads them."""
         if self._has_written:
-            # If the storage has gone, so have the files.
+            # Storage that is gone has no files either.
             with contextlib.suppress(OSError):
                 fs, folder = fsspec.core.url_to_fs(self._folder)
                 for path in fs.glob(f"{folder}/*{_SUFFIX}"):
@@ -182,11 +188,11 @@ class FileReader:
     """Reads a file once per generator, into a block that all of its ranks map.
 
     The block is reused as long as the tensors keep their shapes. model_path: the directory of the
-    model, to whose weights an adapter is added.
+    base model of an adapter.
     """
 
     def __init__(self, model_path: Path) -> None:
-        self._base = adapters.BaseWeights(model_path)
+        self._base = BaseWeights(model_path)
         self._is_whole = False
         self._block: SharedTensors | None = None
         self._announced: Manifest | None = None
@@ -201,9 +207,9 @@ class FileReader:
     def fetch(self, source: StoredFile, manifest: Manifest) -> Manifest:
         """Read the file into the block and return the manifest of the block.
 
-        Raises WeightsError unless the content is exactly what the manifest announces, and its
-        subclass BaseMissing if changes do not lead there from what the block has, or an adapter
-        from the weights of the model's directory.
+        Raises WeightsError unless the result has the manifest's checksum. It is the subclass
+        BaseMissing if the file has changes that do not fit the block, or an adapter that does not
+        fit the model's directory: another file may then help.
         """
         with self._one_at_a_time:
             try:
@@ -214,42 +220,46 @@ class FileReader:
                     f"version {manifest.version} cannot be read from {source.url}"
                     f" (weights.transfer.path): {error}"
                 ) from error
-            if local.checksum != manifest.checksum:
-                message = (
-                    f"checksum of {source.url} is {local.checksum}, announced {manifest.checksum}"
-                )
+            try:
+                require_checksum(manifest, local.checksum, f"from {source.url}")
+            except WeightsError as error:
                 # The block is neither version now; all tensors will replace it.
                 self.close()
                 if source.base is None and source.scaling is None:
-                    raise WeightsError(message)
-                raise BaseMissing(message)
+                    raise
+                raise BaseMissing(str(error)) from error
             self._is_whole = True
         return local
 
     def _read(self, file: IO[bytes], source: StoredFile, manifest: Manifest) -> Manifest:
         block = self._block_for(manifest)
         # Weights without a product are the same in every version.
-        keeps_frozen, self._is_whole = self._is_whole, False
+        keeps_frozen = self._is_whole
+        # A failure below leaves a mixture.
+        self._is_whole = False
         if source.base is not None:
             changes = Changes.from_bytes(file.read())
             return block.change(manifest.version, source.base, changes)
         if source.scaling is not None:
-            adapter = adapters.from_bytes(file.read(), source.scaling)
+            adapter = Adapter.from_bytes(file.read(), source.scaling)
             tensors = self._base.tensors(manifest, adapter, only_changed=keeps_frozen)
-            return block.write(manifest.version, tensors)
+            return block.write_bytes(manifest.version, tensors)
         header = _header(manifest)
         if file.read(len(header)) != header:
             raise WeightsError(
                 f"{source.url} does not have the version {manifest.version} that the learner"
                 " announced"
             )
-        return block.write(manifest.version, _tensors(file, manifest))
+        return block.write_bytes(manifest.version, _tensors(file, manifest))
 
     def _block_for(self, manifest: Manifest) -> SharedTensors:
         announced = self._announced
         if self._block is None or announced is None or announced.tensors != manifest.tensors:
             self.close()
-            self._block = SharedTensors(manifest.tensors, manifest.total_bytes)
+            self._block = SharedTensors(
+                (entry.name, entry.dtype, entry.shape, entry.size_bytes)
+                for entry in manifest.tensors
+            )
             self._announced = manifest
         return self._block
 
@@ -282,13 +292,12 @@ def _header(manifest: Manifest) -> bytes:
     end = 0
     for entry in manifest.tensors:
         begin = end
-        end = end + entry.size_bytes
-        dtype = _DTYPES.get(entry.dtype)
-        if dtype is None:
-            raise WeightsError(
-                f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}"
-            )
-        entries[entry.name] = {"dtype": dtype, "shape": entry.shape, "data_offsets": [begin, end]}
+        end = begin + entry.size_bytes
+        entries[entry.name] = {
+            "dtype": _DTYPES[dtype_of(entry)],
+            "shape": entry.shape,
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(entries).encode()
     # The format aligns the data to 8 bytes, and readers map it into memory.
     text += b" " * (-len(text) % _ALIGN)

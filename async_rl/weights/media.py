@@ -1,14 +1,14 @@
 """The two halves of a medium that carries weights: `Sender` in the learner, `Receiver` in each rank
-of a generator.
+of a generator. The shared block, the simplest medium, is at the end.
 
 To add a medium, write one file next to this one with both halves, add its address to
-`protocol/weights.py`, and register it in `transport/table.py`.
+`protocol/weights.py`, and register it in `weights/routes.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -16,12 +16,10 @@ import torch
 from async_rl.config.running import WeightsConfig
 from async_rl.core.frozen import frozen
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import DeviceBlock, Manifest, Source
+from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, SharedBlock, Source
+from async_rl.weights.adapters import Adapter
+from async_rl.weights.block import SharedTensorsReader, Tensors, tensor_views
 from async_rl.weights.membership import Life, Load, Membership
-from async_rl.weights.merging import Adapter
-
-Tensors = Iterator[tuple[str, torch.Tensor]]
-"""Each tensor of a version with its Hugging Face name."""
 
 Address = TypeVar("Address", bound=Source)
 
@@ -80,14 +78,14 @@ class Sender:
         return True
 
     async def offer(self, manifest: Manifest) -> None:
-        """Prepare a new version. No member reads an older one from here on."""
+        """Prepare a new version. No member reads an older version from now on."""
 
     def join(self, load: Load, members: Iterable[Member]) -> None:
-        """Begin a load of these members; only where they load together."""
+        """Start a load of these members; only where they load together."""
 
     async def source(self, manifest: Manifest, load: Load, life: Life) -> Source:
-        """Return the source from which a member of the load reads the version; it asks again if
-        that raises BaseMissing.
+        """Return the source of the version for one member of the load. It is called again if the
+        member answers BaseMissing.
         """
         raise NotImplementedError
 
@@ -117,10 +115,32 @@ class Receiver(Generic[Address]):
     def receive(self, manifest: Manifest, source: Address, /) -> AbstractContextManager[Tensors]:
         """Yield all tensors, to be read to the end; leaving the block verifies them.
 
-        Raises WeightsError if they are not those of the manifest, BroadcastBroken if a broadcast
-        ended early.
+        Raises WeightsError if they differ from the manifest, BroadcastBroken if a broadcast failed.
         """
         raise NotImplementedError
 
     def close(self) -> None:
         """Release buffers and connections."""
+
+
+class SharedMemorySender(Sender):
+    """Members map the learner's block.
+
+    Only a load shows whether a member can open it: addresses do not say who shares memory. A
+    member that cannot raises BlockUnreachable.
+    """
+
+    async def source(self, manifest: Manifest, load: Load, life: Life) -> SharedBlock:
+        """The block of the manifest."""
+        return SHARED_BLOCK
+
+
+class SharedMemoryReceiver(Receiver[SharedBlock]):
+    """Reads the block in place."""
+
+    @contextmanager
+    def receive(self, manifest: Manifest, _: SharedBlock, /) -> Iterator[Tensors]:
+        """Yield views of the block. Verify its checksum before with `verify_block`."""
+        with SharedTensorsReader(manifest) as reader:
+            yield tensor_views(reader)
+            reader.verify_unchanged()

@@ -1,4 +1,4 @@
-"""The words in which two versions of a block differ, lossless.
+"""The differences between two versions of a block, word by word, lossless.
 
 An optimizer step at the learning rates of reinforcement learning is smaller than half the distance
 between two neighbouring bfloat16 numbers for most weights, so most of them stay as they are.
@@ -28,7 +28,7 @@ _SKIP = 255
 _PIECE = 1 << 24
 """Words compared at a time: positions take 8 bytes per word, which would be four models at once."""
 _MOST = 0.5
-"""Share of changed words up to which changes are sent: 3 bytes per change, at most 0.75 of all."""
+"""Changes are sent up to this share of changed words: with 3 bytes each, 0.75 of all bytes."""
 
 
 @frozen
@@ -82,7 +82,7 @@ class Changes:
             last, used = int(ends[-1]), used + count
 
     def to_bytes(self, manifest: Manifest, base: int) -> bytes:
-        """A safetensors file that leads from version `base` to that of the manifest."""
+        """Return a safetensors file that turns version `base` into the manifest's version."""
         metadata = {"version": str(manifest.version), "base": str(base)}
         content: bytes = save({"gaps": self.gaps, "values": self.values}, metadata)
         return content

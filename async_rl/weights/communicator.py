@@ -1,43 +1,51 @@
-"""One rank of a communicator in which the learner broadcasts weights: the rendezvous of the ranks,
-and the implementation over gloo.
+"""One rank of the communicator that broadcasts weights: the rendezvous of the ranks, and two
+implementations, gloo between main memories and NCCL between GPUs.
 
 Ranks meet through a TCPStore that the learner opens at its address in the run. A broadcast that
-ends early leaves the communicator unusable: its owner closes it, which ends the connections, so the
+fails leaves the communicator unusable: its owner closes it, which closes the connections, so the
 other ranks need not wait for their deadlines. The listeners of gloo accept only connections that a
-rank announced in the store (weights/transport/gate.py). The store itself is not authenticated; a
-rank compares the tensors it received with a manifest from an authenticated call.
+rank announced in the store (weights/gate.py). The store itself is not authenticated; a rank
+compares the tensors it received with a manifest from an authenticated call.
+docs/hardware.md lists which parts have run on GPUs.
 """
 
 from __future__ import annotations
 
+import os
 import socket
+import time
 from datetime import timedelta
 from typing import Any, Protocol
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from async_rl.core.errors import BroadcastBroken
 from async_rl.protocol.weights import Seat
-from async_rl.weights.transport.gate import connect_privately
+from async_rl.weights.gate import connect_privately
 
 _PRESENT, _VERDICT, _ALL, _LOST = "present", "verdict", "all", "lost"
+# Short against a broadcast, which takes milliseconds and more.
+_POLL_S = 0.0005
+# Our own deadlines are shorter: at a deadline of torch the process would exit.
+_NEVER = timedelta(days=1)
 
 
 class Communicator(Protocol):
-    """Broadcasts of rank 0 to all others."""
+    """Broadcasts of rank 0 to all other ranks."""
 
     @property
     def device(self) -> torch.device:
         """The device of the tensors to send or receive."""
 
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """uint8 [N] on `device`: read on rank 0, written on the others. Raises RuntimeError if a
-        rank is lost or too late.
+        """uint8 [N] on `device`: read on rank 0, written on the other ranks. Raises RuntimeError if
+        a rank is lost or too late.
         """
 
     def close(self) -> None:
-        """End the connections, during a broadcast too."""
+        """Close the connections, during a broadcast too."""
 
 
 def device_name(device: torch.device) -> str:
@@ -70,8 +78,6 @@ def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
         _meet(store, seat.world_size)
         if seat.backend == "gloo":
             return GlooCommunicator(store, rank, seat.world_size, host=seat.host, timeout=timeout)
-        from async_rl.weights.transport.communicator_nccl import NcclCommunicator
-
         return NcclCommunicator(store, rank, seat.world_size, host=seat.host, device=device)
     except RuntimeError as error:
         # torch raises it for a store that is gone and for ranks that do not come.
@@ -106,9 +112,7 @@ def broadcast(communicator: Communicator, flat: torch.Tensor, *, timeout_s: floa
     try:
         communicator.broadcast(flat, timeout_s=max(timeout_s, 0.001))
     except RuntimeError as error:
-        raise BroadcastBroken(
-            f"a broadcast of weights ended early: {_first_line(error)}"
-        ) from error
+        raise BroadcastBroken(f"a broadcast of weights failed: {_first_line(error)}") from error
 
 
 def private_gloo(store: Any, rank: int, size: int, *, host: str, timeout: timedelta) -> Any:
@@ -139,7 +143,9 @@ class GlooCommunicator:
 
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
         """Return once this rank has sent or received."""
-        work = self._ranks.broadcast([flat], _from_rank_0(timeout_s))
+        options = _from_rank_0()
+        options.timeout = timedelta(seconds=timeout_s)
+        work = self._ranks.broadcast([flat], options)
         try:
             work.wait()
         finally:
@@ -151,11 +157,60 @@ class GlooCommunicator:
         self._ranks = None
 
 
-def _from_rank_0(timeout_s: float) -> dist.BroadcastOptions:
+class NcclCommunicator:
+    """torch's process group with deadlines of this project: a deadline of torch exits the process.
+    Each rank has another GPU.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, world_size: int, *, host: str, device: torch.device
+    ) -> None:
+        self.device = device
+        self._rank = rank
+        # Read by torch when the process group is made. 0: a lost peer is an error of the broadcast
+        # instead of the end of this process.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        choose_interface(host)
+        nccl: Any = dist.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = _NEVER
+        # A blocking call that waits for a lost peer could not be aborted.
+        options.config.blocking = 0
+        with torch.cuda.device(device):
+            self._group: Any = nccl(store, rank, world_size, options)
+
+    def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
+        """Return once the tensor may be used, or overwritten on rank 0."""
+        deadline_s = time.monotonic() + timeout_s
+        work = self._group.broadcast([flat], _from_rank_0())
+        # Polling: NCCL signals no completion, and waiting for the stream has no deadline.
+        while not work.is_completed():
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"rank {self._rank} waited {timeout_s:g} s")
+            time.sleep(_POLL_S)
+        work.wait()
+
+    def close(self) -> None:
+        """Abort the connections, and a broadcast that hangs (ncclCommAbort)."""
+        self._group.abort()
+
+
+def choose_interface(host: str) -> None:
+    """Let NCCL use the network interface of an address of this machine. NCCL reads the setting once
+    per process, so call this before any use of NCCL. Raises RuntimeError for a foreign address.
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == host for address in addresses):
+            # Without "=" NCCL also takes interfaces whose names start like this one (eth1, eth10).
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+            return
+    raise RuntimeError(f"no network interface of this machine has the address {host}")
+
+
+def _from_rank_0() -> dist.BroadcastOptions:
     options = dist.BroadcastOptions()
     options.rootRank = 0
     options.rootTensor = 0
-    options.timeout = timedelta(seconds=timeout_s)
     return options
 
 

@@ -1,9 +1,12 @@
-"""A block of tensors in memory that processes of one host share.
+"""A block of tensors in memory that processes of one host share: the learner writes each version
+into it, and generators read it.
 
 The block is a memfd: it has no name in any file system, a process of the same user maps it through
 /proc/<pid>/fd/<n>, and the kernel frees it with the last mapping, however the processes exit.
 Layout: a header of 64 bytes (magic, version, a counter that is odd while the block is being
 written), then the tensors, each aligned to 64 bytes.
+Invariant: there is one block for all versions, so a version may be written only while no generator
+reads the previous version (`Membership.is_free`).
 """
 
 from __future__ import annotations
@@ -12,106 +15,127 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Self
 
 import numpy as np
 import torch
 
 from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
-from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, TensorEntry
-from async_rl.weights.membership import Life, Load
-from async_rl.weights.transport.base import Receiver, Sender, Tensors
-from async_rl.weights.transport.buckets import tensor_of
-from async_rl.weights.transport.changes import Bytes, Changes, Words
+from async_rl.protocol.weights import Manifest, TensorEntry
+from async_rl.weights.changes import Bytes, Changes, Words
+
+TensorSpec = tuple[str, str, Sequence[int], int]
+"""Hugging Face name, torch dtype name, shape, size in bytes."""
+Tensors = Iterator[tuple[str, torch.Tensor]]
+"""Each tensor of a version with its Hugging Face name."""
 
 _HEADER = struct.Struct("<8sqq")
 _MAGIC = b"arlwts01"
 _NAME = "async_rl_weights"
+# A cache line, and a multiple of the 8 bytes that the checksum adds.
 _ALIGN = 64
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class SharedMemorySender(Sender):
-    """Members map the learner's block.
+def tensor_spec(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """Return the facts that a block needs before its first version."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return name, dtype, tuple(tensor.shape), tensor.numel() * tensor.element_size()
 
-    Only a load shows whether a member can open it: addresses do not say who shares memory. A
-    member that cannot raises BlockUnreachable.
+
+def tensor_bytes(tensor: torch.Tensor) -> Bytes:
+    """Return the bytes of a tensor of any dtype: a view if it is contiguous and in main memory."""
+    # As bytes: numpy has no bfloat16.
+    on_cpu = tensor.detach().to("cpu").contiguous()
+    array: Bytes = on_cpu.view(-1).view(torch.uint8).numpy()
+    return array
+
+
+def dtype_of(entry: TensorEntry) -> torch.dtype:
+    """Return the entry's dtype. Raises WeightsError for a dtype that no medium carries."""
+    dtype = _DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise WeightsError(
+            f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}"
+        )
+    return dtype
+
+
+def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
+    """uint8 [size_bytes] -> a view of the entry's dtype and shape. Raises WeightsError if they do
+    not fit.
     """
-
-    async def source(self, manifest: Manifest, load: Load, life: Life) -> SharedBlock:
-        """The block of the manifest."""
-        return SHARED_BLOCK
-
-
-class SharedMemoryReceiver(Receiver[SharedBlock]):
-    """Reads the block in place."""
-
-    @contextmanager
-    def receive(self, manifest: Manifest, _: SharedBlock, /) -> Iterator[Tensors]:
-        """Yield views of the block. Verify its checksum before with `verify_block`."""
-        with SharedTensorsReader(manifest) as reader:
-            yield tensor_views(reader)
-            reader.verify_unchanged()
+    dtype = dtype_of(entry)
+    try:
+        return flat.view(dtype).reshape(entry.shape)
+    except RuntimeError as error:
+        raise WeightsError(
+            f"{entry.name} of shape {entry.shape} and {entry.dtype} does not fit {entry.size_bytes}"
+            f" bytes: {error}"
+        ) from error
 
 
-def verify_block(manifest: Manifest) -> None:
-    """Raises WeightsError unless the block has the bytes that the manifest announces."""
-    with SharedTensorsReader(manifest) as reader:
-        reader.verify()
-        reader.verify_unchanged()
-
-
-def layout(tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> tuple[list[TensorEntry], int]:
-    """Arrange (name, dtype, shape, size_bytes) one after another; returns the entries and the size
-    of the whole block.
-    """
+def layout(specs: Iterable[TensorSpec]) -> tuple[list[TensorEntry], int]:
+    """Arrange tensors one after another; returns the entries and the size of the whole block."""
     offset = _ALIGN
     entries = []
-    for name, dtype, shape, size_bytes in tensors:
-        entries.append(
-            TensorEntry(
-                name=name, dtype=dtype, shape=list(shape), offset=offset, size_bytes=size_bytes
-            )
+    for name, dtype, shape, size_bytes in specs:
+        entry = TensorEntry(
+            name=name, dtype=dtype, shape=list(shape), offset=offset, size_bytes=size_bytes
         )
+        entries.append(entry)
         offset += -(-size_bytes // _ALIGN) * _ALIGN
     return entries, offset
 
 
-def checksum(block: Bytes) -> int:
-    """Sum of the block's 64-bit words modulo 2^64, the last incomplete word byte by byte.
+def checksum(data: Bytes) -> int:
+    """Sum of the 64-bit words modulo 2^64, the last incomplete word byte by byte.
 
     As fast as memory, and enough to detect a torn or partial copy.
     """
-    words = block[: block.size // 8 * 8].view(np.uint64)
-    rest = block[words.size * 8 :]
+    words = data[: data.size // 8 * 8].view(np.uint64)
+    rest = data[words.size * 8 :]
     return int(np.add.reduce(words, dtype=np.uint64)) + int(np.add.reduce(rest, dtype=np.uint64))
 
 
-class SharedTensors:
-    """The writer of one block, which is reused for every version."""
+def require_checksum(manifest: Manifest, actual: int, source: str) -> None:
+    """Raise WeightsError unless the bytes from the source have the manifest's checksum."""
+    if actual != manifest.checksum:
+        raise WeightsError(
+            f"checksum of version {manifest.version} {source} is {actual}, announced"
+            f" {manifest.checksum}"
+        )
 
-    def __init__(self, entries: list[TensorEntry], total_bytes: int) -> None:
-        self._entries = entries
-        self._total_bytes = total_bytes
+
+class SharedTensors:
+    """The writer of one block."""
+
+    def __init__(self, specs: Iterable[TensorSpec]) -> None:
+        """Raises WeightsError if there is too little memory."""
+        self._entries, self._total_bytes = layout(specs)
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self._fd, total_bytes)
-            self._map = mmap.mmap(self._fd, total_bytes)
+            os.ftruncate(self._fd, self._total_bytes)
+            self._map = mmap.mmap(self._fd, self._total_bytes)
         except OSError as error:
             os.close(self._fd)
             raise WeightsError(
-                f"cannot share {total_bytes} bytes of weights ({error}); free memory or raise the"
-                " limit"
+                f"cannot share {self._total_bytes} bytes of weights ({error}); free memory or"
+                " raise the limit"
             ) from error
         self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
         # Touch every page now: the first touch is ten times slower than a later write.
         self._bytes[:] = 0
         self._writes = 0
 
-    def write(self, version: int, tensors: Iterable[Bytes | None]) -> Manifest:
-        """Copy the tensors, in the order of the entries, and describe the result. None keeps what
-        the block has. Raises WeightsError on a size that does not match.
+    def write(self, version: int, tensors: Iterable[torch.Tensor]) -> Manifest:
+        """Copy the tensors, in the order of the specs, and describe the result. Raises WeightsError
+        if the size of a tensor is not the announced one.
         """
+        return self.write_bytes(version, map(tensor_bytes, tensors))
+
+    def write_bytes(self, version: int, tensors: Iterable[Bytes | None]) -> Manifest:
+        """As `write`, from the bytes of each tensor. None keeps the tensor that the block has."""
         self._writes += 1
         self._put_header(version, 2 * self._writes - 1)
         for entry, data in zip(self._entries, tensors, strict=True):
@@ -125,7 +149,7 @@ class SharedTensors:
         return self._complete(version)
 
     def change(self, version: int, base: int, changes: Changes) -> Manifest:
-        """Turn version `base` into `version`. Raises BaseMissing unless the block has that one."""
+        """Turn version `base` into `version`. Raises BaseMissing unless the block has `base`."""
         _, present, counter = _HEADER.unpack_from(self._map)
         if present != base or counter == 0 or counter % 2:
             raise BaseMissing(
@@ -179,7 +203,8 @@ class SharedTensorsReader:
             ) from error
         finally:
             os.close(fd)
-        self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self.block: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+        """The whole block, header included."""
         self._counter = self._read_counter()
 
     def _read_counter(self) -> int:
@@ -192,16 +217,11 @@ class SharedTensorsReader:
         return int(counter)
 
     def verify(self) -> None:
-        """Raises WeightsError unless the bytes are those that the manifest announces."""
-        actual = checksum(self._bytes[_ALIGN:])
-        if actual != self._manifest.checksum:
-            raise WeightsError(
-                f"checksum of version {self._manifest.version} is {actual}, announced"
-                f" {self._manifest.checksum}"
-            )
+        """Raise WeightsError unless the bytes are those that the manifest announces."""
+        require_checksum(self._manifest, checksum(self.block[_ALIGN:]), "in its block")
 
     def verify_unchanged(self) -> None:
-        """Raises WeightsError if the writer has started another version, so that the tensors read
+        """Raise WeightsError if the writer has started another version, so that the tensors read
         may be torn.
         """
         if self._read_counter() != self._counter:
@@ -212,21 +232,16 @@ class SharedTensorsReader:
     def tensors(self) -> Iterator[tuple[TensorEntry, Bytes]]:
         """Yield each entry with its bytes, a view of the block that is valid until `close`."""
         for entry in self._manifest.tensors:
-            yield entry, self._bytes[entry.offset : entry.offset + entry.size_bytes]
+            yield entry, self.block[entry.offset : entry.offset + entry.size_bytes]
 
     @property
     def words(self) -> Words:
         """The tensors and their padding, without the header."""
-        return self._bytes[_ALIGN:].view(np.uint16)
-
-    @property
-    def block(self) -> Bytes:
-        """The whole block, header included."""
-        return self._bytes
+        return self.block[_ALIGN:].view(np.uint16)
 
     def close(self) -> None:
         """Unmap the block. While views of it exist, they keep it mapped."""
-        self._bytes = np.empty(0, dtype=np.uint8)
+        self.block = np.empty(0, dtype=np.uint8)
         try:
             self._map.close()
         except BufferError:
@@ -245,6 +260,13 @@ def tensor_views(reader: SharedTensorsReader) -> Tensors:
     """
     for entry, data in reader.tensors():
         yield entry.name, tensor_of(entry, torch.from_numpy(data))
+
+
+def verify_block(manifest: Manifest) -> None:
+    """Raise WeightsError unless the block has the bytes that the manifest announces."""
+    with SharedTensorsReader(manifest) as reader:
+        reader.verify()
+        reader.verify_unchanged()
 
 
 def _open(manifest: Manifest) -> int:

@@ -1,0 +1,135 @@
+"""The way of a version to one generator: which media may carry it, and the call that loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
+from async_rl.protocol.generator import LoadReport, LoadWeights
+from async_rl.protocol.membership import Member
+from async_rl.protocol.weights import DeviceBlock, Manifest, Seat, SharedBlock, Source
+from async_rl.weights.block import Tensors
+from async_rl.weights.broadcast import Broadcaster, BroadcastReceiver
+from async_rl.weights.communicator import device_name
+from async_rl.weights.files import FileSender
+from async_rl.weights.ipc import DeviceReceiver, DeviceSender
+from async_rl.weights.media import (
+    LearnerSide,
+    Receiver,
+    Sender,
+    SharedMemoryReceiver,
+    SharedMemorySender,
+)
+from async_rl.weights.membership import Load, life_of
+
+SENDERS: Mapping[str, tuple[type[Sender], ...]] = {
+    "shared_memory": (SharedMemorySender,),
+    "filesystem": (FileSender,),
+    "collective": (Broadcaster,),
+    # A generator that joins after the buffer was freed reads the shared block.
+    "ipc": (DeviceSender, SharedMemorySender),
+    "auto": (Broadcaster, SharedMemorySender, FileSender),
+}
+"""Senders by weights.transfer, preferred first: a member uses the first one that reaches it."""
+
+RECEIVERS: Mapping[type[Source], type[Receiver[Any]]] = {
+    SharedBlock: SharedMemoryReceiver,
+    Seat: BroadcastReceiver,
+    DeviceBlock: DeviceReceiver,
+}
+"""Receivers by source. A StoredFile is missing: `FileReader.localize` turns it into a block."""
+
+
+def open_senders(learner: LearnerSide) -> list[Sender]:
+    """Return the senders of the configured transfer, preferred first."""
+    kind = "filesystem" if learner.is_applied else learner.config.transfer.kind
+    return [sender(learner) for sender in SENDERS[kind]]
+
+
+class Receivers:
+    """All media in one rank of a generator; arguments as in Receiver."""
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self.device_name = device_name(device)
+        """The device that receives weights here, as in Register."""
+        self._by_source = {source: receiver(rank, device) for source, receiver in RECEIVERS.items()}
+
+    def receive(self, manifest: Manifest, source: Source) -> AbstractContextManager[Tensors]:
+        """As Receiver.receive, by the medium of the source."""
+        return self._by_source[type(source)].receive(manifest, source)
+
+    def close(self) -> None:
+        """Close the receivers."""
+        for receiver in self._by_source.values():
+            receiver.close()
+
+
+class Caller(Protocol):
+    """The part of an RpcClient that a push needs."""
+
+    async def call(self, request: Any, *, timeout_s: float) -> Any:
+        """Send the request and return its reply; raises AsyncRLError."""
+
+
+class Route:
+    """The media that may reach one life, preferred first.
+
+    A medium that turns out to be unreachable is not tried again in this life.
+    """
+
+    def __init__(self, member: Member, senders: Sequence[Sender]) -> None:
+        self.member = member
+        self._senders = list(senders)
+
+    @property
+    def sender(self) -> Sender:
+        """The medium of the next load. Raises BlockUnreachable if none is left."""
+        for sender in self._senders:
+            if sender.reaches(self.member):
+                return sender
+        raise BlockUnreachable(
+            f"no medium of weights.transfer reaches {self.member.name}; set weights.transfer=auto"
+        )
+
+    async def load(
+        self,
+        manifest: Manifest,
+        load: Load,
+        caller: Caller,
+        *,
+        handover: int,
+        timeout_s: float,
+        release: Callable[[], None],
+    ) -> LoadReport:
+        """Return once the generator samples with the version.
+
+        release: called once this member no longer reads the learner's block. Raises the error of
+        the call, and WeightsError if the generator loaded another version.
+        """
+        while True:
+            sender = self.sender
+            source = await sender.source(manifest, load, life_of(self.member))
+            if not sender.reads_block:
+                release()
+            request = LoadWeights(manifest=manifest, source=source, handover=handover)
+            try:
+                report: LoadReport = await caller.call(request, timeout_s=timeout_s)
+            except BaseMissing:
+                # The same sender, which then offers a source that needs no earlier version.
+                continue
+            except BlockUnreachable:
+                # Unreachable memory does not become reachable in the same life; each try costs a
+                # call.
+                self._senders.remove(sender)
+                if not any(other.reaches(self.member) for other in self._senders):
+                    raise
+                continue
+            if report.version != manifest.version:
+                raise WeightsError(
+                    f"it loaded version {report.version} instead of {manifest.version}"
+                )
+            return report

@@ -1,1 +1,0 @@
-"""The media that weights travel through, one file each."""
