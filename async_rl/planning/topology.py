@@ -25,9 +25,6 @@ from async_rl.core.types import Role
 # needs GPUs.
 _START_ORDER = ("buffer", "learner", "generator", "verifier", "gateway")
 
-SCALE_FILE = "scale.json"
-"""In the run directory: the processes of each pool that were requested last, if not configured."""
-
 
 @frozen
 class ProcessSpec:

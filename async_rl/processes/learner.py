@@ -31,18 +31,15 @@ from async_rl.protocol.learner import (
 )
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.age_watch import AgeWatch
-from async_rl.training.building import build_trainer, learner_device
 from async_rl.training.device import Device, open_device
 from async_rl.training.operations import Fetch, Perform
-from async_rl.training.parts import Parts
 from async_rl.training.pushing import Pusher
-from async_rl.training.ranks import Rank, TrainingPool
-from async_rl.training.resuming import Start, resume
-from async_rl.training.saving import Saver
-from async_rl.training.taking import Taker
+from async_rl.training.ranks import Rank, TrainingPool, build_trainer, learner_device
+from async_rl.training.saving import Saver, Start, resume
+from async_rl.training.taking import Parts, Taker
 
 _MOST_DROPPED = 3
-"""Batches that may fail at one step before the run ends: one or two may be bad luck."""
+"""Batches that may fail at one step before the run stops: one or two may be bad luck."""
 
 
 async def run(context: ProcessContext) -> None:

@@ -38,8 +38,7 @@ from async_rl.protocol.generator import (
 from async_rl.protocol.membership import DRAINING, Member
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 from async_rl.runtime.context import ProcessContext, connect_control, require_running
-from async_rl.runtime.directory import Connections, Directory, Incarnation
-from async_rl.runtime.patience import SupervisorCalls
+from async_rl.runtime.directory import Connections, Directory, Incarnation, SupervisorCalls
 from async_rl.wire.keys import load_keys
 
 _LOOK_S = 2.0

@@ -27,7 +27,7 @@ from async_rl.runs.config import config_of
 from async_rl.runs.metrics import RowReader
 from async_rl.runs.report import Report, Section, Table
 from async_rl.runs.samples import Decode, decoder
-from async_rl.training.published import read
+from async_rl.training.checkpoints import published_checksums
 
 _LEARNING_RATES = ("policy/lr", "value/lr")
 # Numbers of the learner that follow from its inputs; times and counters of processes do not.
@@ -113,7 +113,7 @@ def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> I
                 batches=stack.enter_context(recorded_batches(path)),
                 metrics=rows,
                 decode=_decoder(path),
-                checksums=read(path),
+                checksums=published_checksums(path),
             )
             for path, rows in zip(directories, metrics, strict=True)
         ]

@@ -31,15 +31,27 @@ from async_rl.core.types import Role
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message, message_schema
 from async_rl.protocol.membership import Heartbeat, Member, NextBeat, Register, ReportMetrics
-from async_rl.runtime.directory import Connections, Directory, Incarnation, Peer
-from async_rl.runtime.patience import SupervisorCalls
-from async_rl.runtime.progress import PROGRESS, moved_mb
+from async_rl.runtime.directory import (
+    Connections,
+    Directory,
+    Incarnation,
+    Peer,
+    SupervisorCalls,
+)
 from async_rl.wire.addresses import process_host
 from async_rl.wire.keys import Keys, load_keys
 from async_rl.wire.rpc import Handler, RpcClient, RpcServer
 
 RENDEZVOUS_FILE = "rendezvous"
 """File in the run's directory through which the learner's ranks find each other."""
+SCALE_FILE = "scale.json"
+"""File in the run's directory: the last requested number of processes of each pool, if it is not
+the configured number.
+"""
+PROGRESS = "progress_mb"
+"""A gauge of the heartbeats of a process that is starting: it advances if this changes."""
+PROGRESS_MB = 16.0
+"""A smaller change is no progress: heartbeats themselves read a few KB each."""
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +66,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     messages: str = ""
 
     def check_messages(self, run_name: str) -> None:
-        """Raise ProtocolError if the supervisor's messages are not those of this installation."""
+        """Raise ProtocolError if the supervisor's messages differ from this installation's."""
         if self.messages != message_schema():
             raise ProtocolError(
                 f"run {run_name} was started by another version of async_rl (its messages are"
@@ -92,7 +104,7 @@ def require_running(run_dir: Path) -> Control:
     # Only this machine's pids can be checked; elsewhere the call runs into its deadline.
     if control.machine == platform.node() and not _is_alive(control.pid):
         raise Unavailable(
-            f"{run_dir.name} is not running: its supervisor (pid {control.pid}) has ended"
+            f"{run_dir.name} is not running: its supervisor (pid {control.pid}) has exited"
         )
     return control
 
@@ -214,7 +226,7 @@ class ProcessContext:
                 version=self.version,
                 counters=snapshot.counters,
             )
-            # Without an answer this raises and ends the process: no supervisor could end it.
+            # Without an answer this raises and the process exits: no supervisor could end it.
             reply: NextBeat = await self.supervisor.call(beat, timeout_s=timeouts.call_s)
             await asyncio.sleep(reply.after_s)
 
@@ -229,7 +241,7 @@ class ProcessContext:
         self._own(following, "directory")
 
     async def close(self) -> None:
-        """End the process's own tasks, its server and its connections."""
+        """Stop the process's own tasks, its server and its connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -237,12 +249,27 @@ class ProcessContext:
         await self.connections.close()
 
 
+def moved_mb(process: psutil.Process) -> float:
+    """Return MB that a process and its children have read, have written, and have in memory.
+
+    An engine that loads weights, compiles or captures graphs reports nothing meanwhile, but this
+    number changes. CPU time would be no evidence of progress: a deadlock may spin.
+    """
+    moved = 0
+    for each in (process, *process.children(recursive=True)):
+        # A child may exit between the calls, or belong to another user.
+        with contextlib.suppress(psutil.Error):
+            counters = each.io_counters()
+            moved += counters.read_chars + counters.write_chars + each.memory_info().rss
+    return float(moved / 2**20)
+
+
 @contextlib.asynccontextmanager
 async def open_context(
     *, name: str, role: Role, rank: int, cores: tuple[int, ...], run_dir: Path, log: logging.Logger
 ) -> AsyncIterator[ProcessContext]:
-    """Read the run's directory, connect to the supervisor, and own the process's background tasks
-    until the block ends.
+    """Read the run's directory, connect to the supervisor, and run the process's background tasks
+    inside the block.
     """
     control = load_control(run_dir)
     control.check_messages(run_dir.name)

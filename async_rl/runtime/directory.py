@@ -2,7 +2,7 @@
 
 A `Peer` is a role or a name, not an address: a call waits until such a process serves, and is sent
 again if another process replaces it during the call. Only requests that are safe to send twice use
-peers.
+peers, and every request to the supervisor is.
 """
 
 from __future__ import annotations
@@ -10,20 +10,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
-from async_rl.core.errors import Unavailable
+from async_rl.core.errors import DeadlineExceeded, Unavailable
 from async_rl.core.types import Role
 from async_rl.protocol.base import Message
 from async_rl.protocol.membership import Member, Members, WatchMembers
-from async_rl.runtime.patience import SupervisorCalls
 from async_rl.wire.keys import Keys
 from async_rl.wire.rpc import RpcClient
 
 # Many processes call a restarted one; the random pause spreads their calls.
 _JITTER_S = 0.1
 _WATCH_S = 20.0  # a supervisor without news answers after this time
+
+
+class SupervisorCalls:
+    """Calls the supervisor, again and again for `patience_s` while it does not answer.
+
+    A supervisor that was stopped, or whose machine was suspended, answers later; its children must
+    not exit because of that.
+    """
+
+    def __init__(self, client: RpcClient, *, patience_s: float) -> None:
+        self._client = client
+        self._patience_s = patience_s
+
+    async def call(self, request: Message, *, timeout_s: float) -> Any:
+        """As RpcClient.call, with `timeout_s` for each attempt."""
+        # On top of the first attempt: a request for news may rightly wait longer than that.
+        deadline_s = time.monotonic() + timeout_s + self._patience_s
+        while True:
+            try:
+                return await self._client.call(request, timeout_s=timeout_s)
+            except DeadlineExceeded as error:
+                if time.monotonic() >= deadline_s:
+                    raise DeadlineExceeded(f"{error}, for {self._patience_s:g} s") from error
 
 
 class Directory:
@@ -114,7 +137,7 @@ class Incarnation:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
                 raise _Ended(
-                    f"{member.name} (pid {member.pid}) ended before it answered"
+                    f"{member.name} (pid {member.pid}) exited before it answered"
                     f" {type(request).__name__}"
                 )
             return call.result()
@@ -164,7 +187,7 @@ class Peer:
                     with contextlib.suppress(_Ended):
                         # Longer than the timeout around it, which names the peer.
                         return await life.call(request, timeout_s=2 * timeout_s)
-                    # Callers of a process that ended do not all call its successor in one moment.
+                    # Otherwise all callers of the old process call its successor in one moment.
                     await asyncio.sleep(random.uniform(0, _JITTER_S))
         except TimeoutError as error:
             state = "did not answer"

@@ -29,8 +29,8 @@ from async_rl.protocol.membership import (
     PoolCount,
     Register,
 )
+from async_rl.runtime.context import PROGRESS, PROGRESS_MB
 from async_rl.runtime.directory import Directory
-from async_rl.runtime.progress import PROGRESS, PROGRESS_MB
 from async_rl.supervision.clock import AwakeClock
 
 _NUM_CHANGES = 4096  # a process that missed more changes of the list gets all of it

@@ -36,9 +36,10 @@ from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import Machine
 from async_rl.planning.headroom import Headroom
 from async_rl.planning.scaling import Decision
-from async_rl.planning.topology import SCALE_FILE, ProcessSpec, has_its_gpus, joining
+from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining
 from async_rl.protocol.generator import Drain
 from async_rl.protocol.membership import Member
+from async_rl.runtime.context import SCALE_FILE
 from async_rl.runtime.directory import Connections, Incarnation
 from async_rl.supervision.autoscaling import Autoscaler, Forecast
 from async_rl.supervision.child import Child

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 
 from async_rl.config.policy_losses import EffectiveStepScale, StepScale
 
-# Without a bound of the settings: the mean over some steps that separates best the runs of the
-# league that collapsed from the others (docs/staleness.md).
-_FEW, _NUM_STEPS = 0.35, 10
+# Without a bound of the settings: the mean share over this many steps separates the runs of the
+# league that collapsed from the runs that did not (docs/staleness.md).
+_FEW = 0.35
+_NUM_STEPS = 10
 
 
 class AgeWatch:
@@ -24,10 +25,12 @@ class AgeWatch:
 
     def __init__(self, settings: StepScale, log: logging.Logger) -> None:
         self._log = log
-        self._bound, num_steps = _FEW, _NUM_STEPS
+        self._bound = _FEW
+        num_steps = _NUM_STEPS
         # A bound of 1 lowers nearly every step a little, so it must not warn at every step.
         if isinstance(settings, EffectiveStepScale) and settings.bound < 1:
-            self._bound, num_steps = settings.bound, 1
+            self._bound = settings.bound
+            num_steps = 1
         self._shares = collections.deque[float](maxlen=num_steps)
         self._is_low = False
         self.stage = "training"
@@ -36,13 +39,15 @@ class AgeWatch:
         """Note the metrics of a step; `stage` is then the learner's activity for `async-rl
         status`.
         """
-        share, scale = scalars["policy/effective_sequences"], scalars["policy/step_scale"]
+        share = scalars["policy/effective_sequences"]
+        scale = scalars["policy/step_scale"]
         # 0 while only the critic is trained: no batch of a policy has a share of 0.
         if share == 0:
             return
         self._shares.append(share)
         share = statistics.fmean(self._shares)
-        was_low, self._is_low = self._is_low, share < self._bound
+        was_low = self._is_low
+        self._is_low = share < self._bound
         self.stage = "training"
         if self._is_low:
             self.stage = (

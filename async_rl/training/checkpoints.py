@@ -1,7 +1,11 @@
-"""The checkpoint directories of a run: which is the newest, which may be deleted.
+"""The versions of a run on the disk: its checkpoint directories, and the checksum of each published
+version.
 
-A checkpoint of version v is `<run>/checkpoints/step_<v>`, complete as soon as it has that
-name. learner/checkpoint.py knows their content; their checksums show whether it is still the same.
+A checkpoint of version v is `<run>/checkpoints/step_<v>`, complete as soon as it has that name.
+learner/checkpoint.py writes its content; its checksums show whether the content is still the same.
+`<run>/versions.jsonl` has a line for each published version. Two versions with equal checksums have
+the same weights in the generators' dtype, except for a collision of 64 bits. A version that is
+published again, after a return to an earlier checkpoint, has another line; the last line is valid.
 """
 
 from __future__ import annotations
@@ -10,9 +14,13 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
+
 from async_rl.core.checksums import damage
-from async_rl.core.errors import DataError
+from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.core.frozen import frozen
+
+VERSIONS_FILE = "versions.jsonl"
 
 
 @frozen
@@ -45,7 +53,7 @@ def choose(run_dir: Path, *, first: int, last: int) -> Choice:
     """Return the newest checkpoint that is undamaged and that the store covers.
 
     first, last: the versions that the store covers. Raises DataError if there are checkpoints but
-    none can be used: to start anew without being asked would throw the run away.
+    none can be used: a start from version 0 would discard the run.
     """
     refused: dict[Path, str] = {}
     for version in reversed(versions(run_dir)):
@@ -83,7 +91,8 @@ def damaged(run_dir: Path) -> Iterator[str]:
     """Yield a sentence for each damaged checkpoint, also while the run writes and deletes some."""
     for version in versions(run_dir):
         directory = directory_of(run_dir, version)
-        # One that is being deleted looks damaged at first; by the second reading it is gone.
+        # A checkpoint that is being deleted looks damaged at first, and is missing at the second
+        # reading.
         if damage(directory):
             reason = damage(directory)
             if reason and directory.is_dir():
@@ -91,14 +100,14 @@ def damaged(run_dir: Path) -> Iterator[str]:
 
 
 def set_aside(directory: Path) -> Path:
-    """Rename a checkpoint so that it is none any more, and return its new name."""
+    """Rename a checkpoint so that no resume considers it, and return its new name."""
     aside = directory.with_name(directory.name + ".set_aside")
     shutil.rmtree(aside, ignore_errors=True)
     return directory.rename(aside)
 
 
 def prune(run_dir: Path, *, keep: int, keep_best: int, scores: Mapping[int, float]) -> int:
-    """Delete all but the newest `keep` and, of the others, the `keep_best` of the highest score.
+    """Delete all but the newest `keep` and, among the older, the `keep_best` of the highest score.
 
     Returns the oldest of the newest `keep`, the oldest version that the learner may resume from.
     """
@@ -111,3 +120,38 @@ def prune(run_dir: Path, *, keep: int, keep_best: int, scores: Mapping[int, floa
     for version in set(older) - set(best):
         shutil.rmtree(directory_of(run_dir, version))
     return recent[0]
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of versions.jsonl. checksum: as in the manifest of the push."""
+
+    version: int
+    checksum: int
+
+
+def note_published(run_dir: Path, published: Published) -> None:
+    """Add a line. Raises InfrastructureError if the file cannot be written."""
+    path = run_dir / VERSIONS_FILE
+    try:
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(published) + b"\n")
+    except OSError as error:
+        raise InfrastructureError(
+            f"{path} cannot be written: {error}; make room, then async-rl resume the run"
+        ) from error
+
+
+def published_checksums(run_dir: Path) -> dict[int, int]:
+    """Return the checksums by version; empty if the run did not record them."""
+    path = run_dir / VERSIONS_FILE
+    if not path.is_file():
+        return {}
+    checksums = {}
+    # Half a line is left by a power loss only: a line is one write.
+    for line in path.read_bytes().splitlines():
+        try:
+            published = msgspec.json.decode(line, type=Published)
+        except msgspec.DecodeError:
+            continue
+        checksums[published.version] = published.checksum
+    return checksums

@@ -2,7 +2,7 @@
 generators (placement=colocated).
 
 `weights/handovers.py` decides who may use a shared device. A generator that does not go to sleep in
-time is cut off and starts again.
+time is expelled: the supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -12,15 +12,32 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from async_rl.core.errors import AsyncRLError, DeadlineExceeded
+from async_rl.core.errors import AsyncRLError, DeadlineExceeded, WeightsError
 from async_rl.protocol.generator import Sleep
-from async_rl.protocol.membership import Member
+from async_rl.protocol.membership import Expel, Member
 from async_rl.runtime.context import ProcessContext
-from async_rl.training.expelling import expel
 from async_rl.weights.handovers import Handovers, Phase
 from async_rl.weights.membership import Life, life_of
 
 T = TypeVar("T")
+
+
+async def expel(context: ProcessContext, lives: set[Life], reason: str) -> None:
+    """Have the supervisor end and restart these lives of generators, unless they have left.
+
+    Raises WeightsError if the supervisor does not answer: a generator with old weights or on the
+    learner's device must not continue.
+    """
+    serving = {life_of(member) for member in context.directory.of_role("generator")}
+    for name, pid in lives & serving:
+        context.activity.count("failures/generator_cut_off", 1)
+        request = Expel(name=name, pid=pid, reason=reason)
+        try:
+            await context.supervisor.call(request, timeout_s=context.config.timeouts.call_s)
+        except AsyncRLError as error:
+            raise WeightsError(
+                f"{name} missed a push ({reason}) and could not be removed from the run: {error}"
+            ) from error
 
 
 class Device:
@@ -51,7 +68,7 @@ class Device:
         """Move the learner off the device with `leave`, if generators need it."""
 
     def first_load_s(self, life: Life) -> float:
-        """Seconds beyond timeouts.push_s that a push to this life may take."""
+        """Return the seconds beyond timeouts.push_s that a push to this life may take."""
         return 0.0
 
     def metrics(self) -> dict[str, float]:

@@ -1,5 +1,4 @@
-"""Copies of a run at any fsspec URL (s3://, gs://, hdfs://, another directory), from which it can
-be resumed.
+"""Copies of a run at any fsspec URL (s3://, gs://, hdfs://, a directory). Each can be resumed.
 
 In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the ledger
 `ledger_<v>.sqlite` of the newest of them, and in `files/` the configurations and metrics.jsonl, in
@@ -20,7 +19,7 @@ from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.writer import snapshot
 from async_rl.core.checksums import SUMS_FILE
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.planning.topology import SCALE_FILE
+from async_rl.runtime.context import SCALE_FILE
 from async_rl.training import checkpoints
 
 _DONE = ".complete"
@@ -72,6 +71,7 @@ class Mirror:
             for version in set(copied) - set(kept):
                 self._fs.rm_file(self._mark(version))
                 self._fs.rm(f"{self._root}/{_name(version)}", recursive=True)
+            # After the mark of the newest copy: until then a resume needs the previous ledger.
             for name in self._names() if missing else ():
                 if name.startswith("ledger_") and name != _ledger(missing[-1]):
                     self._fs.rm_file(f"{self._root}/{name}")

@@ -35,7 +35,7 @@ class Score(_Operation):
 
 
 class Save(_Operation):
-    """Begin a checkpoint."""
+    """Start a checkpoint."""
 
     version: int
     directory: str

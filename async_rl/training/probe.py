@@ -1,7 +1,7 @@
 """Compare the log-probs of learner and generators on fixed tokens: at the first load of each life
 of a generator, and of all generators every weights.probe_every_pushes.
 
-A difference means that a generator does not compute the policy that is trained, so the run ends.
+A difference means that a generator does not compute the policy that is trained, so the run stops.
 """
 
 from __future__ import annotations

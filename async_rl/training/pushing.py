@@ -1,12 +1,12 @@
 """Keep every generator on the newest published weights: push new versions to all of them and the
 current one to late joiners.
 
-`weights/membership.py` decides who loads what and who is cut off; `weights/` carries the
-weights. This file makes the calls and owns the deadline. The shared block has one version;
+`weights/membership.py` decides who loads what and who is cut off; `weights/routes.py` reaches one
+generator. This file makes the calls and owns the deadline. The shared block has one version;
 `publish` overwrites it only while no generator reads it, which the deadline bounds. A generator
-that misses the deadline is cut off, and gets the weights when it is back; the others continue. With
-placement=colocated pushes wake generators, so no push starts between `take_device` and `publish`,
-which returns the device.
+that misses the deadline is cut off, and gets the weights when it is back; all other generators
+continue. With placement=colocated pushes wake generators, so no push starts between `take_device`
+and `publish`, which returns the device.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ from async_rl.core.types import NO_VERSION
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import Manifest
 from async_rl.runtime.context import ProcessContext
-from async_rl.training.device import Device
-from async_rl.training.expelling import expel
+from async_rl.training.checkpoints import Published, note_published
+from async_rl.training.device import Device, expel
 from async_rl.training.probe import Prober
-from async_rl.training.published import Published, note
 from async_rl.training.ranks import TrainingPool
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Answer, Life, Load, Membership, life_of
 from async_rl.weights.routes import Route, open_senders
 
-# To connect takes one to four seconds (weights/gate.py); a member that hangs should not
-# hold up the end of a run for much longer.
+# To connect takes one to four seconds (weights/gate.py); a member that hangs should not delay the
+# learner's exit for much longer.
 _SETTLE_S = 8.0
 
 
@@ -94,7 +93,7 @@ class Pusher:
         await self._until_no_load()
         self._manifest = replace(await self._pool.publish(version), life=self._life)
         line = Published(version=version, checksum=self._manifest.checksum)
-        note(self._context.run_dir, line)
+        note_published(self._context.run_dir, line)
         await self._prober.expect(self._pool, self._manifest)
         for sender in self._senders:
             await sender.offer(self._manifest)
@@ -105,7 +104,7 @@ class Pusher:
         self._wake.set()
 
     async def take_device(self) -> None:
-        """Begin the learner's use of the device: no push and, if it is shared, no generation until
+        """Start the learner's use of the device: no push and, if it is shared, no generation until
         `publish`.
         """
         if not self._device.is_learners:
@@ -125,7 +124,7 @@ class Pusher:
             )
 
     async def settle(self) -> None:
-        """Begin no load, and wait for those in progress; at most a few seconds for one that hangs.
+        """Start no load, and wait for loads in progress; at most a few seconds if one hangs.
 
         Ranks that connect for a broadcast cannot be called off: they would wait for a learner that
         has left until their deadline.
@@ -136,7 +135,7 @@ class Pusher:
                 await self._changed.wait_for(lambda: not self._membership.loading)
         except TimeoutError:
             self._context.log.warning(
-                "version %d is still being loaded after %g s; the learner waits no longer and ends",
+                "version %d is still being loaded after %g s; the learner exits without waiting",
                 self._membership.version,
                 _SETTLE_S,
             )
@@ -158,8 +157,7 @@ class Pusher:
                 while True:
                     seen = directory.revision
                     self._wake.clear()
-                    left_over = self._follow()
-                    await expel(self._context, left_over, "ended a push that the others had left")
+                    self._follow()
                     for sender in self._senders:
                         await sender.leave(self._membership)
                     self._begin_loads(tasks)
@@ -172,18 +170,18 @@ class Pusher:
             for sender in self._senders:
                 sender.close()
 
-    def _follow(self) -> set[Life]:
-        """Update routes and membership from the directory; returns lives to cut off."""
+    def _follow(self) -> None:
+        """Update routes and membership from the directory."""
         routes = {}
         for member in self._context.directory.of_role("generator"):
             life = life_of(member)
             # The old route knows which media do not reach this life.
             routes[life] = self._routes.get(life) or Route(member, self._senders)
         self._routes = routes
-        return self._membership.follow(routes)
+        self._membership.follow(routes)
 
     def _begin_loads(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin a load for every generator that is behind and does not load yet."""
+        """Start a load for every generator that is behind and does not load yet."""
         together: dict[Sender, set[Life]] = {}
         for life, route in self._routes.items():
             if route.sender.loads_together:
@@ -194,7 +192,7 @@ class Pusher:
                 routes = [self._routes[life] for life in members]
                 push = self._push_together(sender, self._membership.begin(members), routes)
                 tasks.create_task(push, name=f"broadcast {self._manifest.version}")
-        # Each of the others loads on its own, so a slow generator delays none of them.
+        # Every other generator has its own load, so a slow one delays none of them.
         for life in self._membership.behind().difference(*together.values()):
             self._create_push(tasks, self._membership.begin([life]), self._routes[life])
 
@@ -203,7 +201,7 @@ class Pusher:
         tasks.create_task(self._push(self._manifest, load, route), name=name)
 
     async def _push_together(self, sender: Sender, load: Load, routes: list[Route]) -> None:
-        """The members receive what this rank sends; the block is free once it is sent."""
+        """Broadcast the version to the members; the block is free once it is sent."""
         manifest = self._manifest
         sender.join(load, [route.member for route in routes])
         async with asyncio.TaskGroup() as tasks:
@@ -254,10 +252,10 @@ class Pusher:
         except AsyncRLError as error:
             reason = f"{type(error).__name__}: {error}"
             # A member that has left counts as lost, not as one that gave up.
-            cut_off = self._follow()
+            self._follow()
             gave_up = isinstance(error, BroadcastBroken)
             outcome = Answer.GAVE_UP if gave_up else Answer.FAILED
-            cut_off |= self._membership.answer(load.number, life, outcome)
+            cut_off = self._membership.answer(load.number, life, outcome)
         else:
             self._prober.compare(life, answer, expected)
             cut_off = self._membership.answer(load.number, life, Answer.LOADED)

@@ -1,7 +1,9 @@
-"""Run every operation of the trainer on all learner ranks, in one order, in one thread per process.
+"""The ranks of the learner: one trainer per process, built by `build_trainer`. Every operation runs
+on all ranks, in one order, in one thread per process.
 
-Rank 0 sends an operation with its input to the others, then takes part like them; they follow until
-a `Stop`. So collective operations never interleave, and the event loop of each process stays free.
+Rank 0 sends an operation with its input to the other ranks, then takes part like them; they follow
+until a `Stop`. So collective operations never interleave, and the event loop of each process stays
+free.
 """
 
 from __future__ import annotations
@@ -9,21 +11,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from async_rl.core.errors import NonFiniteError, StalenessError, Superseded
+from async_rl.core.errors import ConfigError, NonFiniteError, StalenessError, Superseded
 from async_rl.core.heads import GroupHead
 from async_rl.core.types import FloatArray, IntArray
+from async_rl.learner import sharding
 from async_rl.learner.host_memory import HostCopies
 from async_rl.learner.trainer import StepResult, Trainer
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import DeviceBlock, Manifest
+from async_rl.runtime.context import RENDEZVOUS_FILE, ProcessContext
 from async_rl.training.operations import (
     EnterDevice,
     Fetch,
@@ -37,9 +43,10 @@ from async_rl.training.operations import (
     Step,
     Stop,
 )
-from async_rl.training.parts import Parts
+from async_rl.training.taking import Parts
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors
+from async_rl.weights.communicator import choose_interface
 from async_rl.weights.ipc import ExportedWeights
 from async_rl.weights.routes import Caller
 
@@ -47,29 +54,76 @@ T = TypeVar("T")
 
 _ACCEPT_S = 120.0
 """A rank accepts immediately, unless it is busy with a chunk of a batch."""
+_ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
+"""Where a user sets torch's allocator, which reads it at its first use."""
 
 
+def learner_device(gpus: float) -> torch.device:
+    """Return the one GPU that this rank sees, or the CPU. Raises ConfigError without CUDA."""
+    if gpus == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"learner.gpus_each={gpus:g} but torch {torch.__version__} finds no CUDA GPU here:"
+            " install its CUDA build (pip install .[gpu]), repair the driver (nvidia-smi), or set"
+            " learner.gpus_each=0"
+        )
+    return torch.device("cuda", 0)
+
+
+def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
+    """Join the other ranks and build this rank's trainer; blocks."""
+    config = context.config
+    # The number of threads is OMP_NUM_THREADS, which the launcher sets to this rank's cores.
+    if device.type == "cuda":
+        # Before FSDP's groups: they use NCCL earlier in this process than any push of weights.
+        choose_interface(context.host)
+        if not _ALLOCATOR & os.environ.keys():
+            # The plan counts on small gaps (planning/estimate.py), and page-locked memory that is
+            # not rounded up to a power of two. Another process cannot map expandable segments
+            # unless it is a child.
+            is_mapped = config.weights.transfer.kind == "ipc"
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
+                f"expandable_segments:{not is_mapped},pinned_max_round_threshold_mb:1"
+            )
+    world_size = config.learner.ranks
+    if world_size > 1:
+        # A file of the run, because only the run's own processes can open it.
+        path = str(context.run_dir / RENDEZVOUS_FILE)
+        store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]
+        sharding.join(
+            store,
+            context.rank,
+            world_size,
+            host=context.host,
+            device=device,
+            # Bounds one collective; between operations the ranks wait without one.
+            timeout_s=2 * config.timeouts.take_s,
+        )
+    return Trainer(
+        config,
+        context.model_path,
+        rank=context.rank,
+        world_size=world_size,
+        device=device,
+        failed_batches=context.run_dir / "failed_batches",
+    )
+
+
+@dataclass(kw_only=True, eq=False)
 class Rank:
-    """One rank: its trainer, used in one thread only. pool: the same name in all its ranks.
+    """One rank. thread: the only thread that uses the trainer. pool: the same name in all ranks.
 
-    parts: the batches, of which it reads its own sequences. others: rank 0 leads them. They have
-    none.
+    parts: reads this rank's sequences of each batch. others: the ranks that rank 0 leads; empty on
+    every other rank.
     """
 
-    def __init__(
-        self,
-        thread: ThreadPoolExecutor,
-        trainer: Trainer,
-        pool: str,
-        parts: Parts,
-        others: Sequence[Caller],
-    ) -> None:
-        self._thread = thread
-        self._trainer = trainer
-        self._pool = pool
-        self._parts = parts
-        self._others = others
-        self._operations: asyncio.Queue[Operation] = asyncio.Queue()
+    thread: ThreadPoolExecutor
+    trainer: Trainer
+    pool: str
+    parts: Parts
+    others: Sequence[Caller]
+    operations: asyncio.Queue[Operation] = field(default_factory=asyncio.Queue)
 
     @classmethod
     async def open(
@@ -87,7 +141,7 @@ class Rank:
 
         try:
             trainer, pool = await asyncio.get_running_loop().run_in_executor(thread, build)
-            return cls(thread, trainer, pool, parts, others)
+            return cls(thread=thread, trainer=trainer, pool=pool, parts=parts, others=others)
         except BaseException:
             thread.shutdown(wait=False)
             raise
@@ -95,91 +149,87 @@ class Rank:
     async def accept(self, request: Perform) -> Message:
         """Take part in an operation of rank 0 once the earlier ones are done."""
         self._check_pool(request.pool)
-        self._operations.put_nowait(request.operation)
+        self.operations.put_nowait(request.operation)
         return Ok()
 
     async def read(self, request: Fetch) -> Message:
-        """Read this rank's sequences of a batch, next to the operations."""
+        """Read this rank's sequences of a batch, while operations continue."""
         self._check_pool(request.pool)
-        owners = self._trainer.owners(request.heads, request.train_version)
-        await self._parts.fetch(request, owners)
+        owners = self.trainer.owners(request.heads, request.train_version)
+        await self.parts.fetch(request, owners)
         return Ok()
 
     def _check_pool(self, pool: str) -> None:
-        if pool != self._pool:
+        if pool != self.pool:
             raise Superseded(
-                f"pool {pool} of learner ranks was replaced by {self._pool}; end its rank 0"
+                f"pool {pool} of learner ranks was replaced by {self.pool}; end its rank 0"
             )
 
     async def follow(self) -> None:
         """Take part in the accepted operations, until `Stop`."""
         operation: Operation | None = None
         while not isinstance(operation, Stop):
-            operation = await self._operations.get()
+            operation = await self.operations.get()
             work = functools.partial(self._perform, operation)
             # Rank 0 drops a batch that cannot be trained and continues, or all restart together.
             with contextlib.suppress(NonFiniteError, StalenessError):
                 result = await self._in_thread(work)
                 if isinstance(operation, Step):
-                    await self._parts.keep_advantages(result.advantages)
+                    await self.parts.keep_advantages(result.advantages)
 
     def close(self) -> None:
-        """End the thread after its operation."""
-        self._thread.shutdown(wait=False)
+        """Stop the thread after its operation."""
+        self.thread.shutdown(wait=False)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self.thread, work)
 
     def _perform(self, operation: Operation) -> Any:
         match operation:
             case Step(version=version):
-                return self._trainer.train(self._parts.pop(version), version)
+                return self.trainer.train(self.parts.pop(version), version)
             case Gather():
-                self._trainer.adapter()
-                # Gathering is collective: every rank has to iterate to the end.
-                for _ in self._trainer.full_tensors():
+                self.trainer.adapter()
+                # Gathering is collective: every rank has to iterate over all tensors.
+                for _ in self.trainer.full_tensors():
                     pass
             case Score(rows=rows):
-                return self._trainer.logprobs(rows)
+                return self.trainer.logprobs(rows)
             case Save(version=version, directory=directory):
-                return self._trainer.save(Path(directory), version)
+                return self.trainer.save(Path(directory), version)
             case Restore(directory=directory):
-                return self._trainer.load(Path(directory))
+                return self.trainer.load(Path(directory))
             case EnterDevice():
-                self._trainer.enter_device()
+                self.trainer.enter_device()
             case LeaveDevice():
-                self._trainer.leave_device()
+                self.trainer.leave_device()
             case Stop():
                 pass
         return None
 
 
+@dataclass(kw_only=True, eq=False)
 class TrainingPool(Rank):
-    """Rank 0, which leads the others: each method is one operation on all ranks."""
+    """Rank 0, which leads the other ranks: each method is one operation on all ranks.
 
-    def __init__(
-        self,
-        thread: ThreadPoolExecutor,
-        trainer: Trainer,
-        pool: str,
-        parts: Parts,
-        others: Sequence[Caller],
-    ) -> None:
-        super().__init__(thread, trainer, pool, parts, others)
+    adapter: of the published version, if the run trains one.
+    """
+
+    adapter: Adapter | None = None
+
+    def __post_init__(self) -> None:
         self._in_order = asyncio.Lock()
-        specs = trainer.tensor_specs()
-        self._publisher = SharedTensors(specs)
+        specs = self.trainer.tensor_specs()
+        self._block = SharedTensors(specs)
         self._host_copies = HostCopies(max((size for *_, size in specs), default=0))
         self._exported: ExportedWeights | None = None
-        self.adapter: Adapter | None = None
-        """Of the published version, if the run trains one."""
 
     async def fetch(
         self, heads: Sequence[GroupHead], train_version: int, *, life: int, timeout_s: float
     ) -> None:
         """Let every rank read its sequences of the batch that `train_version` trains."""
-        request = Fetch(pool=self._pool, life=life, train_version=train_version, heads=list(heads))
-        calls = (other.call(request, timeout_s=timeout_s) for other in self._others)
+        request = Fetch(pool=self.pool, life=life, train_version=train_version, heads=list(heads))
+        calls = (other.call(request, timeout_s=timeout_s) for other in self.others)
         await asyncio.gather(self.read(request), *calls)
 
     async def step(self, version: int) -> StepResult:
@@ -189,17 +239,17 @@ class TrainingPool(Rank):
 
     async def keep_advantages(self, result: StepResult) -> None:
         """Let the buffer store the advantages of rank 0; the other ranks send theirs."""
-        await self._parts.keep_advantages(result.advantages)
+        await self.parts.keep_advantages(result.advantages)
 
     async def publish(self, version: int) -> Manifest:
         """Gather the full weights and write them into the shared block."""
 
         def gather() -> Manifest:
-            self.adapter = self._trainer.adapter()
-            tensors = self._trainer.full_tensors(on_device=True)
-            if self._trainer.device.type == "cuda":
+            self.adapter = self.trainer.adapter()
+            tensors = self.trainer.full_tensors(on_device=True)
+            if self.trainer.device.type == "cuda":
                 tensors = self._host_copies.copy(tensors)
-            return self._publisher.write(version, tensors)
+            return self._block.write(version, tensors)
 
         return await self._together(Gather(), gather)
 
@@ -209,7 +259,7 @@ class TrainingPool(Rank):
         return result
 
     async def save(self, directory: Path, version: int) -> Future[None]:
-        """Begin a checkpoint of all ranks; the future is done when it is complete."""
+        """Start a checkpoint of all ranks; the future is done when it is complete."""
         written: Future[None] = await self._lead(Save(version=version, directory=str(directory)))
         return written
 
@@ -231,9 +281,9 @@ class TrainingPool(Rank):
 
         def export() -> ExportedWeights:
             return ExportedWeights(
-                self._trainer.full_tensors(on_device=True),
-                size_bytes=sum(size for *_, size in self._trainer.tensor_specs()),
-                device=self._trainer.device,
+                self.trainer.full_tensors(on_device=True),
+                size_bytes=sum(size for *_, size in self.trainer.tensor_specs()),
+                device=self.trainer.device,
             )
 
         await self.unshare_on_device()
@@ -252,8 +302,8 @@ class TrainingPool(Rank):
         await self._lead(Stop())
 
     def close(self) -> None:
-        """Free the shared weights and end the thread."""
-        self._publisher.close()
+        """Free the shared weights and stop the thread."""
+        self._block.close()
         super().close()
 
     async def _lead(self, operation: Operation) -> Any:
@@ -261,12 +311,13 @@ class TrainingPool(Rank):
 
     async def _together(self, operation: Operation, work: Callable[[], T]) -> T:
         """Do the work of rank 0 in an operation of all ranks."""
-        request = Perform(pool=self._pool, operation=operation)
-        # All ranks must start the operations in one order, also those of concurrent callers.
+        request = Perform(pool=self.pool, operation=operation)
+        # Concurrent callers must not interleave: all ranks have to start the operations in one
+        # order, or their collectives wait for each other.
         async with self._in_order:
-            calls = (other.call(request, timeout_s=_ACCEPT_S) for other in self._others)
+            calls = (other.call(request, timeout_s=_ACCEPT_S) for other in self.others)
             await asyncio.gather(*calls)
-            done = asyncio.get_running_loop().run_in_executor(self._thread, work)
+            done = self._in_thread(work)
         return await done
 
 

@@ -1,4 +1,5 @@
-"""Rank 0's side of the checkpoints: when one is due, which are kept, what the buffer may delete.
+"""Rank 0's side of the checkpoints: the checkpoint from which a life starts, when the next one is
+due, which ones are kept, and from which version on the buffer keeps trajectories.
 
 The learner waits until the store is on the disk and for the copy to memory, not for the writing.
 After each checkpoint the buffer deletes the trajectories that no kept checkpoint could need.
@@ -11,11 +12,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from async_rl.core.frozen import frozen
 from async_rl.protocol.learner import (
     EvaluationScores,
     ForgetBefore,
     GetEvaluationScores,
+    GetHistory,
+    History,
     SecureStore,
+    StartFrom,
+    Synced,
+    SyncVersion,
 )
 from async_rl.runtime.context import ProcessContext
 from async_rl.training import checkpoints
@@ -23,10 +30,57 @@ from async_rl.training.mirror import Mirror
 from async_rl.training.ranks import TrainingPool
 
 
-class Saver:
-    """Writes checkpoints in tasks of the process, which ends if one cannot be written.
+@frozen
+class Start:
+    """The version that a life of the learner starts from, and the number of the life."""
 
-    clock: monotonic seconds.
+    version: int
+    life: int
+
+
+async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
+    """Load the newest checkpoint that can be used, if any; report its version to buffer and
+    supervisor. Raises DataError if there are checkpoints but none can be used.
+
+    The newest checkpoint cannot be used if its files are damaged, or if the store is behind it
+    because the store was damaged. Then an older one is loaded, and its later steps are trained
+    again.
+    """
+    buffer = context.peer("buffer")
+    # Long enough for the buffer to die and come back.
+    call_s = context.config.timeouts.start_s
+    history: History = await buffer.call(GetHistory(), timeout_s=call_s)
+    with context.activity("verifying the checkpoint"):
+        choice = await asyncio.to_thread(
+            checkpoints.choose, context.run_dir, first=history.first, last=history.last
+        )
+    if choice.directory is not None:
+        with context.activity("loading the checkpoint"):
+            await pool.load(choice.directory)
+        context.log.info("resumes from %s", choice.directory)
+    for refused, reason in choice.refused.items():
+        # Its name is free for the checkpoint of the same version in the history that starts now.
+        aside = checkpoints.set_aside(refused)
+        context.log.warning(
+            "%s is not used: %s; the steps after %d are trained again, and it is kept as %s",
+            refused.name,
+            reason,
+            choice.version,
+            aside.name,
+        )
+    context.version = choice.version
+    sync = SyncVersion(version=choice.version, incarnation=context.incarnation)
+    # The buffer first: it refuses earlier lives of the learner from now on.
+    synced: Synced = await buffer.call(sync, timeout_s=call_s)
+    await context.supervisor.call(
+        StartFrom(version=choice.version), timeout_s=context.config.timeouts.call_s
+    )
+    return Start(version=choice.version, life=synced.life)
+
+
+class Saver:
+    """Writes checkpoints in tasks of the process. A checkpoint that cannot be written stops the
+    process. clock: monotonic seconds.
     """
 
     def __init__(
@@ -57,7 +111,7 @@ class Saver:
         return by_steps or (every_s > 0 and self._clock() - self._saved_s >= every_s)
 
     async def save(self, version: int) -> None:
-        """Begin the checkpoint of this version, after the one before is complete."""
+        """Start the checkpoint of this version, after the previous checkpoint is complete."""
         await self.finish()
         directory = checkpoints.directory_of(self._context.run_dir, version)
         # A resumed run comes to the step of the checkpoint that it loaded.
@@ -91,7 +145,7 @@ class Saver:
             keep_best=self._config.keep_best,
             scores=scores.pass_rates,
         )
-        # Before the buffer forgets: the copy of the ledger must have what this checkpoint needs.
+        # Before the buffer forgets: the copied ledger must have this checkpoint's trajectories.
         if self._mirror is not None:
             await asyncio.to_thread(self._mirror.update)
         forget = ForgetBefore(life=self._life, version=oldest)

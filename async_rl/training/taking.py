@@ -1,23 +1,47 @@
-"""Rank 0's requests for batches, and the time after which a missing batch ends the run."""
+"""The way of a batch to the ranks: rank 0 takes the heads of its groups, then every rank reads the
+tokens of its own sequences from the buffer.
+
+Invariants
+- A message has at most `_CHUNK_TOKENS` tokens, or one longer sequence. So the memory of a batch on
+  its way does not depend on the size of the batch.
+- The union of the parts is the batch, each sequence once, because all ranks compute the same
+  owners. The ranks of a context read the same part.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from async_rl.batching.batch import BatchPart
 from async_rl.config.pools import evaluates_only
 from async_rl.core.errors import DeadlineExceeded
-from async_rl.core.heads import GroupHead
-from async_rl.protocol.learner import TakeBatch, TakenGroups
+from async_rl.core.heads import GroupHead, SampleId, sample_ids
+from async_rl.core.types import FloatArray, Trajectory
+from async_rl.protocol.learner import (
+    KeepAdvantages,
+    ReadSequences,
+    Sequences,
+    TakeBatch,
+    TakenGroups,
+)
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.device import Device
-from async_rl.training.ranks import TrainingPool
+from async_rl.training.operations import Fetch
+from async_rl.weights.routes import Caller
+
+if TYPE_CHECKING:
+    from async_rl.training.ranks import TrainingPool
 
 _WAIT_S = 10.0
 """The buffer answers after this long, so that the learner notices when generators leave."""
+_CHUNK_TOKENS = 2**22
+"""33 MB on the wire; larger messages are not faster, and sender and receiver hold copies of one."""
 
 
 class Taker:
-    """Takes batches from the buffer, across its restarts, and lets the ranks read them."""
+    """Rank 0: takes batches from the buffer, across its restarts, and lets the ranks read them."""
 
     def __init__(
         self, context: ProcessContext, device: Device, pool: TrainingPool, *, life: int
@@ -33,7 +57,7 @@ class Taker:
         """Return the batches to train from version `first` on, without a wait between them, once
         every rank has its sequences of them.
 
-        One batch; on a shared device those of all steps up to the next push.
+        One batch; on a shared device the batches of all steps up to the next push.
         """
         every = self._config.weights.push_every_steps if self._device.is_shared else 1
         end = min(first + every - first % every, self._config.num_steps)
@@ -48,7 +72,7 @@ class Taker:
     async def _take(self, train_version: int) -> list[GroupHead]:
         """Return the batch that will be trained on weights of `train_version`.
 
-        Raises DeadlineExceeded if generators work and no batch comes.
+        Raises DeadlineExceeded, which stops the run, if generators work and no batch comes.
         """
         limit_s = self._config.timeouts.take_s
         request = TakeBatch(life=self._life, train_version=train_version, wait_s=_WAIT_S)
@@ -76,3 +100,64 @@ class Taker:
             return False
         generators = self._directory.of_role("generator")
         return not all(evaluates_only(self._config, member.name) for member in generators)
+
+
+class Parts:
+    """One rank: the parts of batches that it has read and not yet trained.
+
+    number: of this rank's part in each batch; call_s: the deadline of a chunk.
+    """
+
+    def __init__(self, buffer: Caller, number: int, *, call_s: float) -> None:
+        self._buffer = buffer
+        self._number = number
+        self._call_s = call_s
+        self._requests: dict[int, Fetch] = {}
+        self._parts: dict[int, BatchPart] = {}
+        self._life = 0
+
+    async def fetch(self, request: Fetch, owners: Sequence[int]) -> None:
+        """Read this rank's sequences of a batch. owners: the part of each sequence."""
+        self._life = request.life
+        version = request.train_version
+        self._requests[version] = request
+        samples = [sample for group in request.heads for sample in group.samples]
+        named = zip(sample_ids(request.heads), samples, owners, strict=True)
+        mine = {name: sample.num_tokens for name, sample, owner in named if owner == self._number}
+        trajectories: list[Trajectory] = []
+        for chunk in _chunks(mine):
+            read = ReadSequences(life=request.life, train_version=version, samples=chunk)
+            reply: Sequences = await self._buffer.call(read, timeout_s=self._call_s)
+            trajectories += reply.trajectories
+        # During the calls another batch may have replaced this one, which was dropped.
+        if self._requests.get(version) is request:
+            self._parts[version] = BatchPart(
+                heads=request.heads, owners=owners, number=self._number, trajectories=trajectories
+            )
+
+    def pop(self, version: int) -> BatchPart:
+        """Return the part for this version and forget it."""
+        del self._requests[version]
+        return self._parts.pop(version)
+
+    async def keep_advantages(self, advantages: Mapping[SampleId, FloatArray]) -> None:
+        """Let the buffer store the advantages of a trained part."""
+        for chunk in _chunks({name: len(row) for name, row in advantages.items()}):
+            rows = [advantages[name] for name in chunk]
+            keep = KeepAdvantages(life=self._life, samples=chunk, rows=rows)
+            await self._buffer.call(keep, timeout_s=self._call_s)
+
+
+def _chunks(num_tokens: Mapping[SampleId, int]) -> Iterator[list[SampleId]]:
+    """Divide samples into messages, in order. num_tokens: of each sample."""
+    chunk: list[SampleId] = []
+    room = _CHUNK_TOKENS
+    for name, size in num_tokens.items():
+        if chunk and size > room:
+            yield chunk
+            chunk = []
+            room = _CHUNK_TOKENS
+        chunk.append(name)
+        room -= size
+    if chunk:
+        yield chunk

@@ -3,7 +3,7 @@
 Pure: no clock, no socket. `training/device.py` is the learner's side, `rollouts/sleeping.py` the
 generator's; `weights/membership.py` decides who loads what.
 
-One handover: the learner asks for the device, every generator that serves goes to sleep, the
+One handover: the learner requests the device, every generator that serves goes to sleep, the
 learner takes the device, makes its steps, publishes, and returns the device. The push of the new
 weights then wakes the generators one by one, and they generate until the next handover.
 
@@ -14,7 +14,7 @@ Invariants
 - Handovers are numbered in the order of time, across all lives of the learner. A generator refuses
   an order with a smaller number than the largest it has seen, so an order of a dead learner cannot
   wake a generator under the next one.
-- No state survives the learner: its next life asks first.
+- No state survives the learner: its next life starts with a handover.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Handovers:
         self._asleep: set[Life] = set()
 
     def ask(self) -> None:
-        """Begin a handover. Raises WeightsError if the learner has asked or has the device."""
+        """Start a handover. Raises WeightsError during another, or while the learner has the
+        device.
+        """
         self._require(Phase.GENERATING, "asked for")
         self.phase = Phase.SWITCHING
         self.number += 1
@@ -56,7 +58,7 @@ class Handovers:
         self._asleep = set()
 
     def follow(self, present: Collection[Life]) -> None:
-        """Take over the list of generators that serve; an ended process uses no device."""
+        """Take over the list of generators that serve; a process that exited uses no device."""
         self._present = set(present)
 
     def to_order(self) -> set[Life]:
@@ -105,11 +107,11 @@ class Orders:
         self._newest = 0
 
     def accept(self, handover: int) -> None:
-        """Raise WeightsError for an order of an earlier handover: its learner has ended."""
+        """Raise WeightsError for an order of an earlier handover: its learner has exited."""
         # Equal is allowed: a push may be repeated within one handover.
         if handover < self._newest:
             raise WeightsError(
                 f"an order of handover {handover} came after one of handover {self._newest}; it is"
-                " from a learner that has ended"
+                " from a learner that has exited"
             )
         self._newest = handover

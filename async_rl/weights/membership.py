@@ -3,19 +3,19 @@
 Pure: no clock, no socket. `training/pushing.py` makes the calls and owns the deadline.
 
 A load is one try of fixed members to load one version: a single member where each reads the
-weights for itself (a shared block, a file), several where they receive one broadcast. It ends when
-every member has answered or left, or at the deadline. A load reads the learner's block until
+weights for itself (a shared block, a file), several where they receive one broadcast. It is over
+when every member has answered or left, or at the deadline. A load reads the learner's block until
 `release`: once a version is written to a file or sent, its members no longer need the block.
 
 Invariants
-- Loads are numbered and numbers are never reused. An answer to a load that has ended, or from a
-  life that is not in it, changes nothing.
+- Loads are numbered and numbers are never reused. An answer to a load that is over, or from a life
+  that is not in it, changes nothing.
 - Members join and leave between versions only: a joiner loads alone, and a generator that already
-  has the version is not asked again.
+  has the version does not load it again.
 - A member that is silent at the deadline, or that failed for its own reason, is cut off. Members
-  that gave up a load that lost a member retry with the others. A member that gave up a load that
-  lost none retries alone, and is cut off if that fails too. So retries have fewer and fewer members
-  and end.
+  that gave up a load that lost a member retry together. A member that gave up a load that lost no
+  member retries alone, and is cut off if that fails too. So each retry has fewer members, and
+  retries are bounded.
 - The version changes only while no load reads the block. After `close()` no load starts, so the
   learner waits for one deadline at most.
 """
@@ -42,7 +42,8 @@ def life_of(member: Member) -> Life:
 class Answer(enum.Enum):
     """The result that a member reports.
 
-    GAVE_UP: the member is healthy but waited for others in vain; it does not use what it received.
+    GAVE_UP: the member is healthy but waited for another member in vain; it discards the part that
+    it received.
     FAILED: the cause is in the member itself.
     """
 
@@ -65,7 +66,7 @@ class Load:
 
     @property
     def is_broken(self) -> bool:
-        """A member was lost or gave up, so the others cannot complete a broadcast."""
+        """A member was lost or gave up, so no other member can complete a broadcast."""
         return self.has_lost or bool(self.gave_up)
 
     @property
@@ -111,27 +112,23 @@ class Membership:
         self.version = version
         self._is_closed = False
 
-    def follow(self, present: Collection[Life]) -> set[Life]:
-        """Take over the list of lives that serve now.
-
-        Returns lives to cut off, because a load ended when the last missing member left.
-        """
+    def follow(self, present: Collection[Life]) -> None:
+        """Take over the list of lives that serve now."""
         present = set(present)
         self._cut_off &= present
         self._alone &= present
-        # The supervisor needs a moment to end those that were cut off.
+        # The supervisor needs a moment to end a life that was cut off.
         self._present = present - self._cut_off
         self._loaded = {
             life: version for life, version in self._loaded.items() if life in self._present
         }
-        cut_off: set[Life] = set()
         for load in list(self._open.values()):
             gone = load.missing - self._present
             if gone:
                 load.missing -= gone
                 load.has_lost = True
-                cut_off |= self._end_if_complete(load)
-        return cut_off
+                # Nobody is cut off: a load that lost a member is retried.
+                self._end_if_complete(load)
 
     def behind(self) -> set[Life]:
         """Lives that should start to load the version; none after `close`."""
@@ -154,7 +151,7 @@ class Membership:
         return {min(alone)} if alone else members
 
     def begin(self, members: Collection[Life]) -> Load:
-        """Begin a load of lives that are behind. Raises WeightsError for any other life."""
+        """Start a load of lives that are behind. Raises WeightsError for any other life."""
         others = set(members) - self.behind()
         if others or not members:
             raise WeightsError(
@@ -183,7 +180,7 @@ class Membership:
     def answer(self, number: int, life: Life, answer: Answer) -> set[Life]:
         """Record the result of one member. Returns lives to cut off."""
         load = self._open.get(number)
-        # A late answer: the load has ended, or the process has been replaced.
+        # A late answer: the load is over, or the process has been replaced.
         if load is None or life not in load.missing:
             return set()
         load.missing.discard(life)

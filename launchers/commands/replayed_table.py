@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.training.published import read
+from async_rl.training.checkpoints import published_checksums
 from async_rl.training.replays import Replayed
 
 _COLUMNS = (
@@ -29,7 +29,7 @@ class Comparison:
     def __init__(
         self, run_dir: Path, recorded: Mapping[int, Mapping[str, float]], *, is_changed: bool
     ) -> None:
-        self._checksums = read(run_dir)
+        self._checksums = published_checksums(run_dir)
         self._recorded = recorded
         self._is_changed = is_changed
         self._seconds = 0.0

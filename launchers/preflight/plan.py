@@ -18,9 +18,8 @@ from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.core.types import Role
 from async_rl.launchers.backends.cluster import cluster_cpus
-from async_rl.planning.derived import derived_numbers
+from async_rl.planning.derived import derived_numbers, reasons
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb
-from async_rl.planning.reasons import reasons
 from async_rl.planning.shape import ModelShape
 from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import AUTO, LOOPBACK

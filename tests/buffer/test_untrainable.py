@@ -33,7 +33,7 @@ from async_rl.protocol.learner import SyncVersion
 from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device
-from async_rl.training.resuming import Start
+from async_rl.training.saving import Start
 
 CONFIG = make_config(groups_per_step=2, num_steps=4)
 

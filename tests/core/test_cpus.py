@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from async_rl.core.cpus import arranged
+from async_rl.core.machine import arranged
 
 
 def system(root: Path, *, nodes: list[str], siblings: list[str]) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from async_rl.core.errors import DeadlineExceeded
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.control import GetStatus
-from async_rl.runtime.patience import SupervisorCalls
+from async_rl.runtime.directory import SupervisorCalls
 
 
 class Paused:
@@ -39,7 +39,7 @@ class Paused:
 def paused(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
     def make(answers_at: int) -> Any:
         client = Paused(answers_at)
-        monkeypatch.setattr("async_rl.runtime.patience.time", client)
+        monkeypatch.setattr("async_rl.runtime.directory.time", client)
         return client
 
     return make

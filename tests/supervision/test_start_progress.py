@@ -10,7 +10,7 @@ import psutil
 
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.protocol.membership import Heartbeat, Register
-from async_rl.runtime.progress import PROGRESS_MB, moved_mb
+from async_rl.runtime.context import PROGRESS_MB, moved_mb
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 

@@ -18,9 +18,9 @@ from async_rl.core.heads import GroupHead, head_of
 from async_rl.core.types import Group, Trajectory
 from async_rl.protocol.base import Ok
 from async_rl.protocol.learner import KeepAdvantages, ReadSequences, Sequences
-from async_rl.training import parts
+from async_rl.training import taking
 from async_rl.training.operations import Fetch
-from async_rl.training.parts import Parts
+from async_rl.training.taking import Parts
 
 sys.path.append(str(Path(__file__).parents[1] / "learner"))
 from learner_support import make_groups
@@ -84,7 +84,7 @@ def test_the_parts_of_the_ranks_are_the_batch_each_sequence_once_in_bounded_mess
             assert len(chunk) == 1 or sum(len(t.token_ids) for t in chunk) <= limit
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "_CHUNK_TOKENS", limit)
+        patch.setattr(taking, "_CHUNK_TOKENS", limit)
         asyncio.run(story())
 
 
@@ -106,7 +106,7 @@ def test_a_batch_that_was_dropped_meanwhile_does_not_replace_the_next_one() -> N
 
 
 def test_advantages_return_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_CHUNK_TOKENS", 4)
+    monkeypatch.setattr(taking, "_CHUNK_TOKENS", 4)
 
     async def story() -> dict[tuple[int, int], list[float]]:
         buffer = Buffer([])

@@ -17,10 +17,9 @@ from async_rl.core.errors import ConfigError, NonFiniteError, Superseded
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import on_cluster
 from async_rl.planning.topology import processes
-from async_rl.training import building, ranks
-from async_rl.training.building import learner_device
+from async_rl.training import ranks
 from async_rl.training.operations import Fetch, Perform, Step, Stop
-from async_rl.training.ranks import Rank, TrainingPool
+from async_rl.training.ranks import Rank, TrainingPool, learner_device
 
 
 async def _nothing(_: object) -> None:
@@ -164,11 +163,11 @@ def test_nccl_has_its_interface_before_the_first_group_of_a_process(
     seen: list[str | None] = []
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(
-        building.process_group,
+        ranks.sharding,
         "join",
         lambda *_, **__: seen.append(os.environ["NCCL_SOCKET_IFNAME"]),
     )
-    monkeypatch.setattr(building, "Trainer", lambda *_, **__: None)
+    monkeypatch.setattr(ranks, "Trainer", lambda *_, **__: None)
     context: Any = SimpleNamespace(
         config=compose("grpo_code", ["learner.ranks=2"]),
         run_dir=tmp_path,
@@ -178,15 +177,15 @@ def test_nccl_has_its_interface_before_the_first_group_of_a_process(
         cores=(),
     )
     before = torch.get_num_threads()
-    building.build_trainer(context, torch.device("cuda", 0))
+    ranks.build_trainer(context, torch.device("cuda", 0))
     assert seen == ["=lo"]
     # A rank of a cluster has no core numbers, and uses the CPUs that it was given.
     assert torch.get_num_threads() == before
     allocator = "expandable_segments:{},pinned_max_round_threshold_mb:1"
     assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == allocator.format(True)
     context.config = compose_unchecked("grpo_code", ["learner.ranks=2", "weights.transfer=ipc"])
-    building.build_trainer(context, torch.device("cuda", 0))
+    ranks.build_trainer(context, torch.device("cuda", 0))
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == allocator.format(False)
     monkeypatch.setattr(os, "environ", {"PYTORCH_ALLOC_CONF": "backend:native"})
-    building.build_trainer(context, torch.device("cuda", 0))
+    ranks.build_trainer(context, torch.device("cuda", 0))
     assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ, "the user's choice is kept"

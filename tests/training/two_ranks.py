@@ -23,8 +23,8 @@ from async_rl.batching.batch import BatchPart
 from async_rl.core.heads import head_of
 from async_rl.protocol.learner import ReadSequences, Sequences
 from async_rl.training.operations import Fetch, Perform
-from async_rl.training.parts import Parts
 from async_rl.training.ranks import Rank, TrainingPool
+from async_rl.training.taking import Parts
 from async_rl.wire.keys import create_keys, load_keys
 from async_rl.wire.rpc import RpcClient, RpcServer
 

@@ -147,7 +147,7 @@ class World(RuleBasedStateMachine):
         del self.generators[life]
         self.letters = [letter for letter in self.letters if letter.life != life]
         if self.learner is not None:
-            self._expel(self.learner.membership.follow(self.present))
+            self.learner.membership.follow(self.present)
 
     @precondition(lambda self: self.letters)
     @rule(data=st.data(), is_answered=st.booleans())
@@ -233,14 +233,14 @@ class World(RuleBasedStateMachine):
         self.learner.version += 1
         self.learner.uses_device = False
         self.learner.handovers.give_back()
-        self._expel(self.learner.membership.follow(self.present))
+        self.learner.membership.follow(self.present)
         self.learner.membership.publish(self.learner.version)
 
     @precondition(lambda self: self.learner is not None and self.learner.membership.behind())
     @rule()
     def learner_pushes(self) -> None:
         assert self.learner is not None
-        self._expel(self.learner.membership.follow(self.present))
+        self.learner.membership.follow(self.present)
         for life in sorted(self.learner.membership.behind()):
             load = self.learner.membership.begin([life])
             self.letters.append(
