@@ -28,7 +28,7 @@ from async_rl.planning.shape import ModelShape
 Rows = list[tuple[str, str]]
 """Name and value."""
 _OLD = 8
-"""Versions: the lowest age at which the default objective collapsed."""
+"""Versions: the default objective collapsed at this age, and at no lower age."""
 
 
 def derived_numbers(config: RunConfig, shape: ModelShape | None) -> Rows:
@@ -107,7 +107,7 @@ def _lost_sessions(config: RunConfig) -> Rows:
         return []
     text = (
         "are lost with their gateway and drawn anew; with launcher.shared_run_dir=true another one"
-        " answers what they repeat"
+        " answers repeated calls"
     )
     return [("sessions of agents", text)]
 
@@ -179,7 +179,7 @@ def reasons(config: RunConfig, shape: ModelShape | None, machine: Machine) -> Ro
 
 
 def learner_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> str:
-    """Return what a rank needs, how it computes, and what the next larger plan would need."""
+    """Return the memory of a rank, how it computes, and the memory of the next larger plan."""
     learner = config.learner
     activations = "recomputed" if learner.gradient_checkpointing else "kept"
     text = (
@@ -199,7 +199,7 @@ def learner_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> st
 
 
 def engine_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> str:
-    """Return what an engine needs next to its KV cache, and how much the cache holds."""
+    """Return the memory of an engine without its KV cache, and how much the cache holds."""
     generators, engine = config.generators, config.generation.vllm
     fixed = engine_mb(config, shape)
     source = "measured by vLLM at its start"

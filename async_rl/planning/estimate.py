@@ -2,7 +2,7 @@
 
 A process has two budgets: main memory (`memory_mb`) and the memory of each of its GPUs
 (`gpu_memory_mb`).
-Invariant: an estimate is an upper bound of what a healthy run uses, within a factor of about two
+Invariant: an estimate is an upper bound of the use of a healthy run, within a factor of about two
 for main memory. So a run is rejected only if it cannot fit.
 """
 
@@ -39,7 +39,7 @@ _HOSTED_MB = 400
 TENSORBOARD_MB = 300
 _CPU_COPIES = 5
 """The weights in an engine without GPU: in use, in the spare copy, packed for the next push, the
-block that it maps, and what the allocator keeps. Measured 4.7 with 135 million parameters.
+block that it maps, and gaps of the allocator. Measured 4.7 with 135 million parameters.
 """
 _ADAPTER_HOLES = 2.1
 """The heap of a step with an adapter and no GPU, per byte of its tensors: results of PEFT's layers

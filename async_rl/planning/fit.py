@@ -40,7 +40,7 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
     if shape.num_heads % config.learner.context_ranks:
         problems.append(
             f"learner.context_ranks={config.learner.context_ranks} does not divide the"
-            f" {shape.num_heads} attention heads of the model, of which each rank computes a part;"
+            f" {shape.num_heads} attention heads of the model, which the ranks divide;"
             f" set it to a divisor of {shape.num_heads}"
         )
     if config.generation.engine == "vllm" and not config.model.is_hosted:
@@ -107,7 +107,7 @@ def _gpu_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Ite
 
 
 def _remedy(config: RunConfig, spec: ProcessSpec, shape: ModelShape, machine: Machine) -> str:
-    """The smallest change with which a process fits its share of a GPU."""
+    """Return the smallest change that fits a process to its share of a GPU."""
     share_mb = machine.gpu_mb * min(spec.gpus, 1.0)
     if config.placement == "colocated":
         share_mb = machine.gpu_mb

@@ -2,8 +2,8 @@
 
 The formulas follow the learner's own code: FSDP2 with the model's blocks as units, AdamW, packed
 rows, log-probs in chunks. `benchmarks/learner/memory_plan.py` runs that code on tensors without
-storage and compares; the estimate is within 10 percent of that account for GPUs.  Memory beside
-tensors (CUDA's context, the buffers of NCCL, gaps of the allocator) is added by estimate.py.  Pure.
+storage and compares; the estimate is within 10 percent of that account for GPUs.  estimate.py adds
+the memory outside tensors (CUDA's context, the buffers of NCCL, gaps of the allocator).  Pure.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def has_own_critic(config: RunConfig) -> bool:
 
 
 def policy_parameters(config: RunConfig, shape: ModelShape) -> int:
-    """Return the trained parameters of the policy: all, or those of its adapter."""
+    """Return the number of trained parameters of the policy: all, or only its adapter's."""
     lora = config.model.lora
     if not isinstance(lora, LoraAdapter):
         return shape.num_parameters
@@ -203,7 +203,8 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     head = shape.vocab_size * shape.hidden_size
     unit = 0
     if is_sharded(config):
-        # A layer's gathered weights, those of the next one, and its gradients on their way.
+        # The gathered weights of a layer and of the next layer, and the layer's gradients on their
+        # way.
         unit = shape.layer_parameters * (3 * size + FLOAT32_BYTES)
         if is_frozen:
             unit = shape.layer_parameters * 2 * size
@@ -267,8 +268,8 @@ def _layer_bytes(config: RunConfig, shape: ModelShape) -> float:
 
 
 def _key_share(config: RunConfig) -> float:
-    """Keys that the backward pass keeps per token: on a GPU each response has those of its prompt
-    and its own in one piece.
+    """Return the keys that the backward pass keeps per token: on a GPU, the keys of each response
+    stand in one piece with a copy of its prompt's keys.
     """
     data = config.data
     if config.learner.gpus_each == 0 or config.generation.group_size == 1:

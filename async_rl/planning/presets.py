@@ -2,9 +2,9 @@
 
 The preset of conf/hardware divides a machine's GPUs without knowing the model; `fitted` chooses
 what depends on it. A setting that the user gave is never changed.
-Invariant: of the plans that fit, the one with the fewest learner ranks is chosen, then the one that
-recomputes nothing, then the one with the longest passes. If none fits, the result is the one that
-needs the least memory, which the checks refuse with its numbers.
+Invariant: among the plans that fit, fewer learner ranks are preferred, then kept activations over
+recomputed ones, then longer passes. If no plan fits, the result is the plan with the least memory,
+which the checks refuse with its numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def fitted(
     """
     learner, engine = config.learner, config.generation.vllm
     if not config.generators.gpus_each:
-        # The preset's cache is that of a small model; it must hold a few sequences of this one.
+        # The preset's cache is for a small model; it must hold a few sequences of this model.
         cache_mb = max(engine.kv_cache_mb, _cache_mb(config, shape, _CACHED_SEQUENCES))
         return _with_cache(config, cache_mb, given)
     if not machine.gpu_mb or not learner.gpus_each:

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 
 from async_rl.core.frozen import frozen
 
-# The share of a generator beyond the middle of two counts at which the other count is chosen. With
-# a balance of 2.5 the run would otherwise alternate between 2 and 3.
+# Another count is chosen only if the balance is this share of a generator beyond the middle of two
+# counts. With a balance of 2.5 the run would otherwise alternate between 2 and 3.
 _DEAD_BAND = 0.25
 
 # The largest growth in one decision. A learner that waits nearly all the time says little about the
@@ -49,7 +49,7 @@ class Decision:
 
 
 def balanced(count: int, *, learner_waits: float, held_back: float) -> float:
-    """Return the number of generators, not rounded, at which neither side would wait.
+    """Return the number of generators, not rounded, that keeps both sides busy.
 
     learner_waits, held_back: shares of time (0 to 1), measured with `count` generators.
     """
@@ -63,8 +63,8 @@ def decide(
     """Decide the number of generators after a window with `count` of them.
 
     learner_waits, held_back: shares of time in the window; others: training generators of other
-    pools, whose number is fixed and each of which counts as productive as one of these.  bounds:
-    fewest and most generators.
+    pools; their number is fixed, and each counts as one generator of this pool.  bounds: fewest and
+    most generators.
     """
     least, most = bounds
     if count < least or count > most:

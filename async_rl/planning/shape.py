@@ -18,10 +18,10 @@ _WITH_QK_NORM = ("qwen3", "olmo2", "olmoe", "gemma3")
 class ModelShape:
     """The sizes of a decoder-only policy.
 
-    num_parameters: all of them, every expert included.  num_active: those that one token uses.
-    root_parameters: embeddings, output head and last norm, which FSDP gathers together.
-    layer_parameters: those of the largest layer.  mlp_width: hidden units of the feed-forward part
-    that one token uses.  num_heads: attention heads.  query_width, kv_width: values of a token's
+    num_parameters: all of them, every expert included.  num_active: the parameters that one token
+    uses.  root_parameters: embeddings, output head and last norm, which FSDP gathers together.
+    layer_parameters: of the largest layer.  mlp_width: hidden units of the feed-forward part that
+    one token uses.  num_heads: attention heads.  query_width, kv_width: values of a token's
     queries and of its keys.
     max_positions: the longest sequence.
     """
@@ -48,7 +48,7 @@ class ModelShape:
 
     @property
     def is_mixture(self) -> bool:
-        """Return whether the model has experts, of which a token uses a few."""
+        """Return whether the model has experts, and a token uses only a few of them."""
         return self.num_active < self.num_parameters
 
 

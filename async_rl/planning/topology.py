@@ -3,8 +3,8 @@
 Invariants
 - Cores and GPUs are assigned in order of rank. The same configuration on the same machine has the
   same specs.
-- The supervisor is the parent and has no spec. Names are `buffer`, `learner-<rank>`, and those of
-  pools.py.
+- The supervisor is the parent and has no spec. Names are `buffer`, `learner-<rank>`, and the names
+  in config/pools.py.
 - `joining` returns the next process of a pool at any time, from the processes in use; `processes`
   only repeats it.
 """
@@ -182,6 +182,6 @@ def _spec(
     env = {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"}
     if machine.num_gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _free_gpus(machine, gpus, in_use)))
-        # The numbers are those of the driver. CUDA would give unequal GPUs numbers by their speed.
+        # The driver's numbers. CUDA would otherwise number unequal GPUs by their speed.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return ProcessSpec(name=name, role=role, rank=rank, cores=tuple(cores), gpus=gpus, env=env)

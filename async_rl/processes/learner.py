@@ -31,10 +31,10 @@ from async_rl.protocol.learner import (
 )
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.age_watch import AgeWatch
-from async_rl.training.device import Device, open_device
+from async_rl.training.device import Device, learner_device, open_device
 from async_rl.training.operations import Fetch, Perform
 from async_rl.training.pushing import Pusher
-from async_rl.training.ranks import Rank, TrainingPool, build_trainer, learner_device
+from async_rl.training.ranks import Rank, TrainingPool, build_trainer
 from async_rl.training.saving import Saver, Start, resume
 from async_rl.training.taking import Parts, Taker
 

@@ -55,6 +55,7 @@ def choose(run_dir: Path, *, first: int, last: int) -> Choice:
     first, last: the versions that the store covers. Raises DataError if there are checkpoints but
     none can be used: a start from version 0 would discard the run.
     """
+    # Newest first, because each older checkpoint means more steps to train again.
     refused: dict[Path, str] = {}
     for version in reversed(versions(run_dir)):
         directory = directory_of(run_dir, version)
@@ -116,6 +117,7 @@ def prune(run_dir: Path, *, keep: int, keep_best: int, scores: Mapping[int, floa
     older = saved[:-keep]
     # A version without an evaluation cannot be one of the best.
     scored = [version for version in older if version in scores]
+    # Among equal scores the later version.
     best = sorted(scored, key=lambda version: (scores[version], version), reverse=True)[:keep_best]
     for version in set(older) - set(best):
         shutil.rmtree(directory_of(run_dir, version))

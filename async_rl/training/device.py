@@ -12,7 +12,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from async_rl.core.errors import AsyncRLError, DeadlineExceeded, WeightsError
+import torch
+
+from async_rl.core.errors import AsyncRLError, ConfigError, DeadlineExceeded, WeightsError
 from async_rl.protocol.generator import Sleep
 from async_rl.protocol.membership import Expel, Member
 from async_rl.runtime.context import ProcessContext
@@ -76,6 +78,19 @@ class Device:
         return {}
 
 
+def learner_device(gpus: float) -> torch.device:
+    """Return the one GPU that this rank sees, or the CPU. Raises ConfigError without CUDA."""
+    if gpus == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"learner.gpus_each={gpus:g} but torch {torch.__version__} finds no CUDA GPU here:"
+            " install its CUDA build (pip install .[gpu]), repair the driver (nvidia-smi), or set"
+            " learner.gpus_each=0"
+        )
+    return torch.device("cuda", 0)
+
+
 def open_device(context: ProcessContext) -> Device:
     """Return the device of the configured placement."""
     return SharedDevice(context) if context.config.placement == "colocated" else Device()
@@ -112,6 +127,7 @@ class SharedDevice(Device):
         with self._context.activity.waiting("the device: generators go to sleep"):
             # The first list of members: before it the generators on the device are unknown.
             await self._context.directory.changed(-1)
+            # A new number: generators refuse orders of an earlier life of the learner.
             self._handovers.ask()
             async with asyncio.TaskGroup() as calls:
                 while not self._order_new(calls):
@@ -127,12 +143,14 @@ class SharedDevice(Device):
         self._shares.begin(Phase.SWITCHING)
         with self._context.activity("moving off the device"):
             await leave()
+        # Not before the learner has left: from now on a push may wake a generator.
         self._handovers.give_back()
         self._shares.begin(Phase.GENERATING)
 
     def first_load_s(self, life: Life) -> float:
         """The first push to a life also starts its engine."""
         extra_s = self._start_s(life)
+        # Noted before the load: a repeated push does not start the engine again.
         self._pushed.add(life)
         return extra_s
 
@@ -167,6 +185,7 @@ class SharedDevice(Device):
             await expel(self._context, {life}, reason)
         else:
             self._handovers.sleeps(life)
+        # Also after an expulsion, so that `take` reads the directory again.
         self._answered.set()
 
 

@@ -59,6 +59,7 @@ class Mirror:
             sums = {version: self._sums(version) for version in kept}
             missing = [version for version in kept if copied.get(version) != sums[version]]
             for version in missing:
+                # The mark first: without it, a copy that is half replaced does not count as one.
                 if version in copied:
                     self._fs.rm_file(self._mark(version))
                 directory = checkpoints.directory_of(self._run_dir, version)
@@ -66,6 +67,7 @@ class Mirror:
                     self._put(path, f"{directory.name}/{path.relative_to(directory)}")
             if missing:
                 self._put_records(missing[-1])
+            # After the records, which a resume from this copy needs.
             for version in missing:
                 self._fs.pipe_file(self._mark(version), sums[version])
             for version in set(copied) - set(kept):
@@ -117,6 +119,7 @@ class Mirror:
                     self._append(path, partial / _METRICS)
                 elif name.startswith(_FILES):
                     self._get(path, partial / name.removeprefix(_FILES))
+            # Last: an interrupted fetch must not leave a directory that looks like a run.
             partial.rename(self._run_dir)
         except OSError as error:
             raise InfrastructureError(
@@ -132,6 +135,7 @@ class Mirror:
     def _names(self) -> list[str]:
         if not self._fs.exists(self._root):
             return []
+        # refresh: fsspec caches listings, but another learner may have changed the storage.
         return [
             path.rstrip("/").rpartition("/")[2]
             for path in self._fs.ls(self._root, detail=False, refresh=True)

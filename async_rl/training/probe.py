@@ -19,6 +19,7 @@ from async_rl.training.ranks import TrainingPool
 from async_rl.weights.membership import Life
 from async_rl.weights.routes import Caller
 
+# 64 tokens: one short forward pass on each side, at every push that is probed.
 _ROWS = 4
 _ROW_TOKENS = 16
 _WORST, _MEAN = "weights/probe_abs_max", "weights/probe_abs_mean"
@@ -111,5 +112,6 @@ def probe_rows(vocabulary: int) -> list[IntArray]:
     """Return 4 rows of token ids spread over the vocabulary, the same in every run: int32 [16]
     each.
     """
+    # A fixed seed: a difference between two runs is then a difference of their weights.
     generator = np.random.default_rng(0)
     return [generator.integers(0, vocabulary, _ROW_TOKENS, dtype=np.int32) for _ in range(_ROWS)]

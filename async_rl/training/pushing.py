@@ -83,23 +83,27 @@ class Pusher:
         )
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._times: dict[str, float] = {}
-        self._timed = NO_VERSION
+        self._push_times: dict[str, float] = {}
+        self._timed_version = NO_VERSION
 
     async def publish(self, version: int) -> None:
         """Write the weights into the block as soon as no generator reads it, and start the push."""
         # There is one block. A generator that reads it while it is written would get a mixture of
         # two versions, and refuse it.
         await self._until_no_load()
+        # With the life, a generator refuses a push of an earlier learner that arrives late.
         self._manifest = replace(await self._pool.publish(version), life=self._life)
+        # Before any generator has the version, so that every version in use is recorded.
         line = Published(version=version, checksum=self._manifest.checksum)
         note_published(self._context.run_dir, line)
+        # Before the device is returned: the learner's log-probs are computed on it.
         await self._prober.expect(self._pool, self._manifest)
         for sender in self._senders:
             await sender.offer(self._manifest)
         # After `offer`: a medium may read the weights from the device.
         if self._device.is_learners:
             await self._device.give_back(self._pool.leave_device)
+        # Last: from now on loads may start, and on a shared device they wake generators.
         self._membership.publish(version)
         self._wake.set()
 
@@ -158,6 +162,7 @@ class Pusher:
                     seen = directory.revision
                     self._wake.clear()
                     self._follow()
+                    # Before new loads: members of a broken broadcast give it up and can join one.
                     for sender in self._senders:
                         await sender.leave(self._membership)
                     self._begin_loads(tasks)
@@ -265,17 +270,17 @@ class Pusher:
     def _note(self, report: LoadReport, push_s: float) -> None:
         """Keep the times of the slowest generator for the newest version."""
         # A late joiner of an older version says nothing about the newest push.
-        if report.version < self._timed:
+        if report.version < self._timed_version:
             return
-        if report.version > self._timed:
-            self._timed = report.version
-            self._times = {"weights/push_s": 0.0, "weights/pause_s": 0.0}
+        if report.version > self._timed_version:
+            self._timed_version = report.version
+            self._push_times = {"weights/push_s": 0.0, "weights/pause_s": 0.0}
         for name, value in (("weights/push_s", push_s), ("weights/pause_s", report.pause_s)):
-            self._times[name] = max(self._times[name], value)
+            self._push_times[name] = max(self._push_times[name], value)
 
     def metrics(self) -> dict[str, float]:
         """Return the times of the newest push, the last probe, and shares of a shared device."""
-        return {**self._times, **self._prober.metrics, **self._device.metrics()}
+        return {**self._push_times, **self._prober.metrics, **self._device.metrics()}
 
 
 def _folder(context: ProcessContext) -> str:

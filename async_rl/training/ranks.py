@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 
-from async_rl.core.errors import ConfigError, NonFiniteError, StalenessError, Superseded
+from async_rl.core.errors import NonFiniteError, StalenessError, Superseded
 from async_rl.core.heads import GroupHead
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.learner import sharding
@@ -56,19 +56,6 @@ _ACCEPT_S = 120.0
 """A rank accepts immediately, unless it is busy with a chunk of a batch."""
 _ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 """Where a user sets torch's allocator, which reads it at its first use."""
-
-
-def learner_device(gpus: float) -> torch.device:
-    """Return the one GPU that this rank sees, or the CPU. Raises ConfigError without CUDA."""
-    if gpus == 0:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"learner.gpus_each={gpus:g} but torch {torch.__version__} finds no CUDA GPU here:"
-            " install its CUDA build (pip install .[gpu]), repair the driver (nvidia-smi), or set"
-            " learner.gpus_each=0"
-        )
-    return torch.device("cuda", 0)
 
 
 def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
@@ -137,6 +124,7 @@ class Rank:
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
 
         def build() -> tuple[Trainer, str]:
+            # The trainer first: it joins the process group that broadcasts the name.
             return make_trainer(), _life_of_first(life)
 
         try:
@@ -286,12 +274,14 @@ class TrainingPool(Rank):
                 device=self.trainer.device,
             )
 
+        # First: two packed versions may not fit the GPU.
         await self.unshare_on_device()
         self._exported = await self._in_thread(export)
         return self._exported.block
 
     async def unshare_on_device(self) -> None:
         """Free that memory."""
+        # Cleared before the await, so that a second caller does not free it again.
         exported = self._exported
         self._exported = None
         if exported is not None:

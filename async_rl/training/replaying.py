@@ -3,8 +3,8 @@
 
 takes: batches from the run's store, a checkpoint · waits for: the other ranks · writes: a JSON line
 per step on standard output (rank 0), metrics.jsonl and TensorBoard events in the plan's directory
-Invariant: with the settings, the number of ranks and the number of threads of the run, the weights
-are those of the run bit for bit: a step depends on the checkpoint, its batch and its version only.
+Invariant: with the settings, ranks and threads of the run, the weights have the same bits as in the
+run: a step depends on the checkpoint, its batch and its version only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from async_rl.weights.block import SharedTensors
 _LOOPBACK = "127.0.0.1"
 _COLLECTIVE_S = 1800.0
 _NO_DEADLINE = timedelta(days=365)
-"""The command ends all ranks if one fails, so the others need no deadline of their own."""
+"""The command stops all ranks if one fails, so a waiting rank needs no deadline."""
 
 
 def replay(plan: Plan, rank: int) -> Iterator[Replayed]:
@@ -84,7 +84,7 @@ def _store(plan: Plan, config: RunConfig) -> Any:
 def _meet(store: Any, rank: int, version: int) -> None:
     """Return once rank 0 starts the step.
 
-    Rank 0 writes the step before for the terminal, which a user may stop for hours. Ranks that
+    Rank 0 writes the previous step to the terminal, which a user may stop for hours. Ranks that
     waited in a collective operation would reach its deadline.
     """
     key = f"step {version}"

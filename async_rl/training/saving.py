@@ -1,5 +1,5 @@
-"""Rank 0's side of the checkpoints: the checkpoint from which a life starts, when the next one is
-due, which ones are kept, and from which version on the buffer keeps trajectories.
+"""Rank 0's side of the checkpoints: it loads one at the start of a life, writes new ones when they
+are due, and deletes old ones.
 
 The learner waits until the store is on the disk and for the copy to memory, not for the writing.
 After each checkpoint the buffer deletes the trajectories that no kept checkpoint could need.
@@ -117,6 +117,7 @@ class Saver:
         # A resumed run comes to the step of the checkpoint that it loaded.
         if directory.is_dir():
             return
+        # From the start of the writing: slow storage must not make checkpoints rarer.
         self._saved_s = self._clock()
         with self._context.activity("saving"):
             # First: after a power loss the store must not be behind a complete checkpoint.
@@ -138,6 +139,7 @@ class Saver:
         await asyncio.wrap_future(written)
         request = GetEvaluationScores()
         scores: EvaluationScores = await self._buffer.call(request, timeout_s=self._call_s)
+        # In a thread: deleting large files blocks for seconds on some file systems.
         oldest = await asyncio.to_thread(
             checkpoints.prune,
             self._context.run_dir,

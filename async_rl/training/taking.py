@@ -60,6 +60,7 @@ class Taker:
         One batch; on a shared device the batches of all steps up to the next push.
         """
         every = self._config.weights.push_every_steps if self._device.is_shared else 1
+        # The next multiple of push_every_steps, where the learner pushes.
         end = min(first + every - first % every, self._config.num_steps)
         batches = []
         for version in range(first, end):

@@ -98,6 +98,7 @@ def _integers(x: Tensor, *, dim: int) -> tuple[Tensor, Tensor]:
     largest = x.abs().amax(dim, keepdim=True)
     # |x| < 2^exponent. torch.ldexp computes 2^n by `pow`, which need not be exact.
     shift = torch.frexp(largest).exponent.long() - _BITS
+    # The bits of a float64 without mantissa: the exponent, with its bias of 1023, above 52 bits.
     unit = ((shift + 1023) << 52).view(torch.float64)
     return (x.double() / unit).round(), unit
 

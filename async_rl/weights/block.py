@@ -113,6 +113,7 @@ class SharedTensors:
     def __init__(self, specs: Iterable[TensorSpec]) -> None:
         """Raises WeightsError if there is too little memory."""
         self._entries, self._total_bytes = layout(specs)
+        # CLOEXEC: a child that inherited the descriptor would keep the memory of a dead learner.
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
             os.ftruncate(self._fd, self._total_bytes)
@@ -136,6 +137,7 @@ class SharedTensors:
 
     def write_bytes(self, version: int, tensors: Iterable[Bytes | None]) -> Manifest:
         """As `write`, from the bytes of each tensor. None keeps the tensor that the block has."""
+        # An odd counter until the version is complete: a reader then refuses the block.
         self._writes += 1
         self._put_header(version, 2 * self._writes - 1)
         for entry, data in zip(self._entries, tensors, strict=True):

@@ -56,7 +56,7 @@ _PATIENCE = 0.5
 
 @frozen
 class Bucket:
-    """The bytes of the block from `begin` to `end`, and the tensors in it."""
+    """A contiguous part of the block, [begin, end) in bytes, and the tensors in it."""
 
     begin: int
     end: int
@@ -109,6 +109,7 @@ class _Seated:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def joined(self, seat: Seat, rank: int) -> Communicator:
+        # Another name: other members, or a broken load. The old connections are of no use then.
         if self._communicator is None or self._name != seat.communicator:
             self.leave()
             self._communicator = join(seat, rank, self._device)
@@ -252,6 +253,7 @@ class BroadcastReceiver(Receiver[Seat]):
 
         Unless all are received, the rank leaves the communicator, so that the other ranks notice.
         """
+        # A load that was given up may still receive in its thread, into the same buffer.
         with self._one_at_a_time:
             checksums: list[int] = []
             is_whole = False

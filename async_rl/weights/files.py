@@ -59,24 +59,28 @@ class FileSender(Sender):
         self._has_written = False
         self._loading: set[int] = set()
         self._version = NO_VERSION
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._given: dict[Life, int] = {}
-        self._without_base: set[Life] = set()
-        self._previous: Words | None = None
-        self._base = NO_VERSION
+        # Of this version only, by name.
+        self._work: dict[str, asyncio.Task[Any]] = {}
+        # The newest version whose file a member has received.
+        self._newest_of: dict[Life, int] = {}
+        self._needs_all_tensors: set[Life] = set()
+        self._compared_words: Words | None = None
+        self._compared_version = NO_VERSION
 
     async def source(self, manifest: Manifest, load: Load, life: Life) -> StoredFile:
         """Return the URL once the file is complete. Raises ConfigError if it cannot be written."""
         if manifest.version != self._version:
-            self._version, self._tasks = manifest.version, {}
-        previous = self._given.get(life)
-        self._given[life] = manifest.version
+            self._version, self._work = manifest.version, {}
+        previous = self._newest_of.get(life)
+        self._newest_of[life] = manifest.version
         # A second request for this version: the member could not use the first file. It gets all
         # tensors now, and no adapter in this life.
         if previous == manifest.version:
-            self._without_base.add(life)
+            self._needs_all_tensors.add(life)
         adapter = self._learner.exporter.adapter
-        if adapter is not None and (self._learner.is_applied or life not in self._without_base):
+        if adapter is not None and (
+            self._learner.is_applied or life not in self._needs_all_tensors
+        ):
             return await self._once(
                 "write adapter", self._write_adapter, manifest, self._loading, adapter
             )
@@ -90,10 +94,10 @@ class FileSender(Sender):
 
     async def _once(self, name: str, work: Callable[..., T], *arguments: object) -> T:
         """Do the work of the present version in a thread, once for all members."""
-        if name not in self._tasks:
-            self._tasks[name] = asyncio.create_task(asyncio.to_thread(work, *arguments), name=name)
-        # The deadline of one member must not cancel work for which other members wait.
-        done: T = await asyncio.shield(self._tasks[name])
+        if name not in self._work:
+            self._work[name] = asyncio.create_task(asyncio.to_thread(work, *arguments), name=name)
+        # Other members wait for the same work, so one member's deadline must not cancel it.
+        done: T = await asyncio.shield(self._work[name])
         return done
 
     async def leave(self, membership: Membership) -> None:
@@ -106,15 +110,15 @@ class FileSender(Sender):
             # A step changes almost every 32-bit number.
             return None
         changes = None
-        base = self._base
+        base = self._compared_version
         with SharedTensorsReader(manifest) as reader:
             words = reader.words
-            if self._previous is None:
-                self._previous = words.copy()
+            if self._compared_words is None:
+                self._compared_words = words.copy()
             else:
-                changes = Changes.between(self._previous, words)
-                np.copyto(self._previous, words)
-            self._base = manifest.version
+                changes = Changes.between(self._compared_words, words)
+                np.copyto(self._compared_words, words)
+            self._compared_version = manifest.version
             reader.verify_unchanged()
         return None if changes is None else (base, changes)
 
@@ -177,7 +181,7 @@ class FileSender(Sender):
     def close(self) -> None:
         """Delete the remaining files: without the learner's manifest no generator reads them."""
         if self._has_written:
-            # Storage that is gone has no files either.
+            # Storage that cannot be reached has no files to delete.
             with contextlib.suppress(OSError):
                 fs, folder = fsspec.core.url_to_fs(self._folder)
                 for path in fs.glob(f"{folder}/*{_SUFFIX}"):

@@ -20,7 +20,7 @@ from async_rl.weights.media import LearnerSide, Receiver, Sender
 from async_rl.weights.membership import Life, Load, Membership
 
 # The position of each field of DeviceBlock in the arguments of torch's `rebuild_cuda_tensor`.
-# `mapping_arguments` knows the others: they are the same for every uint8 buffer.
+# `mapping_arguments` adds the rest, which is the same for every uint8 buffer.
 _POSITIONS = {
     "offset": 3,
     "handle": 7,
@@ -93,6 +93,8 @@ class ExportedWeights:
     ) -> None:
         """Arguments as in `pack`."""
         self._packed = pack(tensors, size_bytes=size_bytes, device=device)
+        # Readers do not wait for this stream, so the bytes must be complete before they get the
+        # handle.
         torch.cuda.current_stream(device).synchronize()
         _, arguments = reduce_tensor(self._packed)  # type: ignore[no-untyped-call]
         gpu = str(torch.cuda.get_device_properties(device).uuid)
@@ -102,6 +104,7 @@ class ExportedWeights:
         """Free the memory; no process maps it any more."""
         del self._packed
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+        # torch would keep the memory for itself, and generators on this GPU need it.
         torch.cuda.empty_cache()
 
 

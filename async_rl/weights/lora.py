@@ -169,5 +169,6 @@ def _linear_layers(lm: Any) -> dict[str, int]:
     for name, module in lm.named_modules():
         if isinstance(module, nn.Linear) and module is not head:
             leaf = name.rpartition(".")[2]
+            # One name may stand for layers of several sizes, and the rank must fit the smallest.
             sizes[leaf] = min(*module.weight.shape, sizes.get(leaf, 1 << 30))
     return sizes

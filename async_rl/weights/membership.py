@@ -84,19 +84,19 @@ class Membership:
         self._is_closed = True
         self._present: set[Life] = set()
         self._cut_off: set[Life] = set()
-        self._alone: set[Life] = set()
+        self._retries_alone: set[Life] = set()
         self._loaded: dict[Life, int] = {}
-        self._open: dict[int, Load] = {}
+        self._loads: dict[int, Load] = {}
 
     @property
     def is_free(self) -> bool:
         """No load reads the block, so the version may change."""
-        return not any(load.reads_block for load in self._open.values())
+        return not any(load.reads_block for load in self._loads.values())
 
     @property
     def loading(self) -> set[int]:
         """The versions that are being loaded."""
-        return {load.version for load in self._open.values()}
+        return {load.version for load in self._loads.values()}
 
     def close(self) -> None:
         """Let no load start until the next version is published."""
@@ -106,7 +106,7 @@ class Membership:
         """Make `version` the one to load. Raises WeightsError while a load reads the block."""
         if not self.is_free:
             raise WeightsError(
-                f"version {version} cannot be published while {len(self._open)} loads of version"
+                f"version {version} cannot be published while {len(self._loads)} loads of version"
                 f" {self.version} are open"
             )
         self.version = version
@@ -116,13 +116,13 @@ class Membership:
         """Take over the list of lives that serve now."""
         present = set(present)
         self._cut_off &= present
-        self._alone &= present
+        self._retries_alone &= present
         # The supervisor needs a moment to end a life that was cut off.
         self._present = present - self._cut_off
         self._loaded = {
             life: version for life, version in self._loaded.items() if life in self._present
         }
-        for load in list(self._open.values()):
+        for load in list(self._loads.values()):
             gone = load.missing - self._present
             if gone:
                 load.missing -= gone
@@ -134,7 +134,7 @@ class Membership:
         """Lives that should start to load the version; none after `close`."""
         if self._is_closed:
             return set()
-        loading = {life for load in self._open.values() for life in load.members}
+        loading = {life for load in self._loads.values() for life in load.members}
         return {life for life in self._present - loading if self._loaded.get(life) != self.version}
 
     def next_together(self, together: Collection[Life]) -> set[Life]:
@@ -143,10 +143,10 @@ class Membership:
         None while any of `together` still loads. A life that has to retry alone goes first.
         """
         together = set(together)
-        if any(load.members & together for load in self._open.values()):
+        if any(load.members & together for load in self._loads.values()):
             return set()
         members = self.behind() & together
-        alone = members & self._alone
+        alone = members & self._retries_alone
         # One at a time: if two retried together, the next failure would not show whose fault it is.
         return {min(alone)} if alone else members
 
@@ -165,7 +165,7 @@ class Membership:
             members=frozenset(members),
             missing=set(members),
         )
-        self._open[load.number] = load
+        self._loads[load.number] = load
         for life in members:
             # Unknown until it answers: a load that breaks may leave either version.
             self._loaded.pop(life, None)
@@ -173,13 +173,13 @@ class Membership:
 
     def release(self, number: int) -> None:
         """Note that the members of this load no longer need the block."""
-        load = self._open.get(number)
+        load = self._loads.get(number)
         if load is not None:
             load.reads_block = False
 
     def answer(self, number: int, life: Life, answer: Answer) -> set[Life]:
         """Record the result of one member. Returns lives to cut off."""
-        load = self._open.get(number)
+        load = self._loads.get(number)
         # A late answer: the load is over, or the process has been replaced.
         if load is None or life not in load.missing:
             return set()
@@ -188,7 +188,7 @@ class Membership:
         match answer:
             case Answer.LOADED:
                 self._loaded[life] = load.version
-                self._alone.discard(life)
+                self._retries_alone.discard(life)
             case Answer.GAVE_UP:
                 load.gave_up.add(life)
             case Answer.FAILED:
@@ -198,7 +198,7 @@ class Membership:
 
     def expire(self, number: int) -> set[Life]:
         """End a load at its deadline. Returns lives to cut off: those without an answer."""
-        load = self._open.get(number)
+        load = self._loads.get(number)
         if load is None:
             return set()
         silent = load.missing
@@ -216,14 +216,14 @@ class Membership:
     def _end_if_complete(self, load: Load) -> set[Life]:
         if load.missing:
             return set()
-        del self._open[load.number]
+        del self._loads[load.number]
         if load.has_lost:
             return set()
         gave_up = load.gave_up & self._present
         # Alone it waited only for the learner, so the fault is its own.
         if len(load.members) == 1:
             return self._cut(gave_up)
-        self._alone |= gave_up
+        self._retries_alone |= gave_up
         return set()
 
     def _cut(self, lives: set[Life]) -> set[Life]:

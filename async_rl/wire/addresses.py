@@ -1,9 +1,9 @@
-"""The address that a process binds and announces: the one that leads to the supervisor, and so to
-every other process.
+"""The address that a process binds and announces. The supervisor and every other process must reach
+it.
 
 Invariants
-- A process asks the kernel which of its addresses leads to the supervisor. A supervisor on loopback
-  is reached from loopback, so a run on one machine stays there.
+- The kernel chooses the address: it is the local end of the route to the supervisor. A supervisor
+  on loopback is reached from loopback, so a run on one machine stays there.
 - Servers without a password (TensorBoard, Prometheus) stay on loopback unless network.host names an
   address.
 """
@@ -32,8 +32,8 @@ def supervisor_host(network: NetworkConfig, discovered: str) -> str:
 
 
 def process_host(network: NetworkConfig, supervisor_address: str) -> str:
-    """Return the address that any other process binds: the one that leads to the supervisor, or the
-    one of `network.interface`. Raises Unavailable without one.
+    """Return the address that any other process binds: the local end of the route to the
+    supervisor, or the address of `network.interface`. Raises Unavailable without a route.
     """
     host, _, port = supervisor_address.removeprefix("tcp://").rpartition(":")
     if network.interface is not None and host != LOOPBACK:

@@ -7,7 +7,7 @@ handler table; the payload of a reply is the request's `Reply` or a `Failure`.
 Invariants
 - Every call has a deadline. A reply that arrives later is dropped.
 - A handler that raises an AsyncRLError answers with Failure, and the caller raises the same class.
-  Any other exception ends the process.
+  Any other exception stops the process.
 - A server runs at most `max_concurrent` handlers; beyond that it does not read its socket, which
   slows its clients down.
 """
@@ -36,7 +36,7 @@ Handler = Callable[[Any], Awaitable[Message]]
 
 _LINGER_MS = 1000  # messages queued at close may still leave, e.g. the last report of a process
 _HANDSHAKE_MS = 10_000
-_ZMTP_HEARTBEAT_MS = 5_000  # detects peers whose machine is gone; call deadlines cover the rest
+_ZMTP_HEARTBEAT_MS = 5_000  # detects peers whose machine failed; call deadlines cover the rest
 _MAX_MESSAGE_BYTES = 2**31  # far above any group; a corrupt length must not allocate more
 _ERRORS: dict[str, type[AsyncRLError]] = {
     name: kind
@@ -67,7 +67,7 @@ def _configure(socket: zmq.asyncio.Socket) -> None:
 class RpcServer:
     """Answers the messages of `handlers`: a context manager around `serve()`.
 
-    gather_s: pause after the last request that is there, so that later ones are read together.
+    gather_s: pause once no request waits, so that later requests are read together.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RpcServer:
     async def _next(self) -> list[bytes]:
         """Return the frames of the next request."""
         if self._gather_s > 0:
-            # Waking up costs several times what one more request does.
+            # Waking up costs several times as much as one more request.
             with contextlib.suppress(zmq.Again):
                 return await self._socket.recv_multipart(zmq.NOBLOCK)
             await asyncio.sleep(self._gather_s)
@@ -221,7 +221,7 @@ class RpcClient:
     async def close(self, *, linger_ms: int = _LINGER_MS) -> None:
         """Stop reading replies and fail the pending calls.
 
-        linger_ms: time in which requests that are queued may still leave.
+        linger_ms: time for queued requests to leave.
         """
         self._receiver.cancel()
         await asyncio.wait([self._receiver])

@@ -111,7 +111,7 @@ def test_a_sequence_too_long_for_one_gpu_is_shared() -> None:
     odd = shape_from_hf(QWEN3_8B | {"num_attention_heads": 9})
     assert (
         f"learner.context_ranks={given['learner.context_ranks']} does not divide the 9 attention"
-        " heads of the model, of which each rank computes a part; set it to a divisor of 9"
+        " heads of the model, which the ranks divide; set it to a divisor of 9"
     ) in fit_problems(changed, odd, on)
     assert not any("learner.context_ranks=" in x for x in fit_problems(config, odd, on))
     assert not any("learner-0" in x for x in fit_problems(changed, shape, on))
