@@ -17,12 +17,11 @@ from async_rl.planning.estimate import (
     gpu_memory_mb,
     kv_cache_tokens,
     kv_token_bytes,
-    longest_sequence,
     max_groups_in_flight,
     recorded_mb,
     total_memory_mb,
 )
-from async_rl.planning.learner_memory import learner_memory
+from async_rl.planning.learner_memory import learner_memory, longest_sequence
 from async_rl.planning.shape import ModelShape
 
 Rows = list[tuple[str, str]]
@@ -64,7 +63,8 @@ def _staleness(config: RunConfig) -> str:
 
 def _old_data(config: RunConfig) -> Rows:
     """The experience with losses whose ratio is per token, where data may be that old."""
-    algorithm, bound = config.algorithm, config.buffer.max_staleness_versions
+    algorithm = config.algorithm
+    bound = config.buffer.max_staleness_versions
     is_per_token = algorithm.policy_loss.kind in ("ppo", "ppo_vanilla", "reinforce")
     if bound < _OLD or not is_per_token or algorithm.step_scale.kind == "effective_sequences":
         return []
@@ -200,12 +200,14 @@ def learner_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> st
 
 def engine_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> str:
     """Return the memory of an engine without its KV cache, and how much the cache holds."""
-    generators, engine = config.generators, config.generation.vllm
+    generators = config.generators
+    engine = config.generation.vllm
     fixed = engine_mb(config, shape)
     source = "measured by vLLM at its start"
     cache_mb = int(engine.gpu_memory_utilization * machine.gpu_mb) - fixed
     if engine.kv_cache_mb:
-        cache_mb, source = engine.kv_cache_mb, "fixed"
+        cache_mb = engine.kv_cache_mb
+        source = "fixed"
     parts = engine.tensor_parallel_size
     tokens = max(0, cache_mb) * 2**20 * parts // kv_token_bytes(config, shape)
     return (

@@ -20,6 +20,7 @@ from async_rl.planning.learner_memory import (
     dtype_bytes,
     has_adapter,
     learner_memory,
+    longest_sequence,
     trained_parameters,
 )
 from async_rl.planning.shape import ModelShape
@@ -60,11 +61,6 @@ STORED_BYTES_PER_TOKEN = 16  # token id, log-prob, version, mask, and the store'
 GROUP_BYTES = 424  # of a group's rows in the ledger, measured with benchmarks/faults/soak.py
 ROW_BYTES = 4096  # of a step's row in metrics.jsonl: 3 to 4 kB
 LOGS_MB = 100
-
-
-def longest_sequence(config: RunConfig) -> int:
-    """Return the tokens of the longest sequence, prompt and response."""
-    return config.data.max_prompt_tokens + config.data.max_response_tokens
 
 
 def max_groups_in_flight(config: RunConfig) -> int:
@@ -189,7 +185,9 @@ def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
 
 def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
     """Return the disk space of the run directory at its end: checkpoints, store and logs."""
-    checkpoint, buffer, num_steps = config.checkpoint, config.buffer, config.num_steps
+    checkpoint = config.checkpoint
+    buffer = config.buffer
+    num_steps = config.num_steps
     stored = num_steps
     if checkpoint.every_steps > 0 and config.recording != "full":
         # Trajectories are deleted once the oldest of the newest checkpoints does not need them.

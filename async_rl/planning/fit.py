@@ -1,26 +1,36 @@
-"""The reasons why a run cannot fit a machine: positions, KV cache, memory of hosts and GPUs."""
+"""The reasons why a run cannot fit a machine: at its start (positions, KV cache, memory of hosts
+and GPUs), and while it grows (`Headroom`).
+
+Headroom counts a process that is still starting as one that needs all of its memory. It checks only
+a launcher of one machine: the memory of a cluster's nodes is not known here.
+"""
 
 from __future__ import annotations
 
 import collections
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from async_rl.config.base import replace
-from async_rl.config.pools import config_of, generator_pools, in_words_of, pool_of
+from async_rl.config.pools import config_of, generator_pools, in_words_of, pool_of, role_of
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import (
     gb,
     gpu_memory_mb,
     kv_cache_tokens,
-    longest_sequence,
+    memory_mb,
     total_memory_mb,
 )
-from async_rl.planning.shape import ModelShape
+from async_rl.planning.learner_memory import longest_sequence
+from async_rl.planning.shape import ModelShape, shape_from_hf
 from async_rl.planning.topology import ProcessSpec, gpus_of, processes
+from async_rl.protocol.membership import PoolCount
 
 # The GPUs of one machine at most: the exchange in every layer is slow between machines.
 _CONTEXT_RANKS = (1, 2, 4, 8)
@@ -163,3 +173,45 @@ def _generator_remedy(
                 " and lower generators.count"
             )
     return "take a smaller model for the engine"
+
+
+class Headroom:
+    """The memory of one machine for one run. free_mb: returns the free memory now."""
+
+    def __init__(self, config: RunConfig, model_path: Path, free_mb: Callable[[], int]) -> None:
+        self._config = config
+        self._shape = _shape(model_path)
+        self._free_mb = free_mb
+
+    def problems(self, pools: list[PoolCount], wanted: Mapping[str, int]) -> list[str]:
+        """Return why the wanted processes do not fit, as one line, or nothing if they fit."""
+        counts = {pool.pool: wanted.get(pool.pool, pool.wanted) for pool in pools}
+        grown = {pool.pool: counts[pool.pool] for pool in pools if counts[pool.pool] > pool.wanted}
+        if not grown or not self._config.launcher.is_one_machine:
+            return []
+        free_mb = self._free_mb()
+        needed_mb = 0
+        parts = []
+        for pool in pools:
+            missing = counts[pool.pool] - pool.live
+            own = config_of(self._config, pool.pool)
+            each_mb = memory_mb(own, role_of(pool.pool), self._shape)
+            if missing > 0:
+                needed_mb += missing * each_mb
+                parts.append(f"{missing} of {pool.pool} at {each_mb} MB")
+        if needed_mb <= free_mb:
+            return []
+        request = " ".join(f"{pool}={count}" for pool, count in grown.items())
+        return [
+            f"{request}: needs about {needed_mb} MB more ({' and '.join(parts)}), {free_mb} MB are"
+            " free on this machine; request fewer, free some memory, or add --force to try it"
+        ]
+
+
+def _shape(model_path: Path) -> ModelShape | None:
+    try:
+        text = (model_path / "config.json").read_bytes()
+        return shape_from_hf(msgspec.json.decode(text, type=dict))
+    except (OSError, msgspec.DecodeError, KeyError):
+        # The model is elsewhere or of another kind: only libraries are counted.
+        return None

@@ -42,6 +42,11 @@ def _published_copies(config: RunConfig) -> int:
     return 2 if sends_changes else 1
 
 
+def longest_sequence(config: RunConfig) -> int:
+    """Return the tokens of the longest sequence, prompt and response."""
+    return config.data.max_prompt_tokens + config.data.max_response_tokens
+
+
 def dtype_bytes(config: RunConfig) -> int:
     """Return the bytes of a value of the computation."""
     return 2 if config.model.dtype == "bfloat16" else FLOAT32_BYTES
@@ -58,7 +63,8 @@ def policy_parameters(config: RunConfig, shape: ModelShape) -> int:
     lora = config.model.lora
     if not isinstance(lora, LoraAdapter):
         return shape.num_parameters
-    hidden, mlp = shape.hidden_size, shape.mlp_width
+    hidden = shape.hidden_size
+    mlp = shape.mlp_width
     sides = dict.fromkeys(("q_proj", "o_proj"), hidden + shape.query_width)
     sides |= dict.fromkeys(("k_proj", "v_proj"), hidden + shape.kv_width)
     sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + mlp)
@@ -100,15 +106,18 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
         updated = max(updated, shape.backbone_parameters)
     gradients = FLOAT32_BYTES * updated / config.learner.ranks
     offload = config.learner.offload
-    kept, offloaded = weights + moments, 0.0
+    kept = weights + moments
+    offloaded = 0.0
     step = _step_bytes(config, shape)
     if offload == "optimizer":
         # Three pieces are on the device during an optimizer step (learner/host_memory.py).
-        kept, offloaded = weights, moments
+        kept = weights
+        offloaded = moments
         largest = MOMENT_BYTES * shape.vocab_size * shape.hidden_size / config.learner.ranks
         step = gradients + max(step, min(moments, 3 * max(MOMENTS_PIECE_BYTES, largest)))
     elif offload == "parameters":
-        kept, offloaded = 0.0, weights + moments + gradients
+        kept = 0.0
+        offloaded = weights + moments + gradients
     else:
         step += gradients
     return LearnerMemory(
@@ -158,7 +167,7 @@ def graph_tokens(config: RunConfig) -> int:
     updates = config.learner.minibatches * config.learner.epochs
     if is_sharded(config) or waits or updates > 1:
         return most
-    return min(most, max(CACHE_TOKENS, _longest(config)))
+    return min(most, max(CACHE_TOKENS, longest_sequence(config)))
 
 
 def minibatch_tokens(config: RunConfig) -> int:
@@ -168,19 +177,18 @@ def minibatch_tokens(config: RunConfig) -> int:
     """
     if config.agent.is_used:
         return config.learner.budget_tokens
-    groups, parts = config.buffer.groups_per_step, config.learner.minibatches
-    prompt, response = config.data.max_prompt_tokens, config.data.max_response_tokens
+    groups = config.buffer.groups_per_step
+    parts = config.learner.minibatches
+    prompt = config.data.max_prompt_tokens
+    response = config.data.max_response_tokens
     group = prompt + config.generation.group_size * response
     # A part that gets the next bundle has at most the mean, and bundles of few prompts are divided.
-    bundle, total = group, groups * group
+    bundle = group
+    total = groups * group
     if groups < 2 * parts:
         bundle = prompt + response
         total = groups * config.generation.group_size * bundle
     return min(groups * group, total // parts + bundle)
-
-
-def _longest(config: RunConfig) -> int:
-    return config.data.max_prompt_tokens + config.data.max_response_tokens
 
 
 def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
@@ -243,7 +251,7 @@ def _forward_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The largest moment of the passes without a gradient: no gradients and no other layers."""
     size, tokens = dtype_bytes(config), config.learner.forward_tokens
     if not is_sharded(config):
-        tokens = min(tokens, max(CACHE_TOKENS, _longest(config)))
+        tokens = min(tokens, max(CACHE_TOKENS, longest_sequence(config)))
     # Gate, up and their product next to the residual, its norm and the copies of both; the account
     # has the last hidden states of the models that ran before, too.
     widths = 3 * shape.mlp_width + (4 + _num_copies(config)) * shape.hidden_size
@@ -259,9 +267,11 @@ def _layer_bytes(config: RunConfig, shape: ModelShape) -> float:
     before = 0 if has_adapter(config) else size
     norm = FLOAT32_BYTES + size + before
     norms = 2 * norm * shape.hidden_size
-    query, key = 3 * size, 2 * size * _key_share(config)
+    query = 3.0 * size
+    key = 2 * size * _key_share(config)
     if shape.has_qk_norm:
-        query, key = query + FLOAT32_BYTES + before, key + FLOAT32_BYTES + before
+        query += FLOAT32_BYTES + before
+        key += FLOAT32_BYTES + before
     attention = query * shape.query_width + key * shape.kv_width
     # Gate, its activation, up, and their product.
     return norms + attention + 4 * size * shape.mlp_width
@@ -271,10 +281,9 @@ def _key_share(config: RunConfig) -> float:
     """Return the keys that the backward pass keeps per token: on a GPU, the keys of each response
     stand in one piece with a copy of its prompt's keys.
     """
-    data = config.data
     if config.learner.gpus_each == 0 or config.generation.group_size == 1:
         return 1.0
-    return (data.max_prompt_tokens + data.max_response_tokens) / data.max_response_tokens
+    return longest_sequence(config) / config.data.max_response_tokens
 
 
 def _chunk_bytes(config: RunConfig, shape: ModelShape) -> float:

@@ -22,8 +22,8 @@ from async_rl.planning.estimate import (
     engine_mb,
     gpu_memory_mb,
     kv_token_bytes,
-    longest_sequence,
 )
+from async_rl.planning.learner_memory import longest_sequence
 from async_rl.planning.shape import ModelShape
 
 _PARTS = (1, 2, 4, 8)
@@ -41,7 +41,8 @@ def fitted(
 
     given: paths of settings that the user chose.
     """
-    learner, engine = config.learner, config.generation.vllm
+    learner = config.learner
+    engine = config.generation.vllm
     if not config.generators.gpus_each:
         # The preset's cache is for a small model; it must hold a few sequences of this model.
         cache_mb = max(engine.kv_cache_mb, _cache_mb(config, shape, _CACHED_SEQUENCES))

@@ -23,7 +23,7 @@ from async_rl.core.errors import AsyncRLError, RunFailed, root_cause
 from async_rl.core.machine import Machine, free_memory_mb, this_machine
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
-from async_rl.planning.headroom import Headroom
+from async_rl.planning.fit import Headroom
 from async_rl.planning.topology import processes
 from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control

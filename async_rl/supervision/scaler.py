@@ -34,7 +34,7 @@ from async_rl.config.pools import (
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import Machine
-from async_rl.planning.headroom import Headroom
+from async_rl.planning.fit import Headroom
 from async_rl.planning.scaling import Decision
 from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining
 from async_rl.protocol.generator import Drain

@@ -45,14 +45,18 @@ async def expel(context: ProcessContext, lives: set[Life], reason: str) -> None:
 class Device:
     """A device that no generator uses: taken once and never returned.
 
-    is_shared: generators use the device too. handover: the number that orders to generators have.
+    is_shared: generators use the device too.
     """
 
     is_shared = False
-    handover = 0
 
     def __init__(self) -> None:
         self._is_taken = False
+
+    @property
+    def handover(self) -> int:
+        """The number that orders to generators have."""
+        return 0
 
     @property
     def is_learners(self) -> bool:
@@ -112,7 +116,7 @@ class SharedDevice(Device):
         self._shares = _Shares()
 
     @property
-    def handover(self) -> int:  # type: ignore[override]  # a constant where no handovers are
+    def handover(self) -> int:
         """The number that orders to generators have."""
         return self._handovers.number
 

@@ -41,14 +41,16 @@ class Changes:
     @classmethod
     def between(cls, old: Words, new: Words) -> Self | None:
         """Return what to change in `old` to get `new`, None if that is most of it."""
-        gaps, values = [], []
+        gaps = []
+        values = []
         # The first value is counted from the position before the block.
-        last, found = -1, 0
+        last = -1
+        num_changed = 0
         for begin in range(0, new.size, _PIECE):
             piece = slice(begin, begin + _PIECE)
             positions = np.flatnonzero(old[piece] != new[piece]) + begin
-            found += positions.size
-            if found > _MOST * new.size:
+            num_changed += positions.size
+            if num_changed > _MOST * new.size:
                 return None
             if positions.size:
                 gaps.append(_encoded(np.diff(positions, prepend=last) - 1))
@@ -70,7 +72,8 @@ class Changes:
             block[positions] = values
 
     def _placed(self) -> Iterator[tuple[npt.NDArray[np.int64], Words]]:
-        last, used = -1, 0
+        last = -1
+        used = 0
         for begin in range(0, self.gaps.size, _PIECE):
             gaps = self.gaps[begin : begin + _PIECE]
             has_value = gaps != _SKIP
@@ -79,7 +82,8 @@ class Changes:
             count = int(np.count_nonzero(has_value))
             if count:
                 yield ends[has_value], self.values[used : used + count]
-            last, used = int(ends[-1]), used + count
+            last = int(ends[-1])
+            used += count
 
     def to_bytes(self, manifest: Manifest, base: int) -> bytes:
         """Return a safetensors file that turns version `base` into the manifest's version."""
@@ -92,7 +96,8 @@ class Changes:
         """Read such a file. Raises WeightsError if it is damaged."""
         try:
             found = load(content)
-            gaps, values = found["gaps"], found["values"]
+            gaps = found["gaps"]
+            values = found["values"]
         except (SafetensorError, KeyError) as error:
             raise WeightsError(f"these are no changes of weights: {error!r}") from error
         if gaps.dtype != np.uint8 or values.dtype != np.uint16:

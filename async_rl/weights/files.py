@@ -70,7 +70,8 @@ class FileSender(Sender):
     async def source(self, manifest: Manifest, load: Load, life: Life) -> StoredFile:
         """Return the URL once the file is complete. Raises ConfigError if it cannot be written."""
         if manifest.version != self._version:
-            self._version, self._work = manifest.version, {}
+            self._version = manifest.version
+            self._work = {}
         previous = self._newest_of.get(life)
         self._newest_of[life] = manifest.version
         # A second request for this version: the member could not use the first file. It gets all

@@ -122,7 +122,8 @@ def merged_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _merged(layer: Any, weight: Tensor) -> Tensor:
     """W + scaling B A by the rows of this rank: W and B are divided alike, and A is small."""
-    down, up = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+    down = layer.lora_A[_NAME].weight
+    up = layer.lora_B[_NAME].weight
     scaling = layer.scaling[_NAME]
     if not isinstance(weight, DTensor):
         return merge(weight, up, down, scaling)

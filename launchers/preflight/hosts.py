@@ -8,7 +8,7 @@ from pathlib import Path
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError
-from async_rl.planning.estimate import longest_sequence
+from async_rl.planning.learner_memory import longest_sequence
 
 
 def host_problems(config: RunConfig) -> Iterator[str]:

@@ -16,7 +16,7 @@ from async_rl.config.run import RunConfig
 from async_rl.launchers.api import starting
 from async_rl.launchers.backends.backend import Backend, Job, backend_of, job_to_submit
 from async_rl.launchers.backends.local import LocalLauncher
-from async_rl.planning.headroom import Headroom
+from async_rl.planning.fit import Headroom
 from async_rl.protocol.membership import PoolCount
 
 

@@ -14,7 +14,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import memory_mb
-from async_rl.planning.headroom import Headroom
+from async_rl.planning.fit import Headroom
 from async_rl.planning.topology import ProcessSpec, processes
 from async_rl.protocol.membership import Heartbeat, Member, PoolCount, Register
 from async_rl.runtime.context import SCALE_FILE

@@ -18,8 +18,9 @@ from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import on_cluster
 from async_rl.planning.topology import processes
 from async_rl.training import ranks
+from async_rl.training.device import learner_device
 from async_rl.training.operations import Fetch, Perform, Step, Stop
-from async_rl.training.ranks import Rank, TrainingPool, learner_device
+from async_rl.training.ranks import Rank, TrainingPool
 
 
 async def _nothing(_: object) -> None:
