@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 
 from async_rl.core.frozen import frozen
@@ -80,17 +79,10 @@ async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
 
 class Saver:
     """Writes checkpoints in tasks of the process. A checkpoint that cannot be written stops the
-    process. clock: monotonic seconds.
+    process.
     """
 
-    def __init__(
-        self,
-        context: ProcessContext,
-        pool: TrainingPool,
-        *,
-        life: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, context: ProcessContext, pool: TrainingPool, *, life: int) -> None:
         self._context = context
         self._config = context.config.checkpoint
         self._pool = pool
@@ -98,8 +90,7 @@ class Saver:
         self._buffer = context.peer("buffer")
         # Long enough for the buffer to die and come back.
         self._call_s = context.config.timeouts.start_s
-        self._clock = clock
-        self._saved_s = clock()
+        self._saved_s = time.monotonic()
         self._writing: asyncio.Task[None] | None = None
         mirror = self._config.mirror
         self._mirror = None if mirror is None else Mirror(mirror, context.run_dir)
@@ -108,7 +99,7 @@ class Saver:
         """Return whether to save this version, by steps or by time."""
         every_s = 60 * self._config.every_minutes
         by_steps = self._config.every_steps > 0 and version % self._config.every_steps == 0
-        return by_steps or (every_s > 0 and self._clock() - self._saved_s >= every_s)
+        return by_steps or (every_s > 0 and time.monotonic() - self._saved_s >= every_s)
 
     async def save(self, version: int) -> None:
         """Start the checkpoint of this version, after the previous checkpoint is complete."""
@@ -118,7 +109,7 @@ class Saver:
         if directory.is_dir():
             return
         # From the start of the writing: slow storage must not make checkpoints rarer.
-        self._saved_s = self._clock()
+        self._saved_s = time.monotonic()
         with self._context.activity("saving"):
             # First: after a power loss the store must not be behind a complete checkpoint.
             await self._buffer.call(SecureStore(life=self._life), timeout_s=self._call_s)

@@ -8,7 +8,7 @@ Invariants
 - Every call has a deadline. A reply that arrives later is dropped.
 - A handler that raises an AsyncRLError answers with Failure, and the caller raises the same class.
   Any other exception stops the process.
-- A server runs at most `max_concurrent` handlers; beyond that it does not read its socket, which
+- A server runs at most `_MOST_HANDLERS` handlers; beyond that it does not read its socket, which
   slows its clients down.
 """
 
@@ -38,6 +38,9 @@ _LINGER_MS = 1000  # messages queued at close may still leave, e.g. the last rep
 _HANDSHAKE_MS = 10_000
 _ZMTP_HEARTBEAT_MS = 5_000  # detects peers whose machine failed; call deadlines cover the rest
 _MAX_MESSAGE_BYTES = 2**31  # far above any group; a corrupt length must not allocate more
+# Far above the calls of a healthy run, which has a few for each process; a bound on the memory that
+# requests take while the handlers are stuck.
+_MOST_HANDLERS = 4096
 _ERRORS: dict[str, type[AsyncRLError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -77,14 +80,13 @@ class RpcServer:
         keys: Keys,
         handlers: Mapping[type[Message], Handler],
         *,
-        max_concurrent: int = 4096,
         gather_s: float = 0.0,
     ) -> None:
         self._handlers = dict(handlers)
         self._gather_s = gather_s
         # msgspec chooses the class by its tag. A server without handlers decodes nothing.
         self._expected: Any = functools.reduce(operator.or_, handlers) if handlers else None
-        self._slots = asyncio.Semaphore(max_concurrent)
+        self._slots = asyncio.Semaphore(_MOST_HANDLERS)
         # One context per server, because an authenticator covers a whole context.
         self._context = zmq.asyncio.Context()
         self._authenticator = AsyncioAuthenticator(self._context)
