@@ -11,8 +11,7 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from async_rl.batching.batch import BatchPart
 from async_rl.config.pools import evaluates_only
@@ -31,9 +30,6 @@ from async_rl.training.device import Device
 from async_rl.training.operations import Fetch
 from async_rl.weights.routes import Caller
 
-if TYPE_CHECKING:
-    from async_rl.training.ranks import TrainingPool
-
 _WAIT_S = 10.0
 """The buffer answers after this long, so that the learner notices when generators leave."""
 _CHUNK_TOKENS = 2**22
@@ -41,13 +37,21 @@ _CHUNK_TOKENS = 2**22
 
 
 class Taker:
-    """Rank 0: takes batches from the buffer, across its restarts, and lets the ranks read them."""
+    """Rank 0: takes batches from the buffer, across its restarts, and lets the ranks read them.
+
+    fetch: `TrainingPool.fetch`.
+    """
 
     def __init__(
-        self, context: ProcessContext, device: Device, pool: TrainingPool, *, life: int
+        self,
+        context: ProcessContext,
+        device: Device,
+        fetch: Callable[..., Awaitable[None]],
+        *,
+        life: int,
     ) -> None:
         self._life = life
-        self._pool = pool
+        self._fetch = fetch
         self._config = context.config
         self._directory = context.directory
         self._device = device
@@ -67,7 +71,7 @@ class Taker:
             batches.append(await self._take(version))
             # Twice: the buffer may die and come back.
             timeout_s = 2 * self._config.timeouts.start_s
-            await self._pool.fetch(batches[-1], version, life=self._life, timeout_s=timeout_s)
+            await self._fetch(batches[-1], version, life=self._life, timeout_s=timeout_s)
         return batches
 
     async def _take(self, train_version: int) -> list[GroupHead]:
