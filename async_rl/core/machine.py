@@ -195,29 +195,21 @@ class Cpus:
 
 def arranged(numbers: Iterable[int], system: Path = _SYSTEM) -> Cpus:
     """Arrange these CPUs. A kernel that lists neither nodes nor siblings has one of each."""
-    nodes = {cpu: node for node in _nodes(system) for cpu in _cpus_of(node)}
+    nodes = {
+        cpu: int(node.name.removeprefix("node"))
+        for node in (system / "node").glob("node[0-9]*")
+        for cpu in _listed(node / "cpulist")
+    }
     siblings = {cpu: _siblings(cpu, system) for cpu in numbers}
     # By siblings before the own number: the hyperthreads of a core are then adjacent, though Linux
     # numbers them half the list apart.
-    order = sorted(siblings, key=lambda cpu: (_number(nodes.get(cpu)), siblings[cpu], cpu))
+    order = sorted(siblings, key=lambda cpu: (nodes.get(cpu, 0), siblings[cpu], cpu))
     return Cpus(
         numbers=tuple(order),
-        nodes=tuple(_number(nodes.get(cpu)) for cpu in order),
+        nodes=tuple(nodes.get(cpu, 0) for cpu in order),
         # The largest, since some processors mix cores with and without a second thread.
         threads_per_core=max((len(each) for each in siblings.values()), default=1),
     )
-
-
-def _nodes(system: Path) -> list[Path]:
-    return list((system / "node").glob("node[0-9]*"))
-
-
-def _number(node: Path | None) -> int:
-    return 0 if node is None else int(node.name.removeprefix("node"))
-
-
-def _cpus_of(node: Path) -> list[int]:
-    return _listed(node / "cpulist")
 
 
 def _siblings(cpu: int, system: Path) -> tuple[int, ...]:

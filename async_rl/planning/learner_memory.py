@@ -37,11 +37,6 @@ class LearnerMemory:
     loaded: float
 
 
-def _published_copies(config: RunConfig) -> int:
-    sends_changes = config.weights.transfer.kind == "filesystem" and dtype_bytes(config) == 2
-    return 2 if sends_changes else 1
-
-
 def longest_sequence(config: RunConfig) -> int:
     """Return the tokens of the longest sequence, prompt and response."""
     return config.data.max_prompt_tokens + config.data.max_response_tokens
@@ -120,11 +115,15 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
         offloaded = weights + moments + gradients
     else:
         step += gradients
+    published = shape.num_parameters * dtype_bytes(config)
+    if config.weights.transfer.kind == "filesystem" and dtype_bytes(config) == 2:
+        # Files with changes are computed from the previous version.
+        published *= 2
     return LearnerMemory(
         kept=kept,
         step=max(step, _forward_bytes(config, shape)),
         offloaded=offloaded,
-        published=_published_copies(config) * shape.num_parameters * dtype_bytes(config),
+        published=published,
         saved=(FLOAT32_BYTES + MOMENT_BYTES) * trained,
         loaded=_loaded_bytes(config, shape),
     )

@@ -67,7 +67,8 @@ class Prober:
         every = self._config.probe_every_pushes
         is_due = every > 0 and self._num_pushes % every == 0
         self._num_pushes += 1
-        rows = probe_rows(_vocabulary(manifest))
+        vocabulary = next(int(t.shape[0]) for t in manifest.tensors if "embed" in t.name)
+        rows = probe_rows(vocabulary)
         self.expected = Expected(
             version=manifest.version,
             is_due=is_due,
@@ -102,10 +103,6 @@ class Prober:
                 f" {self._tolerance:g}; {_CAUSES}"
             )
         self._probed.add(life)
-
-
-def _vocabulary(manifest: Manifest) -> int:
-    return next(int(t.shape[0]) for t in manifest.tensors if "embed" in t.name)
 
 
 def probe_rows(vocabulary: int) -> list[IntArray]:

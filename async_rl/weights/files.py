@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
@@ -41,7 +41,9 @@ from async_rl.weights.membership import Life, Load, Membership
 
 _SUFFIX = ".safetensors"
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+# The format aligns the data to 8 bytes, and readers map it into memory.
 _ALIGN = 8
+Buffer = bytes | memoryview
 T = TypeVar("T")
 
 
@@ -128,39 +130,37 @@ class FileSender(Sender):
 
         Raises ConfigError if the file cannot be written.
         """
-        with (
-            self._opened(manifest, "version", keep) as (url, file),
-            SharedTensorsReader(manifest) as reader,
-        ):
-            file.write(_header(manifest))
-            for _, data in reader.tensors():
-                file.write(data.data)
-            # A new version in the block would have mixed two versions in the file.
-            reader.verify_unchanged()
-        return StoredFile(url=url)
+
+        def content() -> Iterator[Buffer]:
+            with SharedTensorsReader(manifest) as reader:
+                yield _header(manifest)
+                for _, data in reader.tensors():
+                    yield data.data
+                # A new version in the block would have mixed two versions in the file.
+                reader.verify_unchanged()
+
+        return StoredFile(url=self._store(manifest, "version", keep, content()))
 
     def _write_changes(
         self, manifest: Manifest, keep: Collection[int], base: int, changes: Changes
     ) -> StoredFile:
-        with self._opened(manifest, "changes", keep) as (url, file):
-            file.write(changes.to_bytes(manifest, base))
-        return StoredFile(url=url, base=base)
+        content = changes.to_bytes(manifest, base)
+        return StoredFile(url=self._store(manifest, "changes", keep, [content]), base=base)
 
     def _write_adapter(
         self, manifest: Manifest, keep: Collection[int], adapter: Adapter
     ) -> StoredFile:
         content = adapter.to_bytes(manifest.version)
-        with self._opened(manifest, "adapter", keep) as (url, file):
-            file.write(content)
         return StoredFile(
-            url=url, scaling=adapter.scaling, checksum=checksum(np.frombuffer(content, np.uint8))
+            url=self._store(manifest, "adapter", keep, [content]),
+            scaling=adapter.scaling,
+            checksum=checksum(np.frombuffer(content, np.uint8)),
         )
 
-    @contextlib.contextmanager
-    def _opened(
-        self, manifest: Manifest, kind: str, keep: Collection[int]
-    ) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yield the URL of a new file and the file, after old ones were deleted."""
+    def _store(
+        self, manifest: Manifest, kind: str, keep: Collection[int], content: Iterable[Buffer]
+    ) -> str:
+        """Delete old files, write the content into a new one, and return its URL."""
         try:
             fs, folder = fsspec.core.url_to_fs(self._folder)
             path = f"{folder}/{kind}_{manifest.version}{_SUFFIX}"
@@ -171,13 +171,15 @@ class FileSender(Sender):
                 if not old.endswith(kept):
                     fs.rm_file(old)
             with fs.open(path, "wb") as file:
-                yield str(fs.unstrip_protocol(path)), file
+                for piece in content:
+                    file.write(piece)
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
                 f"version {manifest.version} cannot be written to {self._folder} ({error}); set"
                 " weights.transfer.path to a directory with enough space"
             ) from error
         self._has_written = True
+        return str(fs.unstrip_protocol(path))
 
     def close(self) -> None:
         """Delete the remaining files: without the learner's manifest no generator reads them."""
@@ -304,6 +306,5 @@ def _header(manifest: Manifest) -> bytes:
             "data_offsets": [begin, end],
         }
     text = json.dumps(entries).encode()
-    # The format aligns the data to 8 bytes, and readers map it into memory.
     text += b" " * (-len(text) % _ALIGN)
     return len(text).to_bytes(8, "little") + text
