@@ -24,6 +24,7 @@ from async_rl.protocol.weights import Manifest
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
 
+# The largest byte: with more than 1 changed word in 255, nearly every gap takes one byte.
 _SKIP = 255
 _PIECE = 1 << 24
 """Words compared at a time: positions take 8 bytes per word, which would be four models at once."""

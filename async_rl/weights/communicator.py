@@ -25,6 +25,7 @@ from async_rl.core.errors import BroadcastBroken
 from async_rl.protocol.weights import Seat
 from async_rl.weights.gate import connect_privately
 
+# Keys and values in the store, below the name of the communicator.
 _PRESENT, _VERDICT, _ALL, _LOST = "present", "verdict", "all", "lost"
 # Short against a broadcast, which takes milliseconds and more.
 _POLL_S = 0.0005
@@ -110,6 +111,7 @@ def call_off(store: Any, communicator: str) -> None:
 def broadcast(communicator: Communicator, flat: torch.Tensor, *, timeout_s: float) -> None:
     """As Communicator.broadcast. After BroadcastBroken the caller closes the communicator."""
     try:
+        # Positive even after the deadline: torch takes -1 ms for its default of minutes.
         communicator.broadcast(flat, timeout_s=max(timeout_s, 0.001))
     except RuntimeError as error:
         raise BroadcastBroken(f"a broadcast of weights failed: {_first_line(error)}") from error

@@ -46,6 +46,7 @@ RECEIVERS: Mapping[type[Source], type[Receiver[Any]]] = {
 
 def open_senders(learner: LearnerSide) -> list[Sender]:
     """Return the senders of the configured transfer, preferred first."""
+    # Engines that apply adapters read them from files; no other medium carries an adapter.
     kind = "filesystem" if learner.is_applied else learner.config.transfer.kind
     return [sender(learner) for sender in SENDERS[kind]]
 

@@ -62,6 +62,7 @@ class _OnlyClient:
 def _configure(socket: zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _ZMTP_HEARTBEAT_MS)
+    # Six missed heartbeats, so that a short outage of the network breaks no connection.
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6 * _ZMTP_HEARTBEAT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
