@@ -51,20 +51,17 @@ def processes(
     learner = config.learner
     specs = [_spec("buffer", "buffer", 0, machine, [])]
     for rank in range(learner.ranks):
-        name = f"learner-{rank}"
-        cores = _learner_cores(config, machine, rank)
-        specs.append(
-            _spec(
-                name,
-                "learner",
-                rank,
-                machine,
-                specs,
-                cores=cores,
-                gpus=learner.gpus_each,
-                num_sharing=learner.ranks,
-            )
+        spec = _spec(
+            f"learner-{rank}",
+            "learner",
+            rank,
+            machine,
+            specs,
+            cores=_learner_cores(config, machine, rank),
+            gpus=learner.gpus_each,
+            num_sharing=learner.ranks,
         )
+        specs.append(spec)
     for pool, count in (wanted or pool_counts(config)).items():
         for _ in range(count):
             specs.append(joining(config, machine, pool, specs))

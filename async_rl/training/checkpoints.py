@@ -131,12 +131,13 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     checksum: int
 
 
-def note_published(run_dir: Path, published: Published) -> None:
+def note_published(run_dir: Path, version: int, checksum: int) -> None:
     """Add a line. Raises InfrastructureError if the file cannot be written."""
     path = run_dir / VERSIONS_FILE
+    line = msgspec.json.encode(Published(version=version, checksum=checksum)) + b"\n"
     try:
         with path.open("ab") as file:
-            file.write(msgspec.json.encode(published) + b"\n")
+            file.write(line)
     except OSError as error:
         raise InfrastructureError(
             f"{path} cannot be written: {error}; make room, then async-rl resume the run"

@@ -30,7 +30,7 @@ from async_rl.core.types import NO_VERSION
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import Manifest
 from async_rl.runtime.context import ProcessContext
-from async_rl.training.checkpoints import Published, note_published
+from async_rl.training.checkpoints import note_published
 from async_rl.training.device import Device, expel
 from async_rl.training.probe import Prober
 from async_rl.training.ranks import TrainingPool
@@ -94,8 +94,7 @@ class Pusher:
         # With the life, a generator refuses a push of an earlier learner that arrives late.
         self._manifest = replace(await self._pool.publish(version), life=self._life)
         # Before any generator has the version, so that every version in use is recorded.
-        line = Published(version=version, checksum=self._manifest.checksum)
-        note_published(self._context.run_dir, line)
+        note_published(self._context.run_dir, version, self._manifest.checksum)
         # Before the device is returned: the learner's log-probs are computed on it.
         await self._prober.expect(self._pool, self._manifest)
         for sender in self._senders:
