@@ -13,12 +13,13 @@ be installed on every machine.
 | PolicyLossFunction | algorithm.policy_loss.fn | async_rl.policy_losses |
 | AdvantageFunction | algorithm.advantage.fn | async_rl.advantages |
 | CorrectionFunction | algorithm.policy_loss.correction.fn | async_rl.corrections |
+| GradientFunction | algorithm.step_scale.fn | async_rl.gradients |
 | DataSource | data.train_files, data.val_files | async_rl.data_sources |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -85,9 +86,10 @@ class PolicyLossFunction(Protocol):
 
         log_ratio: float32 [R], log-probs of the policy (with gradient) minus those of the proximal
         policy, in nats. advantages, behavior_weight: float32 [R], without gradient. sequences: the
-        sequence of each token; its mask is the trained tokens. A loss must not depend on other
-        sequences, or it would depend on the packing. An exception ends the run; a loss that is not
-        finite drops the batch.
+        sequence of each token; its mask is the trained tokens. A function with a parameter
+        policy_logprobs (with gradient) or behavior_logprobs receives these too: float32 [R]. A loss
+        must not depend on other sequences, or it would depend on the packing. An exception ends the
+        run; a loss that is not finite drops the batch.
         """
 
 
@@ -104,11 +106,29 @@ class AdvantageFunction(Protocol):
 
 
 class CorrectionFunction(Protocol):
-    """The behavior weights of a pass; runs in the learner."""
+    """The behavior weights of a batch; runs in every rank of the learner, once per step."""
 
     def __call__(self, log_ratio: Tensor, /, *, sequences: Parts) -> BehaviorWeights:
         """Return the weights of R tokens, without gradient.
 
         log_ratio: float32 [R], log-probs of the proximal minus those of the behavior policy, in
-        nats. sequences: as for a policy loss. An exception ends the run.
+        nats, of the tokens that this rank has. sequences: as for a policy loss. `sequences.sums`
+        and `sequences.across` add up the tokens of all ranks, so a weight may depend on the whole
+        batch. An exception ends the run.
+        """
+
+
+class GradientFunction(Protocol):
+    """Changes the gradient of the policy before it is clipped; runs in every rank of the learner,
+    once per update.
+    """
+
+    def __call__(self, pieces: Callable[[], Iterator[tuple[list[Tensor], list[Tensor]]]], /) -> Any:
+        """Change the gradients in place; the result is ignored.
+
+        pieces: every call yields all gradients with AdamW's first moments of the same parameters, a
+        piece at a time, because offloaded moments do not fit on the device together. The tensors
+        are shards of this rank (DTensor); the moments are zeros before the first step and must not
+        be changed. A gradient that is not finite afterwards drops the batch; an exception ends the
+        run.
         """

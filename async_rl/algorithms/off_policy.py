@@ -9,7 +9,6 @@ are in nats; shapes that do not match raise RuntimeError in torch.
 
 from __future__ import annotations
 
-import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -87,34 +86,10 @@ def geometric_outliers(
 # Bounds on the logarithm of a sequence's weight: those of the published code of VESPO. Above the
 # upper one the weight of the loss is 0, and its exponential is still a float32.
 _MIN_LOG, _MAX_LOG = -18.42, 20.0
+# The powers and decays that VESPO published for positive and negative advantages.
+_POSITIVE, _NEGATIVE = (2.0, 3.0), (3.0, 2.0)
 # The ratio of DPPO is cut off far outside the trust region, as in its published code.
 _MAX_RATIO = 20.0
-# Of DRPO: the weight of its regulariser (section 4 of the paper), and the bound on the log-ratio of
-# its published code, at which the square is still a float32.
-_DRPO_THRESHOLD, _DRPO_MAX_LOG = 12.5, 20.0
-# Halvings of the interval of M2PO's bound: after 60 it is as narrow as a float64 allows.
-_HALVINGS = 60
-
-
-def sapo_loss(
-    log_ratio: Tensor,
-    *,
-    advantages: Tensor,
-    behavior_weight: Tensor,
-    tau_positive: float,
-    tau_negative: float,
-) -> PolicyLoss:
-    """Compute the loss of SAPO: a soft gate instead of a clip (arXiv 2511.20347).
-
-    log_ratio, advantages, behavior_weight: float32 [R] -> float32 [R], bool [R], bool [R].  With
-    u = exp(log_ratio) and tau by the sign of the advantage:
-      loss = -behavior_weight (4 / tau) sigmoid(tau (u - 1)) A
-    Its gradient at u = 1 is that of u A, and falls to 0 away from it. Nothing is clipped.
-    """
-    tau = torch.where(advantages > 0, tau_positive, tau_negative)
-    gate = torch.sigmoid(tau * (log_ratio.exp() - 1)) * 4 / tau
-    is_clipped = torch.zeros_like(advantages, dtype=torch.bool)
-    return PolicyLoss(-behavior_weight * gate * advantages, is_clipped, is_clipped)
 
 
 def dppo_loss(
@@ -138,139 +113,29 @@ def dppo_loss(
     return PolicyLoss(loss.masked_fill(is_low | is_high, 0.0), is_low, is_high)
 
 
-def drpo_loss(policy_logprobs: Tensor, *, log_ratio: Tensor, advantages: Tensor) -> PolicyLoss:
-    """Compute the loss of DRPO: DPPO with a pull instead of a mask (arXiv 2606.09821 sec. 3).
-
-    policy_logprobs, log_ratio, advantages: float32 [R], log_ratio = policy - behavior log-probs
-    -> float32 [R], bool [R], bool [R].  With u = exp(log_ratio), log_ratio between -20 and 20, p
-    and q the probabilities of the token under the policy and the behavior policy:
-      loss = -u A + |A| q (u - 1)^2 / (2 * 12.5)
-    Its gradient is that of -u A (1 - sign(A) (p - q) / 12.5) policy_logprobs: the pull grows with
-    the shift of probability that DPPO bounds. Nothing is clipped.
-    """
-    behavior = (policy_logprobs - log_ratio).detach().exp()
-    ratio = log_ratio.clamp(-_DRPO_MAX_LOG, _DRPO_MAX_LOG).exp()
-    pull = advantages.abs() * behavior * (ratio - 1).square() / (2 * _DRPO_THRESHOLD)
-    is_clipped = torch.zeros_like(advantages, dtype=torch.bool)
-    return PolicyLoss(pull - ratio * advantages, is_clipped, is_clipped)
-
-
 def vespo_loss(
     policy_logprobs: Tensor,
     *,
     log_ratio: Tensor,
     advantages: Tensor,
     sequences: Parts,
-    positive: tuple[float, float],
-    negative: tuple[float, float],
 ) -> PolicyLoss:
     """Compute the loss of VESPO (arXiv 2602.10693).
 
-    policy_logprobs, log_ratio, advantages: float32 [R], log_ratio = policy - behavior log-probs;
-    positive, negative: k and lambda by the sign of the advantage (0 counts as positive)
+    policy_logprobs, log_ratio, advantages: float32 [R], log_ratio = policy - behavior log-probs
     -> float32 [R], bool [R], bool [R].  With W the product of exp(log_ratio) over the trained
-    tokens of the sequence:
+    tokens of the sequence, and k and lambda by the sign of the advantage (0 counts as positive):
       phi(W) = W^k exp(lambda (1 - W))
       loss = -stop_gradient(phi(W)) A policy_logprobs
     phi(1) = 1, and phi falls to 0 for small and large W without a bound at which it jumps.
     """
     log_weight = sequences.total(log_ratio.detach()).clamp(_MIN_LOG, _MAX_LOG)
     is_positive = advantages >= 0
-    k = torch.where(is_positive, positive[0], negative[0])
-    rate = torch.where(is_positive, positive[1], negative[1])
+    k = torch.where(is_positive, _POSITIVE[0], _NEGATIVE[0])
+    rate = torch.where(is_positive, _POSITIVE[1], _NEGATIVE[1])
     phi = (k * log_weight + rate * (1 - log_weight.exp())).exp()
     is_clipped = torch.zeros_like(is_positive)
     return PolicyLoss(-phi * advantages * policy_logprobs, is_clipped, is_clipped)
-
-
-def oapl_loss(
-    policy_logprobs: Tensor,
-    *,
-    log_ratio: Tensor,
-    advantages: Tensor,
-    sequences: Parts,
-    beta: float,
-) -> PolicyLoss:
-    """Compute the loss of OAPL: regression on the optimal advantage (arXiv 2602.19362).
-
-    policy_logprobs, log_ratio, advantages: float32 [R], log_ratio = policy - behavior log-probs
-    -> float32 [R], bool [R], bool [R].  With s the sum of log_ratio over the trained tokens of the
-    sequence, the paper minimises (beta s - A)^2.  Its gradient, divided by the constant 2 beta, is
-    that of
-      loss = -(A - beta stop_gradient(s)) policy_logprobs
-    so it needs no importance weight, and its minimum is the best policy within a KL of the behavior
-    policy that beta weighs.
-    """
-    pull = beta * sequences.total(log_ratio.detach())
-    is_clipped = torch.zeros_like(advantages, dtype=torch.bool)
-    return PolicyLoss(-(advantages - pull) * policy_logprobs, is_clipped, is_clipped)
-
-
-def vetoed_tokens(
-    log_ratio: Tensor, *, advantages: Tensor, sequences: Parts, max_ratio: float
-) -> Tensor:
-    """Return the tokens that the veto of mu-GRPO excludes (arXiv 2605.17570).
-
-    log_ratio, advantages: float32 [R], log_ratio = policy - behavior log-probs; the tokens of a
-    sequence are consecutive -> bool [R].  In a sequence with a negative advantage, the first
-    trained token with exp(log_ratio) > max_ratio and all later ones: no clip bounds the loss of a
-    token there, and what follows was written after a choice that the policy now prefers.
-    """
-    exceeds = log_ratio.detach() > math.log(max_ratio)
-    is_trigger = exceeds & (advantages < 0) & sequences.mask
-    num_triggers = is_trigger.long().cumsum(0)
-    is_first = torch.ones_like(is_trigger)
-    is_first[1:] = sequences.index[1:] != sequences.index[:-1]
-    # Counts never fall, so the newest count before a sequence is the largest so far.
-    earlier = torch.where(is_first, num_triggers - is_trigger.long(), 0).cummax(0).values
-    return num_triggers > earlier
-
-
-def soft_advantages(rewards: Tensor, *, groups: Parts, beta: float) -> Tensor:
-    """Compare each reward with the soft maximum of its group.
-
-    rewards: float32 [B]; groups: the groups of the B samples -> float32 [B], 0 for a sample that
-    does not count.  A = r - beta log mean exp(r / beta)  (the value of OAPL, arXiv 2602.19362; the
-    mean reward for a large beta, the best one for a small beta).
-    """
-    # Less the mean, so that the exponential of a large reward stays finite.
-    centered = (rewards - groups.mean(rewards)) / beta
-    value = beta * groups.mean(centered.exp()).log() + groups.mean(rewards)
-    return torch.where(groups.mask, rewards - value, 0.0)
-
-
-def second_moment_bound(log_ratio: Tensor, *, batches: Parts, limit: float) -> Tensor:
-    """Return the largest |log_ratio| that M2PO keeps, at every token (arXiv 2510.01161, alg. 1).
-
-    log_ratio: float32 [R], proximal - behavior log-probs; batches: the batch of each token, whose
-    mask is the trained tokens -> float32 [R], infinity if all are kept.  M2PO masks the tokens with
-    the largest squares until the mean square of the others is below the limit.  Raising the bound
-    can only raise that mean, so halving an interval finds it without sorting over ranks.
-    """
-    square = log_ratio.detach().double().square()
-    index, mask, across = batches.index, batches.mask, batches.across
-
-    def mean_below(bound: Tensor) -> Tensor:
-        kept = Parts(
-            index=index, count=batches.count, mask=mask & (square <= bound[index]), across=across
-        )
-        return kept.sums(square) / kept.sums(torch.ones_like(square)).clamp(min=1)
-
-    def largest_below(bound: Tensor) -> Tensor:
-        slots = square.new_zeros(batches.count)
-        kept = square.masked_fill(~mask | (square > bound[index]), 0.0)
-        return across.maximum(slots.scatter_reduce(0, index, kept, "amax"))
-
-    low = square.new_zeros(batches.count)
-    high = largest_below(low + torch.inf)
-    keeps_all = mean_below(high) < limit
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        fits = mean_below(middle) < limit
-        low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
-    # Halfway between the last kept and the first masked token, so that rounding moves neither.
-    bound = (largest_below(low) + high) / 2
-    return torch.where(keeps_all, torch.inf, bound.sqrt())[index].to(log_ratio.dtype)
 
 
 def effective_sequences(log_ratio: Tensor, *, sequences: Parts) -> float:
@@ -297,23 +162,3 @@ def step_scale(effective_share: float, *, bound: float) -> float:
     step grows with the square root of the batch.
     """
     return float(min(1.0, effective_share / bound) ** 0.5)
-
-
-def repeated_part(
-    squared: float, product: float, squared_before: float, *, bound: float
-) -> tuple[float, float]:
-    """Return how much of the direction before a gradient must lose to have the cosine `bound` with
-    it, and the share of the gradient's norm that is left; (0, 1) if its cosine is not above that.
-
-    squared: g.g; product: g.m; squared_before: m.m, of a gradient g and the direction m before. The
-    gradient is then g - part m.  GAC (arXiv 2603.01501) projects where gradients of old data repeat
-    each other; its thresholds are not ours.
-    """
-    norm = (squared * squared_before) ** 0.5
-    cosine = min(1.0, product / norm) if norm > 0 else 0.0
-    if cosine <= bound:
-        return 0.0, 1.0
-    orthogonal = (squared * (1 - cosine * cosine)) ** 0.5
-    left = orthogonal / (1 - bound * bound) ** 0.5
-    part = (cosine * squared**0.5 - bound * left) / squared_before**0.5
-    return part, left / squared**0.5

@@ -54,14 +54,6 @@ class GroupAdvantage(Section):
     kind: Literal["grpo", "dr_grpo", "rloo"]
 
 
-class SoftAdvantage(Section):
-    """Each reward is compared with the soft maximum of its group."""
-
-    kind: Literal["oapl"]
-    beta: PositiveFloat
-    """temperature of the soft maximum of a group's rewards, in units of reward"""
-
-
 class ReturnAdvantage(Section):
     """The sum of a token's later rewards, minus a baseline that needs no critic."""
 
@@ -103,14 +95,7 @@ class PluginAdvantage(Section):
     async_rl.advantages"""
 
 
-Advantage = (
-    PluginAdvantage
-    | GroupAdvantage
-    | SoftAdvantage
-    | ReturnAdvantage
-    | GaeAdvantage
-    | VtraceAdvantage
-)
+Advantage = PluginAdvantage | GroupAdvantage | ReturnAdvantage | GaeAdvantage | VtraceAdvantage
 
 
 class FixedKl(Section):
@@ -193,8 +178,8 @@ class AlgorithmConfig(Section):
     """subtract the KL to a reference from the reward per token, or add it to the loss; none = no
     reference model is loaded"""
     step_scale: Annotated[StepScale, Tag]
-    """shorten a step whose weights of whole sequences leave few effective ones, or whose gradient
-    repeats those before; none = never"""
+    """shorten a step if the weights of whole sequences leave few effective ones, or change its
+    gradient by a function; none = neither"""
     aggregation: Annotated[MeanAggregation | SumAggregation, Tag]
     """mean over trained tokens, over sequences of their token means, or over sequences of sums
     divided by a constant"""

@@ -45,13 +45,15 @@ _FAILURES = (
 
 @frozen
 class Kind:
-    """A kind of plug-in. group: of its entry points; takes: the arguments that it is called with,
-    by position, and named: those by keyword. async_rl/plugins.py has their types.
+    """A kind of plug-in. group: of its entry points; takes: its arguments by position; named: its
+    arguments by keyword; offered: more arguments by keyword, for a function that has a parameter
+    of that name. async_rl/plugins.py has their types.
     """
 
     group: str
     takes: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
+    offered: tuple[str, ...] = ()
 
 
 REWARD = Kind(group="async_rl.rewards", takes=("sample",))
@@ -63,8 +65,10 @@ POLICY_LOSS = Kind(
     group="async_rl.policy_losses",
     takes=("log_ratio",),
     named=("advantages", "behavior_weight", "sequences"),
+    offered=("policy_logprobs", "behavior_logprobs"),
 )
 ADVANTAGE = Kind(group="async_rl.advantages", takes=("rewards",), named=("groups",))
+GRADIENT = Kind(group="async_rl.gradients", takes=("pieces",))
 CORRECTION = Kind(group="async_rl.corrections", takes=("log_ratio",), named=("sequences",))
 PROVIDED_ENGINES = ("vllm", "hf")
 DATA_SOURCE = Kind(group="async_rl.data_sources")
@@ -104,7 +108,8 @@ def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
         raise ConfigError(f"{setting}={name}: is a {type(found).__name__}; name a function")
     try:
         # Checked here, because the first call comes minutes later, in a process on another node.
-        inspect.signature(found).bind(*kind.takes, **dict.fromkeys(kind.named))
+        named = [*kind.named, *wanted(found, kind)]
+        inspect.signature(found).bind(*kind.takes, **dict.fromkeys(named))
     except TypeError as error:
         words = [*kind.takes, *(f"{name}=..." for name in kind.named)]
         call = f"{function}({', '.join(words)})"
@@ -119,6 +124,15 @@ def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
 
 load_once = functools.cache(load_function)
 """As load_function, for a plug-in that is used many times: a file is executed once."""
+
+
+def wanted(function: Callable[..., Any], kind: Kind) -> list[str]:
+    """Return the offered arguments for which this plug-in has a parameter."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # a function written in C has no signature
+        return []
+    return [name for name in kind.offered if name in parameters]
 
 
 def _target(setting: str, name: str, kind: Kind) -> str:

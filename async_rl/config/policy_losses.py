@@ -45,14 +45,6 @@ class MaskCorrection(Correction):
     """lower bound of exp(proximal - behavior)"""
 
 
-class MomentCorrection(Correction):
-    """M2PO: the tokens with the largest ratios are masked, as many as the batch needs."""
-
-    kind: Literal["m2po"]
-    max_moment: PositiveFloat
-    """bound on the mean square of proximal - behavior log-probs over the tokens that are kept"""
-
-
 class PluginCorrection(Correction):
     """Behavior weights by a plug-in."""
 
@@ -62,9 +54,7 @@ class PluginCorrection(Correction):
     async_rl.corrections"""
 
 
-BehaviorCorrection = (
-    PluginCorrection | NoCorrection | CapCorrection | MaskCorrection | MomentCorrection
-)
+BehaviorCorrection = PluginCorrection | NoCorrection | CapCorrection | MaskCorrection
 
 
 class PolicyLossConfig(Section):
@@ -72,9 +62,6 @@ class PolicyLossConfig(Section):
 
     max_mean_ratio: Annotated[float, Field(gt=1)] | None
     """a sequence whose mean ratio is above this value is excluded from the update; null = off"""
-    veto_ratio: Annotated[float, Field(gt=1)] | None
-    """a response with a negative advantage has no gradient from the first token on whose ratio to
-    the behavior policy is above this value; null = off"""
 
 
 class CorrectedLoss(PolicyLossConfig):
@@ -132,12 +119,6 @@ class ReinforceLoss(CorrectedLoss):
     kind: Literal["reinforce"]
 
 
-class SapoLoss(CorrectedLoss):
-    """A soft gate of the ratio instead of a clip."""
-
-    kind: Literal["sapo"]
-
-
 class DppoLoss(BehaviorLoss):
     """The policy gradient within a trust region of the token's probability."""
 
@@ -147,24 +128,10 @@ class DppoLoss(BehaviorLoss):
     has no gradient"""
 
 
-class DrpoLoss(BehaviorLoss):
-    """The policy gradient with a smooth pull to the behavior policy's probability of the token."""
-
-    kind: Literal["drpo"]
-
-
 class VespoLoss(BehaviorLoss):
     """The policy gradient with a smooth bounded weight of the whole sequence."""
 
     kind: Literal["vespo"]
-
-
-class OaplLoss(BehaviorLoss):
-    """The regression of the sequence's log-ratio on its advantage."""
-
-    kind: Literal["oapl"]
-    beta: PositiveFloat
-    """weight of the KL to the behavior policy, in units of reward per nat"""
 
 
 class PluginLoss(CorrectedLoss):
@@ -177,16 +144,7 @@ class PluginLoss(CorrectedLoss):
 
 
 PolicyLoss = (
-    PluginLoss
-    | ClippedLoss
-    | VanillaLoss
-    | CispoLoss
-    | ReinforceLoss
-    | SapoLoss
-    | DppoLoss
-    | DrpoLoss
-    | VespoLoss
-    | OaplLoss
+    PluginLoss | ClippedLoss | VanillaLoss | CispoLoss | ReinforceLoss | DppoLoss | VespoLoss
 )
 
 
@@ -205,12 +163,13 @@ class EffectiveStepScale(Section):
     sqrt(share / bound); 1 = VCPO"""
 
 
-class AlignedStepScale(Section):
-    """The gradient loses what repeats the steps before: it is cut along AdamW's first moment."""
+class PluginStepScale(Section):
+    """A plug-in changes the gradient of the policy before every step."""
 
-    kind: Literal["gradient_alignment"]
-    bound: Annotated[float, Field(gt=0, le=1)]
-    """cosine of gradient and first moment above which the gradient is cut to that cosine"""
+    kind: Literal["plugin"]
+    fn: Text
+    """function of the gradients: package.module:function, file.py:function, or an entry point of
+    async_rl.gradients"""
 
 
-StepScale = NoStepScale | EffectiveStepScale | AlignedStepScale
+StepScale = PluginStepScale | NoStepScale | EffectiveStepScale

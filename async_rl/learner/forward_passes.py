@@ -17,7 +17,10 @@ from torch import Tensor
 from async_rl.batching.batch import Batch, Sizes, sizes_of
 from async_rl.batching.packing import Pass, pack
 from async_rl.batching.partition import cost_tokens, minibatches, passes, share_out
-from async_rl.config.learner import CACHE_TOKENS, LearnerConfig
+from async_rl.config.algorithm import AlgorithmConfig, LossKl
+from async_rl.config.learner import CACHE_TOKENS
+from async_rl.config.policy_losses import PluginCorrection
+from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead
 from async_rl.learner.models import LearnerModels, PolicyOutput, States, Values
@@ -56,20 +59,17 @@ class ForwardPasses:
 
     def __init__(
         self,
+        config: RunConfig,
         models: LearnerModels,
         ranks: Ranks,
-        *,
-        learner: LearnerConfig,
-        seed: int,
-        temperature: float,
-        needs_exact_kl: bool,
     ) -> None:
+        learner, kl = config.learner, config.algorithm.kl
         self._models = models
         self._ranks = ranks
         self._learner = learner
-        self._seed = seed
-        self._temperature = temperature
-        self._needs_exact_kl = needs_exact_kl and models.reference is not None
+        self._seed = config.seed
+        self._temperature = config.generation.temperature
+        self._needs_exact_kl = isinstance(kl, LossKl) and kl.estimator == "full"
         self._chunk_tokens = models.policy.chunk_tokens(learner.logits_chunk_mb)
         most = max(learner.budget_tokens, learner.forward_tokens)
         if not ranks.is_sharded:
@@ -250,3 +250,13 @@ def _record_values(outputs: BatchOutputs, row: Pass, values: Values) -> None:
     if outputs.values is not None and outputs.bootstrap is not None:
         outputs.values[row.token_index] = values.at_tokens.detach()
         outputs.bootstrap[row.sequences] = values.after_end
+
+
+def needs_policy_before(algorithm: AlgorithmConfig, models: LearnerModels) -> bool:
+    """Return whether an update needs the policy's outputs of the whole batch before it starts."""
+    pays_kl = algorithm.kl.kind == "reward"
+    shares_backbone = models.policy.value_head is not None
+    # The weights of a plug-in may depend on the whole batch.
+    weighs_batch = isinstance(algorithm.policy_loss.correction, PluginCorrection)
+    is_vtrace = algorithm.advantage.kind == "vtrace"
+    return pays_kl or is_vtrace or shares_backbone or weighs_batch

@@ -17,7 +17,6 @@ from async_rl.algorithms.advantages import (
     returns_to_go,
     vtrace,
 )
-from async_rl.algorithms.off_policy import second_moment_bound, soft_advantages
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.config.algorithm import (
@@ -26,11 +25,9 @@ from async_rl.config.algorithm import (
     GroupAdvantage,
     PluginAdvantage,
     ReturnAdvantage,
-    SoftAdvantage,
     VtraceAdvantage,
 )
 from async_rl.config.plugins import ADVANTAGE, load_once
-from async_rl.config.policy_losses import MomentCorrection
 from async_rl.config.running import BufferConfig
 from async_rl.core.errors import StalenessError
 from async_rl.core.frozen import frozen
@@ -62,14 +59,12 @@ class BatchOutputs:
 class Targets:
     """The targets of the update, each float32 [R].
 
-    raw_advantages: before normalisation; returns: None without a critic; largest_log_ratio: the
-    largest |proximal - behavior| that the correction m2po keeps in this batch, None for others.
+    raw_advantages: before normalisation; returns: None without a critic.
     """
 
     raw_advantages: Tensor
     advantages: Tensor
     returns: Tensor | None
-    largest_log_ratio: Tensor | None
 
 
 def trained_mask(
@@ -142,32 +137,12 @@ def compute_targets(
         case GroupAdvantage(kind=estimator):
             advantages = group_advantages(totals - paid, groups=groups, estimator=estimator)
             raw = advantages[batch.sequence_index]
-        case SoftAdvantage() as soft:
-            values = soft_advantages(totals - paid, groups=groups, beta=soft.beta)
-            raw = values[batch.sequence_index]
         case PluginAdvantage() as plugin:
             estimate = load_once("algorithm.advantage.fn", plugin.fn, ADVANTAGE)
             raw = estimate(totals - paid, groups=groups)[batch.sequence_index]
     raw = raw.masked_fill(~mask, 0.0)
     advantages = _normalized(batch, raw, mask, algorithm)
-    return Targets(
-        raw_advantages=raw,
-        advantages=advantages,
-        returns=returns,
-        largest_log_ratio=_largest_log_ratio(batch, mask, outputs, algorithm),
-    )
-
-
-def _largest_log_ratio(
-    batch: Batch, mask: Tensor, outputs: BatchOutputs, algorithm: AlgorithmConfig
-) -> Tensor | None:
-    correction = algorithm.policy_loss.correction
-    if not isinstance(correction, MomentCorrection):
-        return None
-    index = torch.zeros_like(batch.sequence_index)
-    whole = Parts(index=index, count=1, mask=mask, across=batch.across)
-    log_ratio = outputs.proximal_logprobs - batch.behavior_logprobs
-    return second_moment_bound(log_ratio, batches=whole, limit=correction.max_moment)
+    return Targets(raw_advantages=raw, advantages=advantages, returns=returns)
 
 
 def _groups(batch: Batch, algorithm: AlgorithmConfig) -> Parts:

@@ -6,22 +6,23 @@ Invariant: after an exception neither parameters nor moments have changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from async_rl.algorithms.off_policy import repeated_part, step_scale
+from async_rl.algorithms.off_policy import step_scale
 from async_rl.algorithms.schedule import learning_rate
 from async_rl.config.base import replace
 from async_rl.config.learner import OptimizerConfig
-from async_rl.config.policy_losses import AlignedStepScale, EffectiveStepScale, StepScale
+from async_rl.config.plugins import GRADIENT, load_once
+from async_rl.config.policy_losses import EffectiveStepScale, PluginStepScale, StepScale
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError
 from async_rl.learner.host_memory import Moments
 from async_rl.learner.models import LearnerModels
-from async_rl.learner.sharding import gradient_norm, inner_product, reshard
+from async_rl.learner.sharding import gradient_norm, reshard
 
 
 class Applied(NamedTuple):
@@ -98,58 +99,48 @@ class ModelOptimizer:
             # Without a gradient AdamW would skip the parameter, but its moments must decay.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = gradient_norm(self._parameters)
-        norm_value = float(norm)
-        if not (math.isfinite(loss) and math.isfinite(norm_value)):
+        norm = changed = gradient_norm(self._parameters)
+        if isinstance(self._rule, PluginStepScale):
+            load_once("algorithm.step_scale.fn", self._rule.fn, GRADIENT)(self._pieces)
+            changed = gradient_norm(self._parameters)
+        norm_value, changed_value = float(norm), float(changed)
+        if not all(map(math.isfinite, (loss, norm_value, changed_value))):
             self.torch_optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError(
-                f"{self._name}: loss {loss}, gradient norm {norm_value}; no parameter was changed."
+                f"{self._name}: loss {loss}, gradient norm {changed_value}; no parameter was"
+                " changed."
                 " Look at the batch's log-probs and rewards; a lower learning rate or a lower"
                 " grad_clip may prevent it"
             )
-        scale, part = 1.0, 0.0
+        scale = changed_value / norm_value if norm_value else 1.0
         if isinstance(self._rule, EffectiveStepScale):
             scale = step_scale(effective_share, bound=self._rule.bound)
             self._scale_rate(scale)
-        elif isinstance(self._rule, AlignedStepScale):
-            part, scale = self._repeated_part(norm_value, self._rule.bound)
-            norm = scale * norm
         # Read once: on a GPU a comparison for each piece would wait for its arrival.
-        is_clipped = bool(norm > self._config.grad_clip)
+        is_clipped = bool(changed > self._config.grad_clip)
         waiting = {parameter: parameter.grad for parameter in self._parameters}
         self.torch_optimizer.zero_grad(set_to_none=True)
         for parameters in self.moments.pieces():
             # AdamW passes over parameters without a gradient.
             for parameter in parameters:
                 parameter.grad = waiting.pop(parameter)
-            if part:
-                torch._foreach_sub_(*self._directions(parameters), alpha=part)
             if is_clipped:
-                torch.nn.utils.clip_grads_with_norm_(parameters, self._config.grad_clip, norm)
+                torch.nn.utils.clip_grads_with_norm_(parameters, self._config.grad_clip, changed)
             self.torch_optimizer.step()
             self.torch_optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
         reshard(self._model)
         return Applied(norm_value, scale)
 
-    def _repeated_part(self, norm: float, bound: float) -> tuple[float, float]:
-        """Return how much of the first moment the gradients lose to have a cosine of at most
-        `bound` with it, and the share of their norm that is left.
-        """
-        if not self.torch_optimizer.state:
-            return 0.0, 1.0
-        product = squared = 0.0
-        for parameters in self.moments.pieces():
-            gradients, moments = self._directions(parameters)
-            product += inner_product(gradients, moments)
-            squared += inner_product(moments, moments)
-        return repeated_part(norm**2, product, squared, bound=bound)
-
-    def _directions(self, parameters: Iterable[nn.Parameter]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the gradients and the first moments of parameters."""
+    def _pieces(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Yield all gradients and first moments, zeros before the first step, some at a time."""
         states = self.torch_optimizer.state
-        pairs = [(p.grad, states[p]["exp_avg"]) for p in parameters if p.grad is not None]
-        return [gradient for gradient, _ in pairs], [moment for _, moment in pairs]
+        for parameters in self.moments.pieces():
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if states:
+                yield gradients, [states[p]["exp_avg"] for p in parameters]
+            else:
+                yield gradients, [torch.zeros_like(gradient) for gradient in gradients]
 
     def discard(self) -> None:
         """Clear the gradients without a step."""

@@ -294,12 +294,6 @@ def full_tensor(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def inner_product(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
-    """Return the sum of the products of all elements of two lists of shards (collective)."""
-    products = [(a.double() * b.double()).sum() for a, b in zip(left, right, strict=True)]
-    return float(full_tensor(torch.stack(products).sum()))
-
-
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return the global norm of the gradients of all shards (collective): float32 []."""
     gradients = [p.grad for p in parameters if p.grad is not None]

@@ -26,21 +26,20 @@ from async_rl.batching.partition import passes
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
+from async_rl.core.codec import encode
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleId, failed_share
-from async_rl.core.types import FloatArray, Group, IntArray
+from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
 from async_rl.learner.checkpoint import BaseSum, Checkpointer, ModelState
-from async_rl.learner.failed_batches import write_failed
+from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.loading import load_models
-from async_rl.learner.metrics import part_scalars, step_histograms, step_scalars
+from async_rl.learner.metrics import Step, part_scalars, step_histograms, step_scalars
 from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
-from async_rl.learner.records import StepRecord
 from async_rl.learner.sharding import Ranks, divide_ranks
 from async_rl.learner.update import Updater
-from async_rl.learner.wiring import forward_passes, reference_share, update_settings
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import TensorSpec
 from async_rl.weights.lora import whole_adapter, write_adapter
@@ -100,7 +99,8 @@ class Trainer:
         self._specs = [self._spec(name, tensor) for name, tensor in self._policy.named_weights()]
         trained = model_optimizers(config, models)
         self._optimizers = [optimizer for _, optimizer in trained.values()]
-        self._reference_share = reference_share(config.algorithm.reference)
+        reference = config.algorithm.reference
+        self._reference_share = 0.0 if reference is None else reference.ref_ema_eta
         self._moving_reference: Policy | None = None
         if self._reference_share and isinstance(models.reference, Policy):
             self._moving_reference = models.reference
@@ -111,9 +111,9 @@ class Trainer:
         if isinstance(config.model.lora, LoraAdapter):
             stateful["base"] = BaseSum(model_path)
         self._checkpointer = Checkpointer(self._ranks, trained, stateful)
-        self._forward = forward_passes(config, models, self._ranks)
+        self._forward = ForwardPasses(config, models, self._ranks)
         self._updater = Updater(
-            update_settings(config),
+            config,
             self._ranks,
             models=models,
             forward=self._forward,
@@ -161,10 +161,10 @@ class Trainer:
         batch = collate_part(part, device=self.device, across=self._ranks.across)
         num_updates = self._num_updates
         try:
-            record = self._updater.step(batch, version)
+            step = self._updater.step(batch, version)
         except NonFiniteError as error:
             ids = ", ".join(str(group.group_id) for group in part.heads)
-            path = write_failed(self._failed_batches, part, version)
+            path = self._write_failed(part, version)
             is_changed = self._num_updates > num_updates
             kind = PartlyTrained if is_changed else NonFiniteError
             raise kind(
@@ -174,30 +174,39 @@ class Trainer:
             follow(self._moving_reference, self._policy, share=self._reference_share)
         return StepResult(
             scalars={
-                **step_scalars(
-                    batch,
-                    record,
-                    version=version,
-                    algorithm=config.algorithm,
-                    pass_reward=config.reward.pass_reward,
-                ),
+                **step_scalars(step, version=version, pass_reward=config.reward.pass_reward),
                 **part_scalars(samples),
                 "reward/failed_share": failed,
             },
-            histograms=step_histograms(batch, record, version=version),
-            advantages=self._advantages(part, record),
+            histograms=step_histograms(step, version=version),
+            advantages=self._advantages(part, step),
         )
 
     @property
     def _num_updates(self) -> int:
         return sum(optimizer.num_updates for optimizer in self._optimizers)
 
-    def _advantages(self, part: BatchPart, record: StepRecord) -> dict[SampleId, FloatArray]:
+    def _write_failed(self, part: BatchPart, version: int) -> Path:
+        """Write the rank's part of a batch for inspection, and return the path of rank 0.
+
+        `async_rl.core.codec.decode(path.read_bytes(), dict[int, list[Trajectory]])` reads it: the
+        sequences by the id of their group.
+        """
+        sequences: dict[int, list[Trajectory]] = {}
+        for (group_id, _), trajectory in zip(part.own_ids, part.trajectories, strict=True):
+            sequences.setdefault(group_id, []).append(trajectory)
+        directory = self._failed_batches
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"step_{version + 1:06d}.rank_{{}}.msgpack"
+        (directory / name.format(part.number)).write_bytes(encode(sequences))
+        return directory / name.format(0)
+
+    def _advantages(self, part: BatchPart, step: Step) -> dict[SampleId, FloatArray]:
         """The advantages of each own sequence's response tokens, on one rank of its context."""
         if not self._models.has_values or self._ranks.context.index:
             return {}
         ends = np.cumsum([sample.response_length for sample in part.trajectories])
-        rows = np.split(record.targets.advantages.float().cpu().numpy(), ends)
+        rows = np.split(step.targets.advantages.float().cpu().numpy(), ends)
         return dict(zip(part.own_ids, rows, strict=False))
 
     def leave_device(self) -> None:

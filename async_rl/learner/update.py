@@ -9,20 +9,28 @@ Invariants
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.losses import token_weights
-from async_rl.algorithms.off_policy import effective_sequences
+from async_rl.algorithms.losses import token_weights, value_loss
+from async_rl.algorithms.off_policy import BehaviorWeights, effective_sequences
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
 from async_rl.config.algorithm import SumAggregation
-from async_rl.learner.forward_passes import ForwardPasses, Minibatch, record_policy
-from async_rl.learner.models import Critic, LearnerModels, PolicyOutput
+from async_rl.config.run import RunConfig
+from async_rl.learner.forward_passes import (
+    ForwardPasses,
+    Minibatch,
+    needs_policy_before,
+    record_policy,
+)
+from async_rl.learner.metrics import Step, Totals
+from async_rl.learner.models import LearnerModels, PolicyOutput
 from async_rl.learner.objective import (
     BatchOutputs,
     Targets,
@@ -32,11 +40,9 @@ from async_rl.learner.objective import (
 )
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import ModelOptimizer
-from async_rl.learner.pass_loss import PolicySums, policy_pass_loss
-from async_rl.learner.records import Step, StepRecord, Totals, UpdateSettings
+from async_rl.learner.pass_loss import PolicySums, correction, policy_pass_loss
 from async_rl.learner.sharding import Ranks
-from async_rl.learner.value_loss import value_pass_loss
-from async_rl.learner.wiring import needs_policy_before
+from async_rl.learner.token_rewards import RewardRules
 
 
 class Updater:
@@ -44,7 +50,7 @@ class Updater:
 
     def __init__(
         self,
-        settings: UpdateSettings,
+        config: RunConfig,
         ranks: Ranks,
         *,
         models: LearnerModels,
@@ -53,26 +59,34 @@ class Updater:
         critic_optimizer: ModelOptimizer | None,
         state: ObjectiveState,
     ) -> None:
-        self._settings = settings
-        self._algorithm = settings.algorithm
+        self._algorithm = config.algorithm
+        self._config = config
+        self._rules = RewardRules(
+            reward=config.reward,
+            max_response_tokens=config.data.max_response_tokens,
+            zero_truncated=config.algorithm.truncated in ("zero_reward", "bootstrap"),
+        )
         self._ranks = ranks
         self._models = models
         self._forward = forward
         self._policy_optimizer = policy_optimizer
         self._critic_optimizer = critic_optimizer
         self._state = state
-        self._critic = settings.algorithm.critic
+        self._critic = config.algorithm.critic
         self._value_coef = 0.0 if self._critic is None else self._critic.value_coef
         self._warmup_steps = 0 if self._critic is None else self._critic.warmup_steps
 
-    def step(self, batch: Batch, version: int) -> StepRecord:
+    def step(self, batch: Batch, version: int) -> Step:
         """Train on the batch. Raises StalenessError, NonFiniteError before a parameter changes."""
-        settings = self._settings
         mask = trained_mask(
-            batch, version=version, algorithm=settings.algorithm, buffer=settings.buffer
+            batch, version=version, algorithm=self._algorithm, buffer=self._config.buffer
         )
         trains_policy = version >= self._warmup_steps
-        policy_lr, value_lr = self._set_learning_rates(version)
+        # The policy's schedule starts after the critic's warm-up.
+        policy_step = version - self._warmup_steps
+        policy_lr = self._policy_optimizer.set_step(policy_step) if trains_policy else 0.0
+        critic_optimizer = self._critic_optimizer
+        value_lr = None if critic_optimizer is None else critic_optimizer.set_step(version)
 
         started_s = time.perf_counter()
         updates = self._plan(batch, mask, version)
@@ -81,14 +95,14 @@ class Updater:
         records_policy = trains_policy and len(updates) == 1 and not waits
         before, kept = self._forward.run(
             batch,
-            updates[: settings.learner.minibatches],
+            updates[: self._config.learner.minibatches],
             with_policy=not records_policy,
             trains_policy=trains_policy,
         )
         forwarded_s = time.perf_counter()
-        kl_coef, units = self._state.kl_coef, self._state.units
+        kl_coef, units, moments = self._state.kl_coef, self._state.units, self._state.moments
         targets = self._targets(batch, mask, before, kl_coef)
-        moments, value_targets = self._state.moments, targets.returns
+        value_targets = targets.returns
         if targets.returns is not None:
             moments, value_targets = self._state.observe(targets.returns, mask, batch.across)
         step = Step(
@@ -97,42 +111,32 @@ class Updater:
             before=before,
             targets=targets,
             value_targets=value_targets,
+            corrected=None if records_policy else self._corrected(batch, mask, before),
             kept=kept,
             trains_policy=trains_policy,
+            kl_coef=kl_coef,
+            units=units,
+            policy_lr=policy_lr,
+            value_lr=value_lr,
+            forward_s=forwarded_s - started_s,
+            advantages_s=time.perf_counter() - forwarded_s,
         )
         targeted_s = time.perf_counter()
         for minibatch in updates:
             self._update(step, minibatch)
         kl = kl_per_sequence(batch, before)
         self._state.end_step(moments, kl=kl, num_sequences=batch.num_sequences)
-        return StepRecord(
-            mask=mask,
-            before=before,
-            targets=targets,
-            totals=step.totals,
-            kl_coef=kl_coef,
-            units=units,
-            policy_lr=policy_lr,
-            value_lr=value_lr,
-            forward_s=forwarded_s - started_s,
-            advantages_s=targeted_s - forwarded_s,
+        return dataclasses.replace(
+            step,
+            corrected=step.corrected or self._corrected(batch, mask, before),
             update_s=time.perf_counter() - targeted_s,
         )
-
-    def _set_learning_rates(self, version: int) -> tuple[float, float | None]:
-        """Set and return the learning rates; that of the policy starts after the warm-up."""
-        policy_lr, value_lr = 0.0, None
-        if self._critic_optimizer is not None:
-            value_lr = self._critic_optimizer.set_step(version)
-        if version >= self._warmup_steps:
-            policy_lr = self._policy_optimizer.set_step(version - self._warmup_steps)
-        return policy_lr, value_lr
 
     def _plan(self, batch: Batch, mask: Tensor, version: int) -> list[Minibatch]:
         """The minibatches of all epochs, in order."""
         has_gradient = self._has_gradient(batch, mask)
         updates = []
-        for epoch in range(self._settings.learner.epochs):
+        for epoch in range(self._config.learner.epochs):
             updates += self._forward.plan(batch, version, epoch, has_gradient=has_gradient)
         return updates
 
@@ -142,10 +146,18 @@ class Updater:
             mask,
             before,
             algorithm=self._algorithm,
-            rules=self._settings.rules,
+            rules=self._rules,
             kl_coef=kl_coef,
             units=self._state.units,
         )
+
+    def _corrected(self, batch: Batch, mask: Tensor, before: BatchOutputs) -> BehaviorWeights:
+        """The behavior weights of all own tokens (collective)."""
+        log_ratio = before.proximal_logprobs - batch.behavior_logprobs
+        sequences = Parts(
+            index=batch.sequence_index, count=batch.num_sequences, mask=mask, across=batch.across
+        )
+        return correction(self._algorithm.policy_loss.correction, log_ratio, sequences=sequences)
 
     def _has_gradient(self, batch: Batch, mask: Tensor) -> Tensor:
         """Return the sequences whose loss can have a gradient: bool [B].
@@ -164,15 +176,15 @@ class Updater:
     def _update(self, step: Step, minibatch: Minibatch) -> None:
         """Run the optimizer steps of one minibatch."""
         weights = self._weights(self._members(step, minibatch.sequences))
-        critic, critic_optimizer = self._models.critic, self._critic_optimizer
-        if critic_optimizer is None:
+        optimizer = self._critic_optimizer
+        if optimizer is None:
             self._update_policy(step, minibatch, weights)
-        elif critic is None:
-            self._update_both(step, minibatch, weights, critic_optimizer)
+        elif self._models.critic is None:
+            self._update_both(step, minibatch, weights, optimizer)
         else:
             if step.trains_policy:
                 self._update_policy(step, minibatch, weights)
-            self._update_critic(step, minibatch, weights, critic, critic_optimizer)
+            self._update_critic(step, minibatch, weights, optimizer)
         step.totals.updates += 1
 
     def _members(self, step: Step, sequences: Sequence[int]) -> Parts:
@@ -195,7 +207,7 @@ class Updater:
 
     def _update_policy(self, step: Step, minibatch: Minibatch, weights: Tensor) -> None:
         """Run one optimizer step of the policy."""
-        sums = self._zeros(len(PolicySums._fields))
+        sums = torch.zeros(len(PolicySums._fields), device=self._ranks.device)
         for row in minibatch.passes:
             has_gradient = row not in minibatch.zero_gradient  # without: only for its metrics
             with torch.set_grad_enabled(has_gradient):
@@ -209,20 +221,16 @@ class Updater:
         self._apply_policy(step, minibatch, sums)
 
     def _update_critic(
-        self,
-        step: Step,
-        minibatch: Minibatch,
-        weights: Tensor,
-        critic: Critic,
-        optimizer: ModelOptimizer,
+        self, step: Step, minibatch: Minibatch, weights: Tensor, optimizer: ModelOptimizer
     ) -> None:
         """Run one optimizer step of a critic that has its own backbone."""
-        total = self._zeros()
+        critic = self._models.critic
+        total = torch.zeros((), device=self._ranks.device)
         for row in minibatch.passes:
             values = step.kept.critic.pop(row, None)
-            if values is None:
+            if values is None and critic is not None:
                 values = critic(row).at_tokens
-            loss = value_pass_loss(self._critic, step, row, values, weights)
+            loss = self._value_loss(step, row, values, weights)
             self._backward(loss, scale=self._value_coef)
             total += loss.detach()
         self._apply_critic(step.totals, total, optimizer)
@@ -234,11 +242,15 @@ class Updater:
 
         optimizer: that of the head.  During the warm-up only the head is trained.
         """
-        sums, total = self._zeros(len(PolicySums._fields)), self._zeros()
+        device = self._ranks.device
+        sums, total = (
+            torch.zeros(len(PolicySums._fields), device=device),
+            torch.zeros((), device=device),
+        )
         for row in minibatch.passes:
             output = self._policy_output(step, row)
             values = None if output.values is None else output.values.at_tokens
-            value = value_pass_loss(self._critic, step, row, values, weights)
+            value = self._value_loss(step, row, values, weights)
             loss = self._value_coef * value
             if step.trains_policy:
                 policy, counted = self._policy_loss(step, row, output, weights)
@@ -268,8 +280,20 @@ class Updater:
             weights=weights[row.token_index],
             before=step.before,
             targets=step.targets,
+            corrected=step.corrected,
             kl_coef=self._state.kl_coef,
         )
+
+    def _value_loss(self, step: Step, row: Pass, values: Tensor | None, weights: Tensor) -> Tensor:
+        """The pass's part of the minibatch's value loss. weights: float32 [R], of the batch."""
+        critic, old_values, targets = self._critic, step.before.values, step.value_targets
+        if critic is None or values is None or old_values is None or targets is None:
+            raise ValueError("a critic is trained on the returns of gae and vtrace only")
+        index = row.token_index
+        losses = value_loss(
+            values, old_values=old_values[index], returns=targets[index], clip=critic.value_clip
+        )
+        return torch.where(weights[index] > 0, losses * weights[index], 0.0).sum()
 
     def _backward(self, loss: Tensor, *, scale: float = 1.0) -> None:
         # FSDP averages gradients over ranks, but the losses of ranks are parts of one sum.
@@ -291,6 +315,3 @@ class Updater:
         loss = float(self._ranks.sum(total))
         totals.value_grad_norm += optimizer.apply(loss).norm
         totals.value_loss += loss
-
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, device=self._ranks.device)

@@ -130,9 +130,7 @@ def _update(
     tracker: FSDPMemTracker,
 ) -> None:
     """The passes of one step of a batch of two passes. wide: a pass without a gradient."""
-    forward = ForwardPasses(
-        learner, ranks, learner=config.learner, seed=0, temperature=1.0, needs_exact_kl=False
-    )
+    forward = ForwardPasses(config, learner, ranks)
     chunk_tokens = learner.policy.chunk_tokens(config.learner.logits_chunk_mb)
     with torch.no_grad():
         if learner.reference is not None:

@@ -26,19 +26,19 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.losses import token_weights
-from async_rl.algorithms.off_policy import second_moment_bound
+from async_rl.algorithms.off_policy import BehaviorWeights
 from async_rl.algorithms.parts import ALONE, Parts
 from async_rl.batching.batch import Baselines, Batch, Steps
 from async_rl.batching.packing import Pass
 from async_rl.composition.compose import compose_unchecked
 from async_rl.composition.overrides import with_defaults
 from async_rl.config.algorithm import SumAggregation
-from async_rl.config.policy_losses import MomentCorrection
+from async_rl.config.policy_losses import BehaviorCorrection
 from async_rl.config.run import RunConfig
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, compute_targets
 from async_rl.learner.objective_state import ValueUnits
-from async_rl.learner.pass_loss import policy_pass_loss
+from async_rl.learner.pass_loss import correction, policy_pass_loss
 from async_rl.learner.token_rewards import RewardRules
 from benchmarks.figures import figure
 
@@ -109,6 +109,25 @@ def _loss(name: str, *settings: str) -> Row:
     return Row(name=label, settings=(*UNBIASED[:2], kind, *parameters))
 
 
+def _example(fn: str) -> Row:
+    """The row of a plug-in in async_rl/examples/losses/, by what it is called."""
+    module, _, function = fn.partition(":")
+    choice, columns = {
+        "loss": ("policy_loss", ("fresh", "old", "later")),
+        "advantages": ("advantage", ("fresh",)),
+        "weights": ("policy_loss.correction", ("old",)),
+    }[function]
+    settings = [
+        f"algorithm.{choice}=plugin",
+        f"algorithm.{choice}.fn=async_rl.examples.losses.{module}:{function}",
+    ]
+    if function == "loss":
+        # As for the other losses: with its default correction.
+        return Row(name=f"`{fn}`", settings=(*UNBIASED[:2], *settings), columns=columns)
+    loss = [_REINFORCE] if function == "advantages" else []
+    return Row(name=f"`{fn}`", settings=_all(*loss, *settings), columns=columns)
+
+
 ROWS = (
     _advantage("rloo"),
     _advantage("dr_grpo"),
@@ -117,7 +136,6 @@ ROWS = (
     _advantage("reinforce_plus_plus"),
     _advantage("reinforce_plus_plus", "algorithm.normalize_advantages=batch"),
     _advantage("reinforce_plus_plus_baseline"),
-    _advantage("oapl"),
     _advantage("gae"),
     _advantage("vtrace"),
     _aggregation("sequence_sum"),
@@ -130,18 +148,19 @@ ROWS = (
     _correction("sequence_tis", "max=8.0"),
     _correction("sequence_mis"),
     _correction("sequence_tis", "geometric_max=1.5", "geometric_min=0.67"),
-    _correction("m2po"),
     _loss("ppo"),
     _loss("ppo_vanilla"),
-    _loss("ppo_vanilla", "clip_low=0.8", "clip_high=4", "veto_ratio=2"),
     _loss("gspo"),
     _loss("cispo"),
     _loss("reinforce"),
-    _loss("sapo"),
     _loss("dppo"),
-    _loss("drpo"),
     _loss("vespo"),
-    _loss("oapl"),
+    _example("sapo:loss"),
+    _example("drpo:loss"),
+    _example("mu_grpo:loss"),
+    _example("oapl:loss"),
+    _example("oapl:advantages"),
+    _example("m2po:weights"),
 )
 
 
@@ -273,13 +292,6 @@ def gradient(
         kl_coef=0.0,
         units=ValueUnits(),
     )
-    correction = algorithm.policy_loss.correction
-    if isinstance(correction, MomentCorrection):
-        log_ratio = before.proximal_logprobs - batch.behavior_logprobs
-        index = batch.group_index[batch.sequence_index]
-        batches = Parts(index=index, count=batch.num_groups, mask=batch.loss_mask)
-        largest = second_moment_bound(log_ratio, batches=batches, limit=correction.max_moment)
-        targets = dataclasses.replace(targets, largest_log_ratio=largest)
     logprobs = bandit.tokens(policy)
     output = PolicyOutput(logprobs=logprobs, entropies=before.entropies, kl=None, values=None)
     loss, _ = policy_pass_loss(
@@ -290,9 +302,22 @@ def gradient(
         weights=_weights(config, batch, bandit.probabilities(behavior)),
         before=before,
         targets=targets,
+        corrected=_corrected(algorithm.policy_loss.correction, batch, before),
         kl_coef=0.0,
     )
     return torch.autograd.grad(-loss, policy.parameters)[0]
+
+
+def _corrected(settings: BehaviorCorrection, batch: Batch, before: BatchOutputs) -> BehaviorWeights:
+    """The behavior weights: each group is a batch of its own, on which a correction may depend."""
+    log_ratio = before.proximal_logprobs - batch.behavior_logprobs
+    sizes = torch.bincount(batch.group_index[batch.sequence_index]).tolist()
+    found = []
+    for own, index in zip(log_ratio.split(sizes), batch.sequence_index.split(sizes), strict=True):
+        mask = torch.ones_like(index, dtype=torch.bool)
+        group = Parts(index=index - index[0], count=GROUP_SIZE, mask=mask)
+        found.append(correction(settings, own, sequences=group))
+    return BehaviorWeights(*(torch.cat(x) for x in zip(*found, strict=True)))
 
 
 def _weights(config: RunConfig, batch: Batch, probabilities: Tensor) -> Tensor:

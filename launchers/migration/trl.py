@@ -40,7 +40,11 @@ def _loss(given: Given) -> Fate:
             "algorithm.aggregation": "sequence_sum",
             "algorithm.aggregation.tokens": tokens,
         },
-        "sapo": {"algorithm.policy_loss": "sapo", "algorithm.aggregation": "sequence_mean"},
+        "sapo": {
+            "algorithm.policy_loss": "plugin",
+            "algorithm.policy_loss.fn": "async_rl.examples.losses.sapo:loss",
+            "algorithm.aggregation": "sequence_mean",
+        },
         "vespo": {"algorithm.policy_loss": "vespo"},
         "cispo": {"algorithm.policy_loss": "cispo", "algorithm.aggregation": "token_mean"},
     }

@@ -24,6 +24,7 @@ from async_rl.config.plugins import (
     CORRECTION,
     DATA_SOURCE,
     ENGINE,
+    GRADIENT,
     POLICY_LOSS,
     PROVIDED_ENGINES,
     Kind,
@@ -31,7 +32,7 @@ from async_rl.config.plugins import (
     load_function,
     load_rollout,
 )
-from async_rl.config.policy_losses import PluginCorrection, PluginLoss
+from async_rl.config.policy_losses import PluginCorrection, PluginLoss, PluginStepScale
 from async_rl.config.rewards import RewardConfig, SandboxConfig
 from async_rl.config.rollout import RolloutConfig
 from async_rl.config.run import RunConfig
@@ -98,6 +99,9 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
         yield from _plugin_problems(setting, loss.correction.fn, CORRECTION)
     if isinstance(advantage, PluginAdvantage):
         yield from _plugin_problems("algorithm.advantage.fn", advantage.fn, ADVANTAGE)
+    if isinstance(config.algorithm.step_scale, PluginStepScale):
+        setting = "algorithm.step_scale.fn"
+        yield from _plugin_problems(setting, config.algorithm.step_scale.fn, GRADIENT)
     if config.generation.engine not in PROVIDED_ENGINES:
         yield from _plugin_problems("generation.engine", config.generation.engine, ENGINE)
     shape = model_shape(config)

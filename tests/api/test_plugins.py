@@ -118,15 +118,18 @@ def test_loss_weights_and_advantages_are_those_of_the_plugins() -> None:
     mask = torch.ones(3, dtype=torch.bool)
     sequences = Parts(index=torch.tensor([0, 0, 1]), count=2, mask=mask)
     log_ratio = torch.tensor([0.0, 1.0, 2.0])
-    weights = pass_loss.correction(algorithm, log_ratio, sequences, None).weights
+    weights = pass_loss.correction(
+        algorithm.policy_loss.correction, log_ratio, sequences=sequences
+    ).weights
     assert weights.tolist() == [0.5, 0.5, 0.5]
     loss = pass_loss._policy_loss(
         algorithm.policy_loss,
-        torch.zeros(3),
         torch.log(torch.tensor([1.0, 2.0, 3.0])),
-        torch.tensor([1.0, -1.0, 2.0]),
-        weights,
-        sequences,
+        proximal=torch.zeros(3),
+        behavior=torch.zeros(3),
+        advantages=torch.tensor([1.0, -1.0, 2.0]),
+        behavior_weight=weights,
+        sequences=sequences,
     ).loss
     torch.testing.assert_close(loss, torch.tensor([-0.5, 1.0, -3.0]))
 

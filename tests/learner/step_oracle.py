@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.core.types import Group, Score, Trajectory
 from async_rl.learner.forward_passes import Minibatch
-from async_rl.learner.records import Step
+from async_rl.learner.metrics import Step
 from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer
 from async_rl.learner.update import Updater
@@ -236,16 +236,16 @@ class StepOracle:
             log_ratio = mean.detach() + log_ratio - log_ratio.detach()
         ratio = log_ratio.exp()
         bounded = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
-        if objective.loss in ("sapo", "dppo", "drpo", "vespo", "oapl"):
+        if objective.loss in ("sapo", "dppo", "drpo", "vespo", "oapl", "mu_grpo"):
             losses = self._off_policy_losses(sample, logprobs, advantages)
         elif objective.loss == "cispo":
             losses = -weight * bounded.detach() * advantages * logprobs
         else:
             losses = -weight * torch.minimum(ratio * advantages, bounded * advantages)
+        losses = losses.masked_fill(self._vetoed(sample, logprobs, advantages), 0)
         d = logprobs - sample.reference
         losses = losses + objective.kl_in_loss * weight * ((-d).exp() - 1 + d)
-        losses = losses - objective.entropy_coef * entropies
-        return losses.masked_fill(self._vetoed(sample, logprobs, advantages), 0)
+        return losses - objective.entropy_coef * entropies
 
     def _vetoed(self, sample: Sample, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """The tokens from the first whose ratio is too large, where advantages are negative."""
@@ -267,6 +267,8 @@ class StepOracle:
         if objective.loss == "dppo":
             shift = (logprobs.exp() - sample.behavior.exp()) * torch.where(advantages > 0, 1, -1)
             return -ratio * advantages * (shift <= objective.max_shift)
+        if objective.loss == "mu_grpo":
+            return -torch.minimum(ratio * advantages, ratio.clamp(0.2, 5.0) * advantages)
         if objective.loss == "drpo":
             pull = advantages.abs() * sample.behavior.exp() * (ratio - 1) ** 2 / 25
             return pull - ratio * advantages
@@ -361,7 +363,7 @@ class StepOracle:
         return {
             "grpo": (reward - mean) / (float(np.std(members, ddof=1)) + 1e-6),
             "dr_grpo": reward - mean,
-            "oapl": reward - float(np.log(np.mean(np.exp(np.array(members) / 0.5))) * 0.5),
+            "oapl": reward - float(np.log(np.mean(np.exp(np.array(members))))),
             "rloo": (reward - mean) * len(members) / (len(members) - 1),
         }[self._objective.advantage]
 

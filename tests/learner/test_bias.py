@@ -43,20 +43,12 @@ def test_dividing_by_the_standard_deviation_or_by_the_length_is_a_bias(
 
 
 @pytest.mark.proves(
-    "algorithm.advantage.beta",
-    "algorithm.policy_loss.beta",
     "algorithm.policy_loss.max_shift",
-    "algorithm.policy_loss.veto_ratio",
-    "algorithm.policy_loss.correction.max_moment",
 )
 @pytest.mark.parametrize(
     ("choice", "setting", "column"),
     [
-        ("advantage=oapl", "advantage.beta=0.2", "fresh"),
-        ("policy_loss=oapl", "policy_loss.beta=0.2", "old"),
         ("policy_loss=dppo", "policy_loss.max_shift=0.02", "old"),
-        ("policy_loss=ppo", "policy_loss.veto_ratio=1.2", "old"),
-        ("policy_loss.correction=m2po", "policy_loss.correction.max_moment=0.4", "old"),
     ],
 )
 def test_every_parameter_of_a_choice_changes_the_gradient(

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from async_rl.config.base import replace
 from async_rl.config.learner import OptimizerConfig
-from async_rl.config.policy_losses import AlignedStepScale, StepScale
+from async_rl.config.policy_losses import PluginStepScale, StepScale
 from async_rl.learner import host_memory
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import local
@@ -74,7 +74,9 @@ def states(optimizer: ModelOptimizer) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rule", [None, AlignedStepScale(kind="gradient_alignment", bound=0.3)])
+@pytest.mark.parametrize(
+    "rule", [None, PluginStepScale(kind="plugin", fn="async_rl.examples.losses.gac:cut")]
+)
 @pytest.mark.parametrize("piece_bytes", [1, 8 * 24, 8 * 30, 8 * 1000])
 def test_pieces_give_the_bits_of_one_step_over_all(
     device: str, rule: StepScale | None, piece_bytes: int, monkeypatch: pytest.MonkeyPatch

@@ -72,26 +72,25 @@ VARIANTS = {
         Objective(geometric_max=1.1),
         4,
     ),
-    f"grpo_code {TWICE} algorithm.policy_loss=sapo": (Objective(loss="sapo"), 4),
+    f"grpo_code algorithm=sapo {TWICE}": (Objective(loss="sapo"), 4),
     f"grpo_code {TWICE} algorithm.policy_loss=dppo algorithm.policy_loss.max_shift=0.02": (
         Objective(loss="dppo", max_shift=0.02),
         4,
     ),
-    f"grpo_code {TWICE} algorithm.policy_loss.veto_ratio=1.2 algorithm.entropy_coef=0.01": (
-        Objective(veto_ratio=1.2, entropy_coef=0.01),
+    f"grpo_code algorithm=mu_grpo {TWICE} algorithm.entropy_coef=0.01": (
+        Objective(loss="mu_grpo", veto_ratio=2.0, entropy_coef=0.01),
         4,
     ),
-    f"grpo_code {TWICE} algorithm.policy_loss=drpo": (Objective(loss="drpo"), 4),
+    f"grpo_code algorithm=drpo {TWICE}": (Objective(loss="drpo"), 4),
     f"grpo_code {TWICE} algorithm.policy_loss=vespo algorithm.aggregation=sequence_sum": (
         Objective(loss="vespo", aggregation="sequence_sum"),
         4,
     ),
-    f"grpo_code {TWICE} algorithm.policy_loss=oapl algorithm.policy_loss.beta=0.3"
-    " algorithm.advantage=oapl algorithm.advantage.beta=0.5 algorithm.aggregation=sequence_sum": (
-        Objective(advantage="oapl", loss="oapl", beta=0.3, aggregation="sequence_sum"),
+    f"grpo_code algorithm=oapl {TWICE}": (
+        Objective(advantage="oapl", loss="oapl", aggregation="sequence_sum"),
         4,
     ),
-    f"grpo_code {TWICE} algorithm.policy_loss.correction=m2po": (Objective(correction="m2po"), 4),
+    f"grpo_code algorithm=m2po {TWICE}": (Objective(correction="m2po"), 4),
     f"ppo_code {TWICE} algorithm.kl.coef=0.3 algorithm.advantage.gamma=0.9"
     " algorithm.advantage.gae_lambda=0.8": (
         Objective(advantage="gae", normalize="batch", kl_in_reward=0.3, gamma=0.9, lam=0.8),

@@ -41,7 +41,8 @@ OBJECTIVES = {
             "algorithm.advantage.critic.warmup_steps=1",
         ),
     ),
-    "grpo": ("grpo_code", (*EXACT_KL, "algorithm.step_scale=gradient_alignment")),
+    "grpo": ("grpo_code", (*EXACT_KL, "algorithm=gac")),
+    "weights of the whole batch": ("grpo_code", ("algorithm=m2po",)),
     "grpo with silent groups": ("grpo_code", ()),
     "an adapter": ("grpo_code", (*EXACT_KL, "model.lora=lora", "model.lora.rank=4")),
 }
@@ -49,6 +50,7 @@ MEMORY_KNOBS = {
     "ppo": ("learner.gradient_checkpointing=true", "learner.shard_units=1000"),
     "ppo on one backbone": ("learner.budget_tokens=30",),
     "grpo": (),
+    "weights of the whole batch": ("learner.budget_tokens=30",),
     "grpo with silent groups": ("learner.budget_tokens=30",),
     "an adapter": ("learner.gradient_checkpointing=true",),
 }

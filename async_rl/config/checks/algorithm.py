@@ -12,7 +12,7 @@ from async_rl.config.policy_losses import BehaviorLoss
 from async_rl.config.reward_terms import TESTS
 from async_rl.config.run import RunConfig
 
-COMPARING_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "oapl", "reinforce_plus_plus_baseline")
+COMPARING_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 
 
 def algorithm_problems(config: RunConfig) -> Iterator[str]:
