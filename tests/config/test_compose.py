@@ -413,7 +413,7 @@ def test_choosing_a_variant_takes_its_own_values_in_any_order() -> None:
         ),
         (
             ["algorithm.policy_loss=pppo"],
-            "must be one of plugin, ppo, gspo, ppo_vanilla, cispo, reinforce, s",
+            "must be one of plugin, ppo, gspo, ppo_vanilla, cispo, reinforce, dppo, vespo",
         ),
         (["algorithm.kl=5"], "algorithm.kl=5: must be one of none, reward, loss"),
     ],

@@ -189,7 +189,7 @@ def test_the_cosine_of_the_policy_reaches_its_floor_whatever_the_critics_warm_up
             "learner.optimizer.lr=1",
             f"algorithm.advantage.critic.warmup_steps={warmup_steps}",
         )
-        return trainer._updater._set_learning_rates(39)[0]
+        return trainer.step(make_groups(version=39), 39).scalars["policy/lr"]
 
     assert last_rate(0) == pytest.approx(0.1, abs=0.01)
     assert last_rate(16) == pytest.approx(0.1, abs=0.01)
