@@ -75,7 +75,7 @@ def _gpu(handle: object) -> Gpu:
     is_mig = False
     numa_node = None
     num_nvlinks = 0
-    # Each of these three is absent on some devices, and the device is usable all the same.
+    # Some devices lack one of these three facts, and are usable without it.
     with contextlib.suppress(pynvml.NVMLError):
         is_mig = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     with contextlib.suppress(pynvml.NVMLError):

@@ -44,8 +44,8 @@ class Machine:
     gpu_nodes: tuple[int | None, ...] = ()
 
     def near(self, gpu: int, cores: Sequence[int]) -> list[int]:
-        """Return the cores among these on the memory node of a GPU; all of them if none is, or if
-        the nodes are unknown.
+        """Return the given cores that are on the memory node of a GPU; all cores if none is, or
+        if the nodes are unknown.
         """
         node = self.gpu_nodes[gpu] if gpu < len(self.gpu_nodes) else None
         nodes = dict(zip(self.cores, self.core_nodes, strict=False))
@@ -53,7 +53,7 @@ class Machine:
 
 
 UNKNOWN_DISK = 1 << 62
-"""The free space of a described machine whose disk is not given: no run fails because of it."""
+"""The free space if the description of a machine names none: no run fails because of its disk."""
 
 
 def this_machine() -> Machine:
@@ -72,7 +72,7 @@ def this_machine() -> Machine:
         num_gpus=num_gpus if are_usable else 0,
         memory_mb=_memory_mb(),
         unusable_gpus=0 if are_usable else num_gpus,
-        # A process may be placed on any of them, so the plan must fit the smallest.
+        # A process may be placed on any GPU, so the plan must fit the smallest.
         gpu_mb=min((gpu.memory_mb for gpu in gpus.devices), default=0),
     )
 

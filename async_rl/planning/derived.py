@@ -62,7 +62,7 @@ def _staleness(config: RunConfig) -> str:
 
 
 def _old_data(config: RunConfig) -> Rows:
-    """The experience with losses whose ratio is per token, where data may be that old."""
+    """Warn of old data where the loss has a ratio per token and the data may be that old."""
     algorithm = config.algorithm
     bound = config.buffer.max_staleness_versions
     is_per_token = algorithm.policy_loss.kind in ("ppo", "ppo_vanilla", "reinforce")

@@ -69,7 +69,7 @@ def max_groups_in_flight(config: RunConfig) -> int:
 
 
 def kv_cache_tokens(config: RunConfig, shape: ModelShape) -> int:
-    """Return the number of tokens whose keys and values fit into kv_cache_mb."""
+    """Return the number of tokens that fit into kv_cache_mb with their keys and values."""
     parts = config.generation.vllm.tensor_parallel_size
     return config.generation.vllm.kv_cache_mb * 2**20 * parts // kv_token_bytes(config, shape)
 

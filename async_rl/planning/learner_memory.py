@@ -158,7 +158,7 @@ def _num_copies(config: RunConfig) -> int:
 
 
 def graph_tokens(config: RunConfig) -> int:
-    """Return the tokens whose activations are in memory together."""
+    """Return the number of tokens that have their activations in memory together."""
     most = min(config.learner.budget_tokens, minibatch_tokens(config))
     algorithm = config.algorithm
     # Graphs of passes before the update wait for it (ForwardPasses.run).

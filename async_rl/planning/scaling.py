@@ -131,7 +131,7 @@ class Steering:
 
     def __init__(self, bounds: Sequence[int]) -> None:
         self._bounds = bounds
-        # Empty in a run whose number of generators is not decided here.
+        # Empty in a run without autoscaling.
         self._most = max(bounds, default=0)
         self._trial: _Trial | None = None
 

@@ -125,7 +125,7 @@ def _feed_forward(settings: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _num_dense_layers(settings: Mapping[str, Any]) -> int:
-    """The layers of a mixture of experts whose feed-forward part is an ordinary one."""
+    """Return how many layers of a mixture of experts have an ordinary feed-forward part."""
     if not any(settings.get(name) for name in _EXPERTS):
         return 0
     layers = settings["num_hidden_layers"]

@@ -1,5 +1,5 @@
-"""Keep every generator on the newest published weights: push new versions to all of them and the
-current one to late joiners.
+"""Keep every generator on the newest published weights: push each new version to all generators,
+and the current version to late joiners.
 
 `weights/membership.py` decides who loads what and who is cut off; `weights/routes.py` reaches one
 generator. This file makes the calls and owns the deadline. The shared block has one version;
@@ -167,7 +167,7 @@ class Pusher:
                     self._begin_loads(tasks)
                     async with self._changed:
                         self._changed.notify_all()
-                    # A change during the calls above would otherwise be waited for in vain.
+                    # A change during the calls above has passed already and would not wake this loop.
                     if directory.revision == seen:
                         await directory.changed_or(self._wake)
         finally:

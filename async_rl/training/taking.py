@@ -58,8 +58,7 @@ class Taker:
         self._buffer = context.peer("buffer")
 
     async def take(self, first: int) -> list[list[GroupHead]]:
-        """Return the batches to train from version `first` on, without a wait between them, once
-        every rank has its sequences of them.
+        """Return the batches to train from version `first` on, once every rank has its sequences.
 
         One batch; on a shared device the batches of all steps up to the next push.
         """
@@ -99,7 +98,7 @@ class Taker:
     def _may_come(self) -> bool:
         """Return whether a generator may produce training groups now.
 
-        None does while the learner has a shared device, or while the run is scaled to none.
+        No generator may while the learner has a shared device, or while the run has no generator.
         """
         if self._device.is_shared and self._device.is_learners:
             return False

@@ -5,10 +5,10 @@ A bucket is a contiguous part of the block as `block.layout` arranges it, so the
 the block itself.
 Invariants
 - A communicator is kept as long as the same lives load together and each of their loads was
-  whole. Any other set of lives, and any broken load, gets a new communicator, whose name has the
+  whole. Any other set of lives, and any broken load, gets a new communicator. Its name has the
   number of its first load.
-- Sending happens in one thread, one load at a time: communicators that share a device never run
-  side by side.
+- Sending happens in one thread, one load at a time: two communicators that share a device never run
+  together.
 - A rank stops waiting after half of timeouts.push_s, so at the deadline only members that hang
   are silent.
 """
@@ -226,7 +226,7 @@ class Broadcaster(Sender):
             raise
 
     async def leave(self, membership: Membership) -> None:
-        """Stop the wait of members that still meet, if the newest load has lost one of them."""
+        """Let members that still meet give up, if their load has lost a member."""
         if self._store is not None and self._newest is not None and self._newest.is_broken:
             call_off(self._store, self._name)
 
@@ -235,7 +235,7 @@ class Broadcaster(Sender):
         if self._store is not None:
             call_off(self._store, self._name)
         self._thread.submit(self._member.leave)
-        # A member that hangs would hold up the learner's exit until the deadline of its load.
+        # A member that hangs would delay the learner's exit until the deadline of its load.
         self._thread.shutdown(wait=False)
 
 

@@ -1,7 +1,7 @@
 """The differences between two versions of a block, word by word, lossless.
 
 An optimizer step at the learning rates of reinforcement learning is smaller than half the distance
-between two neighbouring bfloat16 numbers for most weights, so most of them stay as they are.
+between two neighbouring bfloat16 numbers for most weights, so most weights stay as they are.
 Format: `values` has the new 16-bit words in the order of the block; `gaps` has, per value, the
 number of unchanged words before it. A gap of 255 or more is written as bytes of 255, which have no
 value, followed by a smaller one.

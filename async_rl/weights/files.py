@@ -63,7 +63,7 @@ class FileSender(Sender):
         self._version = NO_VERSION
         # Of this version only, by name.
         self._work: dict[str, asyncio.Task[Any]] = {}
-        # The newest version whose file a member has received.
+        # By member: the version of the file that it received last.
         self._newest_of: dict[Life, int] = {}
         self._needs_all_tensors: set[Life] = set()
         self._compared_words: Words | None = None
@@ -104,7 +104,7 @@ class FileSender(Sender):
         return done
 
     async def leave(self, membership: Membership) -> None:
-        """Note the versions whose files are still being read."""
+        """Note the versions that members still load: their files must stay."""
         self._loading = membership.loading
 
     def _compare(self, manifest: Manifest) -> tuple[int, Changes] | None:

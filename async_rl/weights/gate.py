@@ -160,5 +160,5 @@ def _admit(fd: int, sources: Collection[_End]) -> None:
 
 
 def _step(code: int, value: int, *, if_not: int = 0) -> bytes:
-    """One instruction; a comparison that fails skips `if_not` of them."""
+    """Encode one instruction; a comparison that fails skips the next `if_not` instructions."""
     return struct.pack("=HBBI", code, 0, if_not, value)

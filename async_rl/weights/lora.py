@@ -50,7 +50,7 @@ def add_adapter(lm: Any, config: LoraAdapter) -> None:
 
     inject_adapter_in_model(_peft_config(config, targets), lm, adapter_name=_NAME)
     # PEFT moves an adapter to the device of its base, which is the meta device before a model is
-    # sharded. Drawn anew for every model, so that the numbers do not depend on that.
+    # sharded. Drawn again for every model, so that the numbers do not depend on the device.
     for _, layer in _adapted(lm):
         for side in (layer.lora_A, layer.lora_B):
             empty = side[_NAME]

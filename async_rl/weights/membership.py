@@ -42,8 +42,8 @@ def life_of(member: Member) -> Life:
 class Answer(enum.Enum):
     """The result that a member reports.
 
-    GAVE_UP: the member is healthy but waited for another member in vain; it discards the part that
-    it received.
+    GAVE_UP: the member is healthy, but another member did not come or was lost. It discards the
+    part that it received.
     FAILED: the cause is in the member itself.
     """
 
@@ -147,7 +147,7 @@ class Membership:
             return set()
         members = self.behind() & together
         alone = members & self._retries_alone
-        # One at a time: if two retried together, the next failure would not show whose fault it is.
+        # One at a time: if two retried together, a failure would not show which one caused it.
         return {min(alone)} if alone else members
 
     def begin(self, members: Collection[Life]) -> Load:
