@@ -93,14 +93,11 @@ class Learner:
         self._config = context.config
         self._pool = pool
         self._device = device
-        self._buffer = context.peer("buffer")
         self._pusher = Pusher(context, pool, device, rank_device=rank_device, life=start.life)
         self._saver = Saver(context, pool, life=start.life)
         self._taker = Taker(context, device, pool.fetch, life=start.life)
         self._age_watch = AgeWatch(context.config.algorithm.step_scale, context.log)
         self._version, self._life = start.version, start.life
-        # Long enough for the buffer to die and come back.
-        self._call_s = context.config.timeouts.start_s
 
     async def train(self) -> None:
         """Step until num_steps or SIGTERM; then push the last weights and write a checkpoint."""
@@ -166,7 +163,7 @@ class Learner:
         commit = CommitStep(life=self._life, version=self._version, group_ids=ids)
         # Before the weights are published: admission then opens for the version that they have, and
         # no generator reports a version that the buffer does not know.
-        await self._buffer.call(commit, timeout_s=self._call_s)
+        await self._context.call_buffer(commit)
         await self._pool.keep_advantages(result)
         is_last = self._version == self._config.num_steps
         if is_last or self._version % self._config.weights.push_every_steps == 0:
@@ -195,7 +192,7 @@ class Learner:
             group_ids=[group.group_id for group in groups],
             message=str(error),
         )
-        dropped: SetAside = await self._buffer.call(drop, timeout_s=self._call_s)
+        dropped: SetAside = await self._context.call_buffer(drop)
         if dropped.num_batches >= _MOST_DROPPED:
             raise error
         self._context.log.warning(
@@ -217,4 +214,4 @@ class Learner:
         every = self._config.evaluation.every_steps
         if every and (self._version % every == 0 or self._version == self._config.num_steps):
             request = StartEvaluation(life=self._life, version=self._version)
-            await self._buffer.call(request, timeout_s=self._call_s)
+            await self._context.call_buffer(request)

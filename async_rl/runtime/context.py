@@ -163,6 +163,12 @@ class ProcessContext:
         """Return a caller of the process with this name or role, across restarts."""
         return Peer(name_or_role, self.directory, self.connections)
 
+    async def call_buffer(self, request: Message, *, wait_s: float = 0.0) -> Any:
+        """Call the buffer, across its restarts. wait_s: the buffer may take this long to answer."""
+        # Long enough for the buffer to die and come back.
+        timeout_s = wait_s + self.config.timeouts.start_s
+        return await self.peer("buffer").call(request, timeout_s=timeout_s)
+
     def incarnation_of(self, member: Member) -> Incarnation:
         """Return a caller of this life of a process only."""
         return Incarnation(member, self.directory, self.connections)

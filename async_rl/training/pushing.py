@@ -167,7 +167,7 @@ class Pusher:
                     self._begin_loads(tasks)
                     async with self._changed:
                         self._changed.notify_all()
-                    # A change during the calls above has passed already and would not wake this loop.
+                    # A change during the calls above has passed and would not wake this loop.
                     if directory.revision == seen:
                         await directory.changed_or(self._wake)
         finally:

@@ -45,10 +45,7 @@ async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
     because the store was damaged. Then an older one is loaded, and its later steps are trained
     again.
     """
-    buffer = context.peer("buffer")
-    # Long enough for the buffer to die and come back.
-    call_s = context.config.timeouts.start_s
-    history: History = await buffer.call(GetHistory(), timeout_s=call_s)
+    history: History = await context.call_buffer(GetHistory())
     with context.activity("verifying the checkpoint"):
         choice = await asyncio.to_thread(
             checkpoints.choose, context.run_dir, first=history.first, last=history.last
@@ -70,7 +67,7 @@ async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
     context.version = choice.version
     sync = SyncVersion(version=choice.version, incarnation=context.incarnation)
     # The buffer first: it refuses earlier lives of the learner from now on.
-    synced: Synced = await buffer.call(sync, timeout_s=call_s)
+    synced: Synced = await context.call_buffer(sync)
     await context.supervisor.call(
         StartFrom(version=choice.version), timeout_s=context.config.timeouts.call_s
     )
@@ -87,9 +84,6 @@ class Saver:
         self._config = context.config.checkpoint
         self._pool = pool
         self._life = life
-        self._buffer = context.peer("buffer")
-        # Long enough for the buffer to die and come back.
-        self._call_s = context.config.timeouts.start_s
         self._saved_s = time.monotonic()
         self._writing: asyncio.Task[None] | None = None
         mirror = self._config.mirror
@@ -112,7 +106,7 @@ class Saver:
         self._saved_s = time.monotonic()
         with self._context.activity("saving"):
             # First: after a power loss the store must not be behind a complete checkpoint.
-            await self._buffer.call(SecureStore(life=self._life), timeout_s=self._call_s)
+            await self._context.call_buffer(SecureStore(life=self._life))
             directory.parent.mkdir(exist_ok=True)
             written = await self._pool.save(directory, version)
         self._writing = self._context.group.create_task(
@@ -129,7 +123,7 @@ class Saver:
     async def _complete(self, written: Future[None]) -> None:
         await asyncio.wrap_future(written)
         request = GetEvaluationScores()
-        scores: EvaluationScores = await self._buffer.call(request, timeout_s=self._call_s)
+        scores: EvaluationScores = await self._context.call_buffer(request)
         # In a thread: deleting large files blocks for seconds on some file systems.
         oldest = await asyncio.to_thread(
             checkpoints.prune,
@@ -142,4 +136,4 @@ class Saver:
         if self._mirror is not None:
             await asyncio.to_thread(self._mirror.update)
         forget = ForgetBefore(life=self._life, version=oldest)
-        await self._buffer.call(forget, timeout_s=self._call_s)
+        await self._context.call_buffer(forget)

@@ -55,7 +55,7 @@ class Taker:
         self._config = context.config
         self._directory = context.directory
         self._device = device
-        self._buffer = context.peer("buffer")
+        self._call_buffer = context.call_buffer
 
     async def take(self, first: int) -> list[list[GroupHead]]:
         """Return the batches to train from version `first` on, once every rank has its sequences.
@@ -80,11 +80,9 @@ class Taker:
         """
         limit_s = self._config.timeouts.take_s
         request = TakeBatch(life=self._life, train_version=train_version, wait_s=_WAIT_S)
-        # Long enough for the buffer to die and come back.
-        timeout_s = _WAIT_S + self._config.timeouts.start_s
         deadline_s = time.monotonic() + limit_s
         while True:
-            taken: TakenGroups = await self._buffer.call(request, timeout_s=timeout_s)
+            taken: TakenGroups = await self._call_buffer(request, wait_s=_WAIT_S)
             if taken.groups:
                 return taken.groups
             if not self._may_come():

@@ -44,7 +44,7 @@ class Buffer:
     def __init__(self, service: BufferService) -> None:
         self._service = service
 
-    async def call(self, request: Message, *, timeout_s: float) -> Message:
+    async def call(self, request: Message, *, wait_s: float = 0.0) -> Message:
         await put_all(self._service, self._service.state.replay.learner_version)
         return await self._service.handlers()[type(request)](request)
 
@@ -114,7 +114,7 @@ async def train(service: BufferService, pool: Pool, patch: pytest.MonkeyPatch) -
         stopping=asyncio.Event(),
         log=logging.getLogger("learner"),
         report=nothing,
-        peer=lambda _: Buffer(service),
+        call_buffer=Buffer(service).call,
     )
     synced: Any = await service.sync_version(SyncVersion(version=0, incarnation="life"))
     patch.setattr(process, "Pusher", Quiet)

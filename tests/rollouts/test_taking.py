@@ -27,7 +27,7 @@ class Buffer:
     def __init__(self, num_refusals: int) -> None:
         self._left = num_refusals
 
-    async def call(self, request: TakeBatch, *, timeout_s: float) -> TakenGroups:
+    async def call(self, request: TakeBatch, *, wait_s: float) -> TakenGroups:
         await asyncio.sleep(0.01)
         self._left -= 1
         return TakenGroups(
@@ -60,7 +60,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
         host="127.0.0.1",
         activity=Activity(),
         directory=directory,
-        peer=lambda _: Buffer(num_refusals=60),
+        call_buffer=Buffer(num_refusals=60).call,
     )
     return asyncio.run(Taker(context, Device(), no_pool, life=0)._take(5))
 
