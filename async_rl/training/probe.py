@@ -19,7 +19,7 @@ from async_rl.training.ranks import TrainingPool
 from async_rl.weights.membership import Life
 from async_rl.weights.routes import Caller
 
-# 64 tokens: one short forward pass on each side, at every push that is probed.
+# 64 tokens, because the learner scores them at every push: one short forward pass.
 _ROWS = 4
 _ROW_TOKENS = 16
 _WORST, _MEAN = "weights/probe_abs_max", "weights/probe_abs_mean"

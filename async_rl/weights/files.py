@@ -63,7 +63,7 @@ class FileSender(Sender):
         self._version = NO_VERSION
         # Of this version only, by name.
         self._work: dict[str, asyncio.Task[Any]] = {}
-        # By member: the version of the file that it received last.
+        # By member: the version of the file that was offered to it last.
         self._newest_of: dict[Life, int] = {}
         self._needs_all_tensors: set[Life] = set()
         self._compared_words: Words | None = None

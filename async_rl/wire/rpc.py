@@ -38,8 +38,8 @@ _LINGER_MS = 1000  # messages queued at close may still leave, e.g. the last rep
 _HANDSHAKE_MS = 10_000
 _ZMTP_HEARTBEAT_MS = 5_000  # detects peers whose machine failed; call deadlines cover the rest
 _MAX_MESSAGE_BYTES = 2**31  # far above any group; a corrupt length must not allocate more
-# Far above the calls of a healthy run, which has a few for each process; a bound on the memory that
-# requests take while the handlers are stuck.
+# Bounds the memory of requests while handlers are stuck. Every process of a run has one request for
+# the member list pending, so the supervisor can serve nearly as many processes.
 _MOST_HANDLERS = 4096
 _ERRORS: dict[str, type[AsyncRLError]] = {
     name: kind
