@@ -26,11 +26,12 @@ def group_advantages(rewards: Tensor, *, groups: Parts, estimator: GroupEstimato
     unbiased std over the counted samples of the group:
       grpo     (r - mean) / (std + 1e-6)                          arXiv 2402.03300 eq. 3
       dr_grpo  r - mean                                           arXiv 2503.20783 sec. 3.1
-      rloo     r - mean of the others = (r - mean) n / (n - 1)    arXiv 2402.14740 eq. 6
+      rloo     r - mean of other samples = (r - mean) n / (n - 1)    arXiv 2402.14740 eq. 6
     A sample that does not count, and the only counted sample of a group, have advantage 0.
     """
     n = groups.total(torch.ones_like(rewards))
     centered = torch.where(groups.mask, rewards - groups.mean(rewards), 0.0)
+    # At least 1: the result of a group of one is replaced by 0 below.
     others = (n - 1).clamp(min=1)
     if estimator == "grpo":
         std = (groups.total(centered.square()) / others).sqrt()
@@ -108,6 +109,7 @@ def vtrace(
     loss multiplies by the behavior weight, which has its own bounds.
     """
     weight = log_ratio.exp()
+    # rho decides to which policy the values belong, c how fast they get there.
     rho = weight.clamp(max=rho_max)
     c = lam * weight.clamp(max=c_max)
     next_value, next_target = bootstrap, bootstrap

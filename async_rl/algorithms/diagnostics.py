@@ -91,8 +91,8 @@ def reward_metrics(
     """Return mean and spread of the task reward, and the shares of uniform groups.
 
     rewards: float32 [B], before scaling; group_index: int64 [B] -> solve_all and solve_none are the
-    shares of groups of which all, or no, samples reach pass_reward.  Such groups have no advantage,
-    so they contribute no policy gradient (DAPO, arXiv 2503.14476 sec. 3.2).
+    shares of groups in which every sample, or no sample, reaches pass_reward.  Such groups have no
+    advantage, so they contribute no policy gradient (DAPO, arXiv 2503.14476 sec. 3.2).
     """
     is_solved = rewards >= pass_reward
     groups = Parts(index=group_index, count=num_groups, mask=torch.ones_like(is_solved))

@@ -90,7 +90,7 @@ class _FullKL(torch.autograd.Function):
         grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            # Log-probs are computed again: to keep those of all rows would take [R, V].
+            # Log-probs are computed again, because all rows together would take [R, V].
             logp = chunk_logprobs(hidden[rows], head, ctx.temperature)
             logq = chunk_logprobs(ref_hidden[rows], ref_head, ctx.temperature)
             surplus = logp - logq - kl[rows, None]

@@ -85,6 +85,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs[rows] = distribution.gather(1, targets[rows, None]).squeeze(1)
             probs = torch.exp(distribution, out=chunk.scratch[: len(distribution)])
             entropies[rows] = torch.linalg.vecdot(probs, distribution).neg_()
+        # One chunk: its log-probs are in memory anyway, and backward would compute them again.
         kept = chunk.logprobs if len(hidden) <= chunk_tokens else None
         # Without this, an entropy that no loss uses would arrive in backward as a tensor of zeros
         # and cost a pass over [C, V].

@@ -46,6 +46,7 @@ def token_weights(
     if aggregation == "token_mean":
         return weight / sequences.across.sum(sequences.mask.sum()).clamp(min=1)
     lengths = sequences.sums(weight).float()
+    # Sequences without a trained token would lower the mean without having a loss.
     num_trained = (lengths > 0).sum().clamp(min=1)
     if aggregation == "sequence_mean":
         return weight / (lengths.clamp(min=1)[sequences.index] * num_trained)
@@ -90,9 +91,9 @@ def clipped_loss(
 def sequence_log_ratio(log_ratio: Tensor, *, sequences: Parts) -> Tensor:
     """Return the logarithm of GSPO's ratio at every token: float32 [R] -> float32 [R].
 
-    Its value is the mean of log_ratio over the trained tokens of the sequence, its gradient that of
-    the token's own log_ratio (GSPO-token, arXiv 2507.18071 eq. 13-14).  Summed over a sequence with
-    one advantage that is the gradient of GSPO (eq. 7).
+    Its value is the mean of log_ratio over the trained tokens of the sequence, its gradient is
+    the gradient of the token's log_ratio (GSPO-token, arXiv 2507.18071 eq. 13-14).  Summed over a
+    sequence with one advantage that is the gradient of GSPO (eq. 7).
     """
     detached = log_ratio.detach()
     return sequences.mean(detached) + (log_ratio - detached)

@@ -83,7 +83,7 @@ def geometric_outliers(
     return (mean > maximum) | (mean < minimum)
 
 
-# Bounds on the logarithm of a sequence's weight: those of the published code of VESPO. Above the
+# Bounds on the logarithm of a sequence's weight, from the published code of VESPO. Above the
 # upper one the weight of the loss is 0, and its exponential is still a float32.
 _MIN_LOG, _MAX_LOG = -18.42, 20.0
 # The powers and decays that VESPO published for positive and negative advantages.
@@ -127,7 +127,7 @@ def vespo_loss(
     tokens of the sequence, and k and lambda by the sign of the advantage (0 counts as positive):
       phi(W) = W^k exp(lambda (1 - W))
       loss = -stop_gradient(phi(W)) A policy_logprobs
-    phi(1) = 1, and phi falls to 0 for small and large W without a bound at which it jumps.
+    phi(1) = 1, and phi falls to 0 for small and large W without a jump.
     """
     log_weight = sequences.total(log_ratio.detach()).clamp(_MIN_LOG, _MAX_LOG)
     is_positive = advantages >= 0
@@ -158,7 +158,7 @@ def effective_sequences(log_ratio: Tensor, *, sequences: Parts) -> float:
 def step_scale(effective_share: float, *, bound: float) -> float:
     """Return the factor of the learning rate: sqrt(min(1, effective_share / bound)).
 
-    VCPO (arXiv 2602.17616) has bound = 1.  The square root is that of AdamW-style optimizers, whose
-    step grows with the square root of the batch.
+    VCPO (arXiv 2602.17616) has bound = 1.  The square root is the rule of AdamW-style optimizers:
+    the step grows with the square root of the batch.
     """
     return float(min(1.0, effective_share / bound) ** 0.5)

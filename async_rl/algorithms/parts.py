@@ -2,7 +2,7 @@
 
 Each rank of the learner has some elements of a batch. `Across` adds up the values of all ranks, and
 `Parts` the values of each group or sequence. With several ranks both are collective operations, so
-every rank must ask for the same sums in the same order, whatever elements it has.
+every rank must compute the same sums in the same order, whatever elements it has.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Across:
         """Return the largest element of all ranks, 0 if there are none: any dtype [...] ->
         number.
         """
+        # A rank without elements must take part in the collective without changing the maximum.
         mine = x.double().max() if x.numel() else _count(x) - math.inf
         largest = float(self.maximum(mine))
         return largest if largest > -math.inf else 0.0

@@ -37,8 +37,8 @@ def progress(step: float, span: Sequence[float]) -> float:
 
 
 def stretched(step: float, span: Sequence[float], end: float) -> list[float]:
-    """Return the span that ends at `end` and has the progress of `span` at a step; `span` itself if
-    it has ended by then.
+    """Return the span up to `end` with the progress of `span` at a step; `span` itself if it is
+    over at that step.
     """
     passed = progress(step, span)
     if passed >= 1.0:

@@ -59,7 +59,7 @@ def whole(groups: Sequence[Group]) -> BatchPart:
 
 @frozen
 class Sizes:
-    """The sizes of the B sequences, by which they are divided among parts and passes.
+    """The sizes of the B sequences. They decide how sequences are divided among parts and passes.
 
     prompt_key: equal for sequences of a group that share the prompt in a packed row.
     """
@@ -188,7 +188,7 @@ def collate(groups: Sequence[Group], *, device: torch.device) -> Batch:
 
 
 def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALONE) -> Batch:
-    """Flatten a rank's part of a batch on the device; dtypes and shapes are those of `Batch`.
+    """Flatten a rank's part of a batch on the device; dtypes and shapes as in `Batch`.
 
     Raises ValueError for a batch without sequences, and for a sequence without a prompt.
     """
@@ -212,6 +212,7 @@ def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALON
         flat = np.concatenate(mine) if mine else np.empty(0)
         return torch.from_numpy(flat).to(device=device, dtype=dtype)
 
+    # The heads of all sequences, so every rank computes the same statistics of groups.
     group_index = [i for i, group in enumerate(part.heads) for _ in group.samples]
     lengths = torch.tensor([t.response_length for t in trajectories], dtype=torch.int64)
     starts = [0, *lengths.cumsum(0).tolist()]
@@ -258,6 +259,7 @@ def _steps(samples: Sequence[SampleHead], device: torch.device) -> Steps:
 
 def _baselines(heads: Sequence[GroupHead], device: torch.device) -> Baselines | None:
     greedy = [group.baseline for group in heads if group.baseline is not None]
+    # ReMax compares every response with a greedy answer, so a batch has all of them or none.
     if len(greedy) < len(heads):
         return None
     return Baselines(

@@ -34,7 +34,8 @@ class Pass:
     predict_index: int64 [R'], the row index whose hidden state predicts each response token
     target_ids: int64 [R'], that token
     token_index: int64 [R'], its index in the batch's R
-    last_index: int64 [S], the row index of each sequence's last token; empty without ends
+    last_index: int64 [S], the row index of each sequence's last token; empty if
+    pack(with_ends=False)
     sequences: int64 [S], indices in the batch's B
     segments: int64 [N, 4] on the host, in row order: start, length, and start and length of the
     prompt that the segment shares; the prompt's length is 0 if it shares none
@@ -88,7 +89,7 @@ class _Row:
 def pack(
     batch: Batch, sequences: Sequence[int], *, device: torch.device, with_ends: bool = True
 ) -> Pass:
-    """Pack sequences of the batch into a row; dtypes and shapes are those of `Pass`.
+    """Pack sequences of the batch into a row; dtypes and shapes as in `Pass`.
 
     with_ends: include the last token of each response. It predicts no token, so only a critic needs
     it.  Without sequences the row is one unused token, which keeps ranks in step.
@@ -108,6 +109,7 @@ def pack(
             row.add_tokens(ids[:length])
         start, begin = prompt_starts[key], row.size
         if with_ends:
+            # The last token of a sequence with an empty response is the last token of its prompt.
             row.last.append(begin + size - 1 if size else start + length - 1)
         if not size:
             continue
@@ -122,7 +124,7 @@ def pack(
         elif num_first:
             row.segments.append((begin, num_first, start, length))
         for first, then in itertools.pairwise(edges):
-            # A last segment of one token predicts nothing, so without ends nothing of it is stored.
+            # A last segment of one token predicts nothing, so it is stored only with_ends.
             if then > first:
                 row.segments.append((first, then - first, 0, 0))
         row.add_tokens(ids[length : length + num_stored])

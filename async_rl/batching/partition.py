@@ -49,6 +49,7 @@ def share_out(
     cap_tokens: sequences of one prompt stay together up to this number.
     """
     bundles = _bundles(batch, sequences, parts=parts, cap_tokens=cap_tokens)
+    # Largest first: the greedy rule is then at most a third above the best division (Graham 1969).
     bundles.sort(key=lambda bundle: -cost_tokens(batch, bundle))
     shares = _balanced(batch, bundles, parts)
     return [sorted(s for bundle in share for s in bundle) for share in shares]
@@ -68,6 +69,7 @@ def passes(
         bundles = _bundles(batch, share, parts=1, cap_tokens=budget_tokens)
         bundles.sort(key=lambda bundle: -cost_tokens(batch, bundle))
         result.append(_fill(batch, bundles, budget_tokens))
+    # A rank with fewer passes would leave the others waiting in the collectives of FSDP.
     longest = max(map(len, result))
     return [rank_passes + [[]] * (longest - len(rank_passes)) for rank_passes in result]
 
@@ -104,6 +106,7 @@ def _balanced(batch: Sizes, bundles: Iterable[Bundle], count: int) -> list[list[
     parts: list[list[Bundle]] = [[] for _ in range(count)]
     loads = [0] * count
     for bundle in bundles:
+        # The first of equals, so that every rank computes the same partition.
         lightest = loads.index(min(loads))
         parts[lightest].append(bundle)
         loads[lightest] += cost_tokens(batch, bundle)

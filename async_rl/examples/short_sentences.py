@@ -1,10 +1,11 @@
 """Short sentences with a given word, for conf/real.yaml: a small pretrained model often adds more
-than was asked for.
+text than the prompt requests.
 
 A response is right if it is one sentence that contains the word, has at least four words and at
-most as many as the prompt allows, and ends as a sentence does. A regular expression judges it.
-Invariant: a word of a held-out prompt is in no training prompt. The rows are the same in every
-process.
+most as many as the prompt allows, and closes with a full stop or an exclamation mark. A regular
+expression judges it.
+Invariant: a word of a held-out prompt is in no training prompt. The rows are
+the same in every process.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def train() -> Iterator[Row]:
 
 
 def held_out() -> Iterator[Row]:
-    """Yield the rows of every fifth word, those of different lengths in turn."""
+    """Yield the rows of every fifth word, with the lengths in turn."""
     return _rows(_NOUNS.split()[::_HELD_OUT_EVERY])
 
 

@@ -15,12 +15,12 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from async_rl.sessions.worker import Endpoint
 
 _MAX_TOKENS = 64
-"""A program needs at most 43 tokens; two answers and what is read between them fit a sample."""
+"""A program needs at most 43 tokens; two answers and the outcome between them fit a sample."""
 
 
 @functools.cache
 def _http() -> DefaultAsyncHttpxClient:
-    # Shared by all samples: a client of its own reads the certificates again, 40 ms of a core.
+    # Shared by all samples: another client would read the certificates again, 40 ms of a core.
     return DefaultAsyncHttpxClient()
 
 

@@ -52,8 +52,8 @@ class VarlenPlan:
     """The attention of one packed row on a GPU. Nothing is built before a layer runs.
 
     Each response has the keys of its prompt and its own keys in one piece; the kernels align the
-    causal triangle to the last query and the last key. The kernel is named, because the one that
-    torch chooses may be from cuDNN, which compiles a plan for each new shape.
+    causal triangle to the last query and the last key. The kernel is named, because torch
+    may choose a kernel of cuDNN, which compiles a plan for each new shape.
     """
 
     def __init__(self, segments: Indices, device: torch.device) -> None:
@@ -109,7 +109,7 @@ class VarlenPlan:
 
     @cached_property
     def _boundaries(self) -> tuple[Tensor, Tensor]:
-        """The first query and the first key of each segment, and the ends: int32 [N + 1] each."""
+        """The first query and the first key of each segment, and the totals: int32 [N + 1] each."""
         length, prefix = self._segments[:, 1], self._segments[:, 3]
         ends = ([0, *itertools.accumulate(sizes.tolist())] for sizes in (length, length + prefix))
         queries, keys = (torch.tensor(x, dtype=torch.int32, device=self._device) for x in ends)
@@ -127,7 +127,7 @@ class VarlenPlan:
 
 
 def plan(segments: Indices, device: torch.device) -> Plan:
-    """Return the plan of a row for the kernels of the device. segments: those of `Pass`."""
+    """Return the plan of a row for the kernels of the device. segments: as in `Pass`."""
     return PartsPlan(segments, device) if device.type == "cpu" else VarlenPlan(segments, device)
 
 

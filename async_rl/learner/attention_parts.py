@@ -62,7 +62,7 @@ class Part:
 
 @frozen
 class Stage:
-    """Parts in which each token is a query at most once.
+    """Parts that together have each token as a query at most once.
 
     query_cells: int64 [T], the cell of each token among the queries of all parts; key_cells: the
     same among the keys, None if a token is a key of several rows. Tokens without a cell have the
@@ -100,7 +100,7 @@ def _scatter(cells: list[Tensor], index: Tensor, empty: float, *, is_complete: b
 class PartsAttention(torch.autograd.Function):
     """Float [T, H, D], [T, H_kv, D], [T, H_kv, D] -> float [T, H, D].
 
-    Keeps these and the log-sum-exp, not what the parts gather.
+    Keeps these tensors and the log-sum-exp. The backward pass gathers the parts again.
     """
 
     @staticmethod

@@ -32,7 +32,9 @@ _WINDOW_KEYS = 16384
 
 
 class PartsPlan:
-    """The attention of one packed row on a CPU. Windows are planned when a layer first asks."""
+    """The attention of one packed row on a CPU. A window is planned for the first layer that has
+    it.
+    """
 
     def __init__(self, segments: Indices, device: torch.device) -> None:
         self._segments = segments

@@ -2,8 +2,8 @@
 
 The state is copied, written in the background to a directory next to the final one, then renamed.
 Invariants
-- A directory with its final name is complete and on the disk. One that ends in `.partial` is not,
-  and is removed when the next checkpoint of the same name starts.
+- A directory with its final name is complete and on the disk. A directory with the suffix
+  `.partial` is incomplete, and is removed when the next checkpoint of the same name starts.
 - The restored state is equal bit for bit, on any number of ranks. There is one random state,
   because all ranks draw the same numbers.
 - The state is copied before `start` returns, so later training does not reach the file.
@@ -51,13 +51,14 @@ class Checkpointer:
         self._ranks = ranks
         self._trained = trained
         self._stateful = stateful
+        # One thread: checkpoints are finished in the order in which they were started.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        # A separate group: its collectives run in the background, next to those of training. One
-        # rank needs none, and so opens no listener.
+        # A separate group: its collectives run in the background, next to the collectives of
+        # training. One rank needs none, and so opens no listener.
         self._is_alone = ranks.world_size == 1
         self._group = None if self._is_alone else dist.new_group(backend=BACKEND)
 
-    def begin(self, directory: Path, version: int) -> Future[None]:
+    def start(self, directory: Path, version: int) -> Future[None]:
         """Copy the state (collective) and write it in the background.
 
         The future completes after the rename on rank 0; a failure is an InfrastructureError.
@@ -65,6 +66,7 @@ class Checkpointer:
         partial = directory.with_name(directory.name + ".partial")
         if self._ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
+        # Otherwise another rank could write before the directory is removed.
         self._ranks.barrier()
         state = {**self.state(), "version": torch.tensor([_FORMAT, version])}
         written: Future[Any] = async_save(  # type: ignore[assignment]
@@ -140,6 +142,7 @@ class Checkpointer:
             state[name] = part.state_dict()
         for name, (model, optimizer) in self._trained.items():
             model_state, moments = get_state_dict(model, optimizer.torch_optimizer)
+            # Frozen base weights are in model.path already; only the adapter is saved.
             if not all(p.requires_grad for p in model.parameters()):
                 model_state = {
                     n: model_state[n] for n, p in model.named_parameters() if p.requires_grad
@@ -183,7 +186,7 @@ class BaseSum:
             raise DataError(
                 f"the checkpoint has an adapter for base weights with checksum {saved.hex()[:12]},"
                 f" but those in {self._model_path} have {self._sum.hex()[:12]}; set model.path to"
-                " the weights that the run began with"
+                " the weights that the run started with"
             )
 
 

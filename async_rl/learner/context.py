@@ -4,8 +4,8 @@ the memory of one rank allows.
 Each rank has a piece of the row's tokens in every layer but attention. There it has all tokens of a
 part of the heads, after an exchange among the ranks (DeepSpeed Ulysses, arXiv 2309.14509 sec. 3).
 Invariant: outputs per response token are complete and bit-equal on all ranks of a row, and the
-gradients of these ranks add up to those of the row, because each rank passes on only the gradient
-of its own tokens.
+gradients of these ranks add up to the gradients of the row, because each rank passes on the
+gradient of its tokens only.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Context:
         self.index = 0 if group is None else group.rank()
 
     def piece(self, row: Pass) -> Piece:
-        """Return this rank's piece of a row: consecutive tokens, as many as the others' or one more
-        or less.
+        """Return this rank's piece of a row: consecutive tokens; the numbers of the ranks
+        differ by one at most.
         """
         if self._group is None:
             return Piece(row=row)
@@ -68,7 +68,7 @@ class Context:
     def join(self, own: Tensor, members: Tensor | None) -> Tensor:
         """Return the values of all ranks: float [own] -> float [N].
 
-        members: bool [N], those of this rank; each of the N belongs to one rank.
+        members: bool [N], the values of this rank; each of the N belongs to one rank.
         """
         if members is None:
             return own
@@ -76,29 +76,30 @@ class Context:
         return joined
 
     def plan(self, whole: Plan, num_tokens: int) -> Plan:
-        """Return the plan by which pieces of a row attend like the whole row."""
+        """Return the plan that makes pieces of a row attend like the whole row."""
         if self._group is None:
             return whole
         sizes = [end - first for first, end in self._bounds(num_tokens)]
         return _ExchangePlan(whole, sizes, self._group)
 
     def _bounds(self, num_tokens: int) -> list[tuple[int, int]]:
-        """The first token of each rank's piece, and the one after its last."""
+        """The first token of each rank's piece, and the first token after it."""
         edges = [num_tokens * index // self.size for index in range(self.size + 1)]
         return list(itertools.pairwise(edges))
 
 
 WHOLE_ROWS = Context()
-"""Every rank computes rows of its own."""
+"""Every rank computes whole rows."""
 
 
 class _Join(torch.autograd.Function):
-    """The sum of vectors of which each element is 0 on all ranks but one."""
+    """The sum of vectors. Each element is 0 on all ranks but one."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, members: Tensor, group: dist.ProcessGroup) -> Tensor:
         """Fill in the own values and add up."""
         ctx.save_for_backward(members)
+        # A sum and not a gather: ranks may have different numbers of response tokens.
         joined = own.new_zeros(members.shape).masked_scatter_(members, own)
         dist.all_reduce(joined, group=group)
         return joined
@@ -123,7 +124,7 @@ class _ExchangePlan:
         """Compute `attention.attend` of the row's piece."""
         count = self._exchange.count
         if key.shape[1] % count:
-            # Fewer heads of keys than ranks: each rank needs those of its own queries.
+            # Fewer heads of keys than ranks: each rank needs the keys of its queries.
             groups = query.shape[1] // key.shape[1]
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
         query, key, value = (

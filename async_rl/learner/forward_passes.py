@@ -71,6 +71,7 @@ class ForwardPasses:
         self._temperature = config.generation.temperature
         self._needs_exact_kl = isinstance(kl, LossKl) and kl.estimator == "full"
         self._chunk_tokens = models.policy.chunk_tokens(learner.logits_chunk_mb)
+        # On a CPU a larger pass is slower, whatever the budget allows.
         most = max(learner.budget_tokens, learner.forward_tokens)
         if not ranks.is_sharded:
             most = CACHE_TOKENS
@@ -100,6 +101,7 @@ class ForwardPasses:
     def _minibatches(self, sizes: Sizes, version: int, epoch: int) -> list[list[int]]:
         rng = None
         if self._learner.shuffle:
+            # From the version, not from a running generator: a resumed run draws the same.
             rng = np.random.default_rng((self._seed, version, epoch))
         return minibatches(sizes, count=self._learner.minibatches, rng=rng)
 
@@ -130,6 +132,7 @@ class ForwardPasses:
         shares: list[list[int]] = [[] for _ in range(ranks.num_parts)]
         for s in sequences:
             shares[batch.owners[s]].append(s)
+        # Only a critic reads the last token of a response; without one it is not computed.
         with_ends = self._models.has_values
         return [
             pack(batch, members, device=ranks.device, with_ends=with_ends)
@@ -214,6 +217,7 @@ class ForwardPasses:
         keeps at most one pass.
         """
         budget = self._learner.budget_tokens * self._ranks.world_size
+        # All graphs of the minibatch are alive together until its update.
         if cost_tokens(batch, first.sequences) > budget:
             return []
         if self._ranks.is_sharded and len(first.passes) > 1:

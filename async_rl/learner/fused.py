@@ -2,7 +2,7 @@
 
 There a pass over memory costs as much as a matrix product; a step of the embedded model takes a
 fifth less time. `fuse(model)` replaces modules in place; parameters and their names stay.
-Invariant: results equal those of the replaced modules within float error, which
+Invariant: results equal the results of the replaced modules within float error, which
 `loading.load_policy` checks on every start.
 """
 

@@ -22,7 +22,7 @@ class HostCopies:
     """Two buffers in page-locked memory, allocated at the first use and kept.
 
     largest_bytes: size of the largest tensor. Without a GPU the memory is ordinary, and every copy
-    is complete at once.
+    is complete immediately.
     """
 
     def __init__(self, largest_bytes: int) -> None:
@@ -30,10 +30,10 @@ class HostCopies:
         self._buffers: list[Tensor] = []
 
     def copy(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield a copy of each tensor, which is valid until the next one is asked for."""
+        """Yield a copy of each tensor, which is valid until the next one is requested."""
         copying: _Copy | None = None
         for number, tensor in enumerate(tensors):
-            # The reader of this buffer has asked for a later tensor, so it has finished.
+            # The reader of this buffer has requested a later tensor, so it has finished.
             begun = _Copy(tensor, self._buffer(number % 2))
             if copying is not None:
                 yield copying.result()
@@ -78,7 +78,7 @@ _MOMENT_BYTES = 8  # two float32 values for each parameter
 class Moments:
     """The moments of one optimizer's parameters.
 
-    Offloaded, they are zeros in host memory from the beginning. Neither a first step nor a
+    Offloaded, they are zeros in host memory from the start. Neither a first step nor a
     checkpoint that is read allocates them on the device.
     """
 
@@ -105,9 +105,10 @@ class Moments:
             self._states[parameter] = {"step": torch.zeros((), device=parameter.device), **homes}
 
     def pieces(self) -> Iterator[list[nn.Parameter]]:
-        """Yield lists of parameters whose moments are on the device until the next is asked for.
+        """Yield lists of parameters whose moments are on the device until the next list is
+        requested.
 
-        What a step changes in them is in host memory when the iterator has ended.
+        The changes of a step are in host memory when the iterator is exhausted.
         """
         if not self._is_offloaded:
             yield from self._pieces

@@ -138,10 +138,11 @@ def load_policy(
 ) -> Policy:
     """Load a causal language model in float32.
 
-    is_fused: replace Qwen3 modules by those of fused.py; has_value_head: add a critic's head to its
-    backbone; context: the ranks that share its rows.  Raises ConfigError if the model cannot be
-    loaded, if its heads cannot be divided, or if it computes different log-probs on packed rows.
+    is_fused: replace Qwen3 modules by the modules of fused.py; has_value_head: add a critic's head
+    to its backbone; context: the ranks that share its rows.  Raises ConfigError if the model cannot
+    be loaded, if its heads cannot be divided, or if it computes different log-probs on packed rows.
     """
+    # The bars of several ranks would overwrite each other in one log.
     disable_progress_bar()
     try:
         lm = AutoModelForCausalLM.from_pretrained(
@@ -181,6 +182,7 @@ def _prepared(
             f" {type(lm).__name__}: each rank computes the attention of a part of them; set"
             f" learner.context_ranks to one of {', '.join(map(str, _divisors(heads)))}"
         )
+    # Dropout would make two passes over one row differ.
     lm.eval()
     use_segments(lm)
     if is_fused:

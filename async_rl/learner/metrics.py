@@ -78,8 +78,7 @@ class Step:
 def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, float]:
     """Return the scalars of a step.
 
-    version: the learner's, before the step; pass_reward: the score at which a sample counts as
-    solved.
+    version: the learner's, before the step; pass_reward: a sample with this score counts as solved.
     """
     batch, mask, before, across = step.batch, step.mask, step.before, step.batch.across
     advantages = step.targets.raw_advantages[mask]
@@ -208,6 +207,7 @@ def _oldest_ages(step: Step, version: int) -> Tensor:
     ages = (version - batch.versions).masked_fill(~step.mask, -1)
     oldest = torch.full((batch.num_sequences,), -1, dtype=ages.dtype, device=ages.device)
     oldest.scatter_reduce_(0, batch.sequence_index, ages, "amax")
+    # Each sequence is on one rank; -1 on the other ranks does not change the maximum.
     return batch.across.maximum(oldest)
 
 

@@ -39,7 +39,7 @@ class PolicyOutput(NamedTuple):
     """The outputs of the policy for the R' response tokens of a pass.
 
     logprobs, entropies: float32 [R']; kl: float32 [R'], the exact KL to the reference, or None;
-    values: those of the head on the policy's backbone, or None.
+    values: the outputs of the head on the policy's backbone, or None.
     """
 
     logprobs: Tensor
@@ -80,7 +80,7 @@ class Policy(nn.Module):
     ) -> PolicyOutput:
         """Compute the outputs for the row's response tokens.
 
-        reference: the states of the model to which the exact KL is computed; None = no KL.
+        reference: the states of the reference for the exact KL; None = no KL.
         """
         piece = self.context.piece(row)
         states = _hidden_states(self.lm.base_model, row, piece, self.context)
@@ -110,9 +110,7 @@ class Policy(nn.Module):
         return PolicyOutput(logprobs, entropies, kl, values)
 
     def states(self, row: Pass) -> States:
-        """Compute the states from which the logits of the response tokens of this rank's piece
-        follow.
-        """
+        """Compute the factors of the logits of the response tokens in this rank's piece."""
         piece = self.context.piece(row)
         hidden = _hidden_states(self.lm.base_model, row, piece, self.context)
         return States(hidden.index_select(0, piece.row.predict_index), self._head())
@@ -139,6 +137,7 @@ class Policy(nn.Module):
         """Return the reference: the same language model, never trained and without a value head."""
         frozen = Policy(copy.deepcopy(self.lm), context=self.context).eval().requires_grad_(False)
         for parameter in frozen.parameters():
+            # The parameter object stays, so tied weights stay tied.
             parameter.data = parameter.data.to(dtype)
         return frozen
 
@@ -202,6 +201,7 @@ class LearnerModels:
 def _value_head(lm: PreTrainedModel) -> nn.Linear:
     """A linear map from the model's hidden states to values, 0 at first."""
     head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
+    # Values of 0 leave the first advantages as they are.
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

@@ -82,7 +82,7 @@ def trained_mask(
     if algorithm.truncated == "mask":
         mask = mask & ~batch.is_truncated[batch.sequence_index]
     ages = version - batch.versions
-    # Every rank raises if one has such a token; otherwise the others would wait for it.
+    # Every rank raises if one has such a token; otherwise the other ranks would wait for it.
     lead = int(batch.across.largest(-ages[mask]))
     if lead > 0:
         raise StalenessError(
@@ -114,8 +114,10 @@ def compute_targets(
     """Compute advantages by the configured estimator, and returns if there is a critic.
 
     mask: bool [R], the trained tokens; kl_coef: weight of the KL that the reward subtracts; units:
-    those of the critic's values.  Raises ValueError if an output that the estimator needs is None.
+    the units of the critic's values.  Raises ValueError if an output that the estimator needs is
+    None.
     """
+    # Rewards of tokens for critics and returns, totals for estimators that compare responses.
     per_token, totals = rules.of_tokens(batch)
     penalty = kl_coef * _reward_kl(batch, outputs, algorithm)
     paid = torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
@@ -140,6 +142,7 @@ def compute_targets(
         case PluginAdvantage() as plugin:
             estimate = load_once("algorithm.advantage.fn", plugin.fn, ADVANTAGE)
             raw = estimate(totals - paid, groups=groups)[batch.sequence_index]
+    # Before the normalisation: a token that is not trained enters no statistic.
     raw = raw.masked_fill(~mask, 0.0)
     advantages = _normalized(batch, raw, mask, algorithm)
     return Targets(raw_advantages=raw, advantages=advantages, returns=returns)
@@ -237,5 +240,6 @@ def kl_per_sequence(batch: Batch, before: BatchOutputs) -> float:
     if before.ref_logprobs is None:
         return 0.0
     difference = before.proximal_logprobs - before.ref_logprobs
+    # All written tokens, trained or not: the controller steers the policy, not the batch.
     total = torch.where(batch.loss_mask, difference, 0.0).sum()
     return float(batch.across.sum(total)) / batch.num_sequences

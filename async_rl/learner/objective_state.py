@@ -18,7 +18,9 @@ from async_rl.core.frozen import frozen
 
 ValueNorm = Literal["exp", "ma"]
 
+# Equal returns have variance 0. A standard deviation of 0.1 keeps their targets finite.
 _MIN_VARIANCE = 1e-2
+# Targets beyond five standard deviations would dominate the squared loss of a batch.
 _BOUND = 5.0
 
 
@@ -88,7 +90,7 @@ class Moments:
 
 
 # The decay per step of the exponential moments and the smallest weight that they are divided by:
-# those of AReaL, with which runs are compared. A step of 128 samples forgets slowly enough.
+# the numbers of AReaL, so that its runs can be compared. A step of 128 samples forgets slowly.
 _BETA = 0.99995
 _LEAST_WEIGHT = 1e-5
 

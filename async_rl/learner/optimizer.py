@@ -66,7 +66,12 @@ class ModelOptimizer:
             {"params": vectors, "weight_decay": 0.0},
         ]
         self.torch_optimizer = torch.optim.AdamW(
-            groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+            # fused: one kernel per piece; the loop over parameters would dominate on a GPU.
+            groups,
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            fused=True,
         )
         self.moments = Moments(self.torch_optimizer, self._parameters, is_offloaded=is_offloaded)
 
@@ -118,6 +123,7 @@ class ModelOptimizer:
             self._scale_rate(scale)
         # Read once: on a GPU a comparison for each piece would wait for its arrival.
         is_clipped = bool(changed > self._config.grad_clip)
+        # AdamW steps every parameter with a gradient, so each piece gets its gradients in turn.
         waiting = {parameter: parameter.grad for parameter in self._parameters}
         self.torch_optimizer.zero_grad(set_to_none=True)
         for parameters in self.moments.pieces():
@@ -129,6 +135,7 @@ class ModelOptimizer:
             self.torch_optimizer.step()
             self.torch_optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
+        # Gathered copies have the values from before the step.
         reshard(self._model)
         return Applied(norm_value, scale)
 
@@ -175,7 +182,7 @@ def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
         )
 
     policy, critic, total = models.policy, models.critic, config.num_steps
-    # The policy's schedule starts after the critic's warm-up, and ends with the run all the same.
+    # The policy's schedule starts after the critic's warm-up, but also finishes with the run.
     num_trained = total if critic_config is None else total - critic_config.warmup_steps
     rule = config.algorithm.step_scale
     of_policy = optimizer("policy", policy, policy.lm, learner.optimizer, num_trained, rule)

@@ -74,7 +74,7 @@ def correction(
 
     log_ratio: float32 [R], proximal - behavior log-probs; sequences: the sequences of the R tokens,
     whose mask is the trained tokens -> float32 [R], float32 [R], bool [R].  A plug-in may depend on
-    all tokens of the batch, so its R tokens are those of the batch and not of a pass.
+    all tokens of the batch, so it receives the batch and not a pass.
     """
     if isinstance(settings, PluginCorrection):
         setting = "algorithm.policy_loss.correction.fn"
@@ -95,6 +95,7 @@ def correction(
         maximum=settings.geometric_max or math.inf,
         minimum=settings.geometric_min or 0.0,
     )
+    # After the bounds: a sequence is masked by its mean even if each token is within bounds.
     weights = corrected.weights.masked_fill(is_outlier, 0.0)
     return BehaviorWeights(weights, corrected.raw, corrected.is_bounded | is_outlier)
 
@@ -145,8 +146,10 @@ def policy_pass_loss(
     is_left_out = torch.zeros_like(is_trained)
     if settings.max_mean_ratio is not None:
         denominator = behavior if isinstance(settings, BehaviorLoss) else proximal
+        # Per sequence and not per pass: a memory setting must not decide what is excluded.
         ratio = (output.logprobs.detach() - denominator).exp()
         is_left_out = sequences.mean(ratio) > settings.max_mean_ratio
+    # where, not a product: the loss of a token that is not trained may be infinite or NaN.
     loss = torch.where(is_trained & ~is_left_out, losses * weights, 0.0).sum()
     moved = kl_estimate(proximal, ref_logprobs=output.logprobs.detach(), estimator="k3")
     counts = (policy.is_clipped_low, policy.is_clipped_high, is_left_out, moved, is_trained)
@@ -169,6 +172,7 @@ def _policy_loss(
     match settings:
         case PluginLoss():
             function = load_once("algorithm.policy_loss.fn", settings.fn, POLICY_LOSS)
+            # By name, so that functions without these parameters keep working.
             offered = {"policy_logprobs": logprobs, "behavior_logprobs": behavior}
             loss: PolicyLoss = function(
                 log_ratio,

@@ -3,7 +3,8 @@
 A learner of several ranks, or with a GPU, never has a whole model in main memory: a rank builds the
 model without values, and for each unit of FSDP reads the unit's weights, shards them and drops the
 rest. Beside its share it needs memory for one unit.
-Invariant: the values are those of transformers' `from_pretrained`, in float32 or the chosen type.
+Invariant: the values equal the values of transformers' `from_pretrained`, in float32 or the chosen
+type.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
 
 
 class PretrainedWeights:
-    """The safetensors files of a model whose names are those of the model's parameters."""
+    """The safetensors files of a model. Tensors and parameters of the model have equal names."""
 
     def __init__(self, path: Path, config: Any, *, trust_remote_code: bool) -> None:
         self._path = path

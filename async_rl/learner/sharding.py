@@ -42,7 +42,7 @@ from async_rl.weights.communicator import private_gloo
 
 BACKEND = "private_gloo"
 _LOOPBACK = "127.0.0.1"
-_ALONE_S = 60.0  # a group of one waits for nobody
+_ALONE_S = 60.0  # a group of one has no other rank to wait for
 
 
 def join(
@@ -138,7 +138,7 @@ class Ranks:
         blocks: names of the module classes that are units if min_shard_params=0; otherwise units
         are modules of at least that size. The rest of the model is one more unit.
         methods: names of methods that run the model besides `forward`.
-        fill: gives a unit its weights before it is sharded; None = the model has them.
+        fill: writes the weights of a unit before it is sharded; None = the model has them.
         """
         if not self.is_sharded:
             model.to(self.device)
@@ -146,8 +146,10 @@ class Ranks:
         # Neither the device nor, with `fill`, main memory ever holds the whole model: each unit is
         # filled, moved and sharded before the next.
         is_gpu = self.device.type != "cpu"
+        # FSDP needs a group even for one rank.
         ensure_group_of_one(self.device)
         mesh = init_device_mesh(self.device.type, (self.world_size,))
+        # Gradients are added in float32: sums over many ranks in bfloat16 lose small terms.
         precision = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
         offload = OffloadPolicy()
         if self.offload == "parameters":
@@ -178,6 +180,7 @@ class Ranks:
 
     def sum(self, x: Tensor) -> Tensor:
         """Replace x by its sum over all parts of the batch (collective) and return it."""
+        # Ranks of one context have the same part, so it is counted once.
         if self.num_parts > 1:
             dist.all_reduce(x, group=self.data_group)
         return x

@@ -123,8 +123,8 @@ def step_rewards(scores: Tensor, *, is_first: Tensor, start: float | None) -> Te
     """Compute the rewards of the scored steps of all sequences.
 
     scores: float32 [S], d_k of the steps in order; is_first: bool [S], the first step of its
-    sequence -> float32 [S].  With start=None r_k = d_k; otherwise a step is rewarded for what it
-    changed, r_k = d_k - d_{k-1} with d_0 = start (differences of a potential: Ng, Harada, Russell,
+    sequence -> float32 [S].  With start=None r_k = d_k; otherwise a step is rewarded for its
+    change, r_k = d_k - d_{k-1} with d_0 = start (differences of a potential: Ng, Harada, Russell,
     "Policy invariance under reward transformations", ICML 1999).
     """
     if start is None:

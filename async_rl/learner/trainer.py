@@ -76,6 +76,7 @@ class Trainer:
         failed_batches: directory for batches with a non-finite loss or gradient; created when the
         first one is written.
         """
+        # The same on all ranks: a value head and an adapter start with equal values everywhere.
         torch.manual_seed(config.seed)
         self._config = config
         self._failed_batches = failed_batches
@@ -92,6 +93,7 @@ class Trainer:
             min_shard_params=0 if isinstance(units, list) else units,
             offload=config.learner.offload,
         )
+        # Before the models: it may register their architecture.
         import_external(config.model)
         models = load_models(config, model_path, self._ranks)
         self._models = models
@@ -109,6 +111,7 @@ class Trainer:
         if self._moving_reference is not None:
             stateful["reference"] = ModelState(self._moving_reference)
         if isinstance(config.model.lora, LoraAdapter):
+            # The checkpoint has the adapter alone, which is of no use with other base weights.
             stateful["base"] = BaseSum(model_path)
         self._checkpointer = Checkpointer(self._ranks, trained, stateful)
         self._forward = ForwardPasses(config, models, self._ranks)
@@ -134,7 +137,7 @@ class Trainer:
         return self._forward.owners(heads, version)
 
     def step(self, groups: Sequence[Group], version: int) -> StepResult:
-        """Train on groups of which every rank has all tokens, as `train`."""
+        """Train as `train`, on groups whose tokens all ranks have."""
         batch, number = whole(groups), self._ranks.part
         owners = self.owners(batch.heads, version)
         own = [t for t, owner in zip(batch.trajectories, owners, strict=True) if owner == number]
@@ -159,6 +162,7 @@ class Trainer:
                 " reward.stop_on=[]"
             )
         batch = collate_part(part, device=self.device, across=self._ranks.across)
+        # Only an error before the first update leaves the version as it was.
         num_updates = self._num_updates
         try:
             step = self._updater.step(batch, version)
@@ -203,6 +207,7 @@ class Trainer:
 
     def _advantages(self, part: BatchPart, step: Step) -> dict[SampleId, FloatArray]:
         """The advantages of each own sequence's response tokens, on one rank of its context."""
+        # Other estimators have one number per response, or follow from its rewards.
         if not self._models.has_values or self._ranks.context.index:
             return {}
         ends = np.cumsum([sample.response_length for sample in part.trajectories])
@@ -213,6 +218,7 @@ class Trainer:
         """Move models and moments to host memory; no step may run until `enter_device`."""
         self._move(torch.device("cpu"))
         if self.device.type == "cuda":
+            # Other processes on this GPU get the memory only after the cache is released.
             torch.cuda.empty_cache()
 
     def enter_device(self) -> None:
@@ -220,6 +226,7 @@ class Trainer:
         self._move(self.device)
 
     def _move(self, device: torch.device) -> None:
+        # FSDP keeps them in host memory and moves them for each pass.
         if self._config.learner.offload == "parameters":
             return
         for model in self._models:
@@ -278,7 +285,7 @@ class Trainer:
         The state is models, moments, random state and version.  The checkpoint is complete when the
         directory has its final name.
         """
-        return self._checkpointer.begin(directory, version)
+        return self._checkpointer.start(directory, version)
 
     def load(self, directory: Path) -> int:
         """Restore a checkpoint bit for bit and return its version; DataError if it is none."""

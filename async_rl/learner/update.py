@@ -100,6 +100,7 @@ class Updater:
             trains_policy=trains_policy,
         )
         forwarded_s = time.perf_counter()
+        # As they are before this step: the metrics report the numbers that the step used.
         kl_coef, units, moments = self._state.kl_coef, self._state.units, self._state.moments
         targets = self._targets(batch, mask, before, kl_coef)
         value_targets = targets.returns
@@ -134,6 +135,7 @@ class Updater:
 
     def _plan(self, batch: Batch, mask: Tensor, version: int) -> list[Minibatch]:
         """The minibatches of all epochs, in order."""
+        # Of the batch, not of a minibatch: every epoch draws other minibatches.
         has_gradient = self._has_gradient(batch, mask)
         updates = []
         for epoch in range(self._config.learner.epochs):
@@ -167,6 +169,7 @@ class Updater:
         models = self._models
         if models.has_values or models.reference is not None or self._algorithm.entropy_coef:
             return torch.ones(batch.num_sequences, dtype=torch.bool, device=mask.device)
+        # The models have not run yet. Without values and a reference, advantages need no output.
         outputs = self._forward.empty_outputs(batch)
         advantages = self._targets(batch, mask, outputs, 0.0).advantages
         # Over all ranks: plans that differ would leave a rank alone in a collective operation.
@@ -240,7 +243,7 @@ class Updater:
     ) -> None:
         """Run one optimizer step of the policy on both losses, and one of the head of its critic.
 
-        optimizer: that of the head.  During the warm-up only the head is trained.
+        optimizer: it trains the head.  During the warm-up only the head is trained.
         """
         device = self._ranks.device
         sums, total = (
@@ -251,6 +254,7 @@ class Updater:
             output = self._policy_output(step, row)
             values = None if output.values is None else output.values.at_tokens
             value = self._value_loss(step, row, values, weights)
+            # One backward pass for both losses: the backbone is run backwards once.
             loss = self._value_coef * value
             if step.trains_policy:
                 policy, counted = self._policy_loss(step, row, output, weights)
@@ -266,6 +270,7 @@ class Updater:
         self._apply_critic(step.totals, total, optimizer)
 
     def _policy_output(self, step: Step, row: Pass) -> PolicyOutput:
+        # Taken out: a graph is used once, and its memory is free after the backward pass.
         output = step.kept.policy.pop(row, None)
         return self._forward.run_policy(row) if output is None else output
 
@@ -303,6 +308,7 @@ class Updater:
         totals, added = step.totals, PolicySums(*self._ranks.sum(sums).tolist())
         log_ratio = step.before.proximal_logprobs - step.batch.behavior_logprobs
         members = self._members(step, minibatch.sequences)
+        # Of this minibatch: its step is scaled by the sequences that it trains.
         effective = effective_sequences(log_ratio, sequences=members)
         applied = self._policy_optimizer.apply(added.loss, effective_share=effective)
         totals.policy_grad_norm += applied.norm
@@ -312,6 +318,7 @@ class Updater:
         totals.policy = PolicySums(*(a + b for a, b in zip(totals.policy, added, strict=True)))
 
     def _apply_critic(self, totals: Totals, total: Tensor, optimizer: ModelOptimizer) -> None:
+        # Summed before the check for finite values, so that all ranks raise or none does.
         loss = float(self._ranks.sum(total))
         totals.value_grad_norm += optimizer.apply(loss).norm
         totals.value_loss += loss

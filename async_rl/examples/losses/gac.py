@@ -18,7 +18,7 @@ BOUND = 0.05
 
 
 def cut(pieces: Callable[[], Iterator[tuple[list[Tensor], list[Tensor]]]]) -> None:
-    """Change the gradients in place; the argument is that of `async_rl.plugins`."""
+    """Change the gradients in place; `async_rl/plugins.py` has the argument."""
     squared = product = squared_before = 0.0
     for gradients, before in pieces():
         squared += _inner_product(gradients, gradients)

@@ -19,7 +19,7 @@ _HALVINGS = 60
 
 
 def weights(log_ratio: Tensor, *, sequences: Parts) -> BehaviorWeights:
-    """Return the weights of the R tokens of a batch; the arguments are those of `async_rl.plugins`.
+    """Return the weights of the R tokens of a batch; `async_rl/plugins.py` has the arguments.
 
     The weight of a token is exp(log_ratio), or 0 if |log_ratio| is above the bound of the batch.
     """

@@ -28,7 +28,7 @@ def loss(
     policy_logprobs: Tensor,
     behavior_logprobs: Tensor,
 ) -> PolicyLoss:
-    """Return the loss of R tokens; all arguments are those of `async_rl.plugins`.
+    """Return the loss of R tokens; `async_rl/plugins.py` has the arguments.
 
     It is PPO's clipped surrogate of the ratio to the behavior policy, so behavior_weight is not
     used, and 0 for vetoed tokens, which count as clipped above.

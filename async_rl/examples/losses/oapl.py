@@ -38,10 +38,10 @@ def loss(
     policy_logprobs: Tensor,
     behavior_logprobs: Tensor,
 ) -> PolicyLoss:
-    """Return the loss of R tokens; all arguments are those of `async_rl.plugins`.
+    """Return the loss of R tokens; `async_rl/plugins.py` has the arguments.
 
     With s the sum of policy - behavior log-probs over the trained tokens of the sequence, the paper
-    minimises (beta s - A)^2. Its gradient, divided by the constant 2 beta, is that of
+    minimises (beta s - A)^2. Its gradient, divided by the constant 2 beta, is the gradient of
       loss = -(A - beta stop_gradient(s)) policy_logprobs
     so it needs no importance weight, and behavior_weight is not used. Its minimum is the best
     policy within a KL of the behavior policy that beta weighs. Nothing is clipped.

@@ -18,11 +18,11 @@ TAU_POSITIVE, TAU_NEGATIVE = 1.0, 1.05
 def loss(
     log_ratio: Tensor, *, advantages: Tensor, behavior_weight: Tensor, sequences: Parts
 ) -> PolicyLoss:
-    """Return the loss of R tokens; all arguments are those of `async_rl.plugins`.
+    """Return the loss of R tokens; `async_rl/plugins.py` has the arguments.
 
     With u = exp(log_ratio) and tau by the sign of the advantage:
       loss = -behavior_weight (4 / tau) sigmoid(tau (u - 1)) A
-    Its gradient at u = 1 is that of u A, and falls to 0 away from it. Nothing is clipped.
+    Its gradient at u = 1 is the gradient of u A, and falls to 0 away from it. Nothing is clipped.
     """
     tau = torch.where(advantages > 0, TAU_POSITIVE, TAU_NEGATIVE)
     gate = torch.sigmoid(tau * (log_ratio.exp() - 1)) * 4 / tau
