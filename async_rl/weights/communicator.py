@@ -15,7 +15,7 @@ import os
 import socket
 import time
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -31,22 +31,6 @@ _PRESENT, _VERDICT, _ALL, _LOST = "present", "verdict", "all", "lost"
 _POLL_S = 0.0005
 # Our own deadlines are shorter: at a deadline of torch the process would exit.
 _NEVER = timedelta(days=1)
-
-
-class Communicator(Protocol):
-    """Broadcasts of rank 0 to all other ranks."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the tensors to send or receive."""
-
-    def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """uint8 [N] on `device`: read on rank 0, written on the other ranks. Raises RuntimeError if
-        a rank is lost or too late.
-        """
-
-    def close(self) -> None:
-        """Close the connections, during a broadcast too."""
 
 
 def device_name(device: torch.device) -> str:
@@ -109,7 +93,10 @@ def call_off(store: Any, communicator: str) -> None:
 
 
 def broadcast(communicator: Communicator, flat: torch.Tensor, *, timeout_s: float) -> None:
-    """As Communicator.broadcast. After BroadcastBroken the caller closes the communicator."""
+    """Send a tensor from rank 0 to all other ranks. flat: uint8 [N] on the communicator's device,
+    read on rank 0 and written on the other ranks. Raises BroadcastBroken if a rank is lost or too
+    late; the caller then closes the communicator.
+    """
     try:
         # Positive even after the deadline: torch takes -1 ms for its default of minutes.
         communicator.broadcast(flat, timeout_s=max(timeout_s, 0.001))
@@ -144,7 +131,7 @@ class GlooCommunicator:
         self._ranks: Any = private_gloo(store, rank, world_size, host=host, timeout=timeout)
 
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """Return once this rank has sent or received."""
+        """Return once this rank has sent or received. Raises RuntimeError if it cannot."""
         options = _from_rank_0()
         options.timeout = timedelta(seconds=timeout_s)
         work = self._ranks.broadcast([flat], options)
@@ -155,7 +142,7 @@ class GlooCommunicator:
             del work
 
     def close(self) -> None:
-        """Drop the last reference, which closes the connections."""
+        """Drop the last reference, which closes the connections, during a broadcast too."""
         self._ranks = None
 
 
@@ -182,7 +169,9 @@ class NcclCommunicator:
             self._group: Any = nccl(store, rank, world_size, options)
 
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """Return once the tensor may be used, or overwritten on rank 0."""
+        """Return once the tensor may be used, or overwritten on rank 0. Raises RuntimeError if it
+        cannot.
+        """
         deadline_s = time.monotonic() + timeout_s
         work = self._group.broadcast([flat], _from_rank_0())
         # Polling: NCCL signals no completion, and waiting for the stream has no deadline.
@@ -195,6 +184,9 @@ class NcclCommunicator:
     def close(self) -> None:
         """Abort the connections, and a broadcast that hangs (ncclCommAbort)."""
         self._group.abort()
+
+
+Communicator = GlooCommunicator | NcclCommunicator
 
 
 def choose_interface(host: str) -> None:
