@@ -16,14 +16,14 @@ class Work(Message):
 
 
 class RequestWork(Message):
-    """Ask for up to `credit` training groups, or as many samples of an evaluation; parked up to
-    wait_s.
+    """Request up to `credit` training groups, or the same number of samples of an evaluation; the
+    request is parked up to wait_s.
 
-    version: what the engine samples with now.
+    version: the version that the engine samples with now.
 
-    A newer request of the same generator answers its parked one (empty): ask again whenever
-    `version` changes.  held: the group ids of its tickets whose put is not acknowledged yet;
-    tickets lost with an earlier reply are issued again.  None: not reported.
+    A newer request of the same generator answers its parked request without tickets, so a generator
+    sends another one whenever `version` changes.  held: the group ids of its tickets whose put is
+    not acknowledged yet; tickets lost with an earlier reply are issued again.  None: not reported.
     """
 
     Reply: ClassVar[type] = Work
@@ -32,6 +32,8 @@ class RequestWork(Message):
     version: int
     credit: int
     wait_s: float
+    # The buffer cannot know which replies arrived. Without this list a ticket that was lost with a
+    # reply would block its batch until the ticket's time limit, which may be an hour.
     held: list[int] | None = None
 
 
@@ -43,19 +45,22 @@ class PutGroup(Message):
 
 
 class FailGroup(Message):
-    """The attempt failed for a reason outside the policy; the ticket goes back."""
+    """The attempt failed for a reason outside the policy; the ticket returns to the buffer."""
 
     Reply: ClassVar[type] = Ok
     group_id: int
+    # A late message about an earlier attempt must not end the present attempt.
     attempt: int
     generator: str
+    # Text, not a DropReason: a reason that the buffer does not know counts as generation_failed. An
+    # invalid message would leave the ticket out until its time limit.
     reason: str
     message: str
 
 
 class ReleaseGenerator(Message):
-    """The generator (this incarnation, or every one if empty) is gone; its unfinished tickets go
-    back.
+    """The process of the generator (this incarnation, or any if empty) has exited; its unfinished
+    tickets return to the buffer.
     """
 
     Reply: ClassVar[type] = Ok

@@ -58,5 +58,6 @@ class Scale(Message):
     """
 
     Reply: ClassVar[type] = Pools
+    # Numbers of processes, not differences: a repeated request must not add processes twice.
     wanted: dict[str, int]
     is_forced: bool

@@ -29,13 +29,15 @@ class LoadReport(Message):
 class LoadWeights(Message):
     """Load this version from `source` between two engine steps; requests in flight continue.
 
-    handover: with placement=colocated, the one in which the learner returned the device
-    (weights/handovers.py).
+    handover: with placement=colocated, the number of the handover in which the learner returned
+    the device (weights/handovers.py).
     """
 
     Reply: ClassVar[type] = LoadReport
     manifest: Manifest
     source: Source = SHARED_BLOCK
+    # A generator refuses a smaller number than it has seen, so an order of a dead learner cannot
+    # wake it while the next learner uses the device.
     handover: int = 0
     policy: str = ""
 
@@ -103,12 +105,13 @@ class CallsRead(Message):
 class ReadCalls(Message):
     """gateway -> generator: read the tool calls of a complete answer.
 
-    parser: its name in vLLM; text: with special tokens, without the end token; tools: those of the
-    request, as JSON.
+    parser: its name in vLLM; text: with special tokens, without the end token; tools: the tools of
+    the request, as JSON.
     """
 
     Reply: ClassVar[type] = CallsRead
     parser: str
+    # Both: some parsers search the text for tags, others need the special tokens.
     text: str
     token_ids: IntArray
     tools: bytes
@@ -124,6 +127,7 @@ class WatchVersion(Message):
     """gateway -> generator: answered once the version is not `known`, or after wait_s."""
 
     Reply: ClassVar[type] = EngineVersion
+    # Not "the next version": a version that was loaded before the request arrived is reported too.
     known: int
     wait_s: float
 
@@ -138,7 +142,7 @@ class Visit(Message):
 
 
 class Leave(Message):
-    """another run's generator -> generator: free the slot. -> supervisor: that run ends."""
+    """another run's generator -> generator: free the slot. -> supervisor: that run stops."""
 
     Reply: ClassVar[type] = Ok
     policy: str

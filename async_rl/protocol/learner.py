@@ -12,12 +12,13 @@ from async_rl.protocol.base import Message, Ok
 
 
 class FromLearner(Message):
-    """Base of what a life of the learner sends to the buffer after `SyncVersion`.
+    """Base of the messages that a life of the learner sends to the buffer after `SyncVersion`.
 
     life: as in `Synced`. The buffer refuses other lives with Superseded: the learner may have been
     replaced while it could not be reached.
     """
 
+    # Lives count from 1, so a message without its life is refused once a learner has started.
     life: int = 0
 
 
@@ -43,7 +44,7 @@ class TakeBatch(FromLearner, kw_only=True):
 
 
 class Sequences(Message):
-    """The sequences that were asked for, in that order."""
+    """The requested sequences, in the order of the request."""
 
     trajectories: list[Trajectory]
 
@@ -57,6 +58,7 @@ class ReadSequences(FromLearner, kw_only=True):
 
     Reply: ClassVar[type] = Sequences
     train_version: int
+    # Samples, not groups: the ranks divide a batch by tokens, so a group may belong to two ranks.
     samples: list[SampleId]
 
 
@@ -68,6 +70,7 @@ class CommitStep(FromLearner, kw_only=True):
 
     Reply: ClassVar[type] = Ok
     version: int
+    # Compared with the lease: a step of other groups is refused before it is on record.
     group_ids: list[int]
 
 
@@ -94,7 +97,7 @@ class GetHistory(Message):
 
 
 class Synced(Message):
-    """life: the number of the learner's life, larger than those of all earlier lives."""
+    """life: the number of the learner's life, larger than the numbers of all earlier lives."""
 
     life: int
 
@@ -107,6 +110,7 @@ class SyncVersion(Message):
 
     Reply: ClassVar[type] = Synced
     version: int
+    # A repeated request of one process must not start a second life.
     incarnation: str = ""
 
 

@@ -39,8 +39,8 @@ class PoolCount(Value):
 class Member(Value):
     """One process in the supervisor's list.
 
-    address: empty until the process serves. version: -1 in processes without weights. since_s: Unix
-    time at which the state started. devices: as in Register.
+    address: empty until the process serves. version: -1 in processes without weights. since_s: the
+    Unix time of the start of the state. devices: as in Register.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Register(Message):
 class NextBeat(Message):
     """The seconds after which the next heartbeat is due."""
 
+    # The supervisor decides, since only it knows how many processes send heartbeats to it.
     after_s: float
 
 
@@ -89,6 +90,7 @@ class Heartbeat(Message):
     waits_for: str
     since_s: float
     version: int
+    # Cumulative, so a lost heartbeat loses no count.
     counters: dict[str, float]
 
 
@@ -101,6 +103,7 @@ class Members(Message):
 
     revision: int
     members: list[Member]
+    # Only the changes: the whole list to each process would grow with the square of their number.
     since: int = -1
     left: list[str] = msgspec.field(default_factory=list)
 
@@ -128,7 +131,7 @@ class ReportFatal(Message):
     """The process is about to exit non-zero.
 
     pid: of the process; the report of an earlier life is not one of the present life.
-    text: the root cause. ends_run: another start would fail the same way, so the run ends.
+    text: the root cause. ends_run: another start would fail the same way, so the run stops.
     """
 
     Reply: ClassVar[type] = Ok

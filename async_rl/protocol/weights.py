@@ -1,5 +1,4 @@
-"""One version of the weights as data: its tensors, and the source from which a generator reads
-them.
+"""One version of the weights as data: its tensors, and the source that a generator reads.
 
 Each medium has one struct here, the address that travels with a push, and one file in
 `weights/` with both of its halves.
@@ -77,6 +76,7 @@ class Seat(Value, tag_field="type", tag=True):
     host: str
     world_size: int
     first_rank: int
+    # Tensors are sent in buckets, so a member needs room for a bucket, not for a second model.
     bucket_bytes: int
     timeout_s: float
 
