@@ -32,6 +32,7 @@ class Admitted(Change):
     """A new group, in the state that it has. num_samples: trajectories of a complete group."""
 
     group: OpenGroup
+    # People read the text of a prompt in the ledger after the data file has changed.
     prompt: Prompt
     num_samples: int
 

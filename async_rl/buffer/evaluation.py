@@ -25,6 +25,7 @@ from async_rl.rewards.votes import vote_of
 NUM_SHOWN = 4
 _SEPARATOR = "\n\n---\n\n"
 _Z95 = 1.96
+# 32 groups of 16 samples of 32k tokens are 0.2 GB.
 _NUM_IN_MEMORY = 32
 """Groups whose trajectories are in memory at one time."""
 
@@ -58,6 +59,7 @@ class EvaluationProgress:
 
     def end_group(self, version: int) -> None:
         """A group of this evaluation is complete or dropped."""
+        # The last group decides, in whatever order they come.
         self._num_open[version] -= 1
         if self._num_open[version] == 0:
             self.finished.append(version)
@@ -205,6 +207,7 @@ async def report_of(
         for index, (group_id, is_complete) in enumerate(rows)
         if is_complete
     }
+    # The stored figures first: most trajectories are deleted once an evaluation was reported.
     scalars = await store.evaluation_figures(version)
     if scalars is None:
         results = []
@@ -217,6 +220,7 @@ async def report_of(
                 results.append(result)
         scalars = evaluation_scalars(results)
     kept = [group_id for group_id, _ in rows[:KEPT_SAMPLES] if group_id in complete]
+    # Of the kept groups only: a report that is repeated after a restart shows the same samples.
     groups = await store.read_groups(kept[:NUM_SHOWN])
     texts = [sample_text(complete[group.group_id].text, group, decode) for group in groups]
     return EvaluationReport(

@@ -29,6 +29,7 @@ class OpenGroup:
     attempt: int = 0
     generator: str = ""
     incarnation: str = ""
+    # A lower bound: the generator may load newer weights before the first token.
     version: int = NO_VERSION
     evaluation: int = NO_VERSION
     # Apart from `attempt`, whose number must grow with every hand-out.
@@ -47,6 +48,7 @@ class StoredGroup:
     group_id: int
     oldest_version: int
     newest_version: int
+    # Kept when the lease is returned: a repeated step trains the same groups.
     planned: int = NO_VERSION
 
 

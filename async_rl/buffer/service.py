@@ -140,6 +140,7 @@ class BufferService:
     async def put_group(self, request: PutGroup) -> Message:
         """Store a complete group. If the group is not valid, its attempt has failed."""
         group = request.group
+        # Before the check: also a refused group shows that its generator lives.
         self.state.heard(group.generator, self._clock())
         try:
             self.state.complete(group)
@@ -174,6 +175,7 @@ class BufferService:
         self, generator: str, message: str, *, incarnation: str = "", is_spared: bool = False
     ) -> None:
         """The generator left; see `BufferState.lose`."""
+        # First: `_settle` below would hand the returned groups to the generator that has left.
         self._parked.remove(generator, incarnation)
         self.state.lose(generator, message, incarnation=incarnation, is_spared=is_spared)
         self._settle()
@@ -315,6 +317,7 @@ class BufferService:
         self._parked.serve(self._clock())
         for change in self.state.drain_changes():
             self._store.write(change)
+        # The waiters of the old event wake; who waits from now on waits for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
 

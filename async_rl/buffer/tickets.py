@@ -32,6 +32,7 @@ class Tickets:
         self._config = config
         self._prompts = prompts
         self._filter = ScoreFilter(config, prompts, recovered.left, recovered.rewards)
+        # Otherwise a group would be generated for one prompt and trained as another one.
         for group in recovered.open:
             expected = recovered.prompt_ids[group.group_id]
             prompt_id = prompts.prompt(group.purpose, group.index).prompt_id
@@ -154,6 +155,7 @@ class ScoreFilter:
         self._order = prompts.order
         self._scores: dict[int, tuple[int, float]] = {}
         self._is_on = self._filter.is_on
+        # Before any prompt is read: positions after a removal mean other prompts.
         for position, indices in left:
             self._order.remove(indices, position)
         if self._is_on:

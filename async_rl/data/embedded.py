@@ -27,6 +27,7 @@ class TinyCoder:
     warm_start_steps: int = 240
     warm_start_batch: int = 64
     warm_start_lr: float = 5e-3
+    # Without flaws the model starts near 100 % and nothing is left to learn.
     flaw_probability: float = 0.4
     flaw_spread: float = 0.5
     retry_share: float = 0.0

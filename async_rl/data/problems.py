@@ -92,6 +92,7 @@ def read_hidden(
     is_scored_by_agent = is_agents and all(row.get(column) is None for column in _HIDDEN)
     if needs_tests(reward, str(row.get("data_source"))) and not is_scored_by_agent:
         problem, shown = read_problem(origin, row)
+    # Parquet has dates and decimals, which JSON lacks: a function receives them as text.
     text = msgspec.json.encode(row, enc_hook=str).decode()
     return msgspec.structs.replace(problem, row=text), shown
 
@@ -209,6 +210,7 @@ def _read_layout(origin: str, row: Row) -> tuple[list[CodeTest], str, tuple[str,
 
 
 def _ground_truth(origin: str, source: Any, truth: Any) -> list[CodeTest]:
+    # As verl chooses its reward function, so that its files need no change.
     if source in _RULES:
         expected = _text(origin, "reward_model.ground_truth", truth)
         return [AnswerTest(rule=_RULES[source], expected=expected)]

@@ -123,6 +123,7 @@ def load_eval_prompts(config: RunConfig, tokenizer: Any) -> Sequence[Prompt]:
     """
     if config.data.val_files:
         return _checked(examine(config.data.val_files, config, tokenizer), config)
+    # Held-out prompts of the embedded task would measure something the run does not train.
     if config.data.train_files:
         return []
     _, specs = list_functions.split(LIST_FUNCTIONS)
@@ -206,6 +207,7 @@ def _streamed(
 
     checked = map(read, range(_CHECKED_ROWS))
     rejected = [prompt for prompt in checked if isinstance(prompt, Rejected)]
+    # As for small files, the first bad row fails the run before anything expensive starts.
     for prompt in rejected:
         if _is_refused(prompt, config):
             raise DataError(prompt.reason)

@@ -1,5 +1,5 @@
 """Prompts that are made when they are requested, for data that does not fit in memory and for the
-embedded task, whose prompts take two to three seconds to make, of which a short run needs few.
+embedded task. To make all of its prompts takes two to three seconds, and a short run needs few.
 
 Invariants: prompt i is made from row i, in any process and after any restart. If row i cannot be
 used, prompt i is made from the next usable row, and the row is passed to `refused`, or counted and

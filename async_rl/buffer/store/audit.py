@@ -29,6 +29,7 @@ _NEXT = {
     "dropped": (),
 }
 _ACTIVE = ("issued", "generating", "ready", "leased")
+# One cause usually breaks a promise for thousands of groups.
 _MAX_REPORTED = 20
 
 
@@ -100,6 +101,7 @@ def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str
     states: dict[int, str] = {}
     attempts: dict[int, int] = {}
     num_active = 0
+    # One pass in the order of the changes: the bound of admission is about each moment.
     rows = connection.execute(
         "SELECT group_id, t.state, t.attempt, purpose='train' FROM transitions t LEFT JOIN groups"
         " USING (group_id) ORDER BY transition_id"
@@ -202,6 +204,7 @@ def _steps(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
 
 def _staleness(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
     """No batch of any history contained a group that was over age."""
+    # Where over-age tokens are masked, one young token makes a group trainable.
     decisive = "newest_version" if promise.age_rule == "mask" else "oldest_version"
     for group_id, train_version, version in connection.execute(
         f"SELECT group_id, t.version, {decisive} FROM transitions t JOIN groups g USING (group_id)"
@@ -229,6 +232,7 @@ def _stored(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
         " blobs)"
     ):
         yield f"the trajectories of group {group_id} are lost"
+    # Trajectories of dropped groups would fill the disk of a long run.
     for (group_id,) in connection.execute(
         "SELECT group_id FROM blobs WHERE group_id NOT IN (SELECT group_id FROM groups WHERE state"
         " IN ('ready', 'leased', 'trained'))"

@@ -83,6 +83,7 @@ class Browser:
             parameters.append(chosen.prompt_id)
         if chosen.text:
             where.append(
+                # instr and not LIKE: a percent sign in the text must mean itself.
                 "groups.prompt_id IN (SELECT prompt_id FROM prompts WHERE purpose=? AND"
                 " instr(lower(text), lower(?)) > 0)"
             )

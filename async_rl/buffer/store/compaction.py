@@ -28,8 +28,8 @@ _AGES = _COUNTED.format(name="max(train_version - oldest_version, 0)")
 _GENERATORS = _COUNTED.format(name="generator")
 
 # Groups that were closed untrained. Only ids below the id of a compacted group are looked at:
-# nearly all of these have no rows any more, so no index by state is needed, and the newest id and
-# position, from which a resumed run continues, are those of a group that keeps its sums.
+# nearly all of these have no rows any more, so no index by state is needed. A resumed run continues
+# after the newest id and position, which belong to a group that keeps its sums.
 _ENDED = (
     "SELECT group_id FROM groups WHERE group_id < (SELECT max(last_group_id) FROM compacted WHERE"
     " version>? AND version<=?) AND (purpose='train' AND state='dropped' AND"

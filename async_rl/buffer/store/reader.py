@@ -75,6 +75,7 @@ class StoreReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._reader = connect(path)
+        # Reads run on worker threads, and a connection serves one thread at a time.
         self._reading = threading.Lock()
         self.forgotten_before = self._one(_FORGOTTEN)
         self.compacted_steps = self._one(_COMPACTED)

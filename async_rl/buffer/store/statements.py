@@ -56,12 +56,14 @@ _TRANSITIONS = (
 )
 _TRANSITION = f"{_TRANSITIONS}=?"
 _ALL_TRANSITIONS = f"{_TRANSITIONS} IN {_LISTED} ORDER BY group_id"
+# A new row each time: a step that is trained again after it was undone has two rows.
 _STEP = "INSERT INTO steps (version, committed_s) VALUES (?, ?)"
 _TRAINED = (
     "INSERT INTO trained SELECT step_id, value FROM steps, json_each(?) WHERE version=? AND"
     " undone_s IS NULL"
 )
 _UNDO_STEPS = "UPDATE steps SET undone_s=? WHERE version>? AND undone_s IS NULL"
+# Evaluations with open groups stay: these groups can be generated with the new weights.
 _CLOSED_EVALUATIONS = (
     "(SELECT version FROM evaluations WHERE version>? AND version NOT IN (SELECT evaluation FROM"
     " groups WHERE evaluation IS NOT NULL AND state IN ('issued', 'generating')))"
@@ -133,6 +135,7 @@ def _(change: changes.Returned, now_s: float) -> list[Statement]:
 
 @statements_of.register
 def _(change: changes.Dropped, now_s: float) -> list[Statement]:
+    # A group that was put and then dropped, for example over age, has trajectories.
     return [*_end_attempt(change, "dropped", now_s), (_NO_BLOB, (change.group_id,))]
 
 
@@ -177,6 +180,7 @@ def _(change: changes.Trained, now_s: float) -> list[Statement]:
     return [
         (_STEP, (change.version, now_s)),
         (_SET_STATE, ("trained", now_s, listed)),
+        # After the step's row, which it refers to.
         (_TRAINED, (listed, change.version)),
         (_ALL_TRANSITIONS, (now_s, change.version, "", listed)),
     ]

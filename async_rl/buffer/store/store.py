@@ -63,6 +63,7 @@ class Store(StoreReader):
         self, path: Path, *, durability: Literal["normal", "full"], clock: Callable[[], float]
     ) -> None:
         with contextlib.ExitStack() as stack:
+            # First: a second process must not even create tables or recover the log.
             stack.enter_context(hold_lock(path))
             self._writer = Writer(path, durability=durability)
             stack.callback(self._writer.close_file)
@@ -101,6 +102,7 @@ class Store(StoreReader):
         Only people read them.
         """
         for (group_id, number), values in advantages:
+            # float16 has three digits, which is enough for people, in half the bytes of float32.
             payload = values.astype(np.float16).tobytes()
             self._writer.put((_ADVANTAGES, (number, payload, group_id)))
 
@@ -152,6 +154,7 @@ class Store(StoreReader):
         """Replace the rows of the groups that steps up to `version` trained by sums, some steps at
         a time; their trajectories must be deleted.
         """
+        # The next call compacts the rest.
         last = min(version, self.compacted_steps + MOST_STEPS)
         if last > self.compacted_steps:
             self._writer.put(*compaction(self.compacted_steps, last))
@@ -168,6 +171,7 @@ class Store(StoreReader):
         could not be written.
         """
         await self._writer.flush()
+        # In a thread: a sync of a busy disk takes seconds, and requests for work must not wait.
         await asyncio.to_thread(self._writer.sync_files)
 
     async def failed(self) -> None:

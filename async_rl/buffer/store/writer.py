@@ -92,6 +92,7 @@ class Writer:
         self._path = path
         self._connection = connect(path, durability=durability)
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        # Daemons: a process with a failed event loop must exit, even if the disk hangs.
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
         self._failed: Future[None] = Future()
         self._mover = threading.Thread(target=self._move, name="store checkpoint", daemon=True)
@@ -171,8 +172,8 @@ class Writer:
         self._connection.close()
 
     def _run(self) -> None:
-        """takes: queued changes · waits for: the queue · returns: commits · ends: at None or at the
-        first failure.
+        """takes: queued changes · waits for: the queue · returns: commits · stops: at None or at
+        the first failure.
         """
         is_last = False
         while not is_last:
@@ -217,7 +218,7 @@ class Writer:
 
     def _move(self) -> None:
         """takes: notices that a checkpoint is due · waits for: the queue · returns: a shorter log ·
-        ends: at False. Errors of the file are left to the writer, which meets them too.
+        stops: at False. Errors of the file are left to the writer, which meets them too.
         """
         with (
             contextlib.suppress(sqlite3.Error, InfrastructureError),
