@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from async_rl.algorithms.kl import full_kl
-from async_rl.algorithms.logprobs import token_logprobs
+from async_rl.algorithms.logprobs import full_kl, token_logprobs
 from async_rl.batching.packing import Pass
 from async_rl.core.frozen import frozen
 from async_rl.learner.attention import plan

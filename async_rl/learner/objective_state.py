@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.kl import adapted_kl_coef
+from async_rl.algorithms.logprobs import adapted_kl_coef
 from async_rl.algorithms.parts import ALONE, Across
 from async_rl.config.algorithm import AdaptiveKl, AlgorithmConfig
 from async_rl.core.frozen import frozen

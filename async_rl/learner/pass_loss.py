@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.kl import kl_estimate
+from async_rl.algorithms.logprobs import kl_estimate
 from async_rl.algorithms.losses import (
     PolicyLoss,
     cispo_loss,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.kl import KLEstimator, adapted_kl_coef, full_kl, kl_estimate
+from async_rl.algorithms.logprobs import KLEstimator, adapted_kl_coef, full_kl, kl_estimate
 
 
 @pytest.mark.covers("kl_penalty")

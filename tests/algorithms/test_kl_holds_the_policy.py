@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.advantages import returns_to_go
-from async_rl.algorithms.kl import KLEstimator, kl_estimate
+from async_rl.algorithms.logprobs import KLEstimator, kl_estimate
 
 LENGTH, VOCABULARY, NUM_SAMPLES, NUM_STEPS = 6, 8, 256, 60
 Estimator = KLEstimator | Literal["full"]

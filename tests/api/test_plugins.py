@@ -136,7 +136,13 @@ def test_loss_weights_and_advantages_are_those_of_the_plugins() -> None:
 
 @pytest.mark.usefixtures("found")
 @pytest.mark.parametrize(
-    "path", ["algorithm.policy_loss", "algorithm.policy_loss.correction", "algorithm.advantage"]
+    "path",
+    [
+        "algorithm.policy_loss",
+        "algorithm.policy_loss.correction",
+        "algorithm.advantage",
+        "algorithm.step_scale",
+    ],
 )
 def test_a_wrong_part_of_the_objective_is_refused_before_a_run(path: str) -> None:
     words = [f"{path}=plugin", f"{path}.fn=my_plugins.task:rows"]
@@ -144,6 +150,11 @@ def test_a_wrong_part_of_the_objective_is_refused_before_a_run(path: str) -> Non
         preflight(compose("grpo_code", words), this_machine())
     with pytest.raises(ConfigError, match=rf"{path}.fn=null: must be text"):
         compose("grpo_code", [f"{path}=plugin"])
+
+
+@pytest.mark.parametrize("name", ["sapo", "drpo", "oapl", "m2po", "mu_grpo", "gac"])
+def test_the_example_losses_are_accepted_as_plugins(name: str) -> None:
+    preflight(compose("grpo_code", [f"algorithm={name}"]), this_machine())
 
 
 @pytest.mark.slow
