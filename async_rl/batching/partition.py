@@ -69,7 +69,7 @@ def passes(
         bundles = _bundles(batch, share, parts=1, cap_tokens=budget_tokens)
         bundles.sort(key=lambda bundle: -cost_tokens(batch, bundle))
         result.append(_fill(batch, bundles, budget_tokens))
-    # A rank with fewer passes would leave the others waiting in the collectives of FSDP.
+    # A rank with fewer passes would leave other ranks waiting in the collectives of FSDP.
     longest = max(map(len, result))
     return [rank_passes + [[]] * (longest - len(rank_passes)) for rank_passes in result]
 
