@@ -48,7 +48,7 @@ async def run(context: ProcessContext) -> None:
     make_trainer = functools.partial(build_trainer, context, rank_device)
     config = context.config
     number = context.rank // config.learner.context_ranks
-    parts = Parts(context.peer("buffer"), number, call_s=config.timeouts.start_s)
+    parts = Parts(context.call_buffer, number)
     if context.rank > 0:
         await follow(context, await Rank.open(make_trainer, context.incarnation, parts))
         return

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from async_rl.batching.batch import BatchPart
 from async_rl.config.pools import evaluates_only
 from async_rl.core.errors import DeadlineExceeded
 from async_rl.core.heads import GroupHead, SampleId, sample_ids
 from async_rl.core.types import FloatArray, Trajectory
+from async_rl.protocol.base import Message
 from async_rl.protocol.learner import (
     KeepAdvantages,
     ReadSequences,
@@ -28,7 +30,6 @@ from async_rl.protocol.learner import (
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.device import Device
 from async_rl.training.operations import Fetch
-from async_rl.weights.routes import Caller
 
 _WAIT_S = 10.0
 """The buffer answers after this long, so that the learner notices when generators leave."""
@@ -107,13 +108,12 @@ class Taker:
 class Parts:
     """One rank: the parts of batches that it has read and not yet trained.
 
-    number: of this rank's part in each batch; call_s: the deadline of a chunk.
+    call_buffer: `ProcessContext.call_buffer`; number: of this rank's part in each batch.
     """
 
-    def __init__(self, buffer: Caller, number: int, *, call_s: float) -> None:
-        self._buffer = buffer
+    def __init__(self, call_buffer: Callable[[Message], Awaitable[Any]], number: int) -> None:
+        self._call_buffer = call_buffer
         self._number = number
-        self._call_s = call_s
         self._requests: dict[int, Fetch] = {}
         self._parts: dict[int, BatchPart] = {}
         self._life = 0
@@ -129,7 +129,7 @@ class Parts:
         trajectories: list[Trajectory] = []
         for chunk in _chunks(mine):
             read = ReadSequences(life=request.life, train_version=version, samples=chunk)
-            reply: Sequences = await self._buffer.call(read, timeout_s=self._call_s)
+            reply: Sequences = await self._call_buffer(read)
             trajectories += reply.trajectories
         # During the calls another batch may have replaced this one, which was dropped.
         if self._requests.get(version) is request:
@@ -147,7 +147,7 @@ class Parts:
         for chunk in _chunks({name: len(row) for name, row in advantages.items()}):
             rows = [advantages[name] for name in chunk]
             keep = KeepAdvantages(life=self._life, samples=chunk, rows=rows)
-            await self._buffer.call(keep, timeout_s=self._call_s)
+            await self._call_buffer(keep)
 
 
 def _chunks(num_tokens: Mapping[SampleId, int]) -> Iterator[list[SampleId]]:

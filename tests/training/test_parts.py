@@ -36,7 +36,7 @@ class Buffer:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def call(self, request: ReadSequences | KeepAdvantages, *, timeout_s: float) -> Any:
+    async def call(self, request: ReadSequences | KeepAdvantages) -> Any:
         if isinstance(request, KeepAdvantages):
             rows = [row.tolist() for row in request.rows]
             self.kept.update(zip(request.samples, rows, strict=True))
@@ -72,7 +72,7 @@ def test_the_parts_of_the_ranks_are_the_batch_each_sequence_once_in_bounded_mess
         buffer = Buffer(groups)
         found: dict[int, Trajectory] = {}
         for rank in range(ranks):
-            mine = Parts(buffer, rank, call_s=9)
+            mine = Parts(buffer.call, rank)
             await mine.fetch(fetch_of([head_of(group) for group in groups]), owners)
             part = mine.pop(0)
             assert len(part.own) == len(part.trajectories)
@@ -93,7 +93,7 @@ def test_a_batch_that_was_dropped_meanwhile_does_not_replace_the_next_one() -> N
 
     async def story() -> None:
         buffer = Buffer([first, second])
-        mine = Parts(buffer, 0, call_s=9)
+        mine = Parts(buffer.call, 0)
         buffer.gate.clear()
         slow = asyncio.create_task(mine.fetch(fetch_of([head_of(first)]), [0]))
         await asyncio.sleep(0)
@@ -111,7 +111,7 @@ def test_advantages_return_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) 
     async def story() -> dict[tuple[int, int], list[float]]:
         buffer = Buffer([])
         rows = {(7, n): np.full(3, n, dtype=np.float32) for n in range(3)}
-        await Parts(buffer, 0, call_s=9).keep_advantages(rows)
+        await Parts(buffer.call, 0).keep_advantages(rows)
         return buffer.kept
 
     assert asyncio.run(story()) == {(7, n): [n] * 3 for n in range(3)}
@@ -129,7 +129,7 @@ def test_each_rank_receives_its_share_of_the_bytes_and_little_of_the_rest() -> N
 
     async def story() -> int:
         buffer = Buffer(groups)
-        await Parts(buffer, 0, call_s=9).fetch(fetch_of(heads), owners)
+        await Parts(buffer.call, 0).fetch(fetch_of(heads), owners)
         return sum(len(encode(Sequences(trajectories=chunk))) for chunk in buffer.sent)
 
     num_tokens = 64 * 16 * length

@@ -58,7 +58,7 @@ class Trainer:
 class Buffer:
     """Has one sequence."""
 
-    async def call(self, request: ReadSequences, *, timeout_s: float) -> Sequences:
+    async def call(self, request: ReadSequences) -> Sequences:
         assert request.samples == [(5, 0)]
         return Sequences(trajectories=make_groups(num_groups=1, size=1)[0].trajectories)
 
@@ -86,7 +86,7 @@ def content(name: str) -> str:
 
 async def lead(address: str) -> None:
     async with RpcClient(address, load_keys(FOLDER / "keys")) as other:
-        parts = Parts(Buffer(), RANK, call_s=9)
+        parts = Parts(Buffer().call, RANK)
         pool = await TrainingPool.open(make_trainer, "first-life-0", parts, [other])
         head = msgspec.structs.replace(head_of(make_groups(num_groups=1, size=1)[0]), group_id=5)
         for version in range(20):
@@ -115,9 +115,7 @@ async def follow() -> None:
     with RpcServer("127.0.0.1", 0, keys, {Perform: accept, Fetch: read}) as server:
         serving = asyncio.create_task(server.serve())
         (FOLDER / "address").write_text(server.address)
-        opened.set_result(
-            await Rank.open(make_trainer, "other-life-1", Parts(Buffer(), RANK, call_s=9))
-        )
+        opened.set_result(await Rank.open(make_trainer, "other-life-1", Parts(Buffer().call, RANK)))
         await opened.result().follow()
         opened.result().close()
         await asyncio.sleep(0.2)
