@@ -1,14 +1,16 @@
-"""The host's end of one cell: starts it, sends it one job at a time, and ends it at any anomaly.
+"""The host's end of one cell: starts it, sends it one piece of work at a time, and ends it at any
+anomaly.
 
-Takes a job, waits for the cell's reply, and returns an `Outcome`, or raises `CellFailed`; the cell
-is then dead and is thrown away. Invariants: a cell dies with the thread that started it
-(PR_SET_PDEATHSIG) and when its socket closes; memory files are always closed.
+Takes a job or a command, waits for the cell's reply, and returns an outcome, or raises
+`CellFailed`; the cell is then dead and is thrown away. Invariants: a cell dies with the thread that
+started it (PR_SET_PDEATHSIG) and when its socket closes; memory files are always closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import marshal
 import os
 import signal
@@ -17,16 +19,29 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from .frames import Frames, read_frames
-from .protocol import Hello, JobSpec, Mode, Reply, TestCode
+from .protocol import (
+    JOBS,
+    STDERR_BYTES,
+    CommandSpec,
+    Frames,
+    Hello,
+    JobSpec,
+    Reply,
+    TestCode,
+    pack,
+    read_frames,
+)
 
+T = TypeVar("T", covariant=True)
 _START_TIMEOUT_S = 30.0
 _CANCEL_TIMEOUT_S = 1.0
-_GRACE_S = 30.0
-_CROWDED = 8
-"""A busy machine may delay a program by this factor; a cell that needs longer counts as broken."""
+_CROWDED, _GRACE_S = 8, 60.0
+"""A busy machine may delay work by this factor and these seconds; a cell that needs longer counts
+as broken.
+"""
+_MAX_PRODUCT_BYTES = 1 << 28
 _MARSHAL_VERSION = 2
 """This version writes no back references. Arguments that are one object here arrive as several, so
 a call cannot change the arguments of the next call.
@@ -52,18 +67,18 @@ class CellFailed(Exception):
     """The cell broke or did not answer. This says nothing about the program."""
 
 
-class Job(NamedTuple):
-    """One program to run: limits, the payload of its child, and one input per stream run.
+class Work(Protocol[T]):
+    """A job or a command: its spec, the files that it needs, and how its outcome is read."""
 
-    payload: arguments of the child's part; that of a program never contains an expected output.
-    test: for Mode.JUDGE; only the judging child can read it. files: of Mode.CHECK.
-    """
+    @property
+    def spec(self) -> JobSpec | CommandSpec:
+        """The limits."""
 
-    spec: JobSpec
-    payload: tuple[Any, ...]
-    inputs: Sequence[bytes] = ()
-    test: TestCode | None = None
-    files: Sequence[bytes] = ()
+    def files(self) -> list[bytes | int]:
+        """The contents of its memory files; a number is a descriptor that stays the caller's."""
+
+    def outcome(self, reply: Reply, files: Sequence[int]) -> T:
+        """Read the files after the reply."""
 
 
 class Outcome(NamedTuple):
@@ -78,10 +93,75 @@ class Outcome(NamedTuple):
     outputs: list[bytes]
 
 
-class Cell:
-    """One cell. It runs one job at a time. zygote: the module that runs inside."""
+class Job(NamedTuple):
+    """One Python program to run: limits, the payload of its child, and one input per stream run.
 
-    zygote: ClassVar = "zygote"
+    payload: arguments of the child's part; that of a program never contains an expected output.
+    test: for Mode.JUDGE; only the judging child can read it. checked: files of Mode.CHECK.
+    """
+
+    spec: JobSpec
+    payload: tuple[Any, ...]
+    inputs: Sequence[bytes] = ()
+    test: TestCode | None = None
+    checked: Sequence[bytes] = ()
+
+    def files(self) -> list[bytes | int]:
+        """The payload, the result, then the test, the checked files, or input and output pairs."""
+        files: list[bytes | int] = [marshal.dumps(self.payload, _MARSHAL_VERSION), b""]
+        if self.test is not None:
+            files.append(marshal.dumps(tuple(self.test), _MARSHAL_VERSION))
+        files += self.checked
+        for data in self.inputs:
+            files += (data, b"")
+        return files
+
+    def outcome(self, reply: Reply, files: Sequence[int]) -> Outcome:
+        """The frames of the result file, and the outputs."""
+        limit = self.spec.output_bytes + 1
+        result = os.pread(files[1], limit, 0)
+        outputs = [os.pread(fd, limit, 0) for fd in files[3::2]] if self.inputs else []
+        return Outcome(reply, read_frames(result), len(result) >= limit, outputs)
+
+
+class CommandOutcome(NamedTuple):
+    """The end of a command and its output. errors: standard error, with its middle left out."""
+
+    reply: Reply
+    output: bytes
+    errors: bytes
+    product: bytes
+
+
+class Command(NamedTuple):
+    """A spec with its contents. executable: descriptor, if the spec has no path; contents: of the
+    files that the spec names; output_bytes: of standard output that are returned.
+    """
+
+    spec: CommandSpec
+    stdin: bytes
+    contents: Sequence[bytes]
+    output_bytes: int
+    executable: int | None = None
+
+    def files(self) -> list[bytes | int]:
+        """Standard input, output and error, the product, the executable, then the contents."""
+        executable = [] if self.executable is None else [self.executable]
+        return [self.stdin, b"", b"", b"", *executable, *self.contents]
+
+    def outcome(self, reply: Reply, files: Sequence[int]) -> CommandOutcome:
+        """The text and the product of the command."""
+        _, output, errors, product, *_ = files
+        return CommandOutcome(
+            reply,
+            os.pread(output, self.output_bytes, 0),
+            os.pread(errors, 2 * STDERR_BYTES, 0),
+            os.pread(product, _MAX_PRODUCT_BYTES, 0),
+        )
+
+
+class Cell:
+    """One cell."""
 
     def __init__(self, process: subprocess.Popen[bytes], host: socket.socket, hello: Hello) -> None:
         self._process, self._host = process, host
@@ -89,8 +169,13 @@ class Cell:
 
     @classmethod
     async def start(
-        cls, level: int, readable: Sequence[str], packages: Mapping[str, str] | None = None
-    ) -> Self:
+        cls,
+        level: int,
+        readable: Sequence[str],
+        packages: Mapping[str, str] | None = None,
+        *,
+        kind: str = JOBS,
+    ) -> Cell:
         """Start a cell at the given level. Raises CellFailed with the last line of its stderr.
 
         readable: directories that it must see besides the system's; packages: names to import, and
@@ -99,12 +184,12 @@ class Cell:
         named = [f"{name}={folder}" for name, folder in (packages or {}).items()]
         host, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host.setblocking(False)
-        arguments = [str(level), str(os.getpid()), str(inside.fileno()), *named, *readable]
+        arguments = [kind, str(level), str(os.getpid()), str(inside.fileno()), *named, *readable]
         stderr = os.memfd_create("cell-stderr")
         try:
             # Not in a thread: PR_SET_PDEATHSIG ties the cell to the thread that starts it.
             process = subprocess.Popen(  # noqa: ASYNC220  takes a few ms
-                [*_COMMAND, _ENTRY, cls.zygote, *arguments],
+                [*_COMMAND, _ENTRY, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -118,11 +203,11 @@ class Cell:
                 async with asyncio.timeout(_START_TIMEOUT_S):
                     data = await asyncio.get_running_loop().sock_recv(host, 4096)
                 if not data:
-                    raise CellFailed("it ended")
-                return cls(process, host, Hello.unpack(data))
+                    raise CellFailed("it exited")
+                return cls(process, host, Hello(*marshal.loads(data)))
             except (OSError, TimeoutError, CellFailed) as error:
                 _kill(process, host)
-                lines = read_file(stderr, 4000).decode(errors="replace").strip().splitlines()
+                lines = os.pread(stderr, 4000, 0).decode(errors="replace").strip().splitlines()
                 reason = lines[-1] if lines else error
                 raise CellFailed(f"a cell at level {level} did not start: {reason}") from error
             except BaseException:
@@ -136,30 +221,25 @@ class Cell:
         """Process id of the cell's outermost process."""
         return self._process.pid
 
-    async def run(self, job: Job) -> Outcome:
-        """Run one child. Raises CellFailed.
+    async def run(self, work: Work[T]) -> T:
+        """Run one piece of work. Raises CellFailed.
 
-        Cancelling ends the child, or the cell if it does not answer.
+        Cancelling ends the work, or the cell if it does not answer.
         """
         files: list[int] = []
+        own: list[int] = []
         try:
-            files.append(memory_file("payload", marshal.dumps(job.payload, _MARSHAL_VERSION)))
-            files.append(memory_file("result", b""))
-            if job.test is not None:
-                files.append(memory_file("test", marshal.dumps(tuple(job.test), _MARSHAL_VERSION)))
-            files += [memory_file("file", data) for data in job.files]
-            for data in job.inputs:
-                files.append(memory_file("stdin", data))
-                files.append(memory_file("stdout", b""))
-            longest_s = _CROWDED * (job.spec.cpu_s + job.spec.sleep_s) + _GRACE_S
-            reply = await self._exchange(job.spec.pack(), files, longest_s)
-            limit = job.spec.output_bytes + 1
-            result = read_file(files[1], limit)
-            outputs = [read_file(fd, limit) for fd in files[3::2]] if job.inputs else []
-            return Outcome(reply, read_frames(result), len(result) >= limit, outputs)
+            for content in work.files():
+                if isinstance(content, bytes):
+                    own.append(_memory_file(content))
+                    content = own[-1]
+                files.append(content)
+            longest_s = _CROWDED * (work.spec.cpu_s + work.spec.sleep_s) + _GRACE_S
+            reply = await self._exchange(pack(work.spec), files, longest_s)
+            return work.outcome(reply, files)
         finally:
-            for fd in files:
-                os.close(fd)
+            for descriptor in own:
+                os.close(descriptor)
 
     async def _exchange(self, spec: bytes, files: list[int], longest_s: float) -> Reply:
         try:
@@ -179,7 +259,7 @@ class Cell:
             return Reply.unpack(await asyncio.get_running_loop().sock_recv(self._host, 512))
 
     async def _cancel(self) -> None:
-        """End the child of the running job and read its reply; kill a cell that does not answer."""
+        """End the running work and read its reply; kill a cell that does not answer."""
         try:
             self._host.send(b"cancel")
             await self._reply(_CANCEL_TIMEOUT_S)
@@ -188,11 +268,11 @@ class Cell:
 
     @property
     def is_alive(self) -> bool:
-        """False once killed or ended."""
+        """False once the cell was killed or has exited."""
         return self._host.fileno() >= 0 and self._process.poll() is None
 
     def end(self) -> None:
-        """End an idle cell; kill it if it does not end.
+        """End an idle cell; kill it if it does not exit.
 
         A killed cell leaves its inner process to the machine's init, and the init of a container
         may never collect it.
@@ -208,19 +288,6 @@ class Cell:
         _kill(self._process, self._host)
 
 
-def job_spec(
-    mode: Mode,
-    num_runs: int,
-    *,
-    cpu_s: float,
-    memory_bytes: int,
-    output_bytes: int,
-    num_tests: int = 1,
-) -> JobSpec:
-    """Mode and limits of a job, which may sleep one second longer than it may compute."""
-    return JobSpec(int(mode), num_runs, cpu_s, cpu_s + 1, memory_bytes, output_bytes, num_tests)
-
-
 def _kill(process: subprocess.Popen[bytes], host: socket.socket) -> None:
     host.close()
     with contextlib.suppress(ProcessLookupError):
@@ -228,16 +295,21 @@ def _kill(process: subprocess.Popen[bytes], host: socket.socket) -> None:
     process.wait()
 
 
-def memory_file(name: str, data: bytes) -> int:
-    """Descriptor of a new memory file with this content."""
-    fd = os.memfd_create(name)
-    view = memoryview(data)
+def _memory_file(content: bytes, *, flags: int = os.MFD_CLOEXEC) -> int:
+    descriptor = os.memfd_create("cell", flags)
+    view = memoryview(content)
     while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
-def read_file(fd: int, limit: int) -> bytes:
-    """The first bytes of a file."""
-    return os.pread(fd, limit, 0)
+def sealed_file(content: bytes) -> int:
+    """Descriptor of a memory file for an executable: a program that runs it cannot change it.
+
+    Raises OSError if the machine forbids sealed files.
+    """
+    descriptor = _memory_file(content, flags=os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor

@@ -15,10 +15,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from . import habits
-from .frames import Kind
+from . import preload
 from .programs import Runner, describe, describe_text, exit_status, open_streams, run_main
-from .protocol import JobSpec
+from .protocol import JobSpec, Kind
 
 _INPUT, _OUTPUT, _ANSWER, _FEEDBACK = "/input", "/output", "/answer", "/feedback/"
 _ARGUMENTS = {
@@ -56,7 +55,7 @@ class Checker(Runner):
         sys.stderr = io.StringIO()
         sys.argv = ["checker", *_ARGUMENTS[form]]
         files_by_name = _Files({_INPUT: given, _OUTPUT: output, _ANSWER: answer})
-        habits.open_named = files_by_name.open
+        preload.open_named = files_by_name.open
         os._exit = _leave
         problem = run_main(compiled)
         if problem is None or isinstance(problem, SystemExit):

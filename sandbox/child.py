@@ -1,52 +1,98 @@
-"""A forked child from its first instruction to its last: reads its payload, locks itself down, runs
-its part, and exits.
+"""A forked child from its first instruction: locks itself down and runs its part.
 
-Order matters: descriptors and limits first, then capabilities and Landlock, and the system call
-filter last; afterwards nothing can be undone.
+The order matters: user, capabilities and Landlock first, then descriptors and limits, and the
+filter of system calls last; afterwards nothing can be undone.
 """
 
 from __future__ import annotations
 
 import marshal
-import math
 import mmap
 import os
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from resource import setrlimit as set_limit
 from typing import NamedTuple
 
 from . import linux
-from .checker import Checker
-from .comparison import Comparer
-from .judge import Solver, Test
-from .programs import Calls, Streams
-from .protocol import FIRST_STREAM, PAYLOAD, RESULT, JobSpec, Mode
 
-_MAX_TASKS = 64
-FAULT_START, FAULT_END = 8, 264
+MAX_TASKS = 64
+_FAULT_START, _FAULT_END = 8, 264
 """Bytes of the shared page for the reason why a child could not be locked down. Before them, the
 page has one byte per child, set once the child is locked down.
 """
+_NO_FAULT = bytes(_FAULT_END)
+
+Limits = Sequence[tuple[int, tuple[int, int]]]
+"""Arguments of setrlimit."""
+Step = Callable[[], None]
+"""Gives up rights that the process cannot regain."""
+
+
+class Page:
+    """Memory that a zygote shares with its children, in which they report."""
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def clear(self) -> None:
+        """Remove the reports of the previous job."""
+        self._page[:_FAULT_END] = _NO_FAULT
+
+    def set_ready(self, number: int) -> None:
+        """In a child: report that it is locked down. It can no longer write to the page."""
+        self._page[number] = 1
+        self._page.close()
+
+    def set_fault(self, error: BaseException) -> None:
+        """In a child: report why it could not be locked down."""
+        reason = f"{type(error).__name__}: {error}".encode()
+        length = _FAULT_END - _FAULT_START
+        self._page[_FAULT_START:_FAULT_END] = reason[:length].ljust(length)
+
+    def are_ready(self, count: int) -> bool:
+        """Return whether all of the first `count` children are locked down."""
+        return all(self._page[:count])
+
+    def fault(self) -> bytes:
+        """The reason that a child reported; empty if there is none."""
+        return self._page[_FAULT_START:_FAULT_END].strip(b"\0 ")
+
+
+def capped(wanted: Iterable[tuple[int, int]]) -> Limits:
+    """Limits as setrlimit takes them, none above the hard limit of this process."""
+    limits = []
+    for kind, value in wanted:
+        _, hard = resource.getrlimit(kind)
+        lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        limits.append((kind, (lowest, lowest)))
+    return limits
+
+
+def lock_down(
+    confine: Sequence[Step], kept: Iterable[int], limits: Limits, seal: Sequence[Step]
+) -> None:
+    """Give up rights, close all descriptors but `kept`, set the limits, and seal."""
+    for give_up in confine:
+        give_up()
+    linux.close_all_except(kept)
+    for kind, pair in limits:
+        set_limit(kind, pair)
+    for give_up in seal:
+        give_up()
 
 
 class Jail(NamedTuple):
-    """The steps that lock down each child.
+    """The steps that lock down each child that runs Python.
 
-    confine: calls that give up rights first; seal: the filter of system calls, after which nothing
-    can be undone; uid: user of the children, -1 to keep the zygote's; ready: page shared with the
-    children (see FAULT_START).
+    confine: calls that give up rights first; seal: the filter of system calls; uid: user of the
+    children, -1 to keep the zygote's.
     """
 
-    level: int
-    ruleset: int
-    confine: tuple[Callable[[], None], ...]
-    seal: tuple[Callable[[], None], ...]
+    confine: tuple[Step, ...]
+    seal: tuple[Step, ...]
     uid: int
-    hard_limits: Mapping[int, int]
-    base_address_space: int
-    ready: mmap.mmap
-    proc: int
+    page: Page
 
 
 class Part(NamedTuple):
@@ -62,73 +108,22 @@ class Part(NamedTuple):
     run: Callable[..., int]
 
 
-def parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> list[Part]:
-    """The children of a job; the job ends with the last one.
-
-    They are prepared before the fork: what is made afterwards costs a child twice as much, because
-    it copies each page that it writes. pipes: for Mode.JUDGE, read and write end of the requests,
-    then of the answers.
-    """
-    payload, result = descriptors[PAYLOAD], descriptors[RESULT]
-    rest = descriptors[FIRST_STREAM:]
-    if spec.mode == Mode.CALLS:
-        return [Part(0, payload, [result], Calls(result, spec).run)]
-    if spec.mode == Mode.STREAMS:
-        return [Part(0, payload, [result, *rest], Streams(result, spec, rest).run)]
-    if spec.mode == Mode.COMPARE:
-        return [Part(0, payload, [result], Comparer(result, spec).run)]
-    if spec.mode == Mode.CHECK:
-        return [Part(0, payload, [result, *rest], Checker(result, spec, rest).run)]
-    requests_in, requests_out, answers_in, answers_out = pipes
-    solver = Solver(answers_out, spec, requests_in)
-    test = Test(result, spec, requests_out, answers_in)
-    return [
-        Part(0, payload, [requests_in, answers_out], solver.run),
-        Part(1, rest[0], [result, requests_out, answers_in], test.run),
-    ]
-
-
-def limits(spec: JobSpec, jail: Jail) -> list[tuple[int, tuple[int, int]]]:
-    """Arguments of setrlimit for the children of a job."""
-    wanted = (
-        (resource.RLIMIT_CPU, math.ceil(spec.cpu_s) + 2),
-        (resource.RLIMIT_FSIZE, spec.output_bytes + 1),
-        (resource.RLIMIT_NPROC, _MAX_TASKS),
-        (resource.RLIMIT_AS, jail.base_address_space + spec.memory_bytes),
-    )
-    lowered = [(kind, min(value, jail.hard_limits[kind])) for kind, value in wanted]
-    return [(kind, (value, value)) for kind, value in lowered]
-
-
-def main(part: Part, limits: Sequence[tuple[int, tuple[int, int]]], jail: Jail) -> None:
-    """Lock down, run, exit. The exit status is 0 unless the program chose another one."""
+def main(part: Part, limits: Limits, jail: Jail) -> None:
+    """Lock down, run, exit. The exit status is 0 unless the program chose another status."""
     code = 1
     try:
         # os.fstat would make twenty objects, most on a page that this process then has to copy.
         loaded = marshal.loads(os.pread(part.payload, os.lseek(part.payload, 0, os.SEEK_END), 0))
         try:
-            _lock_down(part, limits, jail)
+            if jail.uid >= 0:
+                os.setgroups([])
+                os.setresgid(jail.uid, jail.uid, jail.uid)
+                os.setresuid(jail.uid, jail.uid, jail.uid)
+            lock_down(jail.confine, part.kept, limits, jail.seal)
+            jail.page.set_ready(part.number)
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}".encode()
-            length = FAULT_END - FAULT_START
-            jail.ready[FAULT_START:FAULT_END] = reason[:length].ljust(length)
+            jail.page.set_fault(error)
             raise
         code = part.run(*loaded)
     finally:
         os._exit(code)
-
-
-def _lock_down(part: Part, limits: Sequence[tuple[int, tuple[int, int]]], jail: Jail) -> None:
-    if jail.uid >= 0:
-        os.setgroups([])
-        os.setresgid(jail.uid, jail.uid, jail.uid)
-        os.setresuid(jail.uid, jail.uid, jail.uid)
-    for give_up in jail.confine:
-        give_up()
-    linux.close_all_except(part.kept)
-    for kind, pair in limits:
-        set_limit(kind, pair)
-    for give_up in jail.seal:
-        give_up()
-    jail.ready[part.number] = 1
-    jail.ready.close()

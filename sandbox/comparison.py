@@ -28,8 +28,8 @@ from decimal import Context, Decimal
 from itertools import repeat, zip_longest
 from typing import Any, NamedTuple, Protocol
 
-from .frames import Kind
 from .programs import Runner, describe_text
+from .protocol import Kind
 from .values import decode, unwrapped
 
 _ABSOLUTE_SHARE = 1e-3

@@ -1,5 +1,5 @@
 """First code of a cell, run as a script by a fresh interpreter: finds its package and becomes the
-zygote that its first argument names.
+zygote.
 
 The interpreter has a clean environment and no site-packages.
 """
@@ -12,6 +12,6 @@ if __name__ == "__main__":
     package = os.path.dirname(os.path.abspath(__file__))
     # Last: a neighbour of an installed package may have the name of a standard module.
     sys.path.append(os.path.dirname(package))
-    zygote = importlib.import_module(f"{os.path.basename(package)}.{sys.argv[1]}")
+    zygote = importlib.import_module(f"{os.path.basename(package)}.zygote")
     del sys.path[-1]
-    zygote.main(sys.argv[2:])
+    zygote.main(sys.argv[1:])

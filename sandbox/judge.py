@@ -24,9 +24,8 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 from . import values
-from .frames import Frame, Kind, read_frame
 from .programs import Runner, describe, find_function, load_program
-from .protocol import JobSpec, TestCode
+from .protocol import Frame, JobSpec, Kind, TestCode, read_frame
 
 _MAX_REQUEST_BYTES = 1 << 30
 _FRAME_OVERHEAD_BYTES = 200

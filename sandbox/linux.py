@@ -11,7 +11,7 @@ import errno
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 MACHINE_SUPPORTED = (
     sys.platform == "linux" and os.uname().machine == "x86_64" and sys.maxsize > 2**32
@@ -54,6 +54,15 @@ _SYS_LANDLOCK_ADD_RULE = 445
 _SYS_LANDLOCK_RESTRICT_SELF = 446
 _CAPABILITY_VERSION_3 = 0x20080522
 _MAX_DESCRIPTOR = 1 << 20
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_REMOVE_DIR, _REMOVE_FILE = 16, 32
+_MAKE_DIR, _MAKE_REG = 128, 256
+_TRUNCATE = 1 << 14
+_READ = _READ_FILE | _READ_DIR | _EXECUTE
+_FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_ACCESS_BITS = {1: 13, 2: 14, 3: 15, 4: 15}
+_NETWORK_ABI, _SCOPE_ABI = 4, 6
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -226,15 +235,46 @@ def landlock_abi() -> int:
         return 0
 
 
-def landlock_create(attributes: bytes) -> int:
-    """Descriptor of a new ruleset."""
-    return syscall(
+def create_ruleset(
+    readable: Sequence[str], writable: Sequence[str], runnable: Sequence[str] | None = None
+) -> int:
+    """Descriptor of a Landlock ruleset; -1 if the kernel has no Landlock.
+
+    Create it after the last mount: a rule on a directory that a later mount hides does not apply.
+    runnable: the only paths whose files can be executed; None for all readable and writable ones.
+    Paths that do not exist are left out.
+    """
+    abi = landlock_abi()
+    if abi == 0:
+        return -1
+    handled = (1 << _ACCESS_BITS.get(abi, 16)) - 1
+    # Older kernels refuse fields that they do not know, so the structure ends with the last known.
+    fields = [handled]
+    if abi >= _NETWORK_ABI:
+        fields.append(3)  # bind and connect
+    if abi >= _SCOPE_ABI:
+        fields.append(3)  # abstract sockets and signals
+    attributes = struct.pack(f"{len(fields)}Q", *fields)
+    ruleset = syscall(
         "landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0
     )
+    write = _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _TRUNCATE
+    rules = [(readable, _READ), (writable, write)]
+    if runnable is not None:
+        rules = [(paths, access & ~_EXECUTE) for paths, access in rules]
+        rules.append((runnable, _READ))
+    for paths, access in rules:
+        for path in paths:
+            if os.path.exists(path):
+                allowed = access & handled
+                if not os.path.isdir(path):
+                    allowed &= _FILE_ONLY
+                _allow(ruleset, path, allowed)
+    return ruleset
 
 
-def landlock_allow(ruleset: int, path: str, access: int) -> None:
-    """Allow `access` on `path` and what is below it."""
+def _allow(ruleset: int, path: str, access: int) -> None:
+    """Allow `access` on `path` and everything below it."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         rule = struct.pack("=Qi", access, fd)

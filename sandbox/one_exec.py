@@ -15,11 +15,11 @@ import select
 import struct
 
 from . import linux
+from .seccomp import EXECVEAT, RET_ALLOW
 
-EXECVEAT = 322
 _SYS_SECCOMP = 317
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
-_RET_USER_NOTIF, _RET_ALLOW = 0x7FC00000, 0x7FFF0000
+_RET_USER_NOTIF = 0x7FC00000
 _NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
 _NOTIF_BYTES = 80
 _CONTINUE = 1
@@ -29,7 +29,7 @@ _PROGRAM = b"".join(
         (0x20, 0, 0, 0),
         (0x15, 0, 1, EXECVEAT),
         (0x06, 0, 0, _RET_USER_NOTIF),
-        (0x06, 0, 0, _RET_ALLOW),
+        (0x06, 0, 0, RET_ALLOW),
     )
 )
 

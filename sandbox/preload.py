@@ -1,5 +1,5 @@
-"""Modules that a zygote loads before it forks: standard modules that programs use, and the names
-that contest code expects.
+"""Modules that a zygote loads before it forks: standard modules that programs use, the names that
+contest code expects, and replacements for calls that a jail refuses.
 
 The cost of a fork grows with anonymous memory, so the list is short. A program that imports another
 module reads it from disk.
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import io
+import os
+import resource
 import site
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
-
-from . import habits
 
 _MODULES = (
     "abc", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses",
@@ -36,6 +38,12 @@ _STAR = (
 )
 _NAMED = (*_STAR, "re", "sys")
 
+_STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+_LARGEST_STACK_BYTES = 64 << 20
+"""Programs ask for up to 512 MB for deep recursion. Address space is limited, and Python 3.11 needs
+no stack for a call of a Python function.
+"""
+
 CALL_BUILTINS: dict[str, Any] = {}
 """The builtins, and names that LeetCode's environment provides (`List`, `deque`, `gcd`, ...), none
 of which shadows a builtin.
@@ -45,11 +53,12 @@ reference counts alone.
 """
 
 
-def load() -> None:
-    """Import the modules and collect the names.
+def load(packages: Mapping[str, str]) -> None:
+    """Import the modules, collect the names, and import the packages.
 
-    The interpreter runs with `-S`, which leaves out exit() and quit(); contest code calls them.
+    packages: name -> directory, which stays on the path for later imports of the package.
     """
+    # The interpreter runs with -S, which leaves out exit() and quit(); contest code calls them.
     site.setquit()
     site.setcopyright()
     site.sethelper()
@@ -60,12 +69,46 @@ def load() -> None:
         ]
         CALL_BUILTINS.update({name: getattr(module, name) for name in public})
     CALL_BUILTINS.update({name: modules[name] for name in _NAMED})
-    habits.install()
+    _install()
     CALL_BUILTINS.update(vars(builtins))
-
-
-def load_packages(packages: Mapping[str, str]) -> None:
-    """Import each package from its directory, which stays on the path for what it imports later."""
     sys.path += sorted(set(packages.values()) - set(sys.path))
     for name in packages:
         importlib.import_module(name)
+
+
+def open_named(name: str, mode: str) -> Any:
+    """The file of that name, None if it is one of the file system's. A checker's child replaces
+    this function.
+    """
+    return None
+
+
+def _install() -> None:
+    """Replace calls that contest programs make and that a jail refuses.
+
+    The replacements protect nothing, because a program can undo them. The limits apply whatever
+    `setrlimit` answers.
+    """
+    open_file, set_stack_size = io.open, threading.stack_size
+
+    def open_stream(file: Any, *args: Any, **keywords: Any) -> Any:
+        """`open`, which knows the standard streams by their names: a cell has no /proc."""
+        if isinstance(file, str | os.PathLike):
+            mode = args[0] if args else keywords.get("mode", "r")
+            named = open_named(os.fspath(file), mode)
+            if named is not None:
+                return named
+        if type(file) is str and file in _STREAMS:
+            file = os.dup(_STREAMS[file])
+        return open_file(file, *args, **keywords)
+
+    def stack_size(size: int = 0) -> int:
+        """`threading.stack_size` with a largest size."""
+        return set_stack_size(min(size, _LARGEST_STACK_BYTES))
+
+    def set_limit(resource_kind: int, limits: tuple[int, int]) -> None:
+        """`resource.setrlimit` without an effect: a program may not change its limits."""
+
+    builtins.open = io.open = open_stream
+    threading.stack_size = stack_size
+    resource.setrlimit = set_limit

@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import values
-from .frames import Kind
 from .preload import CALL_BUILTINS
-from .protocol import JobSpec, Mode
+from .protocol import JobSpec, Kind, Mode
 
 _MESSAGE_CHARS = 300
 _FRAME_OVERHEAD_BYTES = 100
@@ -235,7 +234,7 @@ def warm_up() -> None:
 
     A page that is written here is not written, and so not copied, in every child.
     """
-    spec = JobSpec(Mode.CALLS, 2, 1.0, 1.0, 1 << 20, 1 << 16)
+    spec = JobSpec(Mode.CALLS, 2, 1.0, 1 << 20, 1 << 16)
     calls: list[Any] = [("f", [[1, 2, 3]], {}), ("f", [[]], {})]
     for _ in range(_WARM_RUNS):
         result = os.memfd_create("warm")

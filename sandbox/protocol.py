@@ -1,8 +1,15 @@
-"""Messages between a host and its cell over their socket pair: one spec and one reply per job.
+"""Messages between a host and its cell: one spec with descriptors, and one reply, per job; and the
+frames that a child writes to its result file.
 
-Both ends are our own code. A spec carries descriptors: the payload (marshal: code and inputs, never
-an expected output), the result file, then the standard input and output of each run. All are memory
-files that the host creates, so no data needs pumping and a cell keeps nothing between jobs.
+Both ends of a cell are our own code. The descriptors are memory files that the host creates, so no
+data needs pumping and a cell keeps nothing between jobs. A program: the payload (marshal: code and
+inputs, never an expected output), the result file, then standard input and output of each run. A
+command: standard input, standard output, the text of standard error, the product, the executable
+if the spec has no path, then the contents of `files`.
+
+A result file has lines `<run> <kind> <nanoseconds of CPU> <body>`. Whoever reads them trusts
+nothing: reading is pure, never raises, and returns for any bytes a list of frames and whether the
+rest was malformed.
 """
 
 from __future__ import annotations
@@ -14,8 +21,16 @@ from typing import NamedTuple
 
 NAMESPACES, LANDLOCK, NOTHING = 1, 2, 3
 """Levels of the jail, the strongest first."""
+JOBS, COMMANDS = "jobs", "commands"
+"""Kinds of cells: Python programs, and programs of other languages."""
 PAYLOAD, RESULT, FIRST_STREAM = 0, 1, 2
+STDIN, STDOUT, STDERR, PRODUCT, FIRST_FILE = 0, 1, 2, 3, 4
 MAX_DESCRIPTORS = 200
+STDERR_BYTES = 8192
+"""Bytes kept from the start of standard error, and from its end."""
+MAX_SPEC_BYTES = 1 << 16
+_MAX_NS = 1 << 50
+_MAX_DIGITS = 16
 
 
 class Mode(enum.IntEnum):
@@ -49,27 +64,72 @@ class TestCode(NamedTuple):
 class JobSpec(NamedTuple):
     """Mode and limits of one job.
 
-    num_runs: calls or streams in the job; num_tests: tests that they belong to. Together they may
-    use cpu_s of CPU time and sleep for sleep_s. A limit per run could not be enforced, because only
-    the program could say when a run ends.
+    num_runs: calls or streams in the job; num_tests: tests that they belong to. All runs together
+    may use cpu_s of CPU time and sleep for sleep_s. A limit per run could not be enforced, because
+    only the program could report when a run finishes.
     """
 
     mode: int
     num_runs: int
     cpu_s: float
-    sleep_s: float
     memory_bytes: int
     output_bytes: int
     num_tests: int = 1
 
-    def pack(self) -> bytes:
-        """As bytes."""
-        return marshal.dumps(tuple(self))
+    @property
+    def sleep_s(self) -> float:
+        """Seconds that the job may sleep."""
+        return self.cpu_s + 1
 
-    @classmethod
-    def unpack(cls, data: bytes) -> JobSpec:
-        """From bytes."""
-        return cls(*marshal.loads(data))
+
+class Profile(enum.IntEnum):
+    """The system calls of a command.
+
+    PROGRAM: one process with threads, started by one execve, which nothing can follow. TOOLS: may
+    start other programs among `executable`; for compilers and shells.
+    """
+
+    PROGRAM = 1
+    TOOLS = 2
+
+
+class CommandSpec(NamedTuple):
+    """One command and its limits.
+
+    executable: path, or "" for the descriptor after the product. files: names that the contents of
+    the other descriptors get in the working directory. product: name of a file of the working
+    directory to return; a name that ends with "/" returns the files below that directory as an
+    uncompressed zip. readable, runnable: paths below which files can be read, and executed.
+    cpu_s: of all processes together; memory_bytes: resident, of all processes together;
+    address_space_bytes, data_bytes: of each process, 0 for no limit; file_bytes: of each written
+    file; scratch_bytes: of all files in the working directory.
+    """
+
+    profile: int
+    executable: str
+    arguments: list[str]
+    environment: dict[str, str]
+    files: list[str]
+    product: str
+    readable: list[str]
+    runnable: list[str]
+    cpu_s: float
+    sleep_s: float
+    memory_bytes: int
+    address_space_bytes: int
+    data_bytes: int
+    file_bytes: int
+    scratch_bytes: int
+    max_tasks: int
+
+
+def pack(message: JobSpec | CommandSpec | Hello) -> bytes:
+    """A message as bytes. Raises ValueError if they are too many for one message."""
+    fields = (int(field) if isinstance(field, enum.IntEnum) else field for field in message)
+    data = marshal.dumps(tuple(fields))
+    if len(data) > MAX_SPEC_BYTES:
+        raise ValueError(f"the command has {len(data)} bytes, more than {MAX_SPEC_BYTES}")
+    return data
 
 
 class Ending(enum.IntEnum):
@@ -98,7 +158,7 @@ class Reply(NamedTuple):
     fault: bytes = b""
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """As bytes, not by marshal: a damaged reply must not crash the host."""
         return _REPLY.pack(*self[:5]) + self.fault
 
     @classmethod
@@ -122,11 +182,64 @@ class Hello(NamedTuple):
     uid: int
     pid: int
 
-    def pack(self) -> bytes:
-        """As bytes."""
-        return marshal.dumps(tuple(self))
 
-    @classmethod
-    def unpack(cls, data: bytes) -> Hello:
-        """From bytes."""
-        return cls(*marshal.loads(data))
+class Kind(enum.Enum):
+    """The meaning of a frame for its run. Only a judging child writes the last three."""
+
+    LOADED = b"l"
+    VALUE = b"v"
+    DONE = b"d"
+    ERROR = b"e"
+    EXIT = b"x"
+    MEMORY = b"m"
+    TOO_LARGE = b"o"
+    COMPILE_ERROR = b"c"
+    PASSED = b"p"
+    FAILED = b"w"
+    BROKEN_TEST = b"t"
+
+
+class Frame(NamedTuple):
+    """run is -1 for loading the code; cpu_s and body are claims of the program."""
+
+    run: int
+    kind: Kind
+    cpu_s: float
+    body: bytes
+
+
+class Frames(NamedTuple):
+    """The frames up to the first malformed one, in order of runs -1, 0, 1, ..."""
+
+    frames: list[Frame]
+    is_malformed: bool
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+
+
+def read_frames(data: bytes) -> Frames:
+    """Frames in the bytes of a result file.
+
+    A last line without its end is left out, because the child exited while writing it.
+    """
+    frames: list[Frame] = []
+    for expected, line in enumerate(data.split(b"\n")[:-1], start=-1):
+        frame = read_frame(line, expected)
+        if frame is None:
+            return Frames(frames, True)
+        frames.append(frame)
+    return Frames(frames, False)
+
+
+def read_frame(line: bytes, expected: int) -> Frame | None:
+    """The frame in a line if it is well formed and of the expected run, else None."""
+    parts = line.split(b" ", 3)
+    if len(parts) != 4:
+        return None
+    run, letter, nanoseconds, body = parts
+    kind = _KINDS.get(letter)
+    is_time = nanoseconds.isdigit() and len(nanoseconds) <= _MAX_DIGITS
+    if kind is None or run != b"%d" % expected or not is_time:
+        return None
+    return Frame(expected, kind, min(int(nanoseconds), _MAX_NS) / 1e9, body)

@@ -5,6 +5,10 @@ Invariants
   EPERM (clone3: ENOSYS, so that glibc falls back to clone).
 - A program is one process: no fork, vfork or exec, no signals to processes, no sockets except a
   connected local pair, no ptrace, no mount, no namespaces, no limits raised. Threads are allowed.
+- Commands (native programs, runtimes of other languages, and tools that start other programs) may
+  make more calls, but neither list has network, ptrace, mount, namespaces, memfd or io_uring;
+  shared anonymous memory is refused, because no limit on a process counts it; a PROGRAM can signal
+  only itself, and start nothing (its one execveat is counted by `one_exec.py`).
 - The jumps come from one recursive generator over the number line, because one wrong jump in a
   hand-written program allowed everything. `tests/sandbox/test_seccomp.py` runs the code in a
   simulator for every number and tries each denied number in the kernel.
@@ -16,6 +20,8 @@ import errno
 import itertools
 import struct
 from collections.abc import Mapping
+
+from .protocol import Profile
 
 AUDIT_ARCH_X86_64 = 0xC000003E
 X32_BIT = 0x40000000
@@ -167,3 +173,64 @@ def build_filter(
         _ins(_LOAD, _NR_OFFSET),
     ]
     return b"".join(head + _tree(ranges))
+
+
+_PROGRAM_CALLS = {
+    "fallocate": 285, "msync": 26, "sched_getscheduler": 145, "sched_get_priority_max": 146,
+    "sched_get_priority_min": 147, "epoll_create": 213, "eventfd": 284, "membarrier": 324,
+    "epoll_pwait2": 441,
+}  # fmt: skip
+_TOOL_CALLS = {
+    "fork": 57, "vfork": 58, "execve": 59, "wait4": 61, "waitid": 247, "kill": 62, "tgkill": 234,
+    "setpgid": 109, "setsid": 112, "link": 86, "symlink": 88, "linkat": 265, "symlinkat": 266,
+    "chmod": 90, "fchmod": 91, "fchmodat": 268, "utimensat": 280, "utime": 132, "flock": 73,
+}  # fmt: skip
+EXECVEAT = 322
+_NAMESPACE_FLAGS = 0x7E020000
+_GO_THREAD_FLAGS, _SET_TLS = 0x00050F00, 0x00080000
+_MAP_KIND, _MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS = 0xF, 1, 2, 0x20
+_ARCH_SET_FS = 0x1002
+_PR_SET_NAME, _PR_SET_VMA = 15, 0x53564D41
+_AT_EMPTY_PATH = 0x1000
+_OWN_PID = 0x7F3A91C5
+"""A placeholder for the number of the process, which is known only after the fork."""
+_LOCKS = (5, 6, 7, 36, 37, 38)
+
+_PROGRAM: dict[str, Conditional] = {
+    **CONDITIONAL,
+    "mmap": (
+        9,
+        [
+            [low(3, _MAP_PRIVATE, _MAP_KIND)],
+            [low(3, _MAP_SHARED, _MAP_KIND | _MAP_ANONYMOUS)],
+        ],
+    ),
+    "arch_prctl": (158, [[low(0, _ARCH_SET_FS)]]),
+    "prctl": (157, [[low(0, _PR_SET_NAME)], [low(0, _PR_SET_VMA)]]),
+    "clone": (56, [*CONDITIONAL["clone"][1], [low(0, _GO_THREAD_FLAGS, 0xFFFFFFFF & ~_SET_TLS)]]),
+    "tgkill": (234, [[low(0, _OWN_PID), high(0, 0)]]),
+    "execveat": (EXECVEAT, [[low(4, _AT_EMPTY_PATH)]]),
+}
+_TOOLS: dict[str, Conditional] = {
+    **_PROGRAM,
+    "clone": (56, [[low(0, 0, _NAMESPACE_FLAGS)]]),
+    "fcntl": (72, [*CONDITIONAL["fcntl"][1], *([low(1, command)] for command in _LOCKS)]),
+    # rustc starts its linker with a pair of sequenced packets
+    "socketpair": (53, [*CONDITIONAL["socketpair"][1], [low(0, 1), low(1, 5, 0xF)]]),
+}
+
+
+def build_command_filter(profile: int) -> bytes:
+    """The filter of a profile. Apply `filter_of_process` before use."""
+    if profile == Profile.TOOLS:
+        allowed = {**ALLOWED, **_PROGRAM_CALLS, **_TOOL_CALLS}
+        conditional = {name: _TOOLS[name] for name in _TOOLS if name != "tgkill"}
+    else:
+        allowed, conditional = {**ALLOWED, **_PROGRAM_CALLS}, _PROGRAM
+    allowed = {name: allowed[name] for name in allowed if name not in conditional}
+    return build_filter(allowed, conditional)
+
+
+def filter_of_process(program: bytes, pid: int) -> bytes:
+    """The filter of the process with this number."""
+    return program.replace(struct.pack("=I", _OWN_PID), struct.pack("=I", pid))

@@ -1,9 +1,12 @@
-"""Watches a running child and reports how it ended or which limit it exceeded.
+"""CPU time, memory and sleep of programs, read from the host's /proc, and the limits that they
+exceed.
 
-CPU time decides. Sleeping is limited too, so that a program that waits forever ends. Only time
-counts as sleep in which no task of the child ran, waited for a core or waited for a disk, and in
-which this process itself was scheduled; a crowded or stalled machine therefore makes no program
-late. Invariants: limits hold for the whole job, and nothing that a program writes extends them.
+CPU time decides. Sleep is limited too, so that a program that waits forever ends. Only time counts
+as sleep in which no task ran, waited for a core or waited for a disk, and in which this process
+itself was scheduled; a crowded or stalled machine therefore makes no program late. The kernel's
+counts are used, not samples of the state: a program that sleeps in short pieces may be awake at
+each sample. Invariants: limits apply to the whole job, and nothing that a program writes extends
+them.
 """
 
 from __future__ import annotations
@@ -13,13 +16,18 @@ import re
 import select
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .protocol import Ending, JobSpec
 
 _PID = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PPID, _UTIME, _CSTIME = 1, 11, 15
+"""Fields of /proc/N/stat after the name: parent; the four CPU times, the last one excluded."""
 _TICK_S, _TICK_MS = 0.02, 20
 _SHARED_SHARE = 0.25
-"""A run that takes this share of the limit after others in the same child exits there: it runs
+"""A run that takes this share of the limit after other runs in the same child exits there: it runs
 again in a separate child, with the whole limit. Without this rule, a program that times out in its
 second test would use the limit twice.
 """
@@ -34,21 +42,81 @@ _CLOCK_OF_PROCESS = 2
 
 
 def open_proc() -> int:
-    """A descriptor of /proc for `watch`, closed in every child; -1 if there is no /proc."""
+    """A descriptor of the host's /proc, closed in every child; -1 if the machine has no /proc."""
     try:
-        return os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return -1
+
+
+def _read(proc: int, path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY, dir_fd=proc)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
+
+
+class Progress(NamedTuple):
+    """The tasks of one process since the previous look.
+
+    ran_ns: of all tasks; waited_ns: for a core, the longest wait of one task, because tasks that
+    wait for each other would otherwise count as busy without running; is_blocked: a task is still
+    waiting for a core, which the kernel counts only afterwards, or for a disk, which it never
+    counts.
+    """
+
+    ran_ns: int
+    waited_ns: int
+    is_blocked: bool
+
+
+class Tasks:
+    """Looks at the tasks of processes. proc: descriptor of the host's /proc."""
+
+    def __init__(self, proc: int) -> None:
+        self._proc = proc
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def progress(self, number: int) -> Progress:
+        """The progress of the process with this number. Raises OSError if it has exited."""
+        ran_ns, longest_wait_ns, is_blocked = 0, 0, False
+        folder = os.open(f"{number}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc)
+        try:
+            for task in os.listdir(folder):
+                state = _read(folder, f"{task}/stat").rpartition(b") ")[2][:1]
+                ran, waited = map(int, _read(folder, f"{task}/schedstat").split()[:2])
+                ran_before, waited_before = self._counts.get(task, (0, 0))
+                self._counts[task] = ran, waited
+                if (ran, waited) == (ran_before, waited_before) and state not in b"SZX":
+                    is_blocked = True
+                ran_ns += ran - ran_before
+                longest_wait_ns = max(longest_wait_ns, waited - waited_before)
+        finally:
+            os.close(folder)
+        return Progress(ran_ns, longest_wait_ns, is_blocked)
+
+
+def _asleep_s(elapsed_s: float, processes: Sequence[Progress], *, take_turns: bool) -> float:
+    """Seconds of the last `elapsed_s` in which no task of the processes ran or wanted a core.
+
+    take_turns: only one process has work at a time, so their waits add up; otherwise they overlap.
+    """
+    if any(process.is_blocked for process in processes):
+        return 0.0
+    waits = [process.waited_ns for process in processes]
+    waited_ns = sum(waits) if take_turns else max(waits, default=0)
+    busy_ns = sum(process.ran_ns for process in processes) + waited_ns
+    return max(0.0, elapsed_s - busy_ns / 1e9)
 
 
 def watch(
     spec: JobSpec, pids: Sequence[int], process: int, result: int, poller: select.poll, proc: int
 ) -> Ending:
-    """Wait for the end of the child behind the descriptor `process`, or of a limit on all `pids`.
-
-    A run counts as done when the result file grows.
+    """Wait until the child behind the descriptor `process` exits, or all `pids` together exceed a
+    limit. A run counts as done when the result file grows.
     """
-    # Most programs end within the first tick: nothing is measured for them.
+    # Most programs exit within the first tick: nothing is measured for them.
     ready = poller.poll(_TICK_MS) or _measured(spec, pids, result, poller, proc)
     if isinstance(ready, Ending):
         return ready
@@ -63,19 +131,23 @@ def _measured(
     last_cpu, asleep = 0.0, 0.0
     size, run_cpu = os.fstat(result).st_size, 0.0
     has_shared = spec.num_tests > 1 and os.pread(result, _FIRST_FRAMES, 0).count(b"\n") > 1
-    tasks: dict[bytes, tuple[int, int]] = {}
+    tasks = Tasks(proc)
     while True:
         before = time.monotonic()
         ready = poller.poll(_TICK_MS)
         if ready:
             return ready
+        # At most two ticks: if this process was not scheduled, the program may not have been
+        # either.
         elapsed = min(time.monotonic() - before, 2 * _TICK_S)
         try:
             cpu = sum(map(time.clock_gettime, clocks))
         except OSError:
-            continue  # a child has just ended; the next poll reports it
+            continue  # a child has just exited; the next poll reports it
         try:
-            asleep += _asleep(proc, pids, tasks, elapsed)
+            processes = [tasks.progress(_number_in_host(proc, pid)) for pid in pids]
+            # A test and its program: each waits for the other.
+            asleep += _asleep_s(elapsed, processes, take_turns=True)
         except OSError:
             asleep += max(0.0, elapsed - (cpu - last_cpu)) / _BLIND_FACTOR
         last_cpu = cpu
@@ -88,59 +160,77 @@ def _measured(
             return Ending.WALL
 
 
-def _asleep(
-    proc: int, pids: Sequence[int], tasks: dict[bytes, tuple[int, int]], elapsed: float
-) -> float:
-    """Seconds of the last `elapsed` in which no task of these processes ran or wanted a core.
-
-    tasks: task -> nanoseconds that it ran, and waited for a core, until the last call; updated
-    here. The kernel's counts are used, not samples of the state: a program that sleeps in short
-    pieces may be awake at each sample.
-    """
-    busy_ns = 0
-    for pid in pids:
-        longest_wait = 0
-        for task, state, ran, waited in _tasks(proc, pid):
-            ran_before, waited_before = tasks.get(task, (0, 0))
-            tasks[task] = ran, waited
-            # A wait for a core is counted when it ends; a wait for a disk is not counted at all.
-            if (ran, waited) == (ran_before, waited_before) and state not in b"SZX":
-                return 0.0
-            busy_ns += ran - ran_before
-            # Not the sum: tasks that wait for each other would count as busy without running.
-            longest_wait = max(longest_wait, waited - waited_before)
-        busy_ns += longest_wait
-    return max(0.0, elapsed - busy_ns / 1e9)
-
-
-def _tasks(proc: int, pid: int) -> list[tuple[bytes, bytes, int, int]]:
-    """(number, letter of the state, nanoseconds run and waited for a core) of each task.
-
-    The process has another number in the host's /proc; the fdinfo of its descriptor contains it.
+def _number_in_host(proc: int, pid: int) -> int:
+    """The number of a process in the host's /proc: a namespace has other numbers, but the fdinfo of
+    a descriptor of the process contains the host's.
     """
     process = os.pidfd_open(pid)
     try:
-        info = _read(proc, f"self/fdinfo/{process}")
+        number = _PID.search(_read(proc, f"self/fdinfo/{process}"))
     finally:
         os.close(process)
-    number = _PID.search(info)
     if number is None:
         raise ProcessLookupError(f"process {pid} has no number in /proc")
-    directory = os.open(f"{int(number[1])}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
-    try:
-        tasks = []
-        for task in os.listdir(directory):
-            state = _read(directory, f"{task}/stat").rpartition(b") ")[2][:1]
-            ran, waited, _ = _read(directory, f"{task}/schedstat").split()
-            tasks.append((task.encode(), state, int(ran), int(waited)))
-        return tasks
-    finally:
-        os.close(directory)
+    return int(number[1])
 
 
-def _read(directory: int, path: str) -> bytes:
-    file = os.open(path, os.O_RDONLY, dir_fd=directory)
-    try:
-        return os.read(file, 4096)
-    finally:
-        os.close(file)
+class Usage(NamedTuple):
+    """State of a tree of processes.
+
+    cpu_s: of live processes and of those that they waited for; memory_bytes: resident, without
+    pages of files; asleep_s: since the previous look.
+    """
+
+    cpu_s: float
+    memory_bytes: int
+    asleep_s: float
+
+
+class ProcessTree:
+    """The descendants of a process. proc: descriptor of the host's /proc; root: the number of the
+    process there, by default of this process.
+
+    A process belongs to the tree if its parent does, or if its parent is the root: as first process
+    of its namespace, a zygote inherits every orphan. The parent of a process is read only when the
+    process appears, so that a look on a busy host costs one directory listing.
+    """
+
+    def __init__(self, proc: int, root: int | None = None) -> None:
+        self._proc = proc
+        self._root = root or int(os.readlink("self", dir_fd=proc))
+        self._known: dict[int, bool] = {}
+        self._tasks = Tasks(proc)
+
+    def use(self, elapsed_s: float) -> Usage:
+        """Usage now; elapsed_s: since the previous look."""
+        cpu_s, memory = 0.0, 0
+        processes = []
+        for number in self._members():
+            try:
+                stat = self._stat(number)
+                pages = _read(self._proc, f"{number}/statm").split()
+                processes.append(self._tasks.progress(number))
+            except OSError:
+                continue  # it has exited since the listing
+            cpu_s += sum(map(int, stat[_UTIME:_CSTIME])) / _TICKS
+            memory += (int(pages[1]) - int(pages[2])) * _PAGE
+        return Usage(cpu_s, memory, _asleep_s(elapsed_s, processes, take_turns=False))
+
+    def _members(self) -> list[int]:
+        listed = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
+        known = {number: mine for number, mine in self._known.items() if number in listed}
+        parents: dict[int, int] = {}
+        for number in listed - known.keys():
+            try:
+                parents[number] = int(self._stat(number)[_PPID])
+            except OSError:
+                continue
+        for number, ancestor in parents.items():
+            while ancestor != self._root and ancestor in parents:
+                ancestor = parents[ancestor]
+            known[number] = ancestor == self._root or known.get(ancestor, False)
+        self._known = known
+        return [number for number, mine in known.items() if mine]
+
+    def _stat(self, number: int) -> list[bytes]:
+        return _read(self._proc, f"{number}/stat").rpartition(b") ")[2].split()

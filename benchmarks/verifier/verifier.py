@@ -34,7 +34,7 @@ from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import BatchRequest, VerifyRequest
 from async_rl.rewards.verifier.serving import open_service, serve
-from async_rl.sandbox.warm_cells import WarmCells
+from async_rl.sandbox.cells import Cells
 from async_rl.wire.http import listen
 from benchmarks.figures import figure
 
@@ -143,7 +143,7 @@ def _subprocess_rate(command: Sequence[str], requests: Sequence[VerifyRequest]) 
     return len(requests) / (time.perf_counter() - started)
 
 
-async def _one_core(cells: WarmCells, judge: Judge) -> None:
+async def _one_core(cells: Cells, judge: Judge) -> None:
     problems, name = _problems()
     judged = [(await judge.verify(request)).tests for request in problems]
     quick = [
@@ -235,14 +235,14 @@ async def _http(requests: Sequence[VerifyRequest]) -> None:
     )
 
 
-async def _two_cores(judge_of: Callable[[WarmCells], Judge]) -> None:
+async def _two_cores(judge_of: Callable[[Cells], Judge]) -> None:
     """Compare a server and one cell on one core with a server and two cells on two cores."""
     cores = sorted(os.sched_getaffinity(0))
     requests = _stdin_programs(1, 400)
     ratios: list[float] = []
-    async with await WarmCells.start(2) as double:
+    async with await Cells.start(2) as double:
         os.sched_setaffinity(0, cores[:1])
-        single = await WarmCells.start(1)
+        single = await Cells.start(1)
         for _ in range(ROUNDS):
             os.sched_setaffinity(0, cores[:1])
             one, _ = await _rate(judge_of(single), requests, 2)
@@ -272,11 +272,11 @@ def main() -> None:
     config = replace(compose_unchecked("ppo_code").sandbox, timeout_s=5.0)
     cores = sorted(os.sched_getaffinity(0))
 
-    def judge_of(cells: WarmCells) -> Judge:
+    def judge_of(cells: Cells) -> Judge:
         return Judge(cells, config)
 
     async def on_one() -> None:
-        async with await WarmCells.start(1) as cells:
+        async with await Cells.start(1) as cells:
             await _one_core(cells, judge_of(cells))
 
     os.sched_setaffinity(0, cores[-1:])

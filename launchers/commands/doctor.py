@@ -185,10 +185,10 @@ def _sync_ms(fd: int) -> float:
 
 async def _jail() -> Finding:
     from async_rl.sandbox.cell import CellFailed
-    from async_rl.sandbox.warm_cells import Unsafe, WarmCells
+    from async_rl.sandbox.cells import Cells, Unsafe
 
     try:
-        async with await WarmCells.start(1) as cells:
+        async with await Cells.start(1) as cells:
             return findings.of_jail(cells.level, cells.reasons)
     except (Unsafe, CellFailed) as error:
         return findings.of_jail(0, [str(error)])

@@ -48,7 +48,7 @@ from async_rl.planning.fit import fit_problems
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.checker import load_checker, load_headers
 from async_rl.sandbox.cell import CellFailed
-from async_rl.sandbox.warm_cells import package_paths
+from async_rl.sandbox.cells import package_paths
 from async_rl.training.mirror import Mirror
 from async_rl.wire.addresses import host_for_people
 

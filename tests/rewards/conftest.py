@@ -6,8 +6,8 @@ import pytest
 from language_support import Languages
 from rewards_support import Jail
 
+from async_rl.sandbox.cells import Unsafe
 from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES
-from async_rl.sandbox.warm_cells import Unsafe
 
 
 @pytest.fixture(scope="session", params=[NAMESPACES, LANDLOCK], ids=["namespaces", "landlock"])

@@ -19,9 +19,9 @@ from async_rl.rewards.verifier.binaries import Binaries
 from async_rl.rewards.verifier.checks import Ruling
 from async_rl.rewards.verifier.command_judging import CommandJudge
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
-from async_rl.sandbox.command_cell import Command
-from async_rl.sandbox.command_protocol import CommandSpec, Profile
-from async_rl.sandbox.warm_cells import Unsafe, WarmCells
+from async_rl.sandbox.cell import Command
+from async_rl.sandbox.cells import Cells, Unsafe
+from async_rl.sandbox.protocol import CommandSpec, Profile
 
 
 async def exact(test: StdinTest, output: bytes) -> Ruling:
@@ -107,5 +107,5 @@ class Languages:
 
 
 async def _level() -> tuple[int, list[str]]:
-    async with await WarmCells.start(1) as cells:
+    async with await Cells.start(1) as cells:
         return cells.level, cells.reasons

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from async_rl.config.rewards import SandboxConfig
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
-from async_rl.sandbox.warm_cells import WarmCells
+from async_rl.sandbox.cells import Cells
 
 T = TypeVar("T")
 LIMITS = SandboxConfig(
@@ -24,7 +24,7 @@ class Jail:
 
     def __init__(self, level: int) -> None:
         self._runner = asyncio.Runner()
-        self.cells = self._runner.run(WarmCells.start(1, best_level=level))
+        self.cells = self._runner.run(Cells.start(1, best_level=level))
         self.judge = Judge(self.cells, LIMITS)
 
     def verify(self, request: VerifyRequest) -> VerifyResponse:

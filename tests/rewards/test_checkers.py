@@ -18,8 +18,8 @@ from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.checker import load_checker
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
+from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.comparison import Comparison
-from async_rl.sandbox.warm_cells import WarmCells
 
 CODE = "def f(x):\n    return x\nif __name__ == '__main__':\n    print(input())"
 IN_ORDER = [
@@ -35,7 +35,7 @@ ANYTHING = [CallTest(function="f", args=[[1, 2]], expected=None), StdinTest(inpu
 
 def verdicts(checker: str | None, tests: list[CallTest | StdinTest]) -> list[str]:
     async def run() -> list[str]:
-        async with await WarmCells.start(1) as cells:
+        async with await Cells.start(1) as cells:
             judge = Judge(cells, replace(LIMITS, checker=checker))
             return [
                 str(test.verdict)

@@ -20,8 +20,7 @@ from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.sandbox.cell import Job, Outcome
-from async_rl.sandbox.frames import Frame, Frames, Kind
-from async_rl.sandbox.protocol import Ending, Reply
+from async_rl.sandbox.protocol import Ending, Frame, Frames, Kind, Reply
 
 MIB = 1 << 20
 LOADED = Frame(run=-1, kind=Kind.LOADED, cpu_s=0.0, body=b"")

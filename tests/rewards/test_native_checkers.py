@@ -19,7 +19,7 @@ from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.checker import load_headers
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
-from async_rl.sandbox.warm_cells import WarmCells
+from async_rl.sandbox.cells import Cells
 
 # The part of the interface that these checkers use; the real header is the user's own file.
 TESTLIB = r"""
@@ -96,7 +96,7 @@ def checked(
     config = replace(LIMITS, checker_headers=str(headers) if headers else None)
 
     async def run() -> list[TestResult]:
-        async with await WarmCells.start(1) as cells:
+        async with await Cells.start(1) as cells:
             judge = Judge(cells, config, commands=languages.judge)
             requests = [VerifyRequest(code=code, tests=[test]) for code in programs]
             return [(await judge.verify(request)).tests[0] for request in requests]
@@ -192,7 +192,7 @@ def test_a_server_without_compilers_refuses_a_checker_in_c_plus_plus() -> None:
     test = StdinTest(input="10\n", output="2", checker=checker)
 
     async def run() -> None:
-        async with await WarmCells.start(1) as cells:
+        async with await Cells.start(1) as cells:
             request = VerifyRequest(code="print(4, 6)", tests=[test])
             await Judge(cells, LIMITS).verify(request)
 

@@ -10,7 +10,7 @@ from async_rl.core.types import CallTest
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.rewards.verifier.service import VerifierService
-from async_rl.sandbox.warm_cells import WarmCells
+from async_rl.sandbox.cells import Cells
 
 
 def test_slow_programs_do_not_hold_up_quick_ones() -> None:
@@ -24,7 +24,7 @@ def test_slow_programs_do_not_hold_up_quick_ones() -> None:
     )
 
     async def run(num_spare: int) -> tuple[str, str, bool]:
-        async with await WarmCells.start(1 + num_spare) as cells:
+        async with await Cells.start(1 + num_spare) as cells:
             service = VerifierService(
                 cells=cells,
                 judge=Judge(cells, LIMITS),

@@ -27,7 +27,7 @@ from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.runtime.context import ProcessContext
-from async_rl.sandbox.warm_cells import WarmCells
+from async_rl.sandbox.cells import Cells
 
 TOKEN = "secret"
 
@@ -79,7 +79,7 @@ async def verifier(
     *, num_cells: int = 1, queue_size: int = 64, queue_timeout_s: float = 30
 ) -> AsyncIterator[tuple[str, VerifierService]]:
     """A whole verifier: cells, service, socket."""
-    async with await WarmCells.start(num_cells) as cells:
+    async with await Cells.start(num_cells) as cells:
         commands = CommandJudge(num_cells, cells.level, cells.reasons, Binaries(None))
         service = VerifierService(
             cells=cells,

@@ -12,9 +12,9 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from sandbox.cell import Job, job_spec
-from sandbox.protocol import Mode
-from sandbox.warm_cells import WarmCells
+from sandbox.cell import Job
+from sandbox.cells import Cells
+from sandbox.protocol import JobSpec, Mode
 
 PROGRAMS = {
     "square": "def f(x): return x * x",
@@ -29,14 +29,14 @@ PROGRAMS = {
 
 
 async def main() -> None:
-    async with await WarmCells.start(2, best_level=int(sys.argv[2])) as cells:
+    async with await Cells.start(2, best_level=int(sys.argv[2])) as cells:
         said = {
             "level": cells.level,
             "uid": os.getuid(),
             "reasons": cells.reasons,
             "pids": [cell.pid for cell in cells._cells],
         }
-        request = job_spec(Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16)
+        request = JobSpec(Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16)
         for name, code in PROGRAMS.items():
             outcome = await cells.run(Job(request, (code, [("f", [3], {})], False, False)))
             frames = outcome.frames.frames

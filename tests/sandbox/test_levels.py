@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from async_rl.sandbox import warm_cells as cells_module
-from async_rl.sandbox.cell import Cell, CellFailed, Job, job_spec
-from async_rl.sandbox.protocol import NOTHING, Mode
-from async_rl.sandbox.warm_cells import Unsafe, WarmCells
+from async_rl.sandbox import cells as cells_module
+from async_rl.sandbox.cell import Cell, CellFailed, Job
+from async_rl.sandbox.cells import Cells, Unsafe
+from async_rl.sandbox.protocol import NOTHING, JobSpec, Mode
 
-REQUEST = job_spec(Mode.CALLS, 1, cpu_s=1, memory_bytes=128 << 20, output_bytes=1 << 16)
+REQUEST = JobSpec(Mode.CALLS, 1, cpu_s=1, memory_bytes=128 << 20, output_bytes=1 << 16)
 
 
 def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwise(
@@ -25,7 +25,7 @@ def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwis
     monkeypatch.setattr(cells_module.Cell, "start", refuse)
 
     async def unsafe() -> tuple[int, bytes]:
-        async with await WarmCells.start(1, allow_unsafe=True) as cells:
+        async with await Cells.start(1, allow_unsafe=True) as cells:
             outcome = await cells.run(
                 Job(REQUEST, ("def f(x): return x * x", [("f", [3], {})], False, False))
             )
@@ -35,7 +35,7 @@ def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwis
         Unsafe,
         match=r"level 1 is forbidden here; level 2 is forbidden here.*sandbox\.allow_unsafe=true",
     ):
-        asyncio.run(WarmCells.start(1))
+        asyncio.run(Cells.start(1))
     assert asyncio.run(unsafe()) == (NOTHING, b"9")
 
 

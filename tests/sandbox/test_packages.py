@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from async_rl.sandbox.cell import CellFailed, Job, job_spec
-from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES, Mode
-from async_rl.sandbox.warm_cells import WarmCells
+from async_rl.sandbox.cell import CellFailed, Job
+from async_rl.sandbox.cells import Cells
+from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES, JobSpec, Mode
 
-REQUEST = job_spec(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
+REQUEST = JobSpec(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
 LINEAR = """
 import numpy as np
 def f(x):
@@ -32,7 +32,7 @@ def f(x):
 
 def _value(packages: list[str], level: int, code: str) -> Any:
     async def run() -> Any:
-        async with await WarmCells.start(1, best_level=level, packages=packages) as cells:
+        async with await Cells.start(1, best_level=level, packages=packages) as cells:
             assert cells.level == level
             outcome = await cells.run(Job(REQUEST, (code, [("f", [3], {})], False, False)))
             return json.loads(outcome.frames.frames[-1].body)
@@ -61,4 +61,4 @@ def test_package_that_is_missing_is_named() -> None:
     with pytest.raises(
         CellFailed, match=r"'no_such_package' \(sandbox\.packages\) is not installed"
     ):
-        asyncio.run(WarmCells.start(1, packages=["no_such_package"]))
+        asyncio.run(Cells.start(1, packages=["no_such_package"]))

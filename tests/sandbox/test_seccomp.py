@@ -9,9 +9,9 @@ import struct
 import pytest
 
 from async_rl.sandbox import seccomp
-from async_rl.sandbox.cell import Job, job_spec
-from async_rl.sandbox.protocol import NAMESPACES, Mode
-from async_rl.sandbox.warm_cells import WarmCells
+from async_rl.sandbox.cell import Job
+from async_rl.sandbox.cells import Cells
+from async_rl.sandbox.protocol import NAMESPACES, JobSpec, Mode
 
 KILL, DENY, ENOSYS, ALLOW = (
     0x80000000,
@@ -141,10 +141,10 @@ def test_kernel_denies_every_number_outside_the_list() -> None:
         for n in range(HIGHEST)
         if n not in set(seccomp.ALLOWED.values()) | {435} | PASSED_BY_THE_KERNEL
     ]
-    request = job_spec(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
+    request = JobSpec(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
 
     async def run() -> list[bytes]:
-        async with await WarmCells.start(1, best_level=NAMESPACES) as cells:
+        async with await Cells.start(1, best_level=NAMESPACES) as cells:
             bodies = []
             for first in (-1, 0):
                 outcome = await cells.run(
@@ -179,10 +179,10 @@ def f():
     page.write(code)
     return ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
 """
-    request = job_spec(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
+    request = JobSpec(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
 
     async def run() -> int:
-        async with await WarmCells.start(1) as cells:
+        async with await Cells.start(1) as cells:
             outcome = await cells.run(Job(request, (source, [("f", [], {})], False, False)))
             return outcome.reply.code
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_rl.sandbox.comparison import Comparison
-from async_rl.sandbox.frames import Kind, read_frames
+from async_rl.sandbox.protocol import Kind, read_frames
 from async_rl.sandbox.values import Foreign, decode, encode
 
 values_equal = Comparison(relative_tolerance=1e-9).values_equal

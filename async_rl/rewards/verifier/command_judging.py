@@ -35,16 +35,9 @@ from async_rl.rewards.verifier.compiling import (
 )
 from async_rl.rewards.verifier.languages import Toolchain, table
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
-from async_rl.sandbox.cell import CellFailed
-from async_rl.sandbox.command_cell import (
-    Command,
-    CommandCells,
-    CommandOutcome,
-    Executable,
-    executable,
-)
+from async_rl.sandbox.cell import CellFailed, Command, CommandOutcome, sealed_file
+from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import NAMESPACES
-from async_rl.sandbox.warm_cells import interpreter_paths
 
 T = TypeVar("T")
 _TRIES = 2
@@ -77,7 +70,7 @@ class CommandJudge:
         self._rows = table()
         self._ready = {language: _Ready() for language in self._rows}
         self._binaries = binaries
-        self._cells: dict[str, CommandCells] = {}
+        self._cells: dict[str, Cells] = {}
         self._compilers: dict[str, Compiler] = {}
 
     async def require(self, language: str) -> Toolchain:
@@ -105,8 +98,8 @@ class CommandJudge:
             )
         row = self._rows[language]
         toolchain = await asyncio.to_thread(Toolchain.find, language, row)
-        readable = [*interpreter_paths(), *sorted(toolchain.visible())]
-        cells = self._cells[language] = CommandCells(self._num_cells, readable)
+        cells = Cells.of_commands(self._num_cells, sorted(toolchain.visible()))
+        self._cells[language] = cells
         self._compilers[language] = Compiler(cells, self._binaries)
         limits = Limits(cpu_s=10, memory_mb=256, output_bytes=1024)
         try:
@@ -174,7 +167,7 @@ class CommandJudge:
             hint = "" if headers else " (sandbox.checker_headers names no headers)"
             return Ruling(Verdict.TEST_ERROR, f"the checker does not compile{hint}: {error}")
         spec = check_spec(program, limits, checker.form, files)
-        binary = await asyncio.to_thread(executable, program.content)
+        binary = await asyncio.to_thread(sealed_file, program.content)
         try:
             stdin = files[1] if checker.form == "kattis" else b""
             return await self._tried(
@@ -183,7 +176,7 @@ class CommandJudge:
                 lambda outcome: read_check(outcome, checker.form, program, spec, limits),
             )
         finally:
-            os.close(binary.descriptor)
+            os.close(binary)
 
     async def _program(self, request: VerifyRequest) -> Program:
         toolchain = await self.require(request.language)
@@ -193,9 +186,9 @@ class CommandJudge:
     async def _loaded(self, program: Program) -> AsyncIterator[RunOne]:
         """A function that runs the program once."""
         language, files = program.toolchain.language, [program.content]
-        binary: Executable | None = None
+        binary: int | None = None
         if not program.toolchain.row.run.program:
-            binary, files = await asyncio.to_thread(executable, program.content), []
+            binary, files = await asyncio.to_thread(sealed_file, program.content), []
 
         async def run_one(stdin: str, limits: Limits) -> Ran:
             spec = command_spec(program, limits)
@@ -209,7 +202,7 @@ class CommandJudge:
             yield run_one
         finally:
             if binary is not None:
-                os.close(binary.descriptor)
+                os.close(binary)
 
     async def _tried(
         self, language: str, command: Command, read: Callable[[CommandOutcome], T]
@@ -232,7 +225,7 @@ class CommandJudge:
         for compiler in self._compilers.values():
             await compiler.close()
         for cells in self._cells.values():
-            cells.close()
+            await cells.close()
 
 
 async def _test(run_one: RunOne, test: StdinTest, limits: Limits, rule: Rule) -> TestResult:

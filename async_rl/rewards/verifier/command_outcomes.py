@@ -13,11 +13,9 @@ from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.checks import Ruling
 from async_rl.rewards.verifier.compiling import ENVIRONMENT, Program, printable
 from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.sandbox.cell import CommandOutcome
 from async_rl.sandbox.checker import ENDS
-from async_rl.sandbox.command_cell import CommandOutcome
-from async_rl.sandbox.command_protocol import CommandSpec, Profile
-from async_rl.sandbox.frames import Kind
-from async_rl.sandbox.protocol import Ending
+from async_rl.sandbox.protocol import CommandSpec, Ending, Kind, Profile
 
 _MAX_TASKS = 64
 _SCRATCH_BYTES = 16 << 20

@@ -16,10 +16,9 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.rewards.verifier.binaries import Binaries, key_of
 from async_rl.rewards.verifier.languages import Compile, Toolchain, source_names
-from async_rl.sandbox.cell import CellFailed
-from async_rl.sandbox.command_cell import Command, CommandCells, CommandOutcome
-from async_rl.sandbox.command_protocol import CommandSpec, Profile
-from async_rl.sandbox.protocol import Ending
+from async_rl.sandbox.cell import CellFailed, Command, CommandOutcome
+from async_rl.sandbox.cells import Cells
+from async_rl.sandbox.protocol import CommandSpec, Ending, Profile
 
 MAX_SOURCE_BYTES = 1 << 20
 MAX_PRODUCT_BYTES = 64 << 20
@@ -66,7 +65,7 @@ class CompileError(Exception):
 class Compiler:
     """Makes programs."""
 
-    def __init__(self, cells: CommandCells, binaries: Binaries) -> None:
+    def __init__(self, cells: Cells, binaries: Binaries) -> None:
         self._cells, self._binaries = cells, binaries
         self._running: dict[str, asyncio.Task[bytes]] = {}
         self._errors: OrderedDict[str, str] = OrderedDict()

@@ -20,7 +20,7 @@ from async_rl.rewards.verifier.checks import Ruling
 from async_rl.rewards.verifier.compiling import printable
 from async_rl.rewards.verifier.containers import PID, REPORT, Containers
 from async_rl.rewards.verifier.protocol import TestResult
-from async_rl.sandbox.process_tree import ProcessTree
+from async_rl.sandbox.watch import ProcessTree
 
 Rule = Callable[[StdinTest, bytes], Awaitable[Ruling]]
 _PRINTED_BYTES = 4 << 20

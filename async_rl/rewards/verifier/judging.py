@@ -41,9 +41,9 @@ from async_rl.rewards.verifier.packaged_cells import PackagedCells
 from async_rl.rewards.verifier.program import Program
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.rewards.verifier.rulings import Rulings, TooLarge
+from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import Mode
-from async_rl.sandbox.warm_cells import WarmCells
 
 _MAX_STREAMS = 64
 _MIB = 1 << 20
@@ -68,7 +68,7 @@ class Judge:
 
     def __init__(
         self,
-        cells: WarmCells,
+        cells: Cells,
         config: SandboxConfig,
         packaged: PackagedCells | None = None,
         commands: CommandJudge | None = None,

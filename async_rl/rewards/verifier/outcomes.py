@@ -15,8 +15,7 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import Verdict
 from async_rl.sandbox.cell import Outcome
 from async_rl.sandbox.comparison import shorten
-from async_rl.sandbox.frames import Frame, Kind
-from async_rl.sandbox.protocol import Ending, JobSpec, Reply
+from async_rl.sandbox.protocol import Ending, Frame, JobSpec, Kind, Reply
 
 _LARGE_SHARE = 0.9
 """A child that was killed with this share of its memory limit in use counts as out of memory."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.sandbox.cell import CellFailed
-from async_rl.sandbox.warm_cells import Unsafe, WarmCells, package_paths
+from async_rl.sandbox.cells import Cells, Unsafe, package_paths
 
 
 class PackagedCells:
@@ -26,7 +26,7 @@ class PackagedCells:
 
     def __init__(
         self,
-        plain: WarmCells,
+        plain: Cells,
         num_cells: int = 1,
         packages: Sequence[str] = (),
         *,
@@ -40,10 +40,10 @@ class PackagedCells:
         self._plain, self._num_cells = plain, num_cells
         self._packages, self._allow_unsafe = packages, allow_unsafe
         self._word = re.compile(rf"\b(?:{'|'.join(map(re.escape, packages))})\b")
-        self._packaged: WarmCells | None = None
+        self._packaged: Cells | None = None
         self._starting = asyncio.Lock()
 
-    async def cells_for(self, texts: Iterable[str]) -> WarmCells:
+    async def cells_for(self, texts: Iterable[str]) -> Cells:
         """The cells for a program with these texts.
 
         Raises InfrastructureError if the cells with packages cannot start.
@@ -55,9 +55,9 @@ class PackagedCells:
                 self._packaged = await self._start()
         return self._packaged
 
-    async def _start(self) -> WarmCells:
+    async def _start(self) -> Cells:
         try:
-            return await WarmCells.start(
+            return await Cells.start(
                 self._num_cells,
                 allow_unsafe=self._allow_unsafe,
                 best_level=self._plain.level,

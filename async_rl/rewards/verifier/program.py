@@ -10,9 +10,9 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.rewards.verifier.checks import ChildRun
 from async_rl.rewards.verifier.outcomes import Answers, ChildFault
-from async_rl.sandbox.cell import CellFailed, Job, Outcome, job_spec
+from async_rl.sandbox.cell import CellFailed, Job, Outcome
+from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import JobSpec, Mode
-from async_rl.sandbox.warm_cells import WarmCells
 
 _TRIES = 2
 
@@ -23,7 +23,7 @@ class Program:
 
     code: str
     setup: str
-    cells: WarmCells
+    cells: Cells
     cpu_s: float
     memory_bytes: int
     output_bytes: int
@@ -39,7 +39,7 @@ class Program:
         inputs: Sequence[bytes] = (),
     ) -> Job:
         """A job within the limits of the program."""
-        spec = job_spec(
+        spec = JobSpec(
             mode,
             num_runs,
             num_tests=num_tests,

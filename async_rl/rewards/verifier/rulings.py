@@ -127,7 +127,7 @@ class Rulings:
             files = [given, output, answer]
             return await self._commands.check(checker, files, limits, self._headers)
         payload = (checker.code, checker.form)
-        job = roomy.job(Mode.CHECK, 1, payload)._replace(files=[given, output, answer])
+        job = roomy.job(Mode.CHECK, 1, payload)._replace(checked=[given, output, answer])
         ruling = await _ruling_of(job, roomy)
         if ruling.verdict in (Verdict.PASS, Verdict.WRONG_ANSWER):
             return ruling

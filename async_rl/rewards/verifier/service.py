@@ -31,7 +31,7 @@ from async_rl.rewards.verifier.protocol import (
 )
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.service_metrics import ServiceMetrics
-from async_rl.sandbox.warm_cells import WarmCells
+from async_rl.sandbox.cells import Cells
 
 T = TypeVar("T")
 SLOW_S = 0.5
@@ -56,7 +56,7 @@ class VerifierService:
     def __init__(
         self,
         *,
-        cells: WarmCells,
+        cells: Cells,
         judge: Judge,
         queue_size: int,
         num_cells: int,

@@ -27,7 +27,7 @@ from async_rl.rewards.verifier.packaged_cells import PackagedCells
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
-from async_rl.sandbox.warm_cells import Unsafe, WarmCells
+from async_rl.sandbox.cells import Cells, Unsafe
 from async_rl.wire.http import serving, url_of
 
 QUEUE_SIZE = 4096
@@ -55,7 +55,7 @@ async def open_service(
     num_cells = 2 * verifiers.cells
     async with contextlib.AsyncExitStack() as stack:
         try:
-            cells = await WarmCells.start(num_cells, allow_unsafe=allow_unsafe)
+            cells = await Cells.start(num_cells, allow_unsafe=allow_unsafe)
         except Unsafe as error:
             raise ConfigError(str(error)) from error
         await stack.enter_async_context(cells)

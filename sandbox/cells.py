@@ -1,0 +1,189 @@
+"""A pool of cells of one kind: a cell starts when work needs it, stays warm afterwards, and is
+replaced when it breaks.
+
+Takes a job or a command, waits for a free cell, and returns an outcome or raises CellFailed; the
+caller retries or reports an infrastructure error. Woken by: a cell that becomes free. `level` is
+the strength of the jail on this machine; a machine below level 2 is refused unless `allow_unsafe`
+is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from .cell import Cell, CellFailed, Work
+from .linux import MACHINE_SUPPORTED
+from .protocol import COMMANDS, LANDLOCK, NAMESPACES, NOTHING, Hello
+
+T = TypeVar("T")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+
+
+class Unsafe(Exception):
+    """Neither namespaces nor Landlock with seccomp work on this machine."""
+
+
+def interpreter_paths() -> list[str]:
+    """Directories that a cell must read to run Python, with links resolved."""
+    paths = {os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}
+    return sorted(paths - {"/", "/usr"})
+
+
+def package_paths(package: str) -> list[str]:
+    """The directory or file of an installed package, then its folder of shared libraries, if any.
+
+    Wheels put their shared libraries next to the package. Raises CellFailed if the package is not
+    installed.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not (spec.submodule_search_locations or spec.has_location):
+        raise CellFailed(
+            f"the package {package!r} (sandbox.packages) is not installed here; install it or"
+            " remove it from the list"
+        )
+    path = os.path.realpath((spec.submodule_search_locations or [str(spec.origin)])[0])
+    libraries = os.path.join(os.path.dirname(path), f"{package}.libs")
+    return [path, libraries] if os.path.isdir(libraries) else [path]
+
+
+class Cells:
+    """At most `num_cells` cells, each made by `start_cell`. Closed as an async context manager or
+    by `close`.
+
+    hello: of the first cell, once it has started; reasons: why each stronger level does not work.
+    """
+
+    hello: Hello
+
+    def __init__(self, num_cells: int, start_cell: Callable[[], Awaitable[Cell]]) -> None:
+        self._start_cell = start_cell
+        self._slots = asyncio.Semaphore(num_cells)
+        self._free: list[Cell] = []
+        self._cells: set[Cell] = set()
+        self._is_closed = False
+        self.reasons: list[str] = []
+        self.num_replaced = 0
+
+    @classmethod
+    async def start(
+        cls,
+        num_cells: int,
+        *,
+        allow_unsafe: bool = False,
+        best_level: int = NAMESPACES,
+        packages: Sequence[str] = (),
+    ) -> Cells:
+        """Find the strongest level that works, from `best_level` on, and start all cells.
+
+        packages: what programs can import besides the standard library. Raises Unsafe with the
+        reason of each level, or CellFailed.
+        """
+        levels = [NAMESPACES, LANDLOCK] if MACHINE_SUPPORTED else []
+        if allow_unsafe:
+            levels.append(NOTHING)
+        reasons: list[str] = []
+        for level in (level for level in levels if level >= best_level):
+            cells = cls.of_programs(num_cells, level, packages)
+            try:
+                await cells._grow(1)
+            except CellFailed as error:
+                reasons.append(str(error))
+                continue
+            try:
+                await cells._grow(num_cells - 1)
+            except BaseException:
+                await cells.close()
+                raise
+            cells.reasons = reasons
+            return cells
+        raise Unsafe(
+            f"no jail works on this machine: {'; '.join(reasons) or 'it is not Linux on x86-64'}."
+            " Allow user namespaces, or set sandbox.allow_unsafe=true if every program is trusted"
+        )
+
+    @classmethod
+    def of_programs(cls, num_cells: int, level: int, packages: Sequence[str] = ()) -> Cells:
+        """Cells for Python programs that may import the packages. Raises CellFailed if a package is
+        not installed.
+        """
+        paths = {package: package_paths(package) for package in packages}
+        readable = [*interpreter_paths(), *(path for entries in paths.values() for path in entries)]
+        folders = {package: os.path.dirname(entries[0]) for package, entries in paths.items()}
+        return cls(num_cells, lambda: Cell.start(level, readable, folders))
+
+    @classmethod
+    def of_commands(cls, num_cells: int, readable: Sequence[str]) -> Cells:
+        """Cells for commands. readable: everything that any of the commands may read."""
+        paths = [*interpreter_paths(), *readable]
+        return cls(num_cells, lambda: Cell.start(NAMESPACES, paths, kind=COMMANDS))
+
+    async def _grow(self, count: int) -> None:
+        self._free += await asyncio.gather(*(self._started() for _ in range(count)))
+
+    async def _started(self) -> Cell:
+        cell = await self._start_cell()
+        self._cells.add(cell)
+        self.hello = cell.hello
+        return cell
+
+    @property
+    def level(self) -> int:
+        """Strength of the jail: 1 namespaces, 2 Landlock and seccomp, 3 nothing."""
+        return self.hello.level
+
+    async def run(self, work: Work[T]) -> T:
+        """Run one piece of work in the next free cell. Raises CellFailed if the cell broke."""
+        async with self._slots:
+            if self._is_closed:
+                raise CellFailed("the cells are closed")
+            cell = self._free.pop() if self._free else await self._replacement()
+            try:
+                return await cell.run(work)
+            finally:
+                if cell.is_alive and not self._is_closed:
+                    self._free.append(cell)
+                else:
+                    cell.kill()
+                    self._cells.discard(cell)
+                    self.num_replaced += not self._is_closed
+
+    async def _replacement(self) -> Cell:
+        """A new cell. Only the first start may fail: later ones are repeated with growing pauses.
+
+        A machine that has started a cell before is short of something now, and work that waits is
+        better than work that fails.
+        """
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._started()
+            except CellFailed:
+                if self._is_closed or not (self._cells or self.num_replaced):
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def close(self) -> None:
+        """End every cell."""
+        self._is_closed = True
+        for cell in self._cells:
+            cell.end()
+        self._cells.clear()
+        self._free.clear()
+
+    async def __aenter__(self) -> Cells:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,311 @@
+"""Runs commands in a cell: compilers, and programs of other languages than Python.
+
+The cell is the first process of its namespaces: every orphan becomes its child, and one signal ends
+all other processes. Invariants: a command starts in an empty working directory and with no other
+process in the cell; nothing of it is left when its reply is sent.
+"""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import marshal
+import os
+import resource
+import select
+import signal
+import stat
+import time
+import zipfile
+from collections.abc import Sequence
+from typing import IO, NamedTuple
+
+from . import child, linux, namespaces, one_exec, seccomp
+from .protocol import (
+    FIRST_FILE,
+    NAMESPACES,
+    PRODUCT,
+    STDERR,
+    STDERR_BYTES,
+    STDIN,
+    STDOUT,
+    CommandSpec,
+    Ending,
+    Profile,
+    Reply,
+)
+from .watch import ProcessTree
+
+_FIRST_TICK_S, _TICK_S = 0.01, 0.03
+_PATIENCE, _PATIENCE_S = 4, 10.0
+"""A command whose processes hide their CPU time ends after this many times its limits and these
+seconds more.
+"""
+_PIECE = 1 << 16
+_MAX_OPEN = 256
+
+
+class Commands:
+    """The commands of one cell, one at a time."""
+
+    has_seccomp = True
+
+    def __init__(self, level: int, readable: list[str], proc: int) -> None:
+        if level != NAMESPACES:
+            raise ValueError(
+                f"a command cell needs namespaces (level {NAMESPACES}), not level {level}"
+            )
+        if proc < 0:
+            raise OSError("a command cell needs /proc, where the limits of a command are watched")
+        linux.drop_capability_bounds()
+        # The first process of a namespace gets only the signals that it handles: a command must not
+        # reach Python's handler.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self.uid = os.geteuid()
+        self._proc, self._page = proc, child.Page()
+        self._filters = {int(profile): seccomp.build_command_filter(profile) for profile in Profile}
+
+    def run(self, spec: bytes, descriptors: list[int], host: int) -> Reply:
+        """Run one command and leave nothing of it."""
+        command = _Command(CommandSpec(*marshal.loads(spec)), descriptors, self._page, self._proc)
+        try:
+            return command.run(self._filters, host)
+        finally:
+            command.end()
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+class _Command:
+    """One command from its start until nothing of it is left."""
+
+    def __init__(
+        self, spec: CommandSpec, descriptors: Sequence[int], page: child.Page, proc: int
+    ) -> None:
+        self._spec, self._descriptors, self._page = spec, descriptors, page
+        self._tree = ProcessTree(proc)
+        self._leader = 0
+        self._code: int | None = None
+        self._reaped_s, self._peak_bytes = 0.0, 0
+        self._head, self._tail = bytearray(), bytearray()
+        self._errors, self._errors_in = os.pipe()
+        os.set_blocking(self._errors, False)
+
+    def run(self, filters: dict[int, bytes], host: int) -> Reply:
+        """Start the command, watch it, end all its processes, and return its product."""
+        started = time.monotonic()
+        self._page.clear()
+        try:
+            self._prepare_directory()
+        except OSError as error:  # the files do not fit
+            os.close(self._errors_in)
+            os.close(self._errors)
+            return Reply(Ending.FAULT, 0, 0.0, 0.0, 0, f"no directory: {error}".encode()[:200])
+        limits = _limits(self._spec)
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._leader = linux.fork()
+        if self._leader == 0:
+            start = _Start(limits, filters[self._spec.profile], self._errors_in, theirs, self._page)
+            _become(self._spec, self._descriptors, start)
+        theirs.close()
+        os.close(self._errors_in)
+        process = os.pidfd_open(self._leader)
+        try:
+            if self._spec.profile == Profile.PROGRAM:
+                one_exec.allow_one(ours, process)
+            ending, code = self._watch(process, host, started)
+        finally:
+            os.close(process)
+            ours.close()
+        self.end()
+        self._drain()
+        os.close(self._errors)
+        os.pwrite(self._descriptors[STDERR], self._head + self._tail, 0)
+        wall_s = time.monotonic() - started
+        fault = self._page.fault()
+        if fault:
+            return Reply(Ending.FAULT, 0, self._reaped_s, wall_s, 0, fault)
+        if ending == Ending.EXITED and self._spec.product:
+            target = self._descriptors[PRODUCT]
+            try:
+                _return_product(self._spec.product, target)
+            except (OSError, RecursionError, ValueError):  # deep directories, odd names
+                os.ftruncate(target, 0)
+        return Reply(ending, code, self._reaped_s, wall_s, self._peak_bytes)
+
+    def _prepare_directory(self) -> None:
+        namespaces.renew_scratch(self._spec.scratch_bytes)
+        os.chdir(namespaces.SCRATCH)
+        first = FIRST_FILE + (not self._spec.executable)
+        for name, source in zip(self._spec.files, self._descriptors[first:], strict=True):
+            with open(name, "xb") as file:
+                file.write(os.pread(source, os.fstat(source).st_size, 0))
+
+    def _watch(self, process: int, host: int, started: float) -> tuple[Ending, int]:
+        """How the first process exited or which limit was exceeded; its exit status or signal."""
+        spec, asleep_s, tick_s = self._spec, 0.0, _FIRST_TICK_S
+        longest_s = _PATIENCE * (spec.cpu_s + spec.sleep_s) + _PATIENCE_S
+        poller = select.poll()
+        for descriptor in (process, host, self._errors):
+            poller.register(descriptor, select.POLLIN)
+        looked = time.monotonic()
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll(tick_s * 1000)}
+            if self._errors in ready and not self._drain():
+                poller.unregister(self._errors)
+            while self._collect(os.WNOHANG):
+                pass
+            if self._code is not None:
+                return (Ending.SIGNALED if self._code < 0 else Ending.EXITED), abs(self._code)
+            if host in ready:
+                return Ending.CANCELLED, 0
+            now = time.monotonic()
+            if now - looked < tick_s:
+                continue  # standard error woke us
+            # At most two ticks: a stalled machine makes no command late.
+            usage = self._tree.use(min(now - looked, 2 * tick_s))
+            looked, tick_s = now, _TICK_S
+            asleep_s += usage.asleep_s
+            self._peak_bytes = max(self._peak_bytes, usage.memory_bytes)
+            if usage.cpu_s + self._reaped_s > spec.cpu_s:
+                return Ending.CPU, 0
+            if usage.memory_bytes > spec.memory_bytes:
+                return Ending.SIGNALED, signal.SIGKILL
+            if asleep_s > spec.sleep_s or now - started > longest_s:
+                return Ending.WALL, 0
+
+    def _collect(self, flags: int) -> bool:
+        """Collect a process that has exited; False if there is none."""
+        try:
+            pid, status, usage = os.wait4(-1, flags)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return False
+        self._reaped_s += usage.ru_utime + usage.ru_stime
+        if pid == self._leader:
+            self._code = os.waitstatus_to_exitcode(status)
+            if self._spec.profile == Profile.PROGRAM and flags:
+                self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)
+        return True
+
+    def end(self) -> None:
+        """End all processes of the cell except this one, and wait for them."""
+        is_left = True
+        while is_left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            is_left = self._collect(0)
+
+    def _drain(self) -> bool:
+        """Read the available text of standard error; False at its end."""
+        while True:
+            try:
+                piece = os.read(self._errors, _PIECE)
+            except BlockingIOError:
+                return True
+            if not piece:
+                return False
+            room = STDERR_BYTES - len(self._head)
+            self._head += piece[:room]
+            self._tail = (self._tail + piece[max(room, 0) :])[-STDERR_BYTES:]
+
+
+class _Start(NamedTuple):
+    """The arguments of a child that becomes a command, besides its spec and descriptors.
+
+    stderr: write end of a pipe; zygote: socket on which the child sends the listener of its execve.
+    """
+
+    limits: child.Limits
+    seccomp: bytes
+    stderr: int
+    zygote: _socket.socket
+    page: child.Page
+
+
+def _become(spec: CommandSpec, descriptors: Sequence[int], start: _Start) -> None:
+    """Lock down and execute the command. Ends the process in any case."""
+    try:
+        _execute(spec, descriptors, start)
+    except BaseException as error:
+        start.page.set_fault(error)
+        raise
+    finally:
+        os._exit(1)
+
+
+def _execute(spec: CommandSpec, descriptors: Sequence[int], start: _Start) -> None:
+    # Python ignores these two signals, and an ignored signal stays ignored after an execve.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    if spec.executable:
+        executable = os.open(spec.executable, os.O_PATH | os.O_CLOEXEC)
+    else:
+        executable = descriptors[FIRST_FILE]
+        os.set_inheritable(executable, False)
+    ruleset = linux.create_ruleset(
+        [*spec.readable, *spec.runnable, "/dev/null", "/dev/urandom"],
+        [namespaces.SCRATCH],
+        spec.runnable,
+    )
+    confine = [linux.prepare_capability_drop()]
+    if ruleset >= 0:
+        confine.append(linux.prepare_landlock(ruleset))
+    for target, source in enumerate((descriptors[STDIN], descriptors[STDOUT], start.stderr)):
+        os.dup2(source, target)
+    child.lock_down(confine, (executable, start.zygote.fileno()), start.limits, ())
+    seal = linux.prepare_seccomp(seccomp.filter_of_process(start.seccomp, os.getpid()))
+    if spec.profile == Profile.PROGRAM:
+        one_exec.ask_before_exec(start.zygote)
+    start.zygote.close()
+    seal()
+    os.execve(executable, spec.arguments, spec.environment)
+
+
+def _limits(spec: CommandSpec) -> child.Limits:
+    limits = [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, _MAX_OPEN),
+        (resource.RLIMIT_CPU, int(spec.cpu_s) + 2),
+        (resource.RLIMIT_FSIZE, spec.file_bytes),
+        (resource.RLIMIT_NPROC, spec.max_tasks),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ]
+    if spec.data_bytes:
+        limits.append((resource.RLIMIT_DATA, spec.data_bytes))
+    if spec.address_space_bytes:
+        limits.append((resource.RLIMIT_AS, spec.address_space_bytes))
+    # Raise the stack to its hard limit, as contests do: the main stack may then use all memory that
+    # the limit on address space allows. Without a limit glibc gives each thread only 2 MB.
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    return [*child.capped(limits), (resource.RLIMIT_STACK, (hard, hard))]
+
+
+def _return_product(name: str, target: int) -> None:
+    """Copy a file of the working directory, or pack a directory; nothing if it does not exist."""
+    with open(target, "wb", closefd=False) as file:
+        if not name.endswith("/"):
+            _copy(name, None, file)
+            return
+        with zipfile.ZipFile(file, "w") as archive:
+            for folder, _, names, descriptor in os.fwalk(name):
+                for each in sorted(names):
+                    inside = os.path.relpath(os.path.join(folder, each), name)
+                    with archive.open(zipfile.ZipInfo(inside), "w") as member:
+                        _copy(each, descriptor, member)
+
+
+def _copy(name: str, folder: int | None, target: IO[bytes]) -> None:
+    """Copy a regular file; links and devices are left out, whatever they refer to."""
+    try:
+        source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return
+    try:
+        if stat.S_ISREG(os.fstat(source).st_mode):
+            while piece := os.read(source, _PIECE):
+                target.write(piece)
+    finally:
+        os.close(source)

@@ -1,0 +1,211 @@
+"""Runs Python programs in a cell: forks one child per program, or two for a test that runs next to
+its program, and watches them.
+"""
+
+from __future__ import annotations
+
+import marshal
+import math
+import mmap
+import os
+import resource
+import select
+import time
+from collections.abc import Sequence
+from resource import setrlimit as set_limit
+
+from . import child, linux, namespaces, programs, seccomp, watch
+from .checker import Checker
+from .child import Jail, Page, Part
+from .comparison import Comparer
+from .judge import Solver, Test
+from .programs import Calls, Streams
+from .protocol import (
+    FIRST_STREAM,
+    LANDLOCK,
+    NAMESPACES,
+    NOTHING,
+    PAYLOAD,
+    RESULT,
+    Ending,
+    JobSpec,
+    Mode,
+    Reply,
+)
+
+_SIGKILL = 9
+_UNPRIVILEGED_UID = 65_534
+_MAX_OPEN = 256
+_STACK_BYTES = 64 << 20
+
+
+class Jobs:
+    """The programs of one cell, one at a time."""
+
+    def __init__(self, level: int, readable: list[str], proc: int) -> None:
+        self._level, self._proc = level, proc
+        # Limits that do not depend on the job are set once, here, and inherited.
+        for kind, pair in child.capped(
+            (
+                (resource.RLIMIT_CORE, 0),
+                (resource.RLIMIT_STACK, _STACK_BYTES),
+                (resource.RLIMIT_NOFILE, _MAX_OPEN),
+            )
+        ):
+            set_limit(kind, pair)
+        uid = -1
+        if level == LANDLOCK and os.geteuid() == 0 and all(map(_is_open_to_others, readable)):
+            uid = _UNPRIVILEGED_UID
+        self.uid = os.geteuid() if uid < 0 else uid
+        self.has_seccomp = level < NOTHING
+        seal = (linux.prepare_seccomp(seccomp.build_filter()),) if self.has_seccomp else ()
+        self._ruleset = -1
+        self._page = Page()
+        programs.warm_up()
+        self._base_address_space = _address_space()
+        self._jail = Jail(self._confine(readable), seal, uid, self._page)
+
+    def _confine(self, readable: Sequence[str]) -> tuple[child.Step, ...]:
+        """The steps that give up rights on the paths as they are mounted now."""
+        if self._level == NOTHING:
+            return ()
+        confine = [linux.prepare_capability_drop()]
+        if self._level == NAMESPACES:
+            self._ruleset = linux.create_ruleset(["/"], [namespaces.SCRATCH])
+        else:
+            paths = [*namespaces.SYSTEM, *readable, *namespaces.DEVICES]
+            self._ruleset = linux.create_ruleset(paths, [])
+            if self._ruleset < 0:
+                raise OSError("this kernel has no Landlock")
+            confine.insert(0, linux.prepare_death_with_parent())
+        if self._ruleset >= 0:
+            confine.append(linux.prepare_landlock(self._ruleset))
+        return tuple(confine)
+
+    def run(self, spec: bytes, descriptors: list[int], host: int) -> Reply:
+        """Run one job and leave nothing of it."""
+        reply = self._run(JobSpec(*marshal.loads(spec)), descriptors, host)
+        if self._level == NAMESPACES and not namespaces.scratch_is_clean():
+            namespaces.renew_scratch()
+            os.chdir(namespaces.SCRATCH)
+            if self._ruleset >= 0:
+                os.close(self._ruleset)
+            # A rule on a directory that a later mount hides does not apply.
+            self._jail = self._jail._replace(confine=self._confine(()))
+        return reply
+
+    def _run(self, spec: JobSpec, descriptors: list[int], host: int) -> Reply:
+        """Fork the job's children, watch the last one, and end all of them.
+
+        The reply has the CPU time of all children and the memory of the largest.
+        """
+        started = time.monotonic()
+        self._page.clear()
+        pipes = [*os.pipe(), *os.pipe()] if spec.mode == Mode.JUDGE else []
+        limits = self._limits(spec)
+        pids = []
+        for part in _parts(spec, descriptors, pipes):
+            pid = linux.fork()
+            if pid == 0:
+                child.main(part, limits, self._jail)
+            pids.append(pid)
+        result = descriptors[RESULT]
+        for descriptor in (*descriptors, *pipes):
+            if descriptor != result:
+                os.close(descriptor)
+        process = os.pidfd_open(pids[-1])
+        poller = select.poll()
+        poller.register(host, select.POLLIN)
+        poller.register(process, select.POLLIN)
+        try:
+            ending = watch.watch(spec, pids, process, result, poller, self._proc)
+        finally:
+            os.close(process)
+            os.close(result)
+        # The judging child exits first: it would take its solver's exit for an answer.
+        for pid in reversed(pids):
+            if ending != Ending.EXITED or pid != pids[-1]:
+                os.kill(pid, _SIGKILL)
+        cpu_s, peak_kb, code = 0.0, 0, 0
+        for pid in pids:
+            _, status, usage = os.wait4(pid, 0)
+            cpu_s += usage.ru_utime + usage.ru_stime
+            peak_kb = max(peak_kb, usage.ru_maxrss)
+            code = os.waitstatus_to_exitcode(status)
+        wall_s = time.monotonic() - started
+        if ending != Ending.CANCELLED and not self._page.are_ready(len(pids)):
+            return Reply(Ending.FAULT, code, cpu_s, wall_s, 0, self._page.fault())
+        if ending == Ending.EXITED and code < 0:
+            ending, code = Ending.SIGNALED, -code
+        return Reply(ending, code, cpu_s, wall_s, peak_kb * 1024)
+
+    def _limits(self, spec: JobSpec) -> child.Limits:
+        return child.capped(
+            (
+                # Two seconds more, so that `watch` decides, which counts more exactly.
+                (resource.RLIMIT_CPU, math.ceil(spec.cpu_s) + 2),
+                # One byte more, so that an output above the limit can be recognized.
+                (resource.RLIMIT_FSIZE, spec.output_bytes + 1),
+                (resource.RLIMIT_NPROC, child.MAX_TASKS),
+                (resource.RLIMIT_AS, self._base_address_space + spec.memory_bytes),
+            )
+        )
+
+
+def _parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> list[Part]:
+    """The children of a job; the job finishes with the last one.
+
+    They are prepared before the fork: an object that is made afterwards costs a child twice as
+    much, because it copies each page that it writes. pipes: for Mode.JUDGE, read and write end of
+    the requests, then of the answers.
+    """
+    payload, result = descriptors[PAYLOAD], descriptors[RESULT]
+    rest = descriptors[FIRST_STREAM:]
+    match spec.mode:
+        case Mode.CALLS:
+            return [Part(0, payload, [result], Calls(result, spec).run)]
+        case Mode.STREAMS:
+            return [Part(0, payload, [result, *rest], Streams(result, spec, rest).run)]
+        case Mode.COMPARE:
+            return [Part(0, payload, [result], Comparer(result, spec).run)]
+        case Mode.CHECK:
+            return [Part(0, payload, [result, *rest], Checker(result, spec, rest).run)]
+    requests_in, requests_out, answers_in, answers_out = pipes
+    solver = Solver(answers_out, spec, requests_in)
+    test = Test(result, spec, requests_out, answers_in)
+    return [
+        Part(0, payload, [requests_in, answers_out], solver.run),
+        Part(1, rest[0], [result, requests_out, answers_in], test.run),
+    ]
+
+
+def _is_open_to_others(path: str) -> bool:
+    while path != "/":
+        if not os.stat(path).st_mode & 1:
+            return False
+        path = os.path.dirname(path)
+    return True
+
+
+def _address_space() -> int:
+    """Bytes of address space of this process, to which a child's limit is added.
+
+    It is measured by trying limits, because a cell has no /proc to read it from.
+    """
+    limit = 1 << 34
+    for step in (1 << 28, 1 << 24, 1 << 20):
+        while limit > step and _fits(limit - step):
+            limit -= step
+    return limit
+
+
+def _fits(limit: int) -> bool:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    set_limit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE).close()
+    except (OSError, MemoryError):
+        return False
+    finally:
+        set_limit(resource.RLIMIT_AS, (soft, hard))
+    return True
