@@ -19,7 +19,7 @@ from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import AnswerTest, CodeTest, Verdict
 from async_rl.data.problems import read_problem
-from async_rl.rewards.extractor import Extractor
+from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
 
 _PAUSE_S = 0.2
@@ -62,7 +62,7 @@ class Grader:
     async def _score(self, response: str, row: Mapping[str, Any]) -> float:
         problem, _ = read_problem("the row of a response", dict(row))
         wants_words = any(isinstance(test, AnswerTest) for test in problem.tests)
-        extractor = Extractor()
+        extractor = TextProcess()
         try:
             code = (
                 response

@@ -20,7 +20,7 @@ from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.store import KEPT_SAMPLES
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory
-from async_rl.rewards.votes import vote_of
+from async_rl.rewards.answers import vote_of
 
 NUM_SHOWN = 4
 _SEPARATOR = "\n\n---\n\n"

@@ -1,6 +1,6 @@
 """The pauses between tickets while nothing can be scored.
 
-Generators report that scoring fails for every sample (rewards/control.py). Their attempts do not
+Generators report that scoring fails for every sample (rewards/scoring.py). Their attempts do not
 count, and tickets are held back, since a prompt that is handed out would only be generated for
 nothing. Pure: no clock; now_s are monotonic seconds of the caller.
 Invariants

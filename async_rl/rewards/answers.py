@@ -4,15 +4,18 @@ answers. Pure.
 gsm8k: the number after the last `####`, or else the last number. math: the expression in the last
 \\boxed{}, equal as mathematics. exact: the last line that is not empty, without spaces at its ends.
 regex: the pattern matches somewhere. Comparing expressions and searching patterns can take forever,
-so `is_right` runs in a process that can be killed (verifier/answer_child.py).
+so `is_right` runs in a process that can be killed (text_process.py).
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from decimal import Decimal, InvalidOperation
 
-from async_rl.core.types import AnswerTest
+from async_rl.core.languages import PYTHON
+from async_rl.core.types import AnswerTest, CodeProblem
+from async_rl.rewards.extraction import MAX_PARSED_CHARS, Extraction, extract_code
 
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
 _MAX_NUMBER_CHARS = 1_000
@@ -103,3 +106,27 @@ def boxed(text: str) -> str | None:
             if is_box and start > last:
                 last, content = start, text[start : brace.start()]
     return content
+
+
+def vote_of(problem: CodeProblem, response: str, extraction: Extraction) -> str | None:
+    """The vote of a response when the samples of a prompt decide by majority; None if it has none.
+
+    Answers in words: the number (gsm8k), the content of the last box without spaces (math), the
+    last line (exact, regex). Programs: the text without comments, layout and quoting style, so two
+    programs agree only if they are written alike; a program that is too long to parse, or not in
+    Python, keeps its text.
+    """
+    for test in problem.tests:
+        if isinstance(test, AnswerTest):
+            return answer_of(test, response)
+    if not problem.tests:
+        return response.strip() or None
+    code = extract_code(response, extraction, problem.language)
+    if code is None or not code.strip():
+        return None
+    if problem.language != PYTHON or len(code) > MAX_PARSED_CHARS:
+        return code.strip()
+    try:
+        return ast.unparse(ast.parse(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return code.strip()

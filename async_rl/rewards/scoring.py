@@ -19,12 +19,11 @@ import msgspec
 
 from async_rl.config.reward_terms import TESTS, Part, terms_of
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import BrokenTest, InfrastructureError
+from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
 from async_rl.core.types import AnswerTest, CodeTest, Prompt, Score, StepScore, Verdict
-from async_rl.rewards.extractor import Extractor
-from async_rl.rewards.formats import is_well_formed
-from async_rl.rewards.functions import SCORE
+from async_rl.rewards.functions import SCORE, is_well_formed
 from async_rl.rewards.memo import Judged, Verifier
+from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.protocol import RewardSample
 
 FunctionScores = dict[str, dict[str, float]]
@@ -45,11 +44,11 @@ class Scorer:
         self, config: RunConfig, verifier: Verifier, ask_functions: AskFunctions | None = None
     ) -> None:
         self._reward, self._verifier, self._ask = config.reward, verifier, ask_functions
-        self._extractor = Extractor()
+        self._text = TextProcess()
 
     async def close(self) -> None:
         """End the process that extracts programs."""
-        await self._extractor.close()
+        await self._text.close()
 
     async def score(
         self, prompt: Prompt, response_text: str, sample: Callable[[], RewardSample] | None = None
@@ -74,7 +73,7 @@ class Scorer:
     async def score_by_tests(self, prompt: Prompt, response_text: str) -> Score:
         """The score by the row's own tests alone."""
         language = prompt.problem.language
-        code = await self._extractor.code(response_text, self._reward.extraction, language)
+        code = await self._text.code(response_text, self._reward.extraction, language)
         return await self._judge(prompt, response_text, code)
 
     def _combined(
@@ -117,7 +116,7 @@ class Scorer:
         """
         blocks = []
         if not prompt.problem.wants_words:
-            blocks = await self._extractor.blocks(response_text, prompt.problem.language)
+            blocks = await self._text.blocks(response_text, prompt.problem.language)
         ends = {end: tokens_until(end) for end, _ in blocks}
         terms = terms_of(self._reward, prompt.data_source)
         if sample is not None and any(term.function != TESTS for term in terms):
@@ -218,3 +217,39 @@ def _until(whole: RewardSample, end: int, num_tokens: int) -> RewardSample:
         token_ids=whole.token_ids[:num_tokens],
         is_written=whole.is_written[:num_tokens],
     )
+
+
+class Control:
+    """Distinguishes an outage of scoring from a prompt that cannot be scored.
+
+    After a failure, the newest sample that was scored is scored again, by the verifiers and
+    functions themselves and not from the cache. If that fails too, the prompt is not the cause.
+    scorer: without a memo.
+    """
+
+    def __init__(self, scorer: Scorer, *, limit_s: float) -> None:
+        self._scorer = scorer
+        self._limit_s = limit_s
+        self._known: tuple[Prompt, str, Callable[[], RewardSample]] | None = None
+
+    async def close(self) -> None:
+        """End the process that extracts programs."""
+        await self._scorer.close()
+
+    def remember(
+        self, prompt: Prompt, response_text: str, sample: Callable[[], RewardSample]
+    ) -> None:
+        """This sample was scored."""
+        self._known = prompt, response_text, sample
+
+    async def is_outage(self) -> bool:
+        """Return whether nothing can be scored now; True also while nothing has been scored yet."""
+        if self._known is None:
+            return True
+        is_outage = False
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._scorer.score(*self._known)
+        except* (InfrastructureError, RewardError, TimeoutError):
+            is_outage = True
+        return is_outage

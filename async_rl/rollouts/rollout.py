@@ -33,9 +33,8 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import Group, IntArray, Purpose, Sampling, Ticket, Trajectory
 from async_rl.generation.engine import Completion, Generates
 from async_rl.observability.activity import Activity
-from async_rl.rewards.control import Control
 from async_rl.rewards.memo import VerdictMemo
-from async_rl.rewards.scoring import Scorer
+from async_rl.rewards.scoring import Control, Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.conversation import Conversation, RolloutEnded, Written, one_answer

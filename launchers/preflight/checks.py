@@ -46,7 +46,7 @@ from async_rl.launchers.preflight.hosts import host_problems
 from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.rewards.functions import check_functions
-from async_rl.rewards.verifier.checker import load_checker, load_headers
+from async_rl.rewards.verifier.rulings import load_checker, load_headers
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import package_paths
 from async_rl.training.mirror import Mirror

@@ -15,7 +15,7 @@ from composing import compose, compose_unchecked
 from async_rl.buffer.evaluation import PromptResult, evaluation_scalars, interval, majority
 from async_rl.config.checks.run import problems
 from async_rl.core.types import AnswerTest, AssertTest, CodeProblem
-from async_rl.rewards.votes import vote_of
+from async_rl.rewards.answers import vote_of
 
 
 def result(

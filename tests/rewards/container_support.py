@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import pytest
 
 from async_rl.core.types import ContainerTest, StdinTest, Verdict
-from async_rl.rewards.verifier.checks import Ruling
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
+from async_rl.rewards.verifier.outcomes import Ruling
 from async_rl.rewards.verifier.protocol import TestResult
 
 T = TypeVar("T")

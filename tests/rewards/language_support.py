@@ -15,9 +15,9 @@ from rewards_support import LIMITS
 
 from async_rl.core.errors import Unsupported
 from async_rl.core.types import StdinTest, Verdict
-from async_rl.rewards.verifier.binaries import Binaries
-from async_rl.rewards.verifier.checks import Ruling
-from async_rl.rewards.verifier.command_judging import CommandJudge
+from async_rl.rewards.verifier.commands import CommandJudge
+from async_rl.rewards.verifier.compiling import Binaries
+from async_rl.rewards.verifier.outcomes import Ruling
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import Command
 from async_rl.sandbox.cells import Cells, Unsafe

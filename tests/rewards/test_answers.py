@@ -18,7 +18,7 @@ from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
 from async_rl.rewards.answers import boxed, is_right
 from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.verifier.answer_process import AnswerProcess
+from async_rl.rewards.text_process import TextProcess
 
 
 def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -35,8 +35,8 @@ def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 @asynccontextmanager
-async def child() -> AsyncIterator[AnswerProcess]:
-    it = AnswerProcess()
+async def child() -> AsyncIterator[TextProcess]:
+    it = TextProcess()
     try:
         yield it
     finally:

@@ -15,9 +15,9 @@ from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.output_rules import Checker
 from async_rl.core.types import CallTest, StdinTest, Verdict
 from async_rl.data.problems import read_problem
-from async_rl.rewards.verifier.checker import load_checker
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
+from async_rl.rewards.verifier.rulings import load_checker
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.comparison import Comparison
 

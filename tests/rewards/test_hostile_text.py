@@ -16,13 +16,12 @@ import pytest
 from async_rl.core.output_rules import OutputRules
 from async_rl.core.types import AnswerTest, CallTest, CodeProblem
 from async_rl.rewards import extraction, scoring
-from async_rl.rewards.answers import answer_of, boxed, is_right
+from async_rl.rewards.answers import answer_of, boxed, is_right, vote_of
 from async_rl.rewards.extraction import complete_blocks, extract_code
-from async_rl.rewards.extractor import Extractor
-from async_rl.rewards.formats import is_well_formed
-from async_rl.rewards.verifier.compiling import printable
+from async_rl.rewards.functions import is_well_formed
+from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.languages import source_names
-from async_rl.rewards.votes import vote_of
+from async_rl.rewards.verifier.outcomes import printable
 from async_rl.sandbox.comparison import Comparison
 
 ROOT = Path(extraction.__file__).parents[1]
@@ -85,23 +84,23 @@ LINEAR: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "vote by program": (lambda text: vote_of(CODE, text, "auto"), ("x = 1\n", "{x}", "(", BLOCK)),
 }
 """Reader -> function, and pieces whose repetition it must read in linear time."""
-ENDABLE = {"rewards/answers.py:re.search": "the rule regex: runs in answer_child.py"}
+ENDABLE = {"rewards/answers.py:re.search": "the rule regex: runs in text_process.py"}
 """Regular expressions without a bound, and the process that can be ended."""
 READERS = {
     "rewards/answers.py:_NUMBER": "number",
     "rewards/answers.py:_BRACE": "box",
     "rewards/extraction.py:_WORD": "fences",
-    "rewards/formats.py:_FORM": "form",
+    "rewards/functions.py:_FORM": "form",
     "rewards/scoring.py:_PARAGRAPH_END": "paragraphs",
     "rewards/scoring.py:_SPECIAL": "none: the name of a part, which is the user's",
     "generation/vllm/surface.py:re.findall": "none: the version of vLLM",
-    "rewards/verifier/compiling.py:_UNPRINTABLE": "compiler's text",
+    "rewards/verifier/outcomes.py:_UNPRINTABLE": "compiler's text",
     "rewards/verifier/languages.py:_CLASS": "java names",
     "rewards/verifier/languages.py:_MAIN": "java names",
     "rewards/verifier/languages.py:_PACKAGE": "java names",
     "rewards/verifier/languages.py:_PUBLIC_CLASS": "java names",
     "rewards/verifier/languages.py:re.sub": "none: the table of languages",
-    "rewards/verifier/packaged_cells.py:self._word": "words",
+    "rewards/verifier/judging.py:self._package": "words",
 }
 """Regular expressions that read what a policy wrote, and their reader in LINEAR."""
 
@@ -150,14 +149,14 @@ def test_a_large_program_is_parsed_outside_the_process_of_the_event_loop() -> No
     here_s = _seconds(complete_blocks, response)
 
     async def elsewhere() -> tuple[float, str | None]:
-        extractor = Extractor()
+        words = TextProcess()
         try:
-            await extractor.code(response, "auto")  # starts the child
+            await words.code(response, "auto")  # starts the child
             started = time.process_time()
-            code = await extractor.code(response, "auto")
+            code = await words.code(response, "auto")
             return time.process_time() - started, code
         finally:
-            await extractor.close()
+            await words.close()
 
     elsewhere_s, code = asyncio.run(elsewhere())
     assert code == f"{slow}\n"
@@ -169,14 +168,14 @@ def test_extractor_returns_what_the_plain_function_returns() -> None:
     texts = [large, large + BLOCK, BLOCK + large, "x", "```", large + "```python\n", BLOCK * 400]
 
     async def compare() -> None:
-        extractor = Extractor()
+        words = TextProcess()
         try:
             for text in texts:
-                assert await extractor.blocks(text) == complete_blocks(text)
+                assert await words.blocks(text) == complete_blocks(text)
                 for mode in ("auto", "fenced", "whole"):
-                    assert await extractor.code(text, mode) == extract_code(text, mode)
+                    assert await words.code(text, mode) == extract_code(text, mode)
         finally:
-            await extractor.close()
+            await words.close()
 
     asyncio.run(compare())
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from async_rl.rewards.verifier.intake import SparseLog
+from async_rl.rewards.verifier.serving import SparseLog
 
 FEW = 256
 BODY = {

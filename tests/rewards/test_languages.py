@@ -7,8 +7,8 @@ from language_support import Languages, exact
 from rewards_support import LIMITS
 
 from async_rl.core.types import StdinTest, Verdict
-from async_rl.rewards.verifier.binaries import Binaries
-from async_rl.rewards.verifier.command_judging import CommandJudge
+from async_rl.rewards.verifier.commands import CommandJudge
+from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.languages import Unsupported, source_names, table
 from async_rl.rewards.verifier.protocol import VerifyRequest
 

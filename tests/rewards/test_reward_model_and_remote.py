@@ -34,8 +34,8 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import CallTest
 from async_rl.data.tokenizer import build_tokenizer
+from async_rl.rewards.functions import RemoteScorer
 from async_rl.rewards.models import RewardModel
-from async_rl.rewards.remote import RemoteScorer
 from async_rl.rewards.verifier.protocol import RewardSample
 
 TEMPLATE = (

@@ -20,9 +20,9 @@ from async_rl.config.rewards import VerifiersConfig
 from async_rl.config.run import RunConfig
 from async_rl.observability.activity import Activity
 from async_rl.processes import verifier as verifier_main
-from async_rl.rewards.verifier.binaries import Binaries
 from async_rl.rewards.verifier.client import VerifierClient
-from async_rl.rewards.verifier.command_judging import CommandJudge
+from async_rl.rewards.verifier.commands import CommandJudge
+from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService

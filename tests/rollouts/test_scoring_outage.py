@@ -17,7 +17,7 @@ from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
 from async_rl.core.types import Group, Prompt, Score
 from async_rl.observability.activity import Activity
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
-from async_rl.rewards.control import Control
+from async_rl.rewards.scoring import Control
 
 
 class FailingScorer(ScriptedScorer):

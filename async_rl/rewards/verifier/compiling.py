@@ -1,22 +1,31 @@
-"""From source code to a program that can run: finds the toolchain, compiles in a jail, and keeps
-the product.
+"""From source code to a program that can run: compiles it in a jail, and keeps the product in
+memory and in a directory that outlives the process.
 
 Invariants: equal sources are compiled once, even if they arrive at the same time; a compile error
-counts against the program, a compiler that was stopped from outside does not and is tried again.
+counts against the program, a compiler that was stopped from outside does not and is tried again. A
+key names the source, the compiler's version and its arguments, so a program only gets the product
+of its own source. A file of the directory is written next to its place and renamed, and starts with
+the digest of its content, so a torn or changed file is never run; nothing in a jail can see the
+directory; it is bounded in size, and the files that were used last stay.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
+from pathlib import Path
 
-from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import frozen
-from async_rl.rewards.verifier.binaries import Binaries, key_of
 from async_rl.rewards.verifier.languages import Compile, Toolchain, source_names
-from async_rl.sandbox.cell import CellFailed, Command, CommandOutcome
+from async_rl.rewards.verifier.outcomes import MIB, ChildFault, printable
+from async_rl.rewards.verifier.program import tried
+from async_rl.sandbox.cell import Command, CommandOutcome
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import CommandSpec, Ending, Profile
 
@@ -27,14 +36,15 @@ ENVIRONMENT = {
     "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "PWD": "/tmp", "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
 }  # fmt: skip
-_TRIES = 2
 _MAX_TASKS = 64
 _MAX_REMEMBERED_ERRORS = 1024
 _FILE_BYTES = 128 << 20
-_MIB = 1 << 20
 _FORM = "1"
 """Changes when the way to compile changes, so that older programs are not used."""
-_UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
+MAX_BYTES = 1 << 30
+_MAX_MEMORY_BYTES = 64 << 20
+_DIGEST_BYTES = 32
+_SUFFIX = ".program"
 
 
 @frozen
@@ -52,10 +62,15 @@ class _Source:
 
     key: str
     toolchain: Toolchain
-    step: Compile
     code: bytes
     headers: Mapping[str, str]
     names: dict[str, str]
+
+    @property
+    def step(self) -> Compile:
+        """How it is compiled."""
+        assert self.toolchain.row.compile is not None
+        return self.toolchain.row.compile
 
 
 class CompileError(Exception):
@@ -88,20 +103,13 @@ class Compiler:
         environment = toolchain.fill(step.environment)
         included = [text for header in sorted(headers.items()) for text in header]
         parts = [*arguments, *environment, code, *included]
-        key = key_of(_FORM, toolchain.language, toolchain.version, *parts)
+        key = _key(_FORM, toolchain.language, toolchain.version, *parts)
         content = self._binaries.get(key)
         if content is None:
             if key in self._errors:
                 raise CompileError(self._errors[key])
             content = await self._once(
-                _Source(
-                    key=key,
-                    toolchain=toolchain,
-                    step=step,
-                    code=source,
-                    headers=headers,
-                    names=names,
-                )
+                _Source(key=key, toolchain=toolchain, code=source, headers=headers, names=names)
             )
         return Program(toolchain=toolchain, content=content, names=names)
 
@@ -117,18 +125,16 @@ class Compiler:
 
     async def _compile(self, source: _Source) -> bytes:
         contents = [source.code, *(text.encode() for text in source.headers.values())]
-        command = Command(_spec(source), b"", contents, MESSAGE_CHARS)
-        problem: object = None
+        language = source.toolchain.language
         try:
-            for _ in range(_TRIES):
-                try:
-                    outcome = await self._cells.run(command)
-                    content = _product(outcome, source.step)
-                except (CellFailed, _Stopped) as error:
-                    problem = error
-                    continue
-                await asyncio.to_thread(self._binaries.put, source.key, content)
-                return content
+            content = await tried(
+                self._cells,
+                Command(_spec(source), b"", contents, MESSAGE_CHARS),
+                lambda outcome: _product(outcome, source.step),
+                f"the compiler of {language} was stopped from outside",
+            )
+            await asyncio.to_thread(self._binaries.put, source.key, content)
+            return content
         except CompileError as error:
             self._errors[source.key] = str(error)
             if len(self._errors) > _MAX_REMEMBERED_ERRORS:
@@ -136,10 +142,6 @@ class Compiler:
             raise
         finally:
             del self._running[source.key]
-        raise InfrastructureError(
-            f"the compiler of {source.toolchain.language} was stopped from outside, tried {_TRIES}"
-            f" times: {problem}"
-        )
 
     async def close(self) -> None:
         """Cancel the compilations that are running."""
@@ -147,10 +149,6 @@ class Compiler:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-
-
-class _Stopped(Exception):
-    """The compiler was killed, and the program is not known to be the reason."""
 
 
 def _spec(source: _Source) -> CommandSpec:
@@ -168,34 +166,128 @@ def _spec(source: _Source) -> CommandSpec:
         runnable=toolchain.runnable(step.runs),
         cpu_s=step.cpu_s,
         sleep_s=step.cpu_s,
-        memory_bytes=step.memory_mb * _MIB,
+        memory_bytes=step.memory_mb * MIB,
         address_space_bytes=0,
         data_bytes=0,
         file_bytes=_FILE_BYTES,
-        scratch_bytes=step.scratch_mb * _MIB,
+        scratch_bytes=step.scratch_mb * MIB,
         max_tasks=_MAX_TASKS,
     )
 
 
 def _product(outcome: CommandOutcome, step: Compile) -> bytes:
-    """The compiled program. Raises CompileError, _Stopped."""
+    """The compiled program. Raises CompileError, or ChildFault if the
+    program is not known to be the reason."""
     reply = outcome.reply
     match reply.ending:
         case Ending.FAULT | Ending.CANCELLED | Ending.WALL:
-            raise _Stopped(reply.fault.decode(errors="replace") or f"after {reply.wall_s:.0f} s")
+            raise ChildFault(reply.fault.decode(errors="replace") or f"after {reply.wall_s:.0f} s")
         case Ending.CPU:
             raise CompileError(f"the compiler used more than {step.cpu_s:g} s of CPU time")
-        case Ending.SIGNALED if reply.peak_bytes > step.memory_mb * _MIB:
+        case Ending.SIGNALED if reply.peak_bytes > step.memory_mb * MIB:
             raise CompileError(f"the compiler used more than {step.memory_mb} MB")
     if len(outcome.product) > MAX_PRODUCT_BYTES:
-        raise CompileError(f"the program is larger than {MAX_PRODUCT_BYTES // _MIB} MB")
+        raise CompileError(f"the program is larger than {MAX_PRODUCT_BYTES // MIB} MB")
     if reply.ending == Ending.EXITED and reply.code == 0 and outcome.product:
         return outcome.product
     text = printable(outcome.errors + outcome.output, MESSAGE_CHARS)
     raise CompileError(text or f"the compiler ended with {reply.code} and made no program")
 
 
-def printable(data: bytes, num_chars: int) -> str:
-    """The beginning of a text, without control characters."""
-    text = data[: 4 * num_chars].decode(errors="replace").strip()
-    return _UNPRINTABLE.sub("?", text)[:num_chars]
+class Binaries:
+    """The cache. directory: None keeps programs in memory only.
+
+    Also None in effect if the directory cannot be made, or if another user could write to it.
+    """
+
+    def __init__(self, directory: Path | None, *, max_bytes: int = MAX_BYTES) -> None:
+        self._directory = directory if directory and _is_private(directory) else None
+        self._max_bytes = max_bytes
+        self._memory: OrderedDict[str, bytes] = OrderedDict()
+        self._memory_bytes = 0
+
+    def get(self, key: str) -> bytes | None:
+        """The program, or None."""
+        if key in self._memory:
+            self._memory.move_to_end(key)
+            return self._memory[key]
+        content = self._read(key)
+        if content is not None:
+            self._remember(key, content)
+        return content
+
+    def put(self, key: str, content: bytes) -> None:
+        """Keep a program. A directory that cannot be written keeps nothing."""
+        self._remember(key, content)
+        if self._directory is None:
+            return
+        with contextlib.suppress(OSError):
+            self._write(self._directory, key, content)
+            self._evict(self._directory)
+
+    def _remember(self, key: str, content: bytes) -> None:
+        self._memory_bytes += len(content) - len(self._memory.pop(key, b""))
+        self._memory[key] = content
+        while self._memory_bytes > _MAX_MEMORY_BYTES and len(self._memory) > 1:
+            _, dropped = self._memory.popitem(last=False)
+            self._memory_bytes -= len(dropped)
+
+    def _read(self, key: str) -> bytes | None:
+        if self._directory is None:
+            return None
+        path = self._directory / f"{key}{_SUFFIX}"
+        try:
+            data = path.read_bytes()
+            digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+            if hashlib.sha256(content).digest() != digest:
+                path.unlink()
+                return None
+            os.utime(path)
+        except OSError:
+            return None
+        return content
+
+    def _write(self, directory: Path, key: str, content: bytes) -> None:
+        descriptor, name = tempfile.mkstemp(dir=directory)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(hashlib.sha256(content).digest() + content)
+            os.replace(name, directory / f"{key}{_SUFFIX}")
+        except BaseException:
+            os.unlink(name)
+            raise
+
+    def _evict(self, directory: Path) -> None:
+        """Remove the files that were used longest ago, until the others fit."""
+        found = []
+        for entry in os.scandir(directory):
+            with contextlib.suppress(FileNotFoundError):
+                state = entry.stat()
+                found.append((state.st_mtime_ns, state.st_size, entry.path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self._max_bytes:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            total -= size
+
+
+def _is_private(directory: Path) -> bool:
+    """Make the directory; True if only this user can write to it."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = directory.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    is_open = bool(state.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not is_open
+
+
+def _key(*parts: str) -> str:
+    """The key of a program that these texts determine."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode(errors="surrogatepass")
+        digest.update(b"%d:" % len(data) + data)
+    return digest.hexdigest()

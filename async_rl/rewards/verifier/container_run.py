@@ -10,26 +10,23 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import ContainerTest, StdinTest, Verdict
+from async_rl.core.types import ContainerTest, Verdict
 from async_rl.rewards.verifier import junit
-from async_rl.rewards.verifier.checks import Ruling
-from async_rl.rewards.verifier.compiling import printable
 from async_rl.rewards.verifier.containers import PID, REPORT, Containers
+from async_rl.rewards.verifier.outcomes import MIB, Ruling, printable
+from async_rl.rewards.verifier.program import Rule, result_of
 from async_rl.rewards.verifier.protocol import TestResult
 from async_rl.sandbox.watch import ProcessTree
 
-Rule = Callable[[StdinTest, bytes], Awaitable[Ruling]]
 _PRINTED_BYTES = 4 << 20
 """The most that a command may print if that is not compared."""
 _MAX_REPORT_BYTES = 4 << 20
 _ERRORS_BYTES = 4096
 _MESSAGE_CHARS = 300
 _PIECE = 1 << 16
-_MIB = 1 << 20
 _TICK_S = 0.05
 _PATIENCE, _START_S = 4, 60.0
 """A command whose processes hide their CPU time ends after this many times its limit and these
@@ -49,13 +46,8 @@ async def judge_contained(
         await asyncio.to_thread(run.write_files, code)
         await run.watch(containers)
         ruling = await run.ruling(rule)
-        return TestResult(
-            verdict=ruling.verdict,
-            cpu_s=run.cpu_s,
-            wall_s=run.wall_s,
-            memory_mb=run.memory_bytes / _MIB,
-            message=ruling.message,
-        )
+        memory_mb = run.memory_bytes / MIB
+        return result_of(ruling, cpu_s=run.cpu_s, wall_s=run.wall_s, memory_mb=memory_mb)
 
 
 class _Stream:
@@ -155,7 +147,7 @@ class _Run:
                     return Ruling(
                         Verdict.TIMEOUT, f"used more than {test.timeout_s:g} s of CPU time"
                     )
-                if usage.memory_bytes > test.memory_mb * _MIB:
+                if usage.memory_bytes > test.memory_mb * MIB:
                     return Ruling(Verdict.MEMORY, f"used more than {test.memory_mb} MB")
                 is_hiding = now - started > _PATIENCE * test.timeout_s + _START_S
                 if asleep_s > test.timeout_s + 1 or is_hiding:

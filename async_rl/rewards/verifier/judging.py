@@ -2,24 +2,29 @@
 decides outside the process that ran the program (`rulings.py`).
 
 Takes a VerifyRequest, waits for cells, and returns a VerifyResponse, or raises InfrastructureError
-if no cell could run the program. Tests run in order; neighbours of one kind share a child. A test
+if no cell could run the program. Tests run in order; neighbors of one kind share a child. A test
 during which the child exits takes its verdict from that; the tests after it run in a fresh child. A
-stream test that failed in a shared child runs again in a fresh one, because an earlier run may have
-spoilt it. After two timeouts the rest of the tests count as timeouts (`checks.py`).
+stream test that failed in a shared child runs again in a fresh child, because an earlier run may
+have spoilt it. After two timeouts the rest of the tests count as timeouts (`program.py`).
+
+A cell with numpy takes twice the time to start and more memory to fork than a plain cell, so only
+programs that name a package of `sandbox.packages` use it. The scan looks for the package's name as
+a word in the program and its tests. A name in a comment costs a little time; a program that builds
+the name at run time cannot import the package.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
-from async_rl.config.rewards import OUTPUT_KB, SandboxConfig
+from async_rl.config.rewards import SandboxConfig
 from async_rl.core.assert_tests import asked_by
-from async_rl.core.errors import Unsupported
+from async_rl.core.errors import ConfigError, Unsupported
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import (
     AnswerTest,
@@ -30,101 +35,114 @@ from async_rl.core.types import (
     StdinTest,
     Verdict,
 )
-from async_rl.rewards.verifier.answer_process import AnswerProcess
+from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.asserts import FunctionCall, judged_test, take_apart
-from async_rl.rewards.verifier.checks import Check, Ruling, is_decided, with_rest
-from async_rl.rewards.verifier.command_judging import CommandJudge
+from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
-from async_rl.rewards.verifier.outcomes import read_calls, read_judged, read_streams
-from async_rl.rewards.verifier.packaged_cells import PackagedCells
-from async_rl.rewards.verifier.program import Program
+from async_rl.rewards.verifier.outcomes import (
+    MIB,
+    Ran,
+    Ruling,
+    read_calls,
+    read_judged,
+    read_streams,
+)
+from async_rl.rewards.verifier.program import (
+    Check,
+    Limits,
+    Program,
+    is_decided,
+    response_of,
+    result_of,
+    stops,
+    with_rest,
+)
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.rewards.verifier.rulings import Rulings, TooLarge
+from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import Mode
 
 _MAX_STREAMS = 64
-_MIB = 1 << 20
-
-
-class Printed(NamedTuple):
-    """The result of a program for one standard input; nothing is compared.
-
-    verdict: pass if the program exited well; output: up to the output limit.
-    """
-
-    verdict: Verdict
-    output: str
-    message: str
-    wall_s: float
+"""Streams that share a child: a message to a cell has at most 200 descriptors, two per stream."""
 
 
 class Judge:
-    """Verifies programs. packaged: the cells of programs that import packages; commands: judges
-    other languages than Python, None to refuse them; containers: None to refuse their tests.
+    """Verifies programs. num_packaged: cells with `sandbox.packages`, which start when a program
+    needs them; commands: judges other languages than Python, None to refuse them; containers: None
+    to refuse their tests. Raises ConfigError if a package is not installed.
     """
 
     def __init__(
         self,
         cells: Cells,
         config: SandboxConfig,
-        packaged: PackagedCells | None = None,
+        *,
+        num_packaged: int = 1,
         commands: CommandJudge | None = None,
         containers: Containers | None = None,
     ) -> None:
-        self._config, self._containers = config, containers
-        self._cells = packaged or PackagedCells(cells)
-        self._answers = AnswerProcess()
+        self._cells, self._config, self._containers = cells, config, containers
+        self._packaged: Cells | None = None
+        if config.packages:
+            try:
+                self._packaged = Cells.of_programs(num_packaged, cells.level, config.packages)
+            except CellFailed as error:
+                raise ConfigError(str(error)) from error
+        self._package = re.compile(rf"\b(?:{'|'.join(map(re.escape, config.packages))})\b")
+        self._words = TextProcess()
         self._commands = commands
         self._rulings = Rulings(config, commands)
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Verdicts of one program. Raises InfrastructureError; cancelling ends the program."""
-        program = await self._program(request)
+        program = self._program(request)
         if request.is_command:
             return await self._judge_of(request.language).verify(
                 request, self._config, partial(self._rulings.of_output, program=program)
             )
         results: list[TestResult] = []
-        for kind, neighbours in groupby(request.tests, key=lambda test: _kind(test, request.setup)):
-            tests = list(neighbours)
+        for kind, neighbors in groupby(request.tests, key=lambda test: _kind(test, request.setup)):
+            tests = list(neighbors)
             if is_decided(results, stop=program.stop):
                 results = with_rest(results, len(results) + len(tests), stop=program.stop)
             else:
                 results += await self._family(kind, tests, program)
-        failures = [test.verdict for test in results if test.verdict is not Verdict.PASS]
-        verdict = failures[0] if failures else Verdict.PASS
-        return VerifyResponse(verdict=verdict, tests=results, level=self._cells.level)
+        return response_of(results, self._cells.level)
 
-    async def run(self, request: VerifyRequest, stdin: str) -> Printed:
+    async def run(self, request: VerifyRequest, stdin: str) -> Ran:
         """Run a program on one standard input; the request's tests and setup are not used.
 
         Raises InfrastructureError; cancelling ends the program.
         """
         if request.language != PYTHON:
-            ran = await self._judge_of(request.language).run(request, stdin, self._config)
-            output = ran.output.decode(errors="replace")
-            return Printed(ran.verdict, output, ran.message, ran.wall_s)
-        program = await self._program(request)
-        job = program.job(Mode.STREAMS, 1, (program.code,), inputs=[stdin.encode(errors="replace")])
-        child = await program.run(job, read_streams)
-        answer = child.answers[0]
-        output = child.outcome.outputs[0][: program.output_bytes].decode(errors="replace")
-        return Printed(answer.verdict, output, answer.message, child.wall_s)
+            return await self._judge_of(request.language).run(request, stdin, self._config)
+        program, inputs = self._program(request), [stdin.encode(errors="replace")]
+        child = await program.run(Mode.STREAMS, (program.code,), read_streams, inputs=inputs)
+        reply = child.outcome.reply
+        return Ran(
+            verdict=child.ruling.verdict,
+            output=child.outcome.outputs[0][: program.limits.output_bytes],
+            message=child.ruling.message,
+            cpu_s=reply.cpu_s,
+            wall_s=child.wall_s,
+            memory_mb=reply.peak_bytes / MIB,
+        )
 
-    async def _program(self, request: VerifyRequest) -> Program:
-        config, stop = self._config, request.stop_at_first_failure
-        test_codes = [test.code for test in request.tests if isinstance(test, AssertTest)]
+    def _program(self, request: VerifyRequest) -> Program:
+        cells = self._cells
+        if self._packaged is not None:
+            codes = [test.code for test in request.tests if isinstance(test, AssertTest)]
+            if any(map(self._package.search, (request.code, request.setup, *codes))):
+                cells = self._packaged
         return Program(
             code=request.code,
             setup=request.setup,
-            cells=await self._cells.cells_for((request.code, request.setup, *test_codes)),
-            cpu_s=request.timeout_s or config.timeout_s,
-            memory_bytes=(request.memory_mb or config.memory_mb) * _MIB,
-            output_bytes=(request.output_kb or OUTPUT_KB) * 1024,
-            stop=True if stop is None else stop,
+            cells=cells,
+            limits=Limits.of(request, self._config),
+            stop=stops(request),
         )
 
     async def require(self, request: VerifyRequest) -> None:
@@ -149,12 +167,12 @@ class Judge:
     def num_replaced(self) -> int:
         """Cells that broke and were replaced."""
         num_commands = self._commands.num_replaced if self._commands else 0
-        return self._cells.num_replaced + num_commands
+        num_packaged = self._packaged.num_replaced if self._packaged else 0
+        return self._cells.num_replaced + num_packaged + num_commands
 
     async def close(self) -> None:
-        """End the process that compares answers, the cells of other languages, and containers."""
-        await self._answers.close()
-        for part in (self._commands, self._containers):
+        """End all that the judge has started. The plain cells belong to the caller."""
+        for part in (self._words, self._packaged, self._commands, self._containers):
             if part is not None:
                 await part.close()
 
@@ -203,29 +221,24 @@ class Judge:
 
     async def _answer(self, test: AnswerTest, program: Program) -> TestResult:
         started = time.monotonic()
-        verdict = await self._answers.verdict(test, program.code, program.cpu_s)
+        verdict = await self._words.verdict(test, program.code, program.limits.cpu_s)
         is_right = verdict is Verdict.PASS
-        return TestResult(
-            verdict=verdict,
-            cpu_s=0,
-            wall_s=time.monotonic() - started,
-            memory_mb=0,
-            message="" if is_right else f"not {shorten(test.expected)} by rule {test.rule}",
-        )
+        message = "" if is_right else f"not {shorten(test.expected)} by rule {test.rule}"
+        return result_of(Ruling(verdict, message), wall_s=time.monotonic() - started)
 
     def _contained(self, test: ContainerTest, program: Program) -> Awaitable[TestResult]:
         rule = partial(self._rulings.of_output, program=program)
-        containers = self._with_containers()
-        return judge_contained(containers, test, program.code, program.output_bytes, rule)
+        output_bytes = program.limits.output_bytes
+        return judge_contained(self._with_containers(), test, program.code, output_bytes, rule)
 
     async def _judged(self, test: AssertTest, program: Program) -> TestResult:
         """Run the test in a judging child, and the program in a solver next to it."""
         fault = asked_by(program.setup, test.code).fault
         if fault:
-            return _broken(fault)
-        job = program.job(Mode.JUDGE, 1, (program.code,))
-        job = job._replace(test=judged_test(program.setup, test.code))
-        return (await program.run(job, read_judged)).judged_result()
+            return result_of(Ruling(Verdict.TEST_ERROR, f"the test itself is broken: {fault}"))
+        code = judged_test(program.setup, test.code)
+        child = await program.run(Mode.JUDGE, (program.code,), read_judged, test=code)
+        return child.judged_result()
 
     async def _checks(
         self, checks: Sequence[Check], program: Program, *, has_call_names: bool
@@ -236,9 +249,13 @@ class Judge:
         while len(results) < len(checks):
             rest = checks[len(results) : len(results) + size]
             calls = [tuple(call) for check in rest for call in check.calls]
-            payload = (program.code, calls, program.stop, has_call_names)
-            job = program.job(Mode.CALLS, len(calls), payload, num_tests=len(rest))
-            child = await program.run(job, read_calls)
+            child = await program.run(
+                Mode.CALLS,
+                (program.code, calls, program.stop, has_call_names),
+                read_calls,
+                num_runs=len(calls),
+                num_tests=len(rest),
+            )
             results += await child.check_results(rest)
             if is_decided(results, stop=program.stop):
                 break
@@ -247,20 +264,20 @@ class Judge:
         return with_rest(results, len(checks), stop=program.stop)
 
     async def _streams(self, tests: Sequence[StdinTest], program: Program) -> list[TestResult]:
-        def rule(test: StdinTest, output: bytes) -> Awaitable[Ruling]:
-            return self._rulings.of_output(test, output, program)
-
+        rule = partial(self._rulings.of_output, program=program)
         results: list[TestResult] = []
         size, is_slow = _MAX_STREAMS, False
         while len(results) < len(tests):
             rest = tests[len(results) : len(results) + size]
-            inputs = [test.input.encode(errors="replace") for test in rest]
-            # A right answer must fit, whatever the limit is.
-            largest = max(len(test.output.encode(errors="replace")) for test in rest)
-            roomy = replace(program, output_bytes=max(program.output_bytes, 2 * largest))
-            num = len(rest)
-            job = roomy.job(Mode.STREAMS, num, (program.code,), num_tests=num, inputs=inputs)
-            child = await program.run(job, read_streams)
+            child = await program.run(
+                Mode.STREAMS,
+                (program.code,),
+                read_streams,
+                limits=program.limits.with_output_of(rest),
+                num_runs=len(rest),
+                num_tests=len(rest),
+                inputs=[test.input.encode(errors="replace") for test in rest],
+            )
             compared, has_leftovers = await child.stream_results(rest, rule)
             results += compared
             if is_decided(results, stop=program.stop):
@@ -268,11 +285,6 @@ class Judge:
             is_slow = is_slow or child.is_slow
             size = 1 if has_leftovers or is_slow else _MAX_STREAMS
         return with_rest(results, len(tests), stop=program.stop)
-
-
-def _broken(fault: str) -> TestResult:
-    message = f"the test itself is broken: {fault}"
-    return TestResult(verdict=Verdict.TEST_ERROR, cpu_s=0, wall_s=0, memory_mb=0, message=message)
 
 
 def _kind(test: CodeTest, setup: str) -> str:

@@ -1,24 +1,41 @@
-"""From the output of a child to one answer per call or stream: a value, an output, or a failing
-verdict. Pure.
+"""From the output of a child or a command to rulings. Pure.
 
-The frames are the program's claims; the ending is the zygote's observation. A claim can only choose
-among failures or offer a value.
+A child that runs Python writes frames, which are the program's claims; the ending is the zygote's
+observation. A claim can only choose among failures or offer a value. The frames become one answer
+per call or stream: a value, an output, or a failing verdict.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Verdict
-from async_rl.sandbox.cell import Outcome
+from async_rl.sandbox.cell import CommandOutcome, Outcome
+from async_rl.sandbox.checker import ENDS
 from async_rl.sandbox.comparison import shorten
-from async_rl.sandbox.protocol import Ending, Frame, JobSpec, Kind, Reply
+from async_rl.sandbox.protocol import CommandSpec, Ending, Frame, JobSpec, Kind, Reply
 
 _LARGE_SHARE = 0.9
 """A child that was killed with this share of its memory limit in use counts as out of memory."""
+_MESSAGE_CHARS = 300
+_UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
+MIB = 1 << 20
+
+
+class Ruling(NamedTuple):
+    """pass, or the verdict and its reason."""
+
+    verdict: Verdict
+    message: str = ""
+
+
+class ChildFault(Exception):
+    """The program never ran, or was killed from outside. The program is not to blame."""
 
 
 @frozen
@@ -43,10 +60,6 @@ class Answers:
 
     answers: list[Answer]
     is_slow: bool = False
-
-
-class ChildFault(Exception):
-    """The child never ran the program, or was killed from outside. The program is not to blame."""
 
 
 def read_calls(outcome: Outcome, spec: JobSpec) -> Answers:
@@ -176,36 +189,112 @@ def _limit(spec: JobSpec) -> str:
 def _end(outcome: Outcome, spec: JobSpec) -> Answer:
     """The answer of the run during which the child exited."""
     reply = outcome.reply
-    cpu_s = 0.0
+    cpu_s = reply.cpu_s if reply.ending == Ending.SIGNALED else 0.0
     if outcome.is_result_full:
-        verdict, message = Verdict.OUTPUT_LIMIT, f"returned more than {_limit(spec)}"
-    elif reply.ending == Ending.CPU:
-        verdict, message = Verdict.TIMEOUT, f"used more than {spec.cpu_s:g} s of CPU time"
-        cpu_s = spec.cpu_s
-    elif reply.ending == Ending.WALL:
-        verdict, message = Verdict.TIMEOUT, f"slept for {spec.sleep_s:g} s"
-    elif reply.ending == Ending.SIGNALED:
-        verdict, message = _signaled(reply, spec)
-        cpu_s = reply.cpu_s
+        ruling = Ruling(Verdict.OUTPUT_LIMIT, f"returned more than {_limit(spec)}")
     elif reply.ending == Ending.EXITED:
-        verdict = Verdict.RUNTIME_ERROR
-        message = f"ended the process with status {reply.code} before it answered"
+        left = f"ended the process with status {reply.code} before it answered"
+        ruling = Ruling(Verdict.RUNTIME_ERROR, left)
     else:
-        raise ChildFault("the job was cancelled")
-    return Answer(verdict=verdict, message=message, cpu_s=cpu_s)
+        is_large = reply.peak_bytes > _LARGE_SHARE * spec.memory_bytes
+        ruling = _ended(reply, spec, is_large=is_large)
+    if reply.ending == Ending.CPU:
+        cpu_s = spec.cpu_s
+    return Answer(verdict=ruling.verdict, message=ruling.message, cpu_s=cpu_s)
 
 
-def _signaled(reply: Reply, spec: JobSpec) -> tuple[Verdict, str]:
-    is_large = reply.peak_bytes > _LARGE_SHARE * spec.memory_bytes
-    if reply.code == signal.SIGKILL:
-        if reply.cpu_s >= spec.cpu_s:
-            return Verdict.TIMEOUT, f"used {reply.cpu_s:.1f} s of CPU time"
-        if not is_large:
-            raise ChildFault("the child was killed from outside")
+def _ended(reply: Reply, spec: JobSpec | CommandSpec, *, is_large: bool, said: str = "") -> Ruling:
+    """The ruling on a child that was ended. said: its last words. Raises ChildFault."""
+    match reply.ending:
+        case Ending.CPU:
+            return Ruling(Verdict.TIMEOUT, f"used more than {spec.cpu_s:g} s of CPU time")
+        case Ending.WALL:
+            return Ruling(Verdict.TIMEOUT, f"slept for {spec.sleep_s:g} s")
+        case Ending.FAULT | Ending.CANCELLED:
+            raise ChildFault(reply.fault.decode(errors="replace") or "the job was cancelled")
+    if reply.code == signal.SIGXCPU or (reply.code == signal.SIGKILL and reply.cpu_s >= spec.cpu_s):
+        return Ruling(Verdict.TIMEOUT, f"used {reply.cpu_s:.1f} s of CPU time")
+    if reply.code == signal.SIGKILL and not is_large:
+        # The kernel kills some process when the machine is out of memory; this one is not to blame.
+        raise ChildFault("the child was killed from outside")
     if reply.code == signal.SIGXFSZ:
-        return Verdict.OUTPUT_LIMIT, "wrote too much"
+        return Ruling(Verdict.OUTPUT_LIMIT, "wrote too much")
     verdict = Verdict.MEMORY if is_large else Verdict.RUNTIME_ERROR
     try:
-        return verdict, f"ended by {signal.Signals(reply.code).name}"
+        name = signal.Signals(reply.code).name
     except ValueError:  # a real-time signal has no name
-        return verdict, f"ended by signal {reply.code}"
+        name = f"signal {reply.code}"
+    return Ruling(verdict, f"ended by {name}: {said}".rstrip(": "))
+
+
+@frozen
+class Ran:
+    """The result of one run of a program on standard input. verdict: pass if it exited without an
+    error; the output is not compared yet.
+    """
+
+    verdict: Verdict
+    output: bytes
+    message: str
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    memory_mb: float = 0.0
+
+
+def read_command(
+    outcome: CommandOutcome, spec: CommandSpec, *, output_bytes: int, memory_marks: Sequence[str]
+) -> Ran:
+    """The result of a command. output_bytes: limit of its output; memory_marks: texts that its
+    runtime prints when it is out of memory. Raises ChildFault.
+    """
+    reply = outcome.reply
+    ruling = _command_ruling(outcome, spec, output_bytes, memory_marks)
+    return Ran(
+        verdict=ruling.verdict,
+        output=outcome.output[:output_bytes],
+        message=ruling.message,
+        cpu_s=reply.cpu_s,
+        wall_s=reply.wall_s,
+        memory_mb=reply.peak_bytes / MIB,
+    )
+
+
+def _command_ruling(
+    outcome: CommandOutcome, spec: CommandSpec, output_bytes: int, memory_marks: Sequence[str]
+) -> Ruling:
+    reply, errors = outcome.reply, outcome.errors
+    has_run = reply.ending not in (Ending.FAULT, Ending.CANCELLED)
+    if has_run and len(outcome.output) > output_bytes:
+        return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {output_bytes // 1024} KB")
+    is_exited = reply.ending == Ending.EXITED
+    if is_exited and reply.code == 0:
+        return Ruling(Verdict.PASS)
+    is_large = reply.peak_bytes > _LARGE_SHARE * spec.memory_bytes
+    is_large = is_large or any(mark.encode() in errors for mark in memory_marks)
+    if is_large and reply.ending in (Ending.EXITED, Ending.SIGNALED):
+        return Ruling(Verdict.MEMORY, "out of memory")
+    said = printable(errors[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
+    if is_exited:
+        left = f"exited with status {reply.code}: {said}".rstrip(": ")
+        return Ruling(Verdict.RUNTIME_ERROR, left)
+    return _ended(reply, spec, is_large=is_large, said=said)
+
+
+def read_check(outcome: CommandOutcome, spec: CommandSpec, form: str, output_bytes: int) -> Ruling:
+    """The ruling of a checker in C++ by how it exited. Raises ChildFault."""
+    reply = outcome.reply
+    kind = ENDS[form].get(reply.code) if reply.ending == Ending.EXITED else None
+    if kind is Kind.PASSED:
+        return Ruling(Verdict.PASS)
+    if kind is Kind.FAILED:
+        said = printable(outcome.product or outcome.errors, _MESSAGE_CHARS)
+        return Ruling(Verdict.WRONG_ANSWER, said or "the checker rejects the output")
+    message = _command_ruling(outcome, spec, output_bytes, ()).message
+    message = message or f"it ended with status {reply.code}"
+    return Ruling(Verdict.TEST_ERROR, f"the checker failed: {message}")
+
+
+def printable(data: bytes, num_chars: int) -> str:
+    """The start of a text, without control characters."""
+    text = data[: 4 * num_chars].decode(errors="replace").strip()
+    return _UNPRINTABLE.sub("?", text)[:num_chars]

@@ -20,8 +20,8 @@ from async_rl.config.reward_terms import functions_of
 from async_rl.config.rewards import RewardConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.frozen import Value
+from async_rl.rewards.child_process import LINE_LIMIT, ParentPipes
 from async_rl.rewards.functions import RewardFunction, find_function, read_score
-from async_rl.rewards.verifier.child_process import LINE_LIMIT, ParentPipes
 from async_rl.rewards.verifier.protocol import RewardSample
 
 LOADED, BLOCKING = -1, -2

@@ -21,8 +21,8 @@ from async_rl.config.reward_terms import functions_of
 from async_rl.config.rewards import RewardConfig
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import ConfigError, RewardError
+from async_rl.rewards.child_process import ChildProcess
 from async_rl.rewards.verifier import reward_child
-from async_rl.rewards.verifier.child_process import ChildProcess
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rewards.verifier.reward_child import (
     BLOCKING,

@@ -2,28 +2,28 @@
 
 A program controls how long its output takes to decode and compare, so a large value never enters
 the server's process: `sandbox/comparison.py` compares it in a child with the program's own limits.
-A row's checker always runs in a cell. Only `sandbox.checker` of the configuration, which is trusted
-code, gets large values here, in a thread.
+A row's checker always runs in a cell. `sandbox.checker=module:function` is trusted code of the
+person who runs the verifier: the configuration names it, a request cannot, and it runs here, in a
+thread, also on large values.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from async_rl.config.plugins import CHECKER, load_function
 from async_rl.config.rewards import SandboxConfig
-from async_rl.core.errors import Unsupported
+from async_rl.core.errors import ConfigError, InfrastructureError, Unsupported
 from async_rl.core.languages import PYTHON
-from async_rl.core.output_rules import Checker
+from async_rl.core.output_rules import Checker as ProgramOfRow
 from async_rl.core.types import CallTest, StdinTest, Verdict
 from async_rl.rewards.verifier.asserts import Assertion
-from async_rl.rewards.verifier.checker import ask, load_checker, load_headers
-from async_rl.rewards.verifier.checks import Ruling
-from async_rl.rewards.verifier.command_judging import CommandJudge
-from async_rl.rewards.verifier.command_outcomes import Limits
-from async_rl.rewards.verifier.outcomes import read_judged
+from async_rl.rewards.verifier.commands import CommandJudge
+from async_rl.rewards.verifier.outcomes import Ruling, read_judged
 from async_rl.rewards.verifier.program import Program
-from async_rl.sandbox.cell import Job
 from async_rl.sandbox.comparison import (
     Comparison,
     PlainRules,
@@ -35,13 +35,13 @@ from async_rl.sandbox.comparison import (
 from async_rl.sandbox.protocol import Mode
 from async_rl.sandbox.values import decode
 
+Checker = Callable[[Any, Any, Any], bool]
+"""(input text or list of arguments, program's output, expected output) -> True if it passes."""
 LARGE_BYTES = 1 << 16
 """The most that is decoded in the server's process for one test."""
 _MALFORMED = "the returned value is malformed"
-_MIB = 1 << 20
 _ROOM = 40
 """Memory of a decoded value, in multiples of its bytes."""
-
 
 _RIGHT = Ruling(Verdict.PASS)
 
@@ -105,35 +105,68 @@ class Rulings:
         if size <= LARGE_BYTES:
             message = emitted.failure(self._comparison)
             return Ruling(Verdict.WRONG_ANSWER, message) if message else _RIGHT
-        roomy = replace(program, memory_bytes=program.memory_bytes + _ROOM * size)
+        limits = program.limits.with_memory(_ROOM * size)
         fields = tuple(tuple(part) if isinstance(part, PlainRules) else part for part in emitted)
         payload = (self._comparison.relative_tolerance, fields)
-        return await _ruling_of(roomy.job(Mode.COMPARE, 1, payload), roomy)
+        return (await program.run(Mode.COMPARE, payload, read_judged, limits=limits)).ruling
 
     async def _checked(
-        self, test: StdinTest, output: bytes, checker: Checker, program: Program
+        self, test: StdinTest, output: bytes, checker: ProgramOfRow, program: Program
     ) -> Ruling:
         given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
-        size = len(given) + len(output) + len(answer)
-        roomy = replace(program, memory_bytes=program.memory_bytes + _ROOM * size)
+        files = [given, output, answer]
+        limits = program.limits.with_memory(_ROOM * sum(map(len, files)))
         if checker.language != PYTHON:
             if self._commands is None:
                 raise Unsupported(f"checkers in {checker.language} are not run here, only Python")
-            limits = Limits(
-                cpu_s=roomy.cpu_s,
-                memory_mb=roomy.memory_bytes // _MIB,
-                output_bytes=roomy.output_bytes,
-            )
-            files = [given, output, answer]
             return await self._commands.check(checker, files, limits, self._headers)
         payload = (checker.code, checker.form)
-        job = roomy.job(Mode.CHECK, 1, payload)._replace(checked=[given, output, answer])
-        ruling = await _ruling_of(job, roomy)
-        if ruling.verdict in (Verdict.PASS, Verdict.WRONG_ANSWER):
-            return ruling
-        return Ruling(Verdict.TEST_ERROR, f"the checker failed: {ruling.message}")
+        child = await program.run(Mode.CHECK, payload, read_judged, limits=limits, checked=files)
+        if child.ruling.verdict in (Verdict.PASS, Verdict.WRONG_ANSWER):
+            return child.ruling
+        return Ruling(Verdict.TEST_ERROR, f"the checker failed: {child.ruling.message}")
 
 
-async def _ruling_of(job: Job, program: Program) -> Ruling:
-    (answer,) = (await program.run(job, read_judged)).answers
-    return Ruling(answer.verdict, answer.message)
+def load_checker(name: str | None) -> Checker | None:
+    """The function that `sandbox.checker` names, as module:function. Raises ConfigError."""
+    if name is None:
+        return None
+    return load_function("sandbox.checker", name, CHECKER)
+
+
+def load_headers(directory: str | None) -> dict[str, str]:
+    """The files of `sandbox.checker_headers` by name. Raises ConfigError."""
+    if directory is None:
+        return {}
+    try:
+        files = [file for file in Path(directory).iterdir() if file.is_file()]
+        return {file.name: file.read_text(encoding="utf-8") for file in files}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"sandbox.checker_headers={directory}: {error}; give a directory with only headers"
+        ) from error
+
+
+def ask(checker: Checker, given: Any, value: Any, expected: Any) -> bool:
+    """The function's answer. Raises InfrastructureError if it has none."""
+    try:
+        answer = checker(given, value, expected)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        OSError,
+        RecursionError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise InfrastructureError(
+            f"the checker raised {type(error).__name__}: {str(error)[:200]}; correct"
+            " sandbox.checker"
+        ) from error
+    if type(answer) is not bool:
+        raise InfrastructureError(
+            f"the checker returned {shorten(answer)}, not True or False; correct sandbox.checker"
+        )
+    return answer

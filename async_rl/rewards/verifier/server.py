@@ -1,7 +1,7 @@
 """The HTTP interface of the verifier: Starlette routes around a `VerifierService`.
 
 POST /verify, POST /verify_batch (results stream as they finish), GET /health, GET /metrics
-(Prometheus); the forms of other systems are in `wire_forms.py` and `wire_rewards.py`. Bodies are
+(Prometheus); the forms of other systems are in `wire.py`. Bodies are
 JSON, or MessagePack if the content type says so. A batch is answered by lines of JSON, or by
 MessagePack values, each after its length as uint32. Invariants: every request needs the token, as
 `Authorization: Bearer T` or in a path that starts with /token/T; a bad request is a 4xx that names
@@ -25,10 +25,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from async_rl.rewards.verifier import wire_rewards
 from async_rl.rewards.verifier.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest
 from async_rl.rewards.verifier.service import Refused, VerifierService
-from async_rl.rewards.verifier.wire_forms import FORMS, Form
+from async_rl.rewards.verifier.wire import FORMS, Form
 from async_rl.wire.http import while_connected
 
 T = TypeVar("T")
@@ -72,14 +71,16 @@ def build_app(
         return _Batch(service, batch.requests, is_packed=_is_packed(request))
 
     async def foreign(form: Form[msgspec.Struct], request: Request) -> Response:
-        body = await _read(request, form.request)
+        body = await _read(request, form.body)
+        programs = form.requests(body)
+        for program in programs:
+            await service.require(program)
         try:
-            work = form.answer(service, body)
             service.admit(1)
         except Refused as refused:
             status = form.statuses.get(refused.status, refused.status)
             raise Refused(status, str(refused)) from refused
-        return _json_response(await admitted(request, work()))
+        return _json_response(await admitted(request, form.answer(service, body, programs)))
 
     async def health(request: Request) -> Response:
         return _reply(request, service.health())
@@ -93,10 +94,7 @@ def build_app(
             Route("/verify_batch", verify_batch, methods=["POST"]),
             Route("/health", health, methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
-            *(
-                Route(form.path, partial(foreign, form), methods=["POST"])
-                for form in (*FORMS, *wire_rewards.FORMS)
-            ),
+            *(Route(form.path, partial(foreign, form), methods=["POST"]) for form in FORMS),
         ],
         exception_handlers={Refused: _refuse, ClientDisconnect: _disconnected},
     )

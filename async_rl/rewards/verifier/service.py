@@ -17,11 +17,13 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from async_rl.core.errors import InfrastructureError, RewardError, Unsupported, root_cause
 from async_rl.core.types import Verdict
 from async_rl.observability.activity import Activity
-from async_rl.rewards.verifier.judging import Judge, Printed
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.outcomes import Ran
 from async_rl.rewards.verifier.protocol import (
     Health,
     RewardSample,
@@ -30,12 +32,30 @@ from async_rl.rewards.verifier.protocol import (
     infrastructure_response,
 )
 from async_rl.rewards.verifier.reward_process import RewardProcess
-from async_rl.rewards.verifier.service_metrics import ServiceMetrics
 from async_rl.sandbox.cells import Cells
 
 T = TypeVar("T")
 SLOW_S = 0.5
 """Most programs take a hundredth of this; one that uses its limit up takes ten times as long."""
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_GAUGES: dict[str, tuple[str, Callable[[Health], float]]] = {
+    "queued": ("programs that wait for a cell", lambda health: health.queued),
+    "running": ("programs in a cell", lambda health: health.running),
+    "cells": ("programs that may run side by side", lambda health: health.cells),
+    "level": (
+        "strength of the jail: 1 namespaces, 2 Landlock and seccomp, 3 nothing",
+        lambda health: health.level,
+    ),
+    "draining": (
+        "1 while the verifier finishes and refuses new work",
+        lambda health: health.status == "draining",
+    ),
+    "cells_replaced": (
+        "cells that broke and were replaced since the start",
+        lambda health: health.cells_replaced,
+    ),
+}
 
 
 class Refused(Exception):
@@ -44,6 +64,49 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class ServiceMetrics:
+    """Counters of one verifier. health: returns its present state."""
+
+    def __init__(self, health: Callable[[], Health]) -> None:
+        self._registry = CollectorRegistry()
+        verdicts = Counter(
+            "verifier_verdicts", "programs judged, by verdict", ["verdict"], registry=self._registry
+        )
+        self._verdicts = {verdict: verdicts.labels(verdict.value) for verdict in Verdict}
+        self._refused = Counter(
+            "verifier_refused",
+            "requests refused, by HTTP status",
+            ["status"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "verifier_seconds",
+            "seconds from a program's admission to its verdict",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        for name, (meaning, read) in _GAUGES.items():
+            Gauge(f"verifier_{name}", meaning, registry=self._registry).set_function(
+                lambda read=read: float(read(health()))  # type: ignore[misc]
+            )
+
+    def count_verdict(self, verdict: Verdict) -> None:
+        """Count one judged program."""
+        self._verdicts[verdict].inc()
+
+    def count_refused(self, status: int) -> None:
+        """Count one refused request."""
+        self._refused.labels(str(status)).inc()
+
+    def observe_s(self, seconds: float) -> None:
+        """Record the time of one program, its wait included."""
+        self._seconds.observe(seconds)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text form."""
+        return generate_latest(self._registry)
 
 
 class VerifierService:
@@ -149,14 +212,14 @@ class VerifierService:
             self.metrics.observe_s(time.monotonic() - started)
         return response
 
-    async def run(self, request: VerifyRequest, stdin: str) -> Printed:
+    async def run(self, request: VerifyRequest, stdin: str) -> Ran:
         """Run one admitted program on one standard input; the request's tests are not used."""
-        printed = await self._judge(
+        ran = await self._judge(
             lambda: self.judge.run(request, stdin),
-            lambda error: Printed(Verdict.INFRASTRUCTURE_ERROR, "", str(error), 0.0),
+            lambda error: Ran(verdict=Verdict.INFRASTRUCTURE_ERROR, output=b"", message=str(error)),
         )
-        self._count(printed.verdict)
-        return printed
+        self._count(ran.verdict)
+        return ran
 
     async def _judge(
         self, work: Callable[[], Awaitable[T]], failed: Callable[[InfrastructureError], T]

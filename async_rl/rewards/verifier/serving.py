@@ -3,6 +3,11 @@ drains and exits.
 
 Takes settings and a bound socket, waits for requests, and sends answers. Woken by: a request;
 `stopping`, after which new work is refused, admitted work is finished, and the server exits.
+
+A connection is unknown until a request on it has shown the token. Invariants: descriptors are left
+for cells, however many clients connect; a connection beyond the limit replaces the oldest unknown
+connection, so clients that send nothing do not block other clients; an unknown connection ends
+after `_UNKNOWN_S` or `_UNKNOWN_BYTES`; a client that repeats an error cannot fill the log.
 """
 
 from __future__ import annotations
@@ -10,20 +15,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
-from async_rl.rewards.verifier.binaries import Binaries
-from async_rl.rewards.verifier.command_judging import CommandJudge
+from async_rl.rewards.verifier.commands import CommandJudge
+from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.containers import Containers
-from async_rl.rewards.verifier.intake import ACCEPTED_AT_ONCE, Intake, sparse_logs
 from async_rl.rewards.verifier.judging import Judge
-from async_rl.rewards.verifier.packaged_cells import PackagedCells
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
@@ -35,6 +42,16 @@ QUEUE_SIZE = 4096
 can have this number in flight; more than usual, because some trainers count a refusal as a wrong
 answer.
 """
+_UNKNOWN_S = 10.0
+_UNKNOWN_BYTES = 1 << 20
+"""Room for headers, and for what a known client sends of the body before its token is read."""
+_MOST_CONNECTIONS = 4096
+_OWN_DESCRIPTORS = 48
+_CELL_DESCRIPTORS = 140
+"""A job of 64 streams has a file for each input and each output."""
+ACCEPTED_AT_ONCE = 16
+"""asyncio accepts this many connections before it runs anything else, whatever the limit is."""
+_LOGGED, _LOGGED_S = 5, 60.0
 
 
 @contextlib.asynccontextmanager
@@ -50,21 +67,20 @@ async def open_service(
     Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot
     be loaded.
     """
-    allow_unsafe = sandbox.allow_unsafe
     # As many again for slow programs, which would otherwise hold up the quick ones.
     num_cells = 2 * verifiers.cells
     async with contextlib.AsyncExitStack() as stack:
         try:
-            cells = await Cells.start(num_cells, allow_unsafe=allow_unsafe)
+            cells = await Cells.start(num_cells, allow_unsafe=sandbox.allow_unsafe)
         except Unsafe as error:
             raise ConfigError(str(error)) from error
         await stack.enter_async_context(cells)
-        packaged = PackagedCells(cells, num_cells, sandbox.packages, allow_unsafe=allow_unsafe)
-        stack.push_async_callback(packaged.close)
         binaries = Binaries(Path.home() / ".cache" / "async_rl" / "programs")
         commands = CommandJudge(num_cells, cells.level, cells.reasons, binaries)
         containers = Containers(sandbox.container_engine, sandbox.rootfs, verifiers.cells)
-        judge = Judge(cells, sandbox, packaged, commands, containers)
+        judge = Judge(
+            cells, sandbox, num_packaged=num_cells, commands=commands, containers=containers
+        )
         stack.push_async_callback(judge.close)
         functions = None
         if reward is not None:
@@ -108,3 +124,119 @@ async def serve(
             raise Unavailable(f"the HTTP server on {url} ended unexpectedly")
         if not await service.drain(service.queue_timeout_s):
             log.warning("left with programs unfinished after %g s", service.queue_timeout_s)
+
+
+class Intake:
+    """The connections of one server. limit: of known and unknown ones together."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._unknown: dict[Any, _Connection] = {}
+        self._num_open = 0
+
+    @classmethod
+    def for_cells(cls, num_cells: int) -> Intake:
+        """As many connections as descriptors are left, after raising their limit."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        reserved = _OWN_DESCRIPTORS + _CELL_DESCRIPTORS * num_cells + ACCEPTED_AT_ONCE
+        most = _MOST_CONNECTIONS if hard < 0 else min(_MOST_CONNECTIONS, hard - reserved)
+        return cls(max(most, ACCEPTED_AT_ONCE))
+
+    def protocol(self, **options: Any) -> asyncio.Protocol:
+        """The protocol of a new connection, as uvicorn asks for it."""
+        return _Connection(self, **options)
+
+    def known(self, client: Any) -> None:
+        """Keep the connection of this address: it has shown the token."""
+        self._unknown.pop(_key(client), None)
+
+    def is_unknown(self, connection: _Connection) -> bool:
+        """True until the connection has shown the token."""
+        return _key(connection.client) in self._unknown
+
+    def opened(self, connection: _Connection) -> None:
+        """Count a connection; end the oldest unknown one if there are too many."""
+        self._num_open += 1
+        self._unknown[_key(connection.client)] = connection
+        if self._num_open > self.limit:
+            # Removed now: its end is reported later, and it is not to be ended twice.
+            self._unknown.pop(next(iter(self._unknown))).transport.abort()
+
+    def closed(self, connection: _Connection) -> None:
+        """Count a connection as gone."""
+        self._num_open -= 1
+        self._unknown.pop(_key(connection.client), None)
+
+
+def _key(client: Any) -> Any:
+    return tuple(client) if client else None
+
+
+class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol with the limits of an unknown connection."""
+
+    def __init__(self, intake: Intake, **options: Any) -> None:
+        super().__init__(**options)
+        self._intake = intake
+        self._num_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin the time in which the client must show the token."""
+        super().connection_made(transport)
+        self._intake.opened(self)
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(_UNKNOWN_S, self._end_if_unknown)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget the connection."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._intake.closed(self)
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        """Read, up to the limit of an unknown connection."""
+        self._num_bytes += len(data)
+        if self._num_bytes > _UNKNOWN_BYTES:
+            self._end_if_unknown()
+        if not self.transport.is_closing():
+            super().data_received(data)
+
+    def _end_if_unknown(self) -> None:
+        if self._intake.is_unknown(self):
+            self.transport.abort()
+
+
+class SparseLog(logging.Filter):
+    """Passes the first records of each message in a minute, and says how many it left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is to be written."""
+        message = str(record.msg)
+        since, count = self._since.get(message, (record.created, 0))
+        if record.created - since > _LOGGED_S:
+            if count > _LOGGED:
+                record.msg = f"{message} ({count - _LOGGED} times more in the minutes before)"
+            since, count = record.created, 0
+        self._since[message] = since, count + 1
+        return count < _LOGGED
+
+
+@contextlib.asynccontextmanager
+async def sparse_logs() -> AsyncIterator[None]:
+    """Filter the messages of asyncio and uvicorn, which a client can cause as often as it likes."""
+    sparse = SparseLog()
+    loggers = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error")]
+    for logger in loggers:
+        logger.addFilter(sparse)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(sparse)

@@ -1,7 +1,7 @@
-"""From a program that is not Python and its standard inputs to verdicts.
+"""Judges programs that are not Python: from the source and its standard inputs to results.
 
-Each test runs the program in a separate process, which gets its input and nothing else; the
-output is compared here, outside the jail, as for Python (`rulings.py`).
+Each test runs the program in a separate process, which gets its input and nothing else; the output
+is compared here, outside the jail, as for Python (`rulings.py`).
 """
 
 from __future__ import annotations
@@ -10,41 +10,42 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.errors import InfrastructureError, Unsupported
 from async_rl.core.output_rules import Checker
 from async_rl.core.types import StdinTest, Verdict
-from async_rl.rewards.verifier.binaries import Binaries
-from async_rl.rewards.verifier.checks import Ruling, is_decided, with_rest
-from async_rl.rewards.verifier.command_outcomes import (
-    Limits,
-    Ran,
-    RunFault,
-    check_spec,
-    command_spec,
-    read_check,
-    read_run,
-)
 from async_rl.rewards.verifier.compiling import (
+    ENVIRONMENT,
+    Binaries,
     CompileError,
     Compiler,
     Program,
 )
 from async_rl.rewards.verifier.languages import Toolchain, table
+from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling, read_check, read_command
+from async_rl.rewards.verifier.program import (
+    NO_CELL,
+    Limits,
+    Rule,
+    is_decided,
+    response_of,
+    result_of,
+    stops,
+    tried,
+    with_rest,
+)
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
-from async_rl.sandbox.cell import CellFailed, Command, CommandOutcome, sealed_file
+from async_rl.sandbox.cell import Command, sealed_file
 from async_rl.sandbox.cells import Cells
-from async_rl.sandbox.protocol import NAMESPACES
-
-T = TypeVar("T")
-_TRIES = 2
-
+from async_rl.sandbox.protocol import NAMESPACES, CommandSpec, Profile
 
 RunOne = Callable[[str, Limits], Awaitable[Ran]]
-Rule = Callable[[StdinTest, bytes], Awaitable[Ruling]]
+_MAX_TASKS = 64
+_SCRATCH_BYTES = 16 << 20
+_CHECKED = ("input", "output", "answer")
+_PROBE_LIMITS = Limits(cpu_s=10, memory_bytes=256 * MIB, output_bytes=1024)
 
 
 @dataclass(slots=True)
@@ -101,11 +102,10 @@ class CommandJudge:
         cells = Cells.of_commands(self._num_cells, sorted(toolchain.visible()))
         self._cells[language] = cells
         self._compilers[language] = Compiler(cells, self._binaries)
-        limits = Limits(cpu_s=10, memory_mb=256, output_bytes=1024)
         try:
             program = await self._compilers[language].program(toolchain, row.probe)
             async with self._loaded(program) as run:
-                ran = await run("", limits)
+                ran = await run("", _PROBE_LIMITS)
         except (CompileError, InfrastructureError) as error:
             raise Unsupported(
                 f"{row.tool} on this machine cannot compile a program in {language}: {error}"
@@ -120,35 +120,33 @@ class CommandJudge:
         self, request: VerifyRequest, config: SandboxConfig, rule: Rule
     ) -> VerifyResponse:
         """Verdicts of one program. rule: decides about an output. Raises InfrastructureError."""
-        stop = request.stop_at_first_failure
-        stop = True if stop is None else stop
+        stop, limits = stops(request), Limits.of(request, config)
         tests = [test for test in request.tests if isinstance(test, StdinTest)]
         try:
             program = await self._program(request)
         except CompileError as error:
-            failed = _result(Verdict.COMPILE_ERROR, str(error))
-            results = [failed] if stop else [failed] * len(tests)
-            return VerifyResponse(verdict=failed.verdict, tests=results, level=self._level)
-        results = []
+            failed = result_of(Ruling(Verdict.COMPILE_ERROR, str(error)))
+            return response_of([failed] if stop else [failed] * len(tests), self._level)
+        results: list[TestResult] = []
         async with self._loaded(program) as run_one:
             for test in tests:
-                results.append(await _test(run_one, test, Limits.of(request, config), rule))
+                ran = await run_one(test.input, limits.with_output_of([test]))
+                ruling = Ruling(ran.verdict, ran.message)
+                if ran.verdict is Verdict.PASS:
+                    ruling = await rule(test, ran.output)
+                results.append(
+                    result_of(ruling, cpu_s=ran.cpu_s, wall_s=ran.wall_s, memory_mb=ran.memory_mb)
+                )
                 if is_decided(results, stop=stop):
                     break
-        results = with_rest(results, len(tests), stop=stop)
-        failures = (each.verdict for each in results if each.verdict is not Verdict.PASS)
-        verdict = next(failures, Verdict.PASS)
-        return VerifyResponse(verdict=verdict, tests=results, level=self._level)
+        return response_of(with_rest(results, len(tests), stop=stop), self._level)
 
     async def run(self, request: VerifyRequest, stdin: str, config: SandboxConfig) -> Ran:
         """Run a program on one standard input. Raises InfrastructureError."""
         try:
             program = await self._program(request)
         except CompileError as error:
-            return Ran(
-                verdict=Verdict.COMPILE_ERROR, output=b"", message=str(error), cpu_s=0.0,
-                wall_s=0.0, memory_mb=0.0,
-            )  # fmt: skip
+            return Ran(verdict=Verdict.COMPILE_ERROR, output=b"", message=str(error))
         async with self._loaded(program) as run_one:
             return await run_one(stdin, Limits.of(request, config))
 
@@ -166,14 +164,22 @@ class CommandJudge:
         except CompileError as error:
             hint = "" if headers else " (sandbox.checker_headers names no headers)"
             return Ruling(Verdict.TEST_ERROR, f"the checker does not compile{hint}: {error}")
-        spec = check_spec(program, limits, checker.form, files)
+        arguments, stdin = _CHECKED, b""
+        if checker.form == "kattis":
+            arguments, stdin = ("input", "answer", "./"), files[1]
+        spec = _spec(program, limits)._replace(
+            arguments=["checker", *arguments],
+            files=list(_CHECKED),
+            product="judgemessage.txt",
+            scratch_bytes=_SCRATCH_BYTES + 2 * sum(map(len, files)),
+        )
         binary = await asyncio.to_thread(sealed_file, program.content)
         try:
-            stdin = files[1] if checker.form == "kattis" else b""
-            return await self._tried(
-                checker.language,
+            return await tried(
+                self._cells[checker.language],
                 Command(spec, stdin, files, 0, binary),
-                lambda outcome: read_check(outcome, checker.form, program, spec, limits),
+                lambda outcome: read_check(outcome, spec, checker.form, limits.output_bytes),
+                NO_CELL,
             )
         finally:
             os.close(binary)
@@ -185,17 +191,22 @@ class CommandJudge:
     @contextlib.asynccontextmanager
     async def _loaded(self, program: Program) -> AsyncIterator[RunOne]:
         """A function that runs the program once."""
-        language, files = program.toolchain.language, [program.content]
+        toolchain, files = program.toolchain, [program.content]
         binary: int | None = None
-        if not program.toolchain.row.run.program:
+        if not toolchain.row.run.program:
             binary, files = await asyncio.to_thread(sealed_file, program.content), []
 
         async def run_one(stdin: str, limits: Limits) -> Ran:
-            spec = command_spec(program, limits)
+            spec, output_bytes = _spec(program, limits), limits.output_bytes
             data = stdin.encode(errors="replace")
-            command = Command(spec, data, files, limits.output_bytes + 1, binary)
-            return await self._tried(
-                language, command, lambda outcome: read_run(outcome, program, spec, limits)
+            marks = toolchain.row.run.memory_marks
+            return await tried(
+                self._cells[toolchain.language],
+                Command(spec, data, files, output_bytes + 1, binary),
+                lambda outcome: read_command(
+                    outcome, spec, output_bytes=output_bytes, memory_marks=marks
+                ),
+                NO_CELL,
             )
 
         try:
@@ -203,17 +214,6 @@ class CommandJudge:
         finally:
             if binary is not None:
                 os.close(binary)
-
-    async def _tried(
-        self, language: str, command: Command, read: Callable[[CommandOutcome], T]
-    ) -> T:
-        problem = ""
-        for _ in range(_TRIES):
-            try:
-                return read(await self._cells[language].run(command))
-            except (CellFailed, RunFault) as error:
-                problem = str(error)
-        raise InfrastructureError(f"no cell could run the program, tried {_TRIES} times: {problem}")
 
     @property
     def num_replaced(self) -> int:
@@ -228,21 +228,36 @@ class CommandJudge:
             await cells.close()
 
 
-async def _test(run_one: RunOne, test: StdinTest, limits: Limits, rule: Rule) -> TestResult:
-    # A right answer must fit, whatever the limit is.
-    roomy = max(limits.output_bytes, 2 * len(test.output.encode(errors="replace")))
-    ran = await run_one(test.input, replace(limits, output_bytes=roomy))
-    if ran.verdict is not Verdict.PASS:
-        return _result(ran.verdict, ran.message, ran)
-    ruling = await rule(test, ran.output)
-    return _result(ruling.verdict, ruling.message, ran)
-
-
-def _result(verdict: Verdict, message: str, ran: Ran | None = None) -> TestResult:
-    return TestResult(
-        verdict=verdict,
-        cpu_s=ran.cpu_s if ran else 0.0,
-        wall_s=ran.wall_s if ran else 0.0,
-        memory_mb=ran.memory_mb if ran else 0.0,
-        message=message,
+def _spec(program: Program, limits: Limits) -> CommandSpec:
+    """The command that runs the program once."""
+    toolchain, run = program.toolchain, program.toolchain.row.run
+    places = {**program.names, "memory_mb": str(limits.memory_bytes // MIB)}
+    (path,) = toolchain.fill([run.program])
+    pairs = (text.split("=", 1) for text in toolchain.fill(run.environment))
+    memory = limits.memory_bytes + run.extra_mb * MIB
+    cpu_s = limits.cpu_s + run.startup_s
+    files, runnable, scratch_bytes = [], [], _SCRATCH_BYTES
+    if path:
+        # The program is a file for its runtime: its source, or the archive that was compiled.
+        is_source = toolchain.row.compile is None
+        files = toolchain.fill([toolchain.row.source], places) if is_source else ["program"]
+        runnable = toolchain.runnable(run.runs)
+        scratch_bytes += 2 * len(program.content)
+    return CommandSpec(
+        profile=Profile.TOOLS if run.tools else Profile.PROGRAM,
+        executable=path,
+        arguments=[path or "solution", *toolchain.fill(run.arguments, places)],
+        environment={**ENVIRONMENT, **dict(pairs)},
+        files=files,
+        product="",
+        readable=toolchain.paths(run.reads),
+        runnable=runnable,
+        cpu_s=cpu_s,
+        sleep_s=cpu_s + 1,
+        memory_bytes=memory,
+        address_space_bytes=memory if run.limit == "address_space" else 0,
+        data_bytes=memory + run.reserve_mb * MIB if run.limit == "data" else 0,
+        file_bytes=limits.output_bytes + 1,
+        scratch_bytes=scratch_bytes,
+        max_tasks=_MAX_TASKS,
     )

@@ -67,44 +67,8 @@ class ChildProcess(Generic[A]):
             self._process.kill()
 
 
-class Respondent(Generic[A]):
-    """One child that answers questions, started for the first one and again after it ended.
-
-    Questions take turns, so that the end of the child belongs to one of them.
-    """
-
-    def __init__(self, module: str, answer: type[A]) -> None:
-        self._module, self._answer = module, answer
-        self._child: ChildProcess[A] | None = None
-        self._turn = asyncio.Lock()
-
-    async def ask(self, question: msgspec.Struct) -> A | int:
-        """The answer, or the exit code of a child that ended without one."""
-        async with self._turn:
-            child = self._child or await ChildProcess.start(self._module, self._answer)
-            self._child = child
-            try:
-                child.send(question)
-                answer = await child.receive()
-            except BaseException:
-                # Cancelled: the next question would read the answer to this one.
-                await self.close()
-                raise
-            if answer is not None:
-                return answer
-            self._child = None
-            return await child.exit_code()
-
-    async def close(self) -> None:
-        """End the child."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            await child.exit_code()
-
-
 class ParentPipes:
-    """The child's end. Takes the pipes out of reach of the code that will run here."""
+    """The child's end. The pipes get descriptors that the code in the child does not know."""
 
     def __init__(self) -> None:
         die_with_parent()
