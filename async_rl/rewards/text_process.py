@@ -19,9 +19,9 @@ import signal
 import msgspec
 
 from async_rl.core.errors import InfrastructureError
+from async_rl.core.frozen import Value
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import AnswerTest, Verdict
-from async_rl.core.frozen import Value
 from async_rl.rewards.answers import is_right
 from async_rl.rewards.child_process import ChildProcess, ParentPipes
 from async_rl.rewards.extraction import (
