@@ -41,6 +41,8 @@ from async_rl.rewards.verifier.protocol import (
 )
 from async_rl.rewards.verifier.service import Refused, VerifierService
 from async_rl.rewards.verifier.wire_bodies import (
+    AREAL_CODES,
+    AREAL_ERROR_TYPES,
     ArealCall,
     ArealCallAnswer,
     ArealCallResult,
@@ -108,13 +110,6 @@ def _require_score(response: VerifyResponse) -> None:
             raise Refused(status, f"the program could not be judged: {test.message}")
 
 
-_AREAL_CODES: dict[Verdict, bool | int] = {
-    Verdict.PASS: True,
-    Verdict.WRONG_ANSWER: False,
-    Verdict.COMPILE_ERROR: -2,
-}
-
-
 def _read_areal_function(body: ArealFunction) -> list[VerifyRequest]:
     tests = read_input_output("$.problem", body.problem.input_output)
     return [
@@ -136,22 +131,9 @@ async def _areal_function(
     if not response.verdict.is_score:
         raise Refused(503, f"this program could not be judged: {last.message}")
     return ArealFunctionResult(
-        result=[_AREAL_CODES.get(test.verdict, -1) for test in response.tests],
+        result=[AREAL_CODES.get(test.verdict, -1) for test in response.tests],
         metadata={"verdict": response.verdict.value, "message": last.message},
     )
-
-
-_ERROR_TYPES = {
-    Verdict.PASS: "",
-    Verdict.WRONG_ANSWER: "WrongAnswer",
-    Verdict.RUNTIME_ERROR: "RuntimeError",
-    Verdict.TIMEOUT: "TimeLimitExceeded",
-    Verdict.MEMORY: "MemoryLimitExceeded",
-    Verdict.OUTPUT_LIMIT: "OutputLimitExceeded",
-    Verdict.COMPILE_ERROR: "CompileError",
-    Verdict.TEST_ERROR: "SystemError",
-    Verdict.INFRASTRUCTURE_ERROR: "SystemError",
-}
 
 
 def _read_areal_call(body: ArealCall) -> list[VerifyRequest]:
@@ -184,7 +166,7 @@ async def _areal_call(
         ArealCallResult(
             success=test.verdict is Verdict.PASS,
             reason=test.message,
-            error_type=_ERROR_TYPES[test.verdict],
+            error_type=AREAL_ERROR_TYPES[test.verdict],
         )
         for test in response.tests
     ]

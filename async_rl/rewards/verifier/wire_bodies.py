@@ -1,4 +1,7 @@
-"""Bodies of requests and answers of other systems' verifiers (`wire.py` answers them)."""
+"""Bodies of requests and answers of other systems' verifiers, and AReaL's codes for verdicts.
+
+`wire.py` reads and answers them.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,28 @@ import msgspec
 from msgspec import Meta
 
 from async_rl.core.languages import PYTHON
-from async_rl.core.types import CodeTest
+from async_rl.core.types import CodeTest, Verdict
 from async_rl.rewards.verifier.protocol import MAX_TIMEOUT_S
 
 Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
+
+
+AREAL_CODES: dict[Verdict, bool | int] = {
+    Verdict.PASS: True,
+    Verdict.WRONG_ANSWER: False,
+    Verdict.COMPILE_ERROR: -2,
+}
+AREAL_ERROR_TYPES = {
+    Verdict.PASS: "",
+    Verdict.WRONG_ANSWER: "WrongAnswer",
+    Verdict.RUNTIME_ERROR: "RuntimeError",
+    Verdict.TIMEOUT: "TimeLimitExceeded",
+    Verdict.MEMORY: "MemoryLimitExceeded",
+    Verdict.OUTPUT_LIMIT: "OutputLimitExceeded",
+    Verdict.COMPILE_ERROR: "CompileError",
+    Verdict.TEST_ERROR: "SystemError",
+    Verdict.INFRASTRUCTURE_ERROR: "SystemError",
+}
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
