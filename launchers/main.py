@@ -21,7 +21,7 @@ tenth of the start.
 def main() -> NoReturn:
     """Run `async-rl`."""
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
-    # typer ends a command that Ctrl-C interrupts, but its imports take a second before that.
+    # typer stops a command that Ctrl-C interrupts, but its imports take a second before that.
     with suppress(KeyboardInterrupt):
         if sys.argv[1:2] != [_VERIFIER]:
             from async_rl.launchers import cli

@@ -1,1 +1,1 @@
-"""The Python interface: what `import async_rl` offers, and what the command line shares with it."""
+"""The Python interface: the names of `import async_rl`, and code that the command line shares."""

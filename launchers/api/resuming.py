@@ -136,7 +136,7 @@ def _refusals(
     saved = checkpoints.versions(run_dir)
     if saved:
         yield from _missing_files(run_dir, saved[-1])
-    # One that was ended after its last checkpoint still lacks the last evaluation.
+    # A run that was stopped after its last checkpoint still lacks the last evaluation.
     is_complete = ending(run_dir)[0] is RunState.FINISHED
     if saved and saved[-1] >= after.num_steps and (is_complete or after.num_steps < saved[-1]):
         yield (
@@ -146,7 +146,7 @@ def _refusals(
 
 
 def _missing_files(run_dir: Path, version: int) -> Iterator[str]:
-    """Yield a sentence for each record of the steps so far that is gone."""
+    """Yield a sentence for each missing record of the finished steps."""
     # New ones would be made silently, and would look as if nothing had been before.
     remedies = {
         STORE_FILE: "restore it from a copy (checkpoint.mirror), or start a new run",
@@ -188,7 +188,7 @@ def fetch(url: str, output_dir: Path) -> Path:
 
 
 def reopen(config: RunConfig, run_dir: Path) -> None:
-    """Turn the directory of an ended run into that of a running one with this configuration. Raises
+    """Prepare the directory of a finished run for another start with this configuration. Raises
     ConfigError if it cannot be written.
     """
     path = run_dir / "config.yaml"
@@ -203,7 +203,7 @@ def reopen(config: RunConfig, run_dir: Path) -> None:
             partial = run_dir / "config.partial"
             partial.write_text(to_yaml(config))
             partial.replace(path)
-        # They describe the life that has ended; a reader must not take them for the new one.
+        # They describe the previous start; a reader must not take them for the new one.
         for name in ("state.json", "control.json"):
             (run_dir / name).unlink(missing_ok=True)
         leave_mark(run_dir)

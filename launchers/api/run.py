@@ -1,8 +1,8 @@
-"""Runs in Python: start one, follow its steps, change it, stop it, and read it after its end.
+"""Runs in Python: start a run, follow its steps, change it, stop it, and read its results.
 
 A run is a background process with its own directory, exactly as `async-rl launch` makes it, so
-`async-rl status`, `logs` and `stop` see it too. It does not end with the Python process that
-started it; `open_run` continues with it from another one.
+`async-rl status`, `logs` and `stop` see it too. It survives the Python process that started it;
+another process can use `open_run`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _STOP_GRACE_S = 60.0
 
 
 class Run:
-    """One run, live or ended. Every method can be called in a notebook, where an event loop runs.
+    """One run, live or finished. Every method can be called in a notebook, where an event loop
+    runs.
 
     Attributes:
         directory: The run's files; docs/durability.md lists them.
@@ -69,12 +70,12 @@ class Run:
     def status(self) -> RunStatus:
         """Return its present state, its processes and its newest metrics.
 
-        The supervisor is asked if it is alive; otherwise the run's files are read.
+        The supervisor answers if it is alive; otherwise the run's files are read.
         """
         return status_of(self.directory)
 
     def steps(self) -> Iterator[dict[str, float]]:
-        """Yield the metrics of each step, those written so far and new ones, until the run ends.
+        """Yield the metrics of each step, those written so far and new ones, until the run exits.
 
         Each row maps names of docs/metrics.md, with their units, to numbers; `step` counts learner
         steps from 1, and 0 is the first evaluation. A metric that a step does not report is absent.
@@ -86,20 +87,20 @@ class Run:
         reader = RowReader(self.directory)
         has_ended = False
         while not has_ended:
-            # Asked before reading, so that the last rows of an ended run are yielded.
+            # Checked before reading, so that the last rows of a finished run are yielded.
             has_ended = self._ends_within(_POLL_S)
             yield from reader.new()
         self._raise_if_failed()
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
-        """Wait until the run has ended and return its last state.
+        """Wait until the run exits and return its last state.
 
         Args:
             timeout_s: Seconds to wait at most; None waits without a limit.
 
         Raises:
             RunFailed: The run failed or was killed; the message starts with the cause.
-            DeadlineExceeded: The run has not ended after `timeout_s`. It continues.
+            DeadlineExceeded: The run is still running after `timeout_s`. It continues.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ends_within(_POLL_S):
@@ -119,7 +120,8 @@ class Run:
             The present numbers of every pool, immediately: new processes are still starting.
 
         Raises:
-            ConfigError: The run has ended, a pool does not exist, or the run refuses the number.
+            ConfigError: The run is not running, a pool does not exist, or the run refuses the
+            number.
         """
         if living_pid(self.directory) is None:
             raise ConfigError(f"{ended(self.status())}; async-rl resume {self.name} continues it")
@@ -128,13 +130,13 @@ class Run:
     def stop(self, *, now: bool = False) -> RunStatus:
         """Let the run finish its step and save, wait for its end, and return its last state.
 
-        Does nothing if the run has ended already.
+        Does nothing if the run has already exited.
 
         Args:
             now: End without finishing the step in progress.
 
         Raises:
-            DeadlineExceeded: The run has not ended 60 s after its own limit, a third of
+            DeadlineExceeded: The run is still running 60 s after its own limit, a third of
                 `timeouts.start_s`.
         """
         pid = living_pid(self.directory)
@@ -211,7 +213,7 @@ def launch(conf: str, overrides: Overrides = ()) -> Run:
 
 
 def resume(run: Run | str | Path, overrides: Overrides = ()) -> Run:
-    """Continue a run that has ended from its last checkpoint, in the background, and return it.
+    """Continue a finished run from its last checkpoint, in the background, and return it.
 
     Args:
         run: The run, or its directory.
@@ -227,7 +229,8 @@ def resume(run: Run | str | Path, overrides: Overrides = ()) -> Run:
 
     ended_run = open_run(run.directory if isinstance(run, Run) else run)
     run_dir = ended_run.directory
-    # Before anything is read: of two that resume at the same time, one must see what the other did.
+    # Before anything is read: of two that resume at the same time, one must see the changes of the
+    # other.
     with owning(run_dir):
         config, _ = resuming.resumed_config(run_dir, as_words(overrides))
         preflight(config, this_machine(), is_new=False)
@@ -239,7 +242,7 @@ def resume(run: Run | str | Path, overrides: Overrides = ()) -> Run:
 
 
 def open_run(directory: str | Path) -> Run:
-    """Return the run in this directory, live or ended.
+    """Return the run in this directory, live or finished.
 
     Raises:
         ConfigError: The directory has no run; the message names similar ones.
@@ -249,7 +252,7 @@ def open_run(directory: str | Path) -> Run:
 
 
 def ended(status: RunStatus) -> str:
-    """Describe a run that has ended, in one line."""
+    """Describe a finished run in one line."""
     outcomes = {
         RunState.KILLED: "was killed",
         RunState.QUEUED: "its job has not started yet: squeue",

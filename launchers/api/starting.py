@@ -92,5 +92,5 @@ def start(config: RunConfig, run_dir: Path) -> None:
         )
     # Before the process does it itself, so that the run counts as alive from now on.
     leave_mark(run_dir, process.pid)
-    # Somebody must collect the exit code, or the ended process remains in the process table.
+    # Somebody must collect the exit code, or the process remains in the process table as a zombie.
     threading.Thread(target=process.wait, name=f"end of {run_dir.name}", daemon=True).start()

@@ -84,7 +84,7 @@ class Verifier:
             setup: Code for the tests, for example their imports.
 
         Raises:
-            ConfigError: A test is malformed, or the block has ended.
+            ConfigError: A test is malformed, or the `with` block was left.
             InfrastructureError: No verdict was possible.
         """
         given = [tests] if isinstance(tests, str | Mapping | CodeTest) else tests
@@ -92,7 +92,7 @@ class Verifier:
         return self._result(self._client.check(code, converted, setup))
 
     def _start_server(self, errors: IO[bytes], resources: ExitStack) -> str:
-        """Start the server, which ends when its standard input is closed; return its URL."""
+        """Start the server, which exits when its standard input is closed; return its URL."""
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "async_rl.launchers.cli", "verifier"),
@@ -122,7 +122,7 @@ class Verifier:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Close the server's input and wait until it has answered what it accepted."""
+    """Close the server's input and wait until it has answered all accepted requests."""
     try:
         process.communicate(timeout=_END_S)
     except subprocess.TimeoutExpired:

@@ -18,7 +18,9 @@ BUFFER_CPUS = 1
 
 
 def launch_of(config: RunConfig, spec: ProcessSpec) -> ClusterLaunch:
-    """Return the settings of the cluster for this process; those of a pool replace the run's."""
+    """Return the settings of the cluster for this process; the settings of a pool replace the
+    settings of the run.
+    """
     launch = config_of(config, pool_of(spec.name)).launcher
     assert isinstance(launch, ClusterLaunch)
     return launch
@@ -60,7 +62,7 @@ def on_cluster(config: RunConfig, spec: ProcessSpec) -> ProcessSpec:
     """Return the spec without cores and GPUs of this machine; its threads follow from its CPUs."""
     env = {name: value for name, value in spec.env.items() if name != "CUDA_VISIBLE_DEVICES"}
     if spec.gpus == 0:
-        # Neither Ray nor Slurm hides the node's GPUs from a process that asked for none.
+        # Neither Ray nor Slurm hides the node's GPUs from a process that requested none.
         env["CUDA_VISIBLE_DEVICES"] = ""
     # Buffer and verifier do no tensor work; more threads would only compete.
     is_heavy = spec.role in ("generator", "learner")

@@ -1,8 +1,8 @@
 """Starts every process of a run as a child of the supervisor on this machine.
 
 Each child leads its own session, so that Ctrl-C in the terminal reaches only the supervisor, and
-one signal to the group ends everything the child has started. A child asks the kernel to be killed
-when its parent dies (`runtime/main.py`), so no exit path leaves orphans.
+one signal to the group stops everything the child has started. The kernel kills a child when its
+parent dies (`runtime/main.py`), so no exit path leaves orphans.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from async_rl.wire.addresses import LOOPBACK
 
 
 def child_command(spec: ProcessSpec, run_dir: Path, *, parent_pid: int) -> list[str]:
-    """Return the command of the process, which ends with `parent_pid`; 0 = with its starter."""
+    """Return the command of the process, which exits with `parent_pid`; 0 = with its starter."""
     command = [sys.executable, "-m", "async_rl.runtime.main", "--name", spec.name]
     command += ["--role", spec.role, "--rank", str(spec.rank)]
     command += ["--cores", ",".join(map(str, spec.cores))]
@@ -67,7 +67,7 @@ class LocalProcess:
         return code
 
     def terminate(self) -> None:
-        """Send SIGTERM to the child alone, which ends its children in order."""
+        """Send SIGTERM to the child alone, which stops its children in order."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()

@@ -1,8 +1,8 @@
 """A directory for the files that were sent to a node with one process.
 
 Invariants
-- Only its owner can read it, and it is removed when its maker ends.
-- The maker keeps a lock on it. A detached shell removes the directory once the maker has ended, by
+- Only its owner can read it, and it is removed when its maker exits.
+- The maker keeps a lock on it. A detached shell removes the directory once the maker has exited, by
   any signal.
 - After a crash of the node, the next maker removes the directories without a locked file.
 """
@@ -20,7 +20,9 @@ from pathlib import Path
 _PREFIX = "async_rl-"
 _LOCK = ".held"
 _REMOVE = 'exec 3<&0; (read -r _ <&3; rm -rf -- "$0"; sleep 1; rm -rf -- "$0") &'
-"""Standard input ends with the maker. The second removal deletes what its dying child wrote."""
+"""Standard input is closed when the maker exits. The second removal deletes what its dying child
+wrote.
+"""
 
 
 class NodeDirectory:
@@ -61,7 +63,7 @@ class NodeDirectory:
 
 
 def sweep(parent: Path) -> None:
-    """Remove this user's directories in `parent` whose maker has ended."""
+    """Remove this user's directories in `parent` whose maker has exited."""
     for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), lock.open("rb") as file:
             if os.fstat(file.fileno()).st_uid == os.geteuid():

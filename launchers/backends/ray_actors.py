@@ -6,9 +6,9 @@ Invariants
   supervisor, its child dies with it.
 - Buffer and learner run on the supervisor's node, where store and checkpoints are, unless
   launcher.shared_run_dir declares that every node has the run's directory. Any other process
-  receives what it needs (configuration, keys, the supervisor's address, the embedded model) with
-  its actor, in a directory that is removed with the actor (node_directory.py), and its logs are
-  sent back as they are written.
+  receives its inputs (configuration, keys, the supervisor's address, the embedded model) with its
+  actor, in a directory that is removed with the actor (node_directory.py), and its logs are sent
+  back as they are written.
 - An actor waits for resources without a limit, because an autoscaling cluster may add them; `pid`
   is 0 until then.
 The only file that imports ray. Docs: docs/cluster.md.
@@ -87,7 +87,8 @@ class RayProcess:
 
     async def wait(self) -> int:
         """Return the exit code; -9 if the actor is lost."""
-        # Several waiters share the future: cancelling one must not cancel it for the others.
+        # Several waiters share the future: cancelling one caller must not cancel it for other
+        # callers.
         return await asyncio.shield(self._code)
 
     def terminate(self) -> None:
@@ -186,7 +187,7 @@ class RayLauncher:
             if not is_shared:
                 files = {name: (self._run_dir / name).read_bytes() for name in _SHIPPED}
                 model = self._shipped_model()
-            # Numbered: the actor before may not have ended yet.
+            # Numbered: the previous actor may still be running.
             name = f"{spec.name} {self._num_started}"
             options = self._options(spec)
             # No restarts by Ray: the supervisor decides about them, and counts them.

@@ -4,10 +4,9 @@ step, which `srun` starts.
 Invariants
 - The job is only an allocation: a restart, and a process that joins later, is another `srun` in it.
   A step waits until the allocation has free CPUs for it.
-- Steps end with the supervisor: `srun` dies with it, Slurm ends the job with its batch step, and a
-  process that cannot reach the supervisor exits.
-- SIGTERM makes `srun` kill its task, so a process is asked to end by SIGUSR1, which `srun` passes
-  on.
+- Steps exit with the supervisor: `srun` dies with it, Slurm cancels the job with its batch step,
+  and a process that cannot reach the supervisor exits.
+- SIGTERM makes `srun` kill its task, so a process is stopped by SIGUSR1, which `srun` passes on.
 - The run's directory is on a filesystem that the nodes share; the buffer, which writes the store,
   stays on the supervisor's node.
 Docs: docs/cluster.md.
@@ -137,7 +136,7 @@ class SlurmProcess:
         await self._is_placed.wait()
 
     async def wait(self) -> int:
-        """Return the task's exit code; -N if signal N ended it."""
+        """Return the task's exit code; -N if signal N killed it."""
         code = await self._srun.wait()
         await asyncio.shield(self._reading)
         # srun reports signal N as 128 + N, Python as -N.

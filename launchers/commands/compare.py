@@ -27,7 +27,7 @@ def compare(
     ] = None,
     output_dir: OutputDir = None,
 ) -> None:
-    """Find the first step and input in which two runs differ; compare settings, results, times.
+    """Find the first step and input that differ between two runs; compare settings, results, times.
 
     Examples: async-rl compare run-1 run-2; async-rl compare run-1 run-2 --html pair.html
     """

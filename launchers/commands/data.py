@@ -1,6 +1,6 @@
 """`async-rl data check`: what data files contain: prompts, lengths, rewards, rows left out.
 
-Invariants: the code that reads the files is that of a run; every row is counted once; exit code 1
+Invariants: a run reads the files by the same code; every row is counted once; exit code 1
 if the settings refuse a row, or if the tests of one are useless (rewards/verifier/hollow.py).
 """
 

@@ -1,4 +1,4 @@
-"""`async-rl doctor`: measures this machine and reports what it lacks for a run, with remedies.
+"""`async-rl doctor`: measures this machine and reports missing parts of a run, with remedies.
 
 The verdicts are in findings.py. Invariants: no file or process is left behind; exit code 1 if no
 run can work here, 0 if at worst something is slower or weaker than it could be.
@@ -117,7 +117,7 @@ def _version(package: str) -> str | None:
 
 
 def _nccl() -> str | None:
-    """Return the version of NCCL, whose package name contains that of CUDA."""
+    """Return the version of NCCL, whose package name contains the version of CUDA."""
     for distribution in metadata.distributions():
         # nvidia-nccl-cu12, -cu13 and so on.
         if str(distribution.metadata["Name"]).startswith("nvidia-nccl"):

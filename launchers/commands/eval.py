@@ -55,7 +55,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[conf=NAME] [key=value ...]",
-            help="settings; without conf= those of the run",
+            help="settings; without conf= the settings of the run",
             autocompletion=complete_setting,
         ),
     ] = None,
@@ -160,7 +160,7 @@ def _evaluate(config: RunConfig, model_path: Path, version: int) -> Standalone:
     from async_rl.generation.environment import prepare_environment
 
     prepare_environment(config, ())
-    # It asks for vLLM's warnings, which belong into a generator's log.
+    # It requests vLLM's warnings, which belong into a generator's log.
     os.environ.update(_QUIET)
     from async_rl.rollouts import standalone  # imports torch, which needs the environment above
 

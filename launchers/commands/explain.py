@@ -20,7 +20,7 @@ def explain(
 ) -> None:
     """Show where a run's time went by process and stage, and predict the gain of changes.
 
-    Works on ended runs and on live ones. Examples: async-rl explain; async-rl explain my-run
+    Works on finished and on live runs. Examples: async-rl explain; async-rl explain my-run
     --html why.html
     """
     run_dir = find_run(run, output_dir)

@@ -52,7 +52,7 @@ def launch(
         ),
     ] = None,
 ) -> None:
-    """Start a run and supervise it until it ends.
+    """Start a run and supervise it until it exits.
 
     Examples: async-rl launch conf=ppo_code; async-rl launch conf=grpo_code num_steps=200; async-rl
     launch conf=ppo_code --dry-run
@@ -89,7 +89,7 @@ def resume(
         typer.Argument(
             metavar="RUN",
             help=(
-                "name or directory of a run that has ended or was killed, or the URL of its copy:"
+                "name or directory of a run that finished or was killed, or the URL of its copy:"
                 " <checkpoint.mirror>/<name>"
             ),
             autocompletion=complete_run,
@@ -125,7 +125,8 @@ def resume(
         run_dir = resuming.fetch(run, output_dir or default_output_dir())
     else:
         run_dir = find_run(run, output_dir)
-    # Before anything is read: of two that resume at the same time, one must see what the other did.
+    # Before anything is read: of two that resume at the same time, one must see the changes of the
+    # other.
     with owning(run_dir):
         config, changed = resuming.resumed_config(
             run_dir, settings or [], is_stretched=is_stretched

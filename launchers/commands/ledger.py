@@ -203,7 +203,7 @@ def _show_groups(terminal: Console, groups: Sequence[LedgerGroup]) -> None:
     # An id is copied into --prompt, so it is neither shortened nor broken.
     table.columns[1].no_wrap = True
     table.columns[1].min_width = max(len(group.prompt_id) for group in groups[-_MOST_SHOWN:])
-    # The newest: a person asks about what has just happened.
+    # The newest: a person inspects the latest events.
     for group in groups[-_MOST_SHOWN:]:
         versions = ""
         if group.oldest_version is not None:

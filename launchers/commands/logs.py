@@ -33,13 +33,13 @@ def logs(
         typer.Argument(metavar="[PROCESS]", help="generator-0, learner-0, ...; default: all"),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="show new entries until the run has ended")
+        bool, typer.Option("--follow", "-f", help="show new entries until the run exits")
     ] = False,
     output: Annotated[
         bool, typer.Option("--output", help="show what libraries printed instead of the log")
     ] = False,
     num: Annotated[
-        int, typer.Option("--num", "-n", min=0, help="number of newest entries to begin with")
+        int, typer.Option("--num", "-n", min=0, help="number of newest entries to start with")
     ] = 50,
     output_dir: OutputDir = None,
 ) -> None:
@@ -55,7 +55,7 @@ def logs(
     for entry in entries[max(0, len(entries) - num) :]:
         _print(entry)
     while follow:
-        # Asked before reading, so that the last entries of an ended run are shown.
+        # Asked before reading, so that the last entries of a finished run are shown.
         is_alive = living_pid(run_dir) is not None
         for entry in files.new():
             _print(entry)
@@ -118,5 +118,5 @@ def _print(entry: str) -> None:
     head = entry.partition("\n")[0][:_HEAD]
     # Only the head: a level inside a message is text.
     color = next((color for level, color in _LEVELS.items() if level in head), None)
-    # Libraries print what they like; the log itself has no control characters.
+    # Libraries print anything; the log itself has no control characters.
     typer.secho(visible(entry), fg=color)

@@ -1,7 +1,7 @@
 """`async-rl migrate`: translates a configuration of another trainer into a file for `conf=`.
 
 Invariants: no file is overwritten; every key of the source is listed with its fate; the command
-fails if a launch would refuse the result, and ends with status 3 if it refused keys.
+fails if a launch would refuse the result, and exits with status 3 if it refused keys.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def migrate(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="the file to write; default: NAME.async_rl.yaml beside the source"),
+        typer.Option(help="the file to write; default: NAME.async_rl.yaml next to the source"),
     ] = None,
 ) -> None:
     """Translate a configuration of verl, AReaL, TRL, prime-rl or OpenRLHF, and list the result for

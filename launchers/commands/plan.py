@@ -1,4 +1,4 @@
-"""`async-rl plan`: what a recorded run would do with other settings, as a table of forecasts."""
+"""`async-rl plan`: a table of forecasts of a recorded run with other settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from async_rl.runs.forecast.scenario import (
 )
 
 _CALIBRATION = ("num_steps=24", "evaluation.every_steps=0", "monitoring.tensorboard_port=null")
-"""Long enough for a warm-up of five steps and a mean over the others."""
+"""Long enough for a warm-up of five steps and a mean over the later steps."""
 
 
 def plan(
@@ -103,7 +103,7 @@ def _measured(settings: Sequence[str]) -> Profile:
                 raise
         if code:
             raise InfrastructureError(
-                f"the calibration ended with exit code {code}; its last lines are above"
+                f"the calibration exited with code {code}; its last lines are above"
             )
         return profile_of(Path(scratch, "calibration"))
 

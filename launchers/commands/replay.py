@@ -86,7 +86,7 @@ def replay(
 
 
 def _wanted(steps: str) -> tuple[int | None, int | None]:
-    """Read A..B, of which either may be missing."""
+    """Read A..B; A, B or both may be missing."""
     match = _STEPS.fullmatch(steps)
     if match is None:
         raise ConfigError(f"--steps {steps}: give A..B, A.. or ..B, for example --steps 5..12")
@@ -99,7 +99,7 @@ def _wanted(steps: str) -> tuple[int | None, int | None]:
 def _refuse(before: RunConfig, config: RunConfig, changed: Sequence[str]) -> None:
     """Raise ConfigError for a change that the recorded batches or the checkpoint cannot follow."""
     problems = [
-        f"{path}: a replay trains what was generated, so only algorithm.* and learner.* can change;"
+        f"{path}: a replay trains recorded samples, so only algorithm.* and learner.* can change;"
         " start a new run for this"
         for path in changed
         if not path.startswith(_CHANGEABLE)
@@ -122,8 +122,8 @@ def _refuse(before: RunConfig, config: RunConfig, changed: Sequence[str]) -> Non
 def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int, Path | None]:
     """Return (version to start from, last step, its checkpoint or None for the start model).
 
-    Without a first step, the longest recorded stretch that ends at the last one. Raises ConfigError
-    if the batches or the checkpoint are not there.
+    Without a first step, the longest recorded stretch up to the last step. Raises ConfigError
+    if the batches or the checkpoint are missing.
     """
     from async_rl.core.checksums import damage
     from async_rl.training import checkpoints
@@ -137,7 +137,7 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
         )
     span = _spans(stored)
     end = stored[-1] if last is None else last
-    # The steps from the checkpoint on are needed, not only those that were asked for.
+    # The steps from the checkpoint on are needed, not only the requested steps.
     starts = [0, *checkpoints.versions(run_dir)]
     usable = [version for version in starts if set(range(version + 1, end + 1)) <= set(stored)]
     usable = [version for version in usable if version < end]
@@ -150,7 +150,7 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
     asked = "" if first is None else f" from step {first}"
     raise ConfigError(
         f"{run_dir.name} cannot be replayed{asked} to step {end}: its batches are recorded for"
-        f" steps {span}, its undamaged checkpoints are {starts[1:]}, and a replay begins at a"
+        f" steps {span}, its undamaged checkpoints are {starts[1:]}, and a replay starts at a"
         " checkpoint (or at step 1) and needs every batch after it; keep more with"
         " recording=full and checkpoint.keep"
     )
@@ -236,13 +236,13 @@ def _lines(directory: Path, config: RunConfig) -> Iterator[bytes]:
                 text = (directory / f"rank_{spec.rank}.log").read_text(errors="replace")
                 reason = text.strip().splitlines()[-1:] or ["no reason given"]
                 raise InfrastructureError(
-                    f"rank {spec.rank} of the replay ended with exit code {process.returncode}:"
+                    f"rank {spec.rank} of the replay exited with code {process.returncode}:"
                     f" {reason[0]}; all of it is in {directory / f'rank_{spec.rank}.log'}"
                 )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a rank that still runs, for example after Ctrl-C."""
+    """Kill a rank that still runs, for example after Ctrl-C."""
     if process.poll() is None:
         process.kill()
         process.wait()

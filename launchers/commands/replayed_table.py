@@ -1,5 +1,4 @@
-"""The table that `async-rl replay` prints: each step next to the recorded one, and what it
-shows."""
+"""The table that `async-rl replay` prints: each step next to the recorded step, and a verdict."""
 
 from __future__ import annotations
 
@@ -81,12 +80,12 @@ class Comparison:
             lines.append(self._belief())
         elif self._different:
             lines.append(
-                f"the weights differ from those of the run from step {self._different[0]} on: other"
+                f"the weights differ from the run's from step {self._different[0]} on: other"
                 " code, hardware, number of threads or ranks, or settings that changed at a resume"
                 " (config.<n>.yaml)"
             )
         elif num_known:
-            lines.append(f"the weights equal those of the run at all {num_known} compared steps")
+            lines.append(f"the weights equal the run's at all {num_known} compared steps")
         else:
             lines.append(
                 "the run has no checksums of these versions (versions.jsonl), so the weights were"
@@ -97,7 +96,7 @@ class Comparison:
     def _belief(self) -> str:
         """Say how far curves of other settings on the same data may be believed."""
         data = (
-            "the responses are those of the recorded policy, from which the replayed policy differs"
+            "the responses come from the recorded policy, and the replayed policy differs from it"
             " more with every step"
         )
         low = [step for step, size in self._sizes.items() if size < _BELIEVABLE]

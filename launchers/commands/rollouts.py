@@ -99,7 +99,7 @@ def write(run_dir: Path, file: Path, chosen: Filter) -> int:
 
     form = FORMS.get(file.suffix.removeprefix("."))
     if form is None:
-        raise ConfigError(f"--export {file}: name a file that ends with .jsonl or .parquet")
+        raise ConfigError(f"--export {file}: name a file with the suffix .jsonl or .parquet")
     if file.exists():
         raise ConfigError(f"--export {file}: the file exists; choose another name or delete it")
     number = itertools.count()
@@ -112,7 +112,7 @@ def write(run_dir: Path, file: Path, chosen: Filter) -> int:
 def choose(
     stored: Sequence[Rollout], *, is_best: bool, is_worst: bool, is_failed: bool
 ) -> list[tuple[Rollout, int]]:
-    """Return (group, index of one of its samples), in the order asked for, else in that given."""
+    """Return (group, index of one of its samples), in the requested or the given order."""
     sign = 1 if is_best else -1 if is_worst else 0
     chosen = []
     for rollout in stored:

@@ -1,4 +1,4 @@
-"""`async-rl status`: the state of a run, once, as JSON, or live until the run ends.
+"""`async-rl status`: the state of a run, once, as JSON, or live until the run exits.
 
 Invariants: every picture is a new request to the run's control socket, so a run that starts or
 restarts appears; a run that does not answer is described from its files.
@@ -38,12 +38,12 @@ def status(
     run: Run = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", "-w", help="show a new picture every second until the run ends"),
+        typer.Option("--watch", "-w", help="show a new picture every second until the run exits"),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     output_dir: OutputDir = None,
 ) -> None:
-    """Show what each process of a run does and waits for, which part holds up the others, and the
+    """Show the work and the waits of each process, the part that delays the run, and the
     change that would help most.
 
     Examples: async-rl status; async-rl status --watch; async-rl status my-run --json
@@ -65,7 +65,7 @@ def status(
 
 
 def _watch(run_dir: Path) -> None:
-    """Draw in place on a terminal, otherwise one picture below the other, until the run ends."""
+    """Draw in place on a terminal, otherwise one picture below the other, until the run exits."""
     terminal = console()
     try:
         if terminal.is_terminal:
@@ -116,7 +116,7 @@ def _picture(reply: StatusReply, before: StatusReply | None, last: str = "") -> 
 
 
 def _without_answer(run_dir: Path) -> str:
-    """Describe a run that does not answer: it is starting, or it has ended."""
+    """Describe a run that does not answer: it is starting, or it has exited."""
     status = status_of(run_dir)
     pid = living_pid(run_dir)
     if pid is None:

@@ -1,4 +1,4 @@
-"""`async-rl stop`: ends a run and waits until it has ended."""
+"""`async-rl stop`: stops a run and waits until it has exited."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stop(
     ] = False,
     output_dir: OutputDir = None,
 ) -> None:
-    """Finish the step, save and end a run; return when it has ended.
+    """Finish the step, save and stop a run; return when it has exited.
 
     Examples: async-rl stop; async-rl stop my-run --now
     """

@@ -1,4 +1,4 @@
-"""`async-rl tensorboard`: TensorBoard for ended runs, or for several runs side by side."""
+"""`async-rl tensorboard`: TensorBoard for finished runs, or for several runs together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tensorboard(
     ] = "127.0.0.1",
     output_dir: OutputDir = None,
 ) -> None:
-    """Serve TensorBoard with live and ended runs under their names, until Ctrl-C.
+    """Serve TensorBoard with live and finished runs under their names, until Ctrl-C.
 
     Examples: async-rl tensorboard; async-rl tensorboard my-run other-run; async-rl tensorboard
     /data/runs

@@ -2,7 +2,7 @@
 
 Invariants: settings come from conf/ and the arguments; it binds loopback by default; it always
 requires a token, and prints one if none is given; the first SIGTERM or Ctrl-C drains, the second
-ends immediately.
+exits immediately.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ async def _serve(
 
     def stop() -> None:
         stopping.set()
-        # Without our handler, the next signal ends the process.
+        # Without our handler, the next signal kills the process.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 

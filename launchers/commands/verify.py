@@ -93,7 +93,7 @@ def verify(
     """
     config = verifier_config(settings or [])
     num_workers = workers or len(this_machine().cores)
-    # Read before any program runs: a file without a usable column ends the command immediately.
+    # Read before any program runs: the command exits immediately if a file has no usable column.
     items = list(_items(file, _REFERENCES if references else _COMPLETIONS, config))
     if not items:
         raise DataError(f"{file}: has no rows; nothing was scored")

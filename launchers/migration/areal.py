@@ -17,7 +17,7 @@ def _sequence(given: Given) -> Fate:
     # The engine would cut responses that data.max_response_tokens allows.
     if given.value < needed:
         problem = f"{given.value} is below prompt and response of {needed} tokens"
-        return Fate("refused", f"{problem}; the engine receives what they need")
+        return Fate("refused", f"{problem}, so it would cut responses; leave it out")
     return Fate("defaulted", f"the engine receives what prompt and response need: {needed} tokens")
 
 

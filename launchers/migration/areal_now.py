@@ -85,7 +85,7 @@ def _kl(given: Given) -> Fate:
 def _kl_estimator(given: Given) -> Fate:
     if not given.sibling("kl_ctl", 0.1) or given.value == "k1":
         return Fate("defaulted", "a KL in the reward is k1")
-    return Fate("refused", "a KL in the reward is k1; see algorithm.kl=loss for the others")
+    return Fate("refused", "a KL in the reward is k1; algorithm.kl=loss has k2 and k3")
 
 
 def _advantage_norm(given: Given) -> Fate:

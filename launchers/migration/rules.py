@@ -68,8 +68,8 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     only: list[Any] = []
     """Values that need no setting; others are refused."""
     as_: str = msgspec.field(default="", name="as")
-    """Another key (`*` = what the pattern's matched); the same value needs no setting, another one
-    is refused."""
+    """Another key (`*` = the text that the pattern's `*` matched); the same value needs no setting,
+    another value is refused."""
     choices: dict[Any, Any] = {}
     """The value's name here, for `to`; a value without a name is refused."""
     to: str | list[str] = []
@@ -141,7 +141,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the rule of a key, and the pattern of the table that matched it."""
         if key in self.rules:
             return key, self.rules[key]
-        # A section that is empty is a key itself, to which the patterns of its content apply.
+        # An empty section is a key itself; the patterns of its content apply to it.
         matching = [
             pattern
             for pattern in self.rules

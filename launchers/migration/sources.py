@@ -1,7 +1,7 @@
 """Reads a configuration of another project: yaml, hydra's yaml, TOML, JSON or a command line.
 
 Invariants: nothing of the source is executed; a file that hydra would compose is composed from the
-files next to it, so that every key is there.
+files next to it, so that no key is missing.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _composed(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     except (HydraException, OmegaConfBaseException) as error:
         first = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{file}: hydra composes it from files that are not beside it ({first}); give the file"
+            f"{file}: hydra composes it from files that are not next to it ({first}); give the file"
             " in its package's directory, or the composed configuration that the trainer prints"
             " (verl: _generated_ppo_trainer.yaml)"
         ) from error

@@ -9,7 +9,8 @@ from async_rl.launchers.migration.shared import to_wandb
 
 
 def _batch(given: Given) -> Fate:
-    """Completions of one generation round over those of a prompt; the file names no GPUs."""
+    """Completions of one generation round over the completions of a prompt; the file names no GPUs.
+    """
     samples = given.sibling("num_generations", 8)
     completions = given.sibling("generation_batch_size", None)
     note = f"{completions} completions / {samples}"
@@ -79,7 +80,7 @@ def _steps(given: Given) -> Fate:
 def _warmup_steps(given: Given) -> Fate:
     # Below 1 it is a share of all steps.
     if 0 < given.value < 1:
-        return Fate("refused", "a share: set learner.optimizer.warmup_steps to that of num_steps")
+        return Fate("refused", "a share of num_steps: set learner.optimizer.warmup_steps")
     return given.into(int(given.value))
 
 

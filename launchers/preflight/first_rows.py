@@ -48,7 +48,7 @@ class _PlainChat:
 
 
 def row_problems(config: RunConfig) -> Iterator[str]:
-    """Yield what is wrong with the first rows of local files, one line per file, and the reward
+    """Yield the problems of the first rows of local files, one line per file, and the reward
     functions that fail on all of them.
     """
     drafts = []
@@ -67,8 +67,8 @@ def row_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _length_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]:
-    """Yield that prompts are too long, if the tokenizer is here: without the chat template, which
-    only makes them longer.
+    """Yield that prompts are too long, if the tokenizer is on this machine: without the chat
+    template, which only makes them longer.
     """
     data = config.data
     tokenizer = Path(data.tokenizer or config.model.path or "") / "tokenizer.json"
@@ -88,7 +88,7 @@ def _length_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str
 
 
 def _image_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]:
-    """Yield the images of the first rows that are not here, where the verifiers are here too."""
+    """Yield the missing images of the first rows, if the verifiers run on this machine."""
     tests = [test for draft in drafts for test in draft.problem.tests]
     images = {test.image for test in tests if isinstance(test, ContainerTest)}
     if not images or not config.launcher.is_one_machine:
@@ -104,7 +104,7 @@ def _image_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]
 
 
 def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft | str]:
-    """Yield the drafts of the first rows, or the problem that ends the reading of a file."""
+    """Yield the drafts of the first rows, or the problem that stops the reading of a file."""
     files = [file for file in patterns if "://" not in file and not is_plugin(file, DATA_SOURCE)]
     try:
         files = matching_files(files)
