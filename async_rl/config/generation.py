@@ -177,7 +177,5 @@ class GeneratorsConfig(Section):
     pools: dict[str, PoolConfig]
     """further pools by name: generators.pools.NAME.<setting>=<value>"""
     autoscale: Annotated[list[PositiveInt], Field(max_length=2)]
-    """fewest and most generators: add and remove generators between them until neither generators
-    nor learner wait; empty = the number changes only by async-rl scale"""
-    autoscale_pool: Text
-    """pool whose size autoscale changes: generators, or generators.NAME of a pool that trains"""
+    """fewest and most generators of the main pool: add and remove generators between them until
+    neither generators nor learner wait; empty = the number changes only by async-rl scale"""

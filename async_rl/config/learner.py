@@ -71,9 +71,6 @@ class LearnerConfig(Section):
     """optimizer updates per batch and epoch"""
     epochs: PositiveInt
     """passes over each batch"""
-    shuffle: bool
-    """assign the groups to minibatches at random, differently in each epoch; false = in batch
-    order"""
     budget_tokens: PositiveInt
     """packed tokens of one forward and backward pass on each rank; affects memory, not the
     gradient"""

@@ -23,6 +23,10 @@ from async_rl.config.vllm_extra import num_workers
 from async_rl.core.types import Purpose, Role
 
 GENERATORS, VERIFIERS, GATEWAYS = "generators", "verifiers", "gateways"
+SCALE_FILE = "scale.json"
+"""File in the run's directory: the last requested number of processes of each pool, if it is not
+the configured number.
+"""
 SEATS_PER_POOL = 10_000
 """Upper bound of the number of processes of a pool."""
 PLACES = {

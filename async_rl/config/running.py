@@ -40,8 +40,6 @@ class BufferConfig(Section):
     """drop = drop groups with tokens above max_staleness_versions; mask = mask these tokens; exact,
     for experiments = as drop, and train every batch at exactly this age, from the first step at
     which that is possible; the learner and the generators then take turns"""
-    durability: Literal["normal", "full"]
-    """SQLite synchronous level: normal survives the crash of a process, full also of the machine"""
 
 
 class MemoryTransfer(Section):

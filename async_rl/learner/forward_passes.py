@@ -99,10 +99,9 @@ class ForwardPasses:
         return owners
 
     def _minibatches(self, sizes: Sizes, version: int, epoch: int) -> list[list[int]]:
-        rng = None
-        if self._learner.shuffle:
-            # From the version, not from a running generator: a resumed run draws the same.
-            rng = np.random.default_rng((self._seed, version, epoch))
+        # At random: a batch is in the order of completion, so its first groups have short samples.
+        # From the version, not from a running generator: a resumed run draws the same.
+        rng = np.random.default_rng((self._seed, version, epoch))
         return minibatches(sizes, count=self._learner.minibatches, rng=rng)
 
     def plan(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from async_rl.algorithms.logprobs import adapted_kl_coef
 from async_rl.algorithms.parts import ALONE, Across
-from async_rl.config.algorithm import AdaptiveKl, AlgorithmConfig
+from async_rl.config.algorithm import AdaptiveKl, AlgorithmConfig, LossKl, RewardKl
 from async_rl.core.frozen import frozen
 
 ValueNorm = Literal["exp", "ma"]
@@ -102,7 +102,8 @@ class ObjectiveState:
     """
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:
-        reference, critic = algorithm.reference, algorithm.critic
+        reference: RewardKl | LossKl | None = algorithm.reference
+        critic = algorithm.critic
         self._controller = reference.controller if reference is not None else None
         self._value_norm = critic.value_norm.kind if critic is not None else "none"
         self.kl_coef = reference.coef if reference is not None else 0.0

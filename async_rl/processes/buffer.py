@@ -46,7 +46,9 @@ async def run(context: ProcessContext) -> None:
     async def watch_rows() -> None:
         await bad_row
 
-    async with Store(path, durability=config.buffer.durability, clock=time.time) as store:
+    # normal, not full: after a power loss the learner resumes from its newest checkpoint, and the
+    # store is synced before a checkpoint is complete, so later commits would not be used.
+    async with Store(path, durability="normal", clock=time.time) as store:
         with context.activity("loading prompts"):
             spare_torch(config)
             tokenizer = load_tokenizer(config, context.model_path)

@@ -44,10 +44,6 @@ from async_rl.wire.rpc import Handler, RpcClient, RpcServer
 
 RENDEZVOUS_FILE = "rendezvous"
 """File in the run's directory through which the learner's ranks find each other."""
-SCALE_FILE = "scale.json"
-"""File in the run's directory: the last requested number of processes of each pool, if it is not
-the configured number.
-"""
 PROGRESS = "progress_mb"
 """A gauge of the heartbeats of a process that is starting: it advances if this changes."""
 PROGRESS_MB = 16.0

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from async_rl.config.pools import GENERATORS
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.monitoring.bottleneck import share, total_rate
@@ -31,7 +32,7 @@ class Autoscaler:
 
     def __init__(self, config: RunConfig, forecast: Forecast, log: logging.Logger) -> None:
         self._bounds = config.generators.autoscale
-        self._pool = config.generators.autoscale_pool
+        self._pool = GENERATORS
         self._forecast = forecast
         self._log = log
         self._steering = Steering(self._bounds)

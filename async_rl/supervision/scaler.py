@@ -22,6 +22,7 @@ from async_rl.config.checks.run import raise_if_any
 from async_rl.config.pools import (
     GATEWAYS,
     GENERATORS,
+    SCALE_FILE,
     SEATS_PER_POOL,
     VERIFIERS,
     evaluates_only,
@@ -39,7 +40,6 @@ from async_rl.planning.scaling import Decision
 from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining
 from async_rl.protocol.generator import Drain
 from async_rl.protocol.membership import Member
-from async_rl.runtime.context import SCALE_FILE
 from async_rl.runtime.directory import Connections, Incarnation
 from async_rl.supervision.autoscaling import Autoscaler, Forecast
 from async_rl.supervision.child import Child
@@ -156,7 +156,7 @@ class Scaler:
                 problems.append(f"{pool}={count}: give a number from 0 to {SEATS_PER_POOL}")
             if pool in _WITHOUT and count == 0:
                 problems.append(f"{pool}=0: {_WITHOUT[pool]}; keep at least 1")
-            if pool == generators.autoscale_pool and generators.autoscale:
+            if pool == GENERATORS and generators.autoscale:
                 problems.append(
                     f"{pool}={count}: generators.autoscale sets this number; resume the run with"
                     " generators.autoscale=[] to set it yourself"
@@ -229,7 +229,6 @@ class Scaler:
 
     async def _autoscale(self) -> None:
         """Decide every timeouts.autoscale_s, on windows in which all training generators served."""
-        pool_name = self._config.generators.autoscale_pool
         before: list[Member] = []
         while True:
             await asyncio.sleep(self._config.timeouts.autoscale_s)
@@ -249,15 +248,15 @@ class Scaler:
             ]
             decision = await self._autoscaler.decide(pools, members, before)
             before = members
-            if decision is None or decision.wanted == pools[pool_name].wanted:
+            if decision is None or decision.wanted == pools[GENERATORS].wanted:
                 continue
             if self._has_memory_for(decision):
-                self._want(pool_name, decision.wanted, decision.reason)
+                self._want(GENERATORS, decision.wanted, decision.reason)
                 self._reconcile()
                 before = []
 
     def _has_memory_for(self, decision: Decision) -> bool:
-        wanted = {self._config.generators.autoscale_pool: decision.wanted}
+        wanted = {GENERATORS: decision.wanted}
         problems = self._headroom.problems(self._registry.pools(), wanted)
         # Every interval would repeat the same warning.
         if problems and not self._is_memory_reported:

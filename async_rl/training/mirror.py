@@ -17,9 +17,9 @@ import fsspec
 
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.writer import snapshot
+from async_rl.config.pools import SCALE_FILE
 from async_rl.core.checksums import SUMS_FILE
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.runtime.context import SCALE_FILE
 from async_rl.training import checkpoints
 
 _DONE = ".complete"

@@ -60,14 +60,12 @@ class _Prompts:
         )
 
 
-def _config(durability: str) -> RunConfig:
+def _config() -> RunConfig:
     base = compose_unchecked("ppo_code")
     return replace(
         base,
         num_steps=1_000_000,
-        buffer=replace(
-            base.buffer, groups_per_step=BATCH, max_staleness_versions=2, durability=durability
-        ),
+        buffer=replace(base.buffer, groups_per_step=BATCH, max_staleness_versions=2),
         generation=replace(base.generation, group_size=GROUP_SIZE),
     )
 
@@ -252,9 +250,9 @@ async def _measure(directory: Path, num_tokens: int, durability: str, num_steps:
     name = f"{num_tokens // 1000}k tokens, {durability}"
     for round_ in range(ROUNDS):
         path = directory / f"{num_tokens}-{durability}-{round_}"
-        config = _config(durability)
+        config = _config()
         async with Store(
-            path.with_suffix(".sqlite"), durability=config.buffer.durability, clock=time.time
+            path.with_suffix(".sqlite"), durability=durability, clock=time.time
         ) as store:
             service = BufferService(config, _Prompts(), store, clock=time.monotonic)
             loop = _Loop(service, num_tokens, 0)

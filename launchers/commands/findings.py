@@ -22,7 +22,7 @@ _LEAST_DRIVER = 580  # the first branch with CUDA 13.0, which torch 2.13 is buil
 _LEAST_SHM_MB = 128  # a container has 64 MB by default, too little for torch's shared tensors
 _LEAST_SHM_MB_WITH_GPUS = 1000  # what NCCL's documentation advises for containers: --shm-size=1g
 _SLOW_DISK_MB_S = 50.0
-_SLOW_SYNC_MS = 50.0  # with buffer.durability=full a commit of the store waits for one
+_SLOW_SYNC_MS = 50.0  # the store is synced before each checkpoint
 
 
 class Finding(NamedTuple):

@@ -9,8 +9,7 @@ from async_rl.launchers.migration.shared import to_wandb
 
 
 def _batch(given: Given) -> Fate:
-    """Completions of one generation round over the completions of a prompt; the file names no GPUs.
-    """
+    """Prompts of one generation round; the file names no GPUs."""
     samples = given.sibling("num_generations", 8)
     completions = given.sibling("generation_batch_size", None)
     note = f"{completions} completions / {samples}"

@@ -173,7 +173,7 @@ def _minibatches(given: Given) -> Fate:
 def _shuffle(given: Given) -> Fate:
     if given.source.get(f"{_ACTOR}.ppo_mini_batch_size") == _batch(given):
         return Fate("defaulted", "one minibatch contains everything, so the order has no effect")
-    return Fate("translated", settings={"learner.shuffle": given.value})
+    return Fate("defaulted", "groups are assigned to minibatches at random, in each epoch anew")
 
 
 def _clip_ratio(given: Given) -> Fate:

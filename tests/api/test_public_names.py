@@ -41,3 +41,12 @@ def test_a_public_name_exists_and_is_documented(name: str) -> None:
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'async_rl' has no attribute 'lunch'"):
         async_rl.lunch  # noqa: B018
+
+
+def test_starting_runs_from_python_loads_no_command_line() -> None:
+    code = (
+        "import sys, async_rl; async_rl.launch; async_rl.open_run\n"
+        "loaded = [m for m in sys.modules if m.startswith('async_rl.launchers.c')]\n"
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

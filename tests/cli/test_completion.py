@@ -22,8 +22,8 @@ from async_rl.launchers.commands.options import complete_setting
         (["conf=ppo_c"], ["conf=ppo_code"]),
         (["conf", "=", "ppo_code", "num_st"], ["num_steps=", "num_steps=..."]),
         (["algorithm", "=", "dp"], ["dppo"]),
-        (["learner.shuffle", "=", "f"], ["false"]),
-        (["buffer.durability", "="], ["full", "normal"]),
+        (["data.shuffle", "=", "f"], ["false"]),
+        (["buffer.uniform_groups", "="], ["replace", "train"]),
         (["seed", "=", "1"], []),
     ],
 )

@@ -188,7 +188,7 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ),
     (_A + "entropy_coeff", 0.0, {"algorithm.entropy_coef": 0.0}),
     (_A + "ppo_epochs", 3, {"learner.epochs": 3}),
-    (_A + "shuffle", False, {"learner.shuffle": False}),
+    (_A + "shuffle", False, {}),
     (_A + "optim.lr", 3e-6, {"learner.optimizer.lr": 3e-6}),
     (_A + "optim.lr_warmup_steps_ratio", 0.1, "refused"),
     (_A + "optim.min_lr_ratio", 0.2, {"learner.optimizer.min_lr_ratio": 0.2}),

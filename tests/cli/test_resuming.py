@@ -45,7 +45,7 @@ def test_what_is_fixed_is_a_setting_or_a_section() -> None:
 
 def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) -> None:
     config, changed = resumed_config(
-        run_dir, ["num_steps=20", "learner.optimizer.lr=1e-4", "buffer.durability=normal"]
+        run_dir, ["num_steps=20", "learner.optimizer.lr=1e-4", "checkpoint.keep=2"]
     )
     before = config_of(run_dir)
     assert (config.num_steps, config.learner.optimizer.lr) == (20, 1e-4)

@@ -216,7 +216,6 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["learner.gpus_each=2"], "a rank uses one GPU"),
         (["learner.gpus_each=0.5", "learner.ranks=2"], "NCCL needs a whole GPU per rank"),
         (["learner.offload=optimizer"], "the learner is already in host memory"),
-        (["learner.shuffle=false", "learner.minibatches=1"], "set learner.shuffle=true"),
         (["evaluation.num_samples=4", "evaluation.temperature=0"], "set evaluation.num_samples=1"),
         (["data.filter.above=0.2", "data.filter.below=0.2"], "every prompt would be removed"),
         (

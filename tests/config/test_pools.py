@@ -235,8 +235,6 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
         ((*JUDGE, "generators.pools={a:{count:1,work:both}}"), "set generators.pools.a.work=train"),
         ((*JUDGE, "evaluation.every_steps=0"), "its generators would never have work"),
         ((*BIG, "generators.count=0"), "no generator would evaluate"),
-        ((*BIG, "generators.autoscale_pool=small"), "choose one of generators, generators.big"),
-        ((*JUDGE, "generators.autoscale_pool=generators.judge"), "choose one of generators"),
         (
             (*BIG, "generators.pools.big.max_num_seqs=4"),
             "generators.pools.big.max_num_seqs=4 is below generation.group_size=8",

@@ -55,7 +55,7 @@ def test_a_replay_ends_with_the_weights_of_the_run_bit_for_bit(killed: Path) -> 
     done = async_rl("replay", str(killed))
     assert done.returncode == 0, done.stderr
     assert "replays steps 1 to 9 of killed from the start model" in done.stdout
-    assert "the weights equal those of the run at all 9 compared steps" in done.stdout
+    assert "the weights equal the run's at all 9 compared steps" in done.stdout
     rows = (killed / "replays/1/metrics.jsonl").read_bytes().splitlines()
     recorded = (killed / "metrics.jsonl").read_bytes().splitlines()
     ours = {row["step"]: row for row in map(msgspec.json.decode, rows)}
@@ -86,7 +86,7 @@ def test_two_ranks_replay_bit_for_bit(two_ranks: Path) -> None:
     done = async_rl("replay", str(two_ranks), "--steps", "4..")
     assert done.returncode == 0, done.stderr
     assert "replays steps 4 to 4 of two from the checkpoint of step 3" in done.stdout
-    assert "the weights equal those of the run at all 1 compared steps" in done.stdout
+    assert "the weights equal the run's at all 1 compared steps" in done.stdout
 
 
 def test_what_cannot_be_replayed_is_refused_with_the_reason(killed: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_damaged_weights_are_noticed(killed: Path, tmp_path: Path) -> None:
         )
     done = async_rl("replay", str(copy))
     assert done.returncode == 1
-    assert "the weights differ from those of the run from step 5 on" in done.stdout
+    assert "the weights differ from the run's from step 5 on" in done.stdout
 
 
 def test_a_run_is_explained_and_forecast_from_its_recorded_times(

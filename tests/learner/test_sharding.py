@@ -22,7 +22,6 @@ from transformers import Qwen3ForCausalLM
 from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError
 from async_rl.learner.sharding import Ranks, units
 from async_rl.learner.trainer import Trainer
 
@@ -102,11 +101,6 @@ def test_offloading_is_refused_where_there_is_no_gpu(offload: str) -> None:
     assert [
         p for p in found if p.startswith(f"learner.offload={offload} with learner.gpus_each=0")
     ] == found
-
-
-def test_an_order_of_groups_that_matters_to_nobody_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"learner\.shuffle=false with learner\.minibatches=1"):
-        make_config("grpo_code", "learner.shuffle=false")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["bare", "wrapped"])

@@ -13,7 +13,7 @@ from async_rl.composition.compose import compose
 from async_rl.composition.files import names
 from async_rl.composition.schema import section_specs, settings
 
-MAX_SETTINGS = 185
+MAX_SETTINGS = 179
 ROOT = Path(__file__).resolve().parents[2]
 # They declare settings, compare them or show what follows from them; none of that is a use.
 NOT_A_USE = re.compile(
@@ -38,7 +38,7 @@ def product_files() -> list[tuple[str, frozenset[str]]]:
 
 
 def read_attributes(text: str) -> frozenset[str]:
-    """Names x of all `object.x` that are neither called (methods) nor assigned."""
+    """Names x of all `object.x` that are neither called (methods) nor assigned, and of patterns."""
     nodes = list(ast.walk(ast.parse(text)))
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     reads = (
@@ -48,7 +48,11 @@ def read_attributes(text: str) -> frozenset[str]:
         and isinstance(node.ctx, ast.Load)
         and id(node) not in called
     )
-    return frozenset(node.attr for node in reads)
+    # `case Loss(clip_low=low)` reads the attribute too.
+    matched = (
+        name for node in nodes if isinstance(node, ast.MatchClass) for name in node.kwd_attrs
+    )
+    return frozenset({*(node.attr for node in reads), *matched})
 
 
 def section_classes(path: str) -> list[str]:

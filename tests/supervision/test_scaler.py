@@ -10,6 +10,7 @@ import pytest
 from composing import compose
 from test_fleet import CALM, MAX_RESTARTS, Scripted, ScriptedLauncher, surroundings
 
+from async_rl.config.pools import SCALE_FILE
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
@@ -17,7 +18,6 @@ from async_rl.planning.estimate import memory_mb
 from async_rl.planning.fit import Headroom
 from async_rl.planning.topology import ProcessSpec, processes
 from async_rl.protocol.membership import Heartbeat, Member, PoolCount, Register
-from async_rl.runtime.context import SCALE_FILE
 from async_rl.runtime.directory import Connections
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.registry import Registry
@@ -311,21 +311,21 @@ AUTOSCALED = (
 )
 
 
-def test_the_autoscaler_moves_its_pool_and_looks_at_no_generator_that_only_evaluates(
+def test_the_autoscaler_moves_the_main_pool_and_looks_at_no_generator_that_only_evaluates(
     tmp_path: Path,
 ) -> None:
-    config = compose("grpo_code", [*POOLS, *AUTOSCALED, "generators.autoscale_pool=generators.big"])
+    config = compose("grpo_code", [*POOLS, *AUTOSCALED])
 
     async def act(run: ScaledRun) -> None:
         await run.until(*START)
         with pytest.raises(
             ConfigError,
-            match=r"generators.big=2: generators.autoscale sets this number",
+            match=r"generators=2: generators.autoscale sets this number",
         ):
-            run.scaler.scale({"big": 2}, "test", is_forced=False)
+            run.scaler.scale({"generators": 2}, "test", is_forced=False)
         told_s = 0.0
         async with asyncio.timeout(10):
-            while run.registry.wanted["generators.big"] == 1:
+            while run.registry.wanted["generators"] == 1:
                 told_s += 1.0
                 run.tell("learner-0", busy_s=told_s, wait_s=told_s)
                 for name in ("generator-0", "generator-big-0"):
@@ -333,8 +333,8 @@ def test_the_autoscaler_moves_its_pool_and_looks_at_no_generator_that_only_evalu
                 run.tell("generator-judge-0", busy_s=0.0, blocked_s=2 * told_s)
                 await asyncio.sleep(0.01)
         assert run.registry.wanted == {
-            "generators": 1,
-            "generators.big": 2,
+            "generators": 2,
+            "generators.big": 1,
             "generators.judge": 1,
             "verifiers": 1,
         }

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from async_rl.config.base import as_builtins
 from async_rl.config.generation import PoolConfig
-from async_rl.config.pools import GATEWAYS, GENERATORS, PLACES, VERIFIERS, generator_pools, work_of
+from async_rl.config.pools import GATEWAYS, GENERATORS, PLACES, VERIFIERS
 from async_rl.config.run import RunConfig
 
 _POOLS = (GENERATORS, VERIFIERS, GATEWAYS)
@@ -20,9 +20,8 @@ _OF_CLUSTERS = tuple(name for name, path in PLACES.items() if path.startswith("l
 
 
 def pool_problems(config: RunConfig) -> Iterator[str]:
-    """Yield the problems of generators.pools and of generators.autoscale_pool."""
+    """Yield the problems of generators.pools."""
     pools = config.generators.pools
-    scaled = config.generators.autoscale_pool
     for name, pool in pools.items():
         yield from _problems_of(config, name, pool)
     evaluating = [name for name, pool in pools.items() if pool.work == "evaluation"]
@@ -47,13 +46,6 @@ def pool_problems(config: RunConfig) -> Iterator[str]:
         yield (
             "generators.count=0 and every pool of generators.pools has work=train: no generator"
             " would evaluate; set work=both for one pool, or evaluation.every_steps=0"
-        )
-    # The autoscaler balances generation with training, and an evaluator takes no part in either.
-    able = [pool for pool in generator_pools(config) if work_of(config, pool) != "evaluation"]
-    if scaled not in able:
-        yield (
-            f"generators.autoscale_pool={scaled}: is not a pool of generators that train; choose"
-            f" one of {', '.join(able)}"
         )
 
 

@@ -249,11 +249,6 @@ def _shards(config: RunConfig) -> Iterator[str]:
             f"learner.offload={learner.offload} with learner.gpus_each=0: the learner is already in"
             " host memory; set learner.offload=none, or learner.gpus_each=1"
         )
-    if not learner.shuffle and learner.minibatches == 1:
-        yield (
-            "learner.shuffle=false with learner.minibatches=1: the only minibatch has every group"
-            " in any order; set learner.shuffle=true, or raise learner.minibatches"
-        )
 
 
 def _optimizers(config: RunConfig) -> Iterator[str]:
