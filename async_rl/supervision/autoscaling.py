@@ -1,7 +1,7 @@
-"""The decisions of the autoscaler: by a forecast of the run from its recorded times, or by the
-shares of time of its members where there is no forecast.
+"""The autoscaler: decides how many generators a run needs, from a forecast of the run or, without
+one, from the shares of time of its members.
 
-takes: a function that forecasts; pools and members of a window
+takes: a function that forecasts; the registry
 returns: the number of generators from now on, and the reason
 """
 
@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from async_rl.config.pools import GENERATORS
+from async_rl.config.pools import GENERATORS, evaluates_only
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.monitoring.bottleneck import share, total_rate
-from async_rl.planning.scaling import Decision, Steering, candidates
-from async_rl.protocol.membership import Member, PoolCount
+from async_rl.planning.scaling import Decision, Steering, Window, candidates
+from async_rl.protocol.membership import Member
+from async_rl.supervision.registry import Registry
 
 _REST = 20  # a forecast takes at most a twentieth of one core
 
@@ -30,57 +31,71 @@ Raises ConfigError or InfrastructureError with the reason why there is no foreca
 class Autoscaler:
     """The decisions of one run."""
 
-    def __init__(self, config: RunConfig, forecast: Forecast, log: logging.Logger) -> None:
-        self._bounds = config.generators.autoscale
-        self._pool = GENERATORS
+    def __init__(
+        self, config: RunConfig, registry: Registry, forecast: Forecast, log: logging.Logger
+    ) -> None:
+        self._config = config
+        self._registry = registry
         self._forecast = forecast
         self._log = log
-        self._steering = Steering(self._bounds)
+        self._steering = Steering(config.generators.autoscale)
+        self._before: list[Member] = []
+        self._count_before = 0
         self._rates: dict[int, float] = {}
         self._rests_until_s = 0.0
         self._no_forecast = ""
 
-    async def decide(
-        self, pools: Mapping[str, PoolCount], members: Sequence[Member], before: Sequence[Member]
-    ) -> Decision | None:
-        """Return a decision from the window between two lists of members; None while it has no
-        shares of time. pools: those that train.
+    async def decide(self) -> Decision | None:
+        """Return the decision after the window since the last call; None if nothing is to change,
+        or if not all training generators served for the whole window.
         """
-        least, most = self._bounds
-        count = pools[self._pool].wanted
-        others = sum(pool.wanted for pool in pools.values()) - count
-        waits = share(members, before, "learner", "wait_s") if before else None
-        blocked = share(members, before, "generator", "blocked_s") if before else None
-        # A count outside the configured bounds is corrected without measurements.
-        is_outside = not least <= count <= most
-        if not is_outside and (waits is None or blocked is None):
+        bounds = self._config.generators.autoscale
+        pools = [p for p in self._registry.pools() if p.work not in ("", "evaluation")]
+        wanted = {pool.pool: pool.wanted for pool in pools}
+        count = wanted.pop(GENERATORS)
+        members: list[Member] = []
+        # A generator that starts or drains works only for a part of the window, so the shares of
+        # time are not those of the wanted number.
+        if all(pool.live == pool.wanted and not pool.draining for pool in pools):
+            # A generator that only evaluates waits by design.
+            members = [
+                m for m in self._registry.members if not evaluates_only(self._config, m.name)
+            ]
+        before = self._before if count == self._count_before else []
+        self._before = members
+        self._count_before = count
+        if not members:
             return None
-        if before:
-            await self._update_rates(count, others)
-        return self._steering.decide(
-            count,
-            others=others,
+        waits = share(members, before, "learner", "wait_s") if before else None
+        held_back = share(members, before, "generator", "blocked_s") if before else None
+        # A count outside the configured bounds is corrected without measurements.
+        is_outside = not bounds[0] <= count <= bounds[1]
+        if not is_outside and (waits is None or held_back is None):
+            return None
+        window = Window(
             learner_waits=waits or 0.0,
-            held_back=blocked or 0.0,
-            rate=total_rate(members, before, "generator", "tokens_generated"),
-            rates=self._rates,
+            held_back=held_back or 0.0,
+            tokens_per_s=total_rate(members, before, "generator", "tokens_generated"),
+            others=sum(wanted.values()),
         )
+        if before and time.monotonic() >= self._rests_until_s:
+            await self._update_rates(candidates(count, bounds), window.others)
+        decision = self._steering.decide(count, window, self._rates)
+        return decision if decision.wanted != count else None
 
-    async def _update_rates(self, count: int, others: int) -> None:
-        """Forecast the rates of numbers near the present one, by number in the pool."""
-        began_s = time.monotonic()
-        if began_s < self._rests_until_s:
-            return
-        numbers = [number + others for number in candidates(count, self._bounds)]
-        reason, self._rates = "", {}
+    async def _update_rates(self, numbers: Sequence[int], others: int) -> None:
+        """Forecast the rates of these numbers of generators in the pool."""
+        start_s = time.monotonic()
+        reason = ""
+        self._rates = {}
         try:
-            # In a thread: a large run takes seconds, and members wait for answers meanwhile.
-            rates = await asyncio.to_thread(self._forecast, numbers)
+            # In a thread: a large run takes seconds, in which members must get their answers.
+            rates = await asyncio.to_thread(self._forecast, [n + others for n in numbers])
             self._rates = {number - others: rate for number, rate in rates.items()}
         except (ConfigError, InfrastructureError) as error:
             reason = str(error)
-        # The reason of a young run contains its number of steps, so the text changes every time.
+        # Logged once: the reason of a young run contains its number of steps, so it always differs.
         if reason and not self._no_forecast:
             self._log.info("no forecast: %s; autoscaling uses the shares of time", reason)
         self._no_forecast = reason
-        self._rests_until_s = time.monotonic() + _REST * (time.monotonic() - began_s)
+        self._rests_until_s = time.monotonic() + _REST * (time.monotonic() - start_s)

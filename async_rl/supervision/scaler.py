@@ -25,7 +25,6 @@ from async_rl.config.pools import (
     SCALE_FILE,
     SEATS_PER_POOL,
     VERIFIERS,
-    evaluates_only,
     generator_pools,
     pool_counts,
     pool_of,
@@ -86,7 +85,7 @@ class Scaler:
     ) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._autoscaler = Autoscaler(config, forecast, log)
+        self._autoscaler = Autoscaler(config, registry, forecast, log)
         self._headroom = headroom
         self._machine = machine
         self._fleet = fleet
@@ -228,32 +227,13 @@ class Scaler:
         return self._config.timeouts.drain_s
 
     async def _autoscale(self) -> None:
-        """Decide every timeouts.autoscale_s, on windows in which all training generators served."""
-        before: list[Member] = []
+        """Decide every timeouts.autoscale_s."""
         while True:
             await asyncio.sleep(self._config.timeouts.autoscale_s)
-            pools = {
-                pool.pool: pool
-                for pool in self._registry.pools()
-                if pool.work not in ("", "evaluation")
-            }
-            # A generator that starts or drains works only for a part of the window, so the shares
-            # of time are not those of the wanted number.
-            if any(pool.live != pool.wanted or pool.draining for pool in pools.values()):
-                before = []  # shares of time from before a change say nothing about it
-                continue
-            # A generator that only evaluates waits by design.
-            members = [
-                m for m in self._registry.members if not evaluates_only(self._config, m.name)
-            ]
-            decision = await self._autoscaler.decide(pools, members, before)
-            before = members
-            if decision is None or decision.wanted == pools[GENERATORS].wanted:
-                continue
-            if self._has_memory_for(decision):
+            decision = await self._autoscaler.decide()
+            if decision is not None and self._has_memory_for(decision):
                 self._want(GENERATORS, decision.wanted, decision.reason)
                 self._reconcile()
-                before = []
 
     def _has_memory_for(self, decision: Decision) -> bool:
         wanted = {GENERATORS: decision.wanted}

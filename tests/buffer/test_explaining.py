@@ -21,7 +21,7 @@ from warm_processes import run_command
 from async_rl.composition.compose import write_config
 from async_rl.config import base
 from async_rl.core.errors import ConfigError
-from async_rl.planning.scaling import decide_by_forecast
+from async_rl.planning.scaling import fewest
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep
 from async_rl.runs.config import config_of
@@ -140,7 +140,7 @@ def test_a_live_run_is_forecast_for_the_autoscaler_and_for_status(
     config = config_of(run_dir)
     rates = live_rates(run_dir, config, [1, 2])
     assert rates == {1: pytest.approx(2 / 3), 2: pytest.approx(2 / 3)}
-    assert decide_by_forecast(2, live_rates(run_dir, config, [2, 1])).wanted == 1
+    assert fewest(2, live_rates(run_dir, config, [2, 1])) == 1
     line = best_change(run_dir)
     assert line.startswith("forecast: +100% with buffer.max_staleness_versions=1 ")
     with pytest.raises(ConfigError, match="recording=off"):

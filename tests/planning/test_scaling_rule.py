@@ -8,14 +8,32 @@ import pytest
 import simpy
 
 from async_rl.planning.scaling import (
+    Decision,
     Steering,
+    Window,
     balanced,
     candidates,
-    decide,
-    decide_by_forecast,
+    fewest,
 )
 
 AUTO = [1, 8]
+
+
+def window(
+    learner_waits: float, held_back: float, tokens_per_s: float = 0.0, others: int = 0
+) -> Window:
+    return Window(
+        learner_waits=learner_waits,
+        held_back=held_back,
+        tokens_per_s=tokens_per_s,
+        others=others,
+    )
+
+
+def decide(
+    count: int, learner_waits: float, held_back: float, *, bounds: Sequence[int], others: int = 0
+) -> Decision:
+    return Steering(bounds).decide(count, window(learner_waits, held_back, others=others))
 
 
 def test_two_generators_that_leave_the_learner_waiting_half_the_time_need_two_more() -> None:
@@ -31,7 +49,7 @@ def test_four_generators_that_are_held_back_three_quarters_of_the_time_are_three
     [
         (2, 0.5, 0.0, 4),
         (4, 0.0, 0.75, 1),
-        (2, 0.2, 0.0, 2),  # 2.5 would balance: no reason to go to and fro
+        (2, 0.2, 0.0, 3),  # 2.5 would balance: with 3 the learner never waits
         (3, 0.0, 0.167, 3),
         (10, 0.09, 0.0, 8),  # above the maximum
         (3, 0.09, 0.0, 3),  # within the tolerance
@@ -39,20 +57,16 @@ def test_four_generators_that_are_held_back_three_quarters_of_the_time_are_three
     ],
 )
 def test_decisions_by_hand(count: int, waits: float, held: float, wanted: int) -> None:
-    assert decide(count, learner_waits=waits, held_back=held, bounds=AUTO).wanted == wanted
+    assert decide(count, waits, held, bounds=AUTO).wanted == wanted
 
 
 def test_generators_of_other_pools_count_in_the_balance_and_stay() -> None:
-    assert (
-        decide(1, others=3, learner_waits=0.2, held_back=0.0, bounds=AUTO).wanted == 2
-    )  # 5 would balance
-    assert (
-        decide(3, others=1, learner_waits=0.0, held_back=0.5, bounds=AUTO).wanted == 1
-    )  # 2 would balance
+    assert decide(1, 0.2, 0.0, others=3, bounds=AUTO).wanted == 2  # 5 would balance
+    assert decide(3, 0.0, 0.5, others=1, bounds=AUTO).wanted == 1  # 2 would balance
 
 
 def test_the_reason_tells_the_shares_and_the_balance() -> None:
-    reason = decide(2, learner_waits=0.5, held_back=0.02, bounds=AUTO).reason
+    reason = decide(2, 0.5, 0.02, bounds=AUTO).reason
     assert (
         reason
         == "the learner waits 50% of the time, generators are held back 2%: 3.9 generators would"
@@ -122,11 +136,7 @@ def steered(
     counts = [start]
     for _ in range(30):
         waits, held = run.window(60)
-        run.grow(
-            steering.decide(
-                run.count, learner_waits=waits, held_back=held, rate=run.num_made
-            ).wanted
-        )
+        run.grow(steering.decide(run.count, window(waits, held, run.num_made)).wanted)
         run.window(30)
         counts.append(run.count)
     return counts
@@ -152,28 +162,28 @@ def test_generators_that_share_their_cores_are_taken_back_once_and_not_tried_aga
 
 def test_what_was_taken_back_says_why_and_what_memory_did_not_allow_is_not_judged() -> None:
     steering = Steering(AUTO)
-    assert steering.decide(1, learner_waits=0.5, held_back=0.0, rate=600.0).wanted == 2
-    assert steering.decide(1, learner_waits=0.5, held_back=0.0, rate=500.0).wanted == 2
-    decision = steering.decide(2, learner_waits=0.5, held_back=0.0, rate=610.0)
+    assert steering.decide(1, window(0.5, 0.0, 600.0)).wanted == 2
+    assert steering.decide(1, window(0.5, 0.0, 500.0)).wanted == 2
+    decision = steering.decide(2, window(0.5, 0.0, 610.0))
     told = (
         "1 wrote 500 tokens/s, 2 write 610: they use the same cores or GPUs, so autoscaling adds"
         " no more until the run is resumed"
     )
     assert (decision.wanted, decision.reason) == (1, told)
-    assert steering.decide(1, learner_waits=0.9, held_back=0.0, rate=500.0).wanted == 1
+    assert steering.decide(1, window(0.9, 0.0, 500.0)).wanted == 1
 
 
 def test_the_bounds_are_kept_and_a_run_outside_them_is_brought_inside() -> None:
     narrow = [2, 3]
     assert set(steered(2, make_s=4.0, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
     assert set(steered(3, make_s=0.1, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
-    assert decide(9, learner_waits=0.0, held_back=0.0, bounds=narrow).wanted == 3
-    assert decide(1, learner_waits=0.0, held_back=0.0, bounds=narrow).wanted == 2
+    assert decide(9, 0.0, 0.0, bounds=narrow).wanted == 3
+    assert decide(1, 0.0, 0.0, bounds=narrow).wanted == 2
 
 
 def test_a_share_within_the_tolerance_changes_nothing() -> None:
-    assert decide(8, learner_waits=0.0, held_back=0.0999, bounds=AUTO).wanted == 8
-    assert decide(8, learner_waits=0.0, held_back=0.15, bounds=AUTO).wanted == 7
+    assert decide(8, 0.0, 0.0999, bounds=AUTO).wanted == 8
+    assert decide(8, 0.0, 0.15, bounds=AUTO).wanted == 7
 
 
 @pytest.mark.parametrize(
@@ -189,21 +199,21 @@ def test_a_share_within_the_tolerance_changes_nothing() -> None:
 def test_the_fewest_generators_that_are_nearly_as_fast_as_the_fastest(
     count: int, rates: dict[int, float], wanted: int
 ) -> None:
-    assert decide_by_forecast(count, rates).wanted == wanted
+    assert fewest(count, rates) == wanted
 
 
 def test_the_forecast_replaces_the_shares_but_not_the_bounds_and_not_the_judged_trial() -> None:
     flat = {2: 1.0, 1: 0.5, 3: 1.0, 4: 1.0}
-    waiting = {"learner_waits": 0.5, "held_back": 0.0, "rate": 600.0}
-    assert Steering(AUTO).decide(2, **waiting).wanted == 4
-    assert Steering(AUTO).decide(2, **waiting, rates=flat).wanted == 2
-    assert Steering(AUTO).decide(9, **waiting, rates={9: 1.0, 8: 0.1}).wanted == 8
+    waiting = window(0.5, 0.0, 600.0)
+    assert Steering(AUTO).decide(2, waiting).wanted == 4
+    assert Steering(AUTO).decide(2, waiting, flat).wanted == 2
+    assert Steering(AUTO).decide(9, waiting, {9: 1.0, 8: 0.1}).wanted == 8
     # Rates of other numbers, from before a change: the shares decide.
-    assert Steering(AUTO).decide(2, **waiting, rates={4: 1.0, 8: 2.0}).wanted == 4
+    assert Steering(AUTO).decide(2, waiting, {4: 1.0, 8: 2.0}).wanted == 4
     steering, rising = Steering(AUTO), {1: 1.0, 2: 2.0, 4: 4.0}
-    assert steering.decide(1, **waiting, rates=rising).wanted == 4
+    assert steering.decide(1, waiting, rising).wanted == 4
     # The forecast knows no shared cores; the trial does.
-    assert steering.decide(4, **waiting, rates={4: 4.0, 2: 2.0, 8: 8.0}).wanted == 1
+    assert steering.decide(4, waiting, {4: 4.0, 2: 2.0, 8: 8.0}).wanted == 1
 
 
 def test_numbers_near_the_present_one_are_forecast() -> None:

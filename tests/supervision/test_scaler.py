@@ -426,7 +426,10 @@ def test_the_forecast_decides_where_it_contradicts_the_shares_of_time(
         assert run.registry.wanted["generators"] == 1
 
     with_run(config, tmp_path, act)
-    assert "forecast from recorded times: 3600 steps/hour with 2, 3600 with 1" in caplog.text
+    assert (
+        "forecast from recorded times, in steps/hour: 3600 with 1, 3600 with 2, 3600 with 3"
+        in caplog.text
+    )
 
 
 def test_without_a_forecast_the_shares_decide_and_the_reason_is_logged_once(
