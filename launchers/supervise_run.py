@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from async_rl.launchers.api.starting import supervise
-from async_rl.runs.config import config_of
 from async_rl.runs.control import leave_mark, owning
+from async_rl.runs.status import config_of
 
 
 def main() -> int:

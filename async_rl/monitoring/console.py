@@ -10,10 +10,11 @@ pipe has no reader, the run continues without it.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rich.live import Live
@@ -22,10 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.config.run import RunConfig
-from async_rl.monitoring.pace import Pace
 from async_rl.monitoring.rates import commonest_failure
-from async_rl.monitoring.result import result_lines, short_path
-from async_rl.monitoring.status import ROLE_ORDER, duration, wait_of
+from async_rl.monitoring.status import ROLE_ORDER, duration, short_path, wait_of
 from async_rl.monitoring.terminal import Terminal
 from async_rl.protocol.membership import Member
 
@@ -33,8 +32,39 @@ _PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
 _REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be redrawn
 _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
 _LOG_EVERY_S = 30.0
+_PACE_STEPS = 20
+"""A mean over these steps changes slowly enough to be read, and follows a change of the fleet."""
+_LEAST_PACE_STEPS = 3  # the first steps wait for the first groups and are slower than later steps
 _BAR_WIDTH = 12  # the line next to it fits a terminal of 80 columns
 _LOG = logging.getLogger("async_rl.progress")
+
+
+class _Pace:
+    """The time that a run still needs, from the pace of its newest steps.
+
+    Times are monotonic seconds from the caller.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._seen: collections.deque[tuple[int, float]] = collections.deque(maxlen=_PACE_STEPS + 1)
+
+    def at(self, step: int, now_s: float) -> None:
+        """Note that `step` is the newest one."""
+        # A learner that resumes from a checkpoint starts anew.
+        if self._seen and step < self._seen[-1][0]:
+            self._seen.clear()
+        if step > 0 and (not self._seen or step > self._seen[-1][0]):
+            self._seen.append((step, now_s))
+
+    def left_s(self) -> float | None:
+        """Return the seconds to the last step; None before a few steps, and at the end."""
+        if not self._seen:
+            return None
+        (first, first_s), (last, last_s) = self._seen[0], self._seen[-1]
+        if last - first < _LEAST_PACE_STEPS or last >= self._num_steps:
+            return None
+        return (self._num_steps - last) * (last_s - first_s) / (last - first)
 
 
 class Console:
@@ -58,7 +88,7 @@ class Console:
         self._drawn_s = -_PLAIN_EVERY_S
         self._logged_s = -_LOG_EVERY_S
         self._plain = ""
-        self._pace = Pace(config.num_steps)
+        self._pace = _Pace(config.num_steps)
 
     def started(self, tensorboard_url: str, prometheus_url: str) -> None:
         """Print the run's directory and the addresses of TensorBoard and Prometheus."""
@@ -117,10 +147,8 @@ class Console:
         with self._best_effort():
             self._terminal.print(text, markup=False, soft_wrap=True)
 
-    def end(self, outcome: str, cause: str, step: int, *, saved: Sequence[int] = ()) -> None:
-        """Print the outcome of the run: `finished`, `stopped` or `failed`, with its root cause, and
-        what it achieved. saved: steps of its checkpoints.
-        """
+    def end(self, outcome: str, cause: str, step: int) -> None:
+        """Print the outcome of the run: `finished`, `stopped` or `failed`, with its root cause."""
         text = f"the run has {outcome} at step {step} of {self._config.num_steps}"
         with self._best_effort():
             if self._live is not None:
@@ -129,8 +157,6 @@ class Console:
             self._terminal.print(Text(text, style="bold red" if cause else "bold"))
         if cause:
             self.note(cause)
-        for line in result_lines(self._run_dir, saved):
-            self.note(line)
 
     def _draw(self, line: Text | Table, *, is_due: bool) -> None:
         now_s = self._clock()

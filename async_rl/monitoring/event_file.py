@@ -7,10 +7,12 @@ The only file that imports TensorBoard's writer.
 from __future__ import annotations
 
 import re
+import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
@@ -23,7 +25,9 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
-from async_rl.observability.catalogue import describe, with_unit
+from async_rl.config.base import as_builtins
+from async_rl.config.run import RunConfig
+from async_rl.observability.catalogue import FIRST_SCREEN, describe, with_unit
 
 _FIRST_COLUMNS = (
     "algorithm.advantage.kind",
@@ -52,78 +56,54 @@ class EventFile:
         self._described: set[str] = set()
         self._directory = directory
         self._size_bytes = 0
-        self._writer = self._begin()
+        self._writer = self._open()
 
-    def _begin(self) -> EventFileWriter:
-        """Begin a file. Its name has the time in seconds and a number that grows."""
+    def _open(self) -> EventFileWriter:
+        # The name of the file has the time in seconds and a number that grows.
         return EventFileWriter(
             str(self._directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
         )
 
     def scalar(self, name: str, value: float, step: int) -> None:
-        """One point of a curve."""
+        """Add a point of a curve."""
         self._add(self._described_once(name, scalar_pb(name, value)), step)
 
     def histogram(self, name: str, values: Sequence[float], step: int) -> None:
-        """A distribution at one step; values may be empty."""
+        """Add a distribution at one step; values may be empty."""
         # float64 holds every counter and version exactly.
         data = np.asarray(values, dtype=np.float64)
         self._add(self._described_once(name, histogram_pb(name, data, buckets=_BUCKETS)), step)
 
     def text(self, name: str, markdown: str, step: int) -> None:
-        """A page of Markdown."""
+        """Add a page of Markdown."""
         self._add(text_pb(name, markdown), step)
 
-    def hyper_parameters(
-        self, settings: Mapping[str, bool | int | float | str], metrics: Sequence[str]
-    ) -> None:
-        """The settings of the run, for TensorBoard's table of runs, and the scalars that stand
-        next to them, of which it shows the first.
+    def describe_run(self, config: RunConfig) -> None:
+        """Write the first screen, the settings as hyper-parameters, and the configuration as
+        text.
         """
-        # No domains: TensorBoard takes those of one run for all, and would hide the other runs.
-        columns = [hparams.HParam(name) for name in settings]
-        shown = [hparams.Metric(name) for name in metrics]
-        summary = hparams.hparams_config_pb(columns, shown)
-        content = summary.value[0].metadata.plugin_data
-        described = HParamsPluginData.FromString(content.content)
-        for column in described.experiment.hparam_infos:
-            # The table shows five columns: those that are said to differ, then by name.
-            column.differs = column.name in _FIRST_COLUMNS
-        content.content = described.SerializeToString()
-        self._add(summary, 0)
-        self._add(hparams.hparams_pb(dict(settings)), 0)
-
-    def first_screen(self, title: str, charts: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """The layout of the custom-scalars page: title and scalar names of each chart, which
-        TensorBoard takes for patterns.
-        """
-        layout = layout_pb2.Layout()
-        category = layout.category.add(title=title)
-        for name, tags in charts:
-            # Anchored: eval/pass_at_1 would also match eval/pass_at_1_error.
-            patterns = [f"^{re.escape(tag)}$" for tag in tags]
-            category.chart.add(title=name, multiline={"tag": patterns})
-        summary = summary_pb2.Summary()
-        summary.value.add(
-            tag=custom_scalar_metadata.CONFIG_SUMMARY_TAG,
-            metadata=custom_scalar_metadata.create_summary_metadata(),
-            tensor=tensor_util.make_tensor_proto(layout.SerializeToString(), dtype=np.object_),
-        )
-        self._add(summary, 0)
+        settings = as_builtins(config)
+        self._add(_first_screen(), 0)
+        for summary in _hyper_parameters(dict(_leaves("", settings))):
+            self._add(summary, 0)
+        # Markdown shows text with an indent of four spaces unchanged.
+        text = textwrap.indent(msgspec.yaml.encode(settings).decode(), "    ")
+        self.text("run/config", text, 0)
+        self.flush()
 
     def restart(self, step: int) -> None:
-        """Continue the run from here: TensorBoard discards `step` and later ones."""
+        """Continue the run at `step`: TensorBoard discards its earlier values and later steps."""
         # TensorBoard drops later steps only at a START event.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=start))
         self._writer.flush()
 
     def flush(self) -> None:
-        """Everything added so far is in the file afterwards."""
+        """Write everything that was added so far."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Flushes and ends the background thread."""
+        """Flush, and stop the background thread."""
         self._writer.close()
 
     def _described_once(self, name: str, summary: summary_pb2.Summary) -> summary_pb2.Summary:
@@ -141,7 +121,55 @@ class EventFile:
         event = event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
         if self._size_bytes > _ROTATE_BYTES:
             self._writer.close()
-            self._writer = self._begin()
+            self._writer = self._open()
             self._size_bytes = 0
         self._size_bytes += event.ByteSize()
         self._writer.add_event(event)
+
+
+def _first_screen() -> summary_pb2.Summary:
+    """Return the layout of the custom-scalars page: the ten numbers to watch."""
+    layout = layout_pb2.Layout()
+    category = layout.category.add(title="The ten numbers to watch")
+    for title, names in FIRST_SCREEN:
+        # TensorBoard takes names for patterns: eval/pass_at_1 would also match
+        # eval/pass_at_1_error.
+        patterns = [f"^{re.escape(name)}$" for name in names]
+        category.chart.add(title=with_unit(title, names[0]), multiline={"tag": patterns})
+    summary = summary_pb2.Summary()
+    summary.value.add(
+        tag=custom_scalar_metadata.CONFIG_SUMMARY_TAG,
+        metadata=custom_scalar_metadata.create_summary_metadata(),
+        tensor=tensor_util.make_tensor_proto(layout.SerializeToString(), dtype=np.object_),
+    )
+    return summary
+
+
+def _hyper_parameters(
+    settings: Mapping[str, bool | int | float | str],
+) -> Iterator[summary_pb2.Summary]:
+    """Yield the settings of the run for TensorBoard's table of runs, with the numbers to watch."""
+    watched = [name for _, names in FIRST_SCREEN for name in names]
+    # The table shows the first of the metrics only.
+    watched.sort(key=lambda name: name != "eval/pass_at_1")
+    # No domains: TensorBoard would take the domains of one run for all, and hide the other runs.
+    columns = [hparams.HParam(name) for name in settings]
+    summary = hparams.hparams_config_pb(columns, [hparams.Metric(name) for name in watched])
+    content = summary.value[0].metadata.plugin_data
+    described = HParamsPluginData.FromString(content.content)
+    for column in described.experiment.hparam_infos:
+        # The table shows five columns: those that are marked as different, then by name.
+        column.differs = column.name in _FIRST_COLUMNS
+    content.content = described.SerializeToString()
+    yield summary
+    yield hparams.hparams_pb(dict(settings))
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, bool | int | float | str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(f"{path}.{key}" if path else str(key), inner)
+    elif isinstance(value, bool | int | float | str):
+        yield path, value
+    else:
+        yield path, str(value)

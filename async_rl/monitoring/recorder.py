@@ -33,7 +33,6 @@ from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.core.jsonl import line_number, lines_backwards
 from async_rl.core.os import replace_file
 from async_rl.monitoring.event_file import EventFile
-from async_rl.monitoring.run_description import describe_run
 from async_rl.observability.catalogue import MetricKind, describe
 
 _LEARNER_PART = "reward/mean"
@@ -44,6 +43,7 @@ _DRAW_EVERY_S = 0.5
 """
 _LOG = logging.getLogger("async_rl.metrics")
 
+Scalars = Mapping[str, float]
 Histograms = Mapping[str, Sequence[float]]
 Texts = Mapping[str, str]
 
@@ -78,17 +78,18 @@ class Recorder:
         *,
         hold_s: float = _HOLD_S,
         clock: Callable[[], float] = time.monotonic,
-        on_row: Callable[[int, Mapping[str, float]], None] = lambda *_: None,
+        on_row: Callable[[int, Scalars], None] = lambda *_: None,
         on_media: Callable[[int, Histograms, Texts], None] = lambda *_: None,
     ) -> None:
         self._config = config
         self._hold_s = hold_s
         self._clock = clock
         self._drawn_s = -math.inf
-        self._on_row, self._on_media = on_row, on_media
+        self._on_row = on_row
+        self._on_media = on_media
         self._path = run_dir / "metrics.jsonl"
         self._held_path = run_dir / "metrics.held.json"
-        self._refused: set[str] = set()
+        self._undeclared: set[str] = set()
         self._rows: dict[int, _Row] = {}
         self._started_s = clock()
         self._newest = -1
@@ -106,30 +107,55 @@ class Recorder:
         self._jsonl = self._path.open("ab")
         # Half a row of a killed writer is lost.
         self._jsonl.truncate(end)
-        describe_run(self._events, config)
+        self._events.describe_run(config)
 
     def record(
         self,
         step: int,
         source: str,
-        scalars: Mapping[str, float] | None = None,
+        scalars: Scalars | None = None,
         histograms: Histograms | None = None,
         texts: Texts | None = None,
     ) -> None:
         """Record one part of a step. source: the reporting process, for messages."""
-        now_s = self._clock() - self._started_s
-        self._newest = max(self._newest, step)
         scalars = scalars or {}
         histograms = histograms or {}
         texts = texts or {}
-        for kind, names in (
-            (MetricKind.SCALAR, scalars),
-            (MetricKind.HISTOGRAM, histograms),
-            (MetricKind.TEXT, texts),
-        ):
+        self._newest = max(self._newest, step)
+        self._report_undeclared(source, scalars, histograms, texts)
+        self._draw(step, scalars, histograms, texts)
+        if histograms or texts:
+            self._on_media(step, histograms, texts)
+        self._add_to_row(step, source, scalars)
+        self.flush()
+        # The incomplete rows survive a killed supervisor.
+        replace_file(self._held_path, msgspec.json.encode(self._rows))
+
+    def _report_undeclared(
+        self, source: str, scalars: Scalars, histograms: Histograms, texts: Texts
+    ) -> None:
+        """Log an error for each name that the catalogue does not declare, once."""
+        kinds = {
+            MetricKind.SCALAR: scalars,
+            MetricKind.HISTOGRAM: histograms,
+            MetricKind.TEXT: texts,
+        }
+        for kind, names in kinds.items():
             for name in names:
-                self._check(name, kind, source)
-        if self._is_drawn(step, scalars, now_s):
+                spec = describe(name)
+                if (spec is None or spec.kind is not kind) and name not in self._undeclared:
+                    self._undeclared.add(name)
+                    _LOG.error(
+                        "%s wrote the %s %r, which is not declared as one in"
+                        " async_rl/observability/catalogue.toml; declare it there",
+                        source,
+                        kind,
+                        name,
+                    )
+
+    def _draw(self, step: int, scalars: Scalars, histograms: Histograms, texts: Texts) -> None:
+        """Write to TensorBoard: all texts, and the numbers unless learner steps come too fast."""
+        if self._is_due(step, scalars):
             for name, value in scalars.items():
                 self._events.scalar(name, value, step)
             for name, values in histograms.items():
@@ -139,9 +165,19 @@ class Recorder:
         if texts:
             # Texts report events, which a person must see before the next periodic flush.
             self._events.flush()
-        if histograms or texts:
-            self._on_media(step, histograms, texts)
+
+    def _is_due(self, step: int, scalars: Scalars) -> bool:
+        # The last step is what people look at, so it is always drawn.
+        if _LEARNER_PART not in scalars or step == self._config.num_steps:
+            return True
+        is_due = self._run_s() - self._drawn_s >= _DRAW_EVERY_S
+        if is_due:
+            self._drawn_s = self._run_s()
+        return is_due
+
+    def _add_to_row(self, step: int, source: str, scalars: Scalars) -> None:
         if step >= self._next_step:
+            now_s = self._run_s()
             row = self._rows.setdefault(step, _Row(now_s, {}, awaited=self._awaited(step)))
             row.scalars.update(scalars)
             row.awaited.difference_update(scalars)
@@ -152,19 +188,10 @@ class Recorder:
                 source,
                 step,
             )
-        self.flush()
-        # The incomplete rows survive a killed supervisor.
-        replace_file(self._held_path, msgspec.json.encode(self._rows))
 
-    def _is_drawn(self, step: int, scalars: Mapping[str, float], now_s: float) -> bool:
-        """Return whether TensorBoard receives it: some of quick learner steps, everything else."""
-        # The last step is what people look at, so it is always drawn.
-        if _LEARNER_PART not in scalars or step == self._config.num_steps:
-            return True
-        is_drawn = now_s - self._drawn_s >= _DRAW_EVERY_S
-        if is_drawn:
-            self._drawn_s = now_s
-        return is_drawn
+    def _run_s(self) -> float:
+        """Return the seconds since the start of the run."""
+        return self._clock() - self._started_s
 
     def flush(self) -> None:
         """Write the rows that are complete. `record` calls it; call it from time to time in case
@@ -173,7 +200,7 @@ class Recorder:
         while self._rows:
             step = min(self._rows)
             row = self._rows[step]
-            is_late = self._clock() - self._started_s - row.last_s >= self._hold_s
+            is_late = self._run_s() - row.last_s >= self._hold_s
             # Rows are written in order, so an incomplete one holds back those after it.
             if (row.awaited or step != self._next_step) and not is_late:
                 return
@@ -194,7 +221,7 @@ class Recorder:
         is_written = kept is not None and kept.step == version
         if is_evaluated(self._config, version) and not is_written:
             # Its evaluation is repeated; the learner's part is not, so it is not awaited.
-            now_s = self._clock() - self._started_s
+            now_s = self._run_s()
             row = _Row(now_s, {}, last_s=now_s, awaited={_EVALUATION_PART})
             self._rows.setdefault(version, row)
         # A held row of an earlier step is still to be written.
@@ -230,7 +257,7 @@ class Recorder:
             ) from error
         for step, row in saved.items():
             if step >= self._next_step:
-                row.last_s = self._clock() - self._started_s
+                row.last_s = self._run_s()
                 row.awaited = self._awaited(step) - row.scalars.keys()
                 self._rows[step] = row
                 self._newest = max(self._newest, step)
@@ -276,19 +303,6 @@ class Recorder:
         scalars = {name: math.nan if v is None else v for name, v in row.scalars.items()}
         self._on_row(step, scalars)
         self._next_step = step + 1
-
-    def _check(self, name: str, kind: MetricKind, source: str) -> None:
-        spec = describe(name)
-        if (spec is not None and spec.kind is kind) or name in self._refused:
-            return
-        self._refused.add(name)
-        _LOG.error(
-            "%s wrote the %s %r, which is not declared as one in"
-            " async_rl/observability/catalogue.toml; declare it there",
-            source,
-            kind,
-            name,
-        )
 
 
 def is_evaluated(config: RunConfig, step: int) -> bool:

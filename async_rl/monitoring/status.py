@@ -7,8 +7,10 @@ Pure: from a StatusReply, an earlier one and the time to something rich can prin
 from __future__ import annotations
 
 import collections
+import os
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -208,3 +210,10 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def short_path(path: Path) -> str:
+    """Return the path relative to the working directory, if it is below it."""
+    # A path that a person can copy, as short as possible.
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

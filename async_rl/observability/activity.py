@@ -10,9 +10,9 @@ stages at the same time
 - Inside one task the innermost block counts; the outer blocks are suspended until it ends.
 - `busy_s/<stage>`, `wait_s/<what>` and `blocked_s/<what>` are seconds in which at least one task
   was in that stage: a union, never a sum.
-- The process is busy while any task is; else its condition is the one that has lasted longest
-  without a break.  The seconds of the process in each of these four conditions are `busy_s`,
-  `wait_s`, `blocked_s` and `idle_s`; they add up to its age.
+- The process is busy while any task is busy, else it waits while any task waits, else it is blocked
+  while any task is blocked, else it is idle.  The seconds of the process in these four conditions
+  are `busy_s`, `wait_s`, `blocked_s` and `idle_s`; they add up to its age.
 - Text after the first colon is a detail for the user; `waits_for` shows it, the counter's name does
   not include it.
 - `gauge/<name>` is a value as it is now; every other counter only grows until the process exits.
@@ -28,6 +28,7 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 GAUGE = "gauge/"
@@ -82,7 +83,7 @@ class _Frame:
 
 
 class _Seconds:
-    """Seconds in which at least one frame of a key was active."""
+    """Seconds in which at least one block was active."""
 
     __slots__ = ("num_active", "since", "total")
 
@@ -90,6 +91,20 @@ class _Seconds:
         self.num_active = 0
         self.since = 0.0
         self.total = 0.0
+
+    def enter(self, now: float) -> None:
+        # A union: only the first of several blocks starts the clock.
+        if self.num_active == 0:
+            self.since = now
+        self.num_active += 1
+
+    def leave(self, now: float) -> None:
+        self.num_active -= 1
+        if self.num_active == 0:
+            self.total += now - self.since
+
+    def until(self, now: float) -> float:
+        return self.total + (now - self.since if self.num_active else 0.0)
 
 
 class Activity:
@@ -106,35 +121,29 @@ class Activity:
         self._frame: contextvars.ContextVar[_Frame | None] = contextvars.ContextVar(
             "activity", default=None
         )
-        # The first kind that has one stands for the process: work, else a wait for what is
-        # upstream, else what holds it back.
+        # The active blocks by kind, in order of their activation. The first kind with a block is
+        # the condition of the process: work, else a wait for what is upstream, else what blocks it.
         self._frames: dict[_Kind, dict[_Frame, None]] = {kind: {} for kind in _Kind}
-        self._seconds: dict[str, _Seconds] = {}
+        # By stage, and by condition of the process.
+        self._seconds: dict[str, _Seconds] = {kind.value: _Seconds() for kind in _Kind}
         self._values: dict[str, float] = {}
         self._held_back: dict[str, str] = {}
         self._rest_state = "starting"
+        self._rest_since = clock()
         self._kind = _Kind.IDLE
-        self._kind_since = clock()
-        self._rest_since = self._kind_since
-        self._kind_seconds = dict.fromkeys(_Kind, 0.0)
+        self._seconds[self._kind.value].enter(self._rest_since)
 
-    @contextlib.contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
+    def __call__(self, stage: str) -> AbstractContextManager[None]:
         """Count the block as work on `stage`."""
-        with self._inside(_Kind.BUSY, stage):
-            yield
+        return self._inside(_Kind.BUSY, stage)
 
-    @contextlib.contextmanager
-    def waiting(self, reason: str) -> Iterator[None]:
+    def waiting(self, reason: str) -> AbstractContextManager[None]:
         """Count the block as a wait for something upstream."""
-        with self._inside(_Kind.WAITING, reason):
-            yield
+        return self._inside(_Kind.WAITING, reason)
 
-    @contextlib.contextmanager
-    def blocked(self, reason: str) -> Iterator[None]:
+    def blocked(self, reason: str) -> AbstractContextManager[None]:
         """Count the block as blocked by something downstream."""
-        with self._inside(_Kind.BLOCKED, reason):
-            yield
+        return self._inside(_Kind.BLOCKED, reason)
 
     @contextlib.contextmanager
     def held_back(self, stage: str, *, by: str) -> Iterator[None]:
@@ -164,7 +173,7 @@ class Activity:
             self._settle(now)
 
     def rest(self, state: str) -> None:
-        """Names what the process is in while no block is entered: `starting` at first, then for
+        """Set the state of the process while no block is entered: `starting` at first, then for
         example `serving`.
         """
         with self._lock:
@@ -182,28 +191,21 @@ class Activity:
             self._values[GAUGE + name] = value
 
     def snapshot(self) -> Snapshot:
-        """The state now; seconds of blocks that are still open are counted up to now."""
+        """Return the present state; seconds of blocks that are still open are counted up to now."""
         with self._lock:
             now = self._clock()
-            counters = dict(self._values)
-            for key, seconds in self._seconds.items():
-                counters[key] = seconds.total + (now - seconds.since if seconds.num_active else 0.0)
-            for kind, total in self._kind_seconds.items():
-                counters[kind.value] = total + (
-                    now - self._kind_since if kind is self._kind else 0.0
-                )
-            shown = self._shown()
-            since_s = self._wall() - (now - (shown.since if shown else self._rest_since))
-            if shown is None:
-                return Snapshot(self._rest_state, "", since_s, counters)
-            if shown.kind is _Kind.BUSY:
-                return Snapshot(shown.label, "", since_s, counters)
-            return Snapshot(
-                "waiting" if shown.kind is _Kind.WAITING else "blocked",
-                shown.label,
-                since_s,
-                counters,
-            )
+            seconds = {key: stage.until(now) for key, stage in self._seconds.items()}
+            frame = self._shown()
+            state = self._rest_state
+            waits_for = ""
+            since = self._rest_since
+            if frame is not None:
+                since = frame.since
+                state = frame.label
+                if frame.kind is not _Kind.BUSY:
+                    state = "waiting" if frame.kind is _Kind.WAITING else "blocked"
+                    waits_for = frame.label
+            return Snapshot(state, waits_for, self._wall() - (now - since), self._values | seconds)
 
     @contextlib.contextmanager
     def _inside(self, kind: _Kind, label: str) -> Iterator[None]:
@@ -249,38 +251,30 @@ class Activity:
         frame.count_as(*((_Kind.BLOCKED, by) if by else frame.entered))
         frame.since = now
         self._frames[frame.kind][frame] = None
-        # A union: only the first of several frames starts the clock.
-        seconds = self._seconds.setdefault(frame.key, _Seconds())
-        if seconds.num_active == 0:
-            seconds.since = now
-        seconds.num_active += 1
+        self._seconds.setdefault(frame.key, _Seconds()).enter(now)
 
     def _leave(self, frame: _Frame, now: float) -> None:
         del self._frames[frame.kind][frame]
-        seconds = self._seconds[frame.key]
-        seconds.num_active -= 1
-        if seconds.num_active == 0:
-            seconds.total += now - seconds.since
+        self._seconds[frame.key].leave(now)
 
     def _shown(self) -> _Frame | None:
-        """The block that stands for the process: of its kind what holds all work back, or the
-        oldest that says why, or the oldest.
+        """Return the block that describes the process. Among the blocks of its condition, a block
+        that holds all work back comes first, then a block with a detail, then the oldest one.
         """
-        frames = self._frames[self._shown_kind()]  # in the order of their activation
-        by = self._held_back.values()
+        reasons = self._held_back.values()
         return min(
-            frames, key=lambda frame: (frame.label not in by, ":" not in frame.label), default=None
+            self._frames[self._kind],
+            key=lambda frame: (frame.label not in reasons, ":" not in frame.label),
+            default=None,
         )
 
-    def _shown_kind(self) -> _Kind:
-        return next((kind for kind, frames in self._frames.items() if frames), _Kind.IDLE)
-
     def _settle(self, now: float) -> None:
-        kind = self._shown_kind()
+        """Update the condition of the process after blocks were entered or left."""
+        kind = next((kind for kind, frames in self._frames.items() if frames), _Kind.IDLE)
         if kind is not self._kind:
-            self._kind_seconds[self._kind] += now - self._kind_since
+            self._seconds[self._kind.value].leave(now)
+            self._seconds[kind.value].enter(now)
             self._kind = kind
-            self._kind_since = now
             if kind is _Kind.IDLE:
                 self._rest_since = now
 

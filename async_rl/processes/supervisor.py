@@ -296,5 +296,5 @@ class Supervisor:
             outcomes.write(self._run_dir, outcome=outcome, step=step, cause=cause)
         except OSError as error:
             self._log.error("the outcome cannot be written: %s", error)
-        self._console.end(outcome, cause, step, saved=checkpoints.versions(self._run_dir))
+        self._console.end(outcome, cause, step)
         return 1 if cause else 0

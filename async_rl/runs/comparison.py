@@ -23,10 +23,10 @@ from async_rl.core.errors import AsyncRLError, InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Group, Trajectory
 from async_rl.observability.catalogue import FIRST_SCREEN
-from async_rl.runs.config import config_of
 from async_rl.runs.metrics import RowReader
 from async_rl.runs.report import Report, Section, Table
 from async_rl.runs.samples import Decode, decoder
+from async_rl.runs.status import config_of
 from async_rl.training.checkpoints import published_checksums
 
 _LEARNING_RATES = ("policy/lr", "value/lr")

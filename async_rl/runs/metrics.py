@@ -1,8 +1,10 @@
-"""The metrics of a run in Python: as columns, and row by row while the run writes them."""
+"""The metrics of a run: as columns, and row by row while the run writes them."""
 
 from __future__ import annotations
 
+import array
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import pandas
 
 Column = npt.NDArray[np.float64]
+STEP = "step"
 
 
 class Metrics(Mapping[str, Column]):
@@ -99,6 +102,62 @@ class RowReader:
                 self._offset, self._last = 0, b""
                 file.seek(0)
             return file.read()
+
+
+class Curves:
+    """Columns of metrics.jsonl, float64 [rows]. A step that is trained again replaces its row.
+
+    Safe for threads.
+    """
+
+    # Columns instead of rows: a hundred thousand rows of eighty names are 64 MB as columns and
+    # about a gigabyte as dictionaries.
+
+    def __init__(self, run_dir: Path) -> None:
+        self._reader = RowReader(run_dir)
+        self._lock = threading.Lock()
+        self._row_of: dict[int, int] = {}
+        self._columns: dict[str, array.array[float]] = {}
+
+    def refresh(self) -> None:
+        """Read what was written since the last call."""
+        with self._lock:
+            for row in self._reader.new():
+                self._put(row)
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics that at least one row has, without the step and its time."""
+        return sorted(self._columns.keys() - {STEP, "time_s"})
+
+    def last(self, name: str) -> float | None:
+        """Return the newest value of a metric, or None if no row has it."""
+        values = self.points(name)[1]
+        return float(values[-1]) if len(values) else None
+
+    def points(self, name: str, *, x: str = STEP) -> tuple[Column, Column]:
+        """Return x [n] and the metric's values [n] of the rows that have both, in order of x."""
+        with self._lock:
+            if name not in self._columns or x not in self._columns:
+                return np.empty(0), np.empty(0)
+            xs, values = np.array(self._columns[x]), np.array(self._columns[name])
+        is_known = np.isfinite(values) & np.isfinite(xs)
+        xs, values = xs[is_known], values[is_known]
+        # Step 0 has an evaluation only, which may be written after step 1.
+        order = np.argsort(xs, kind="stable")
+        return xs[order], values[order]
+
+    def _put(self, row: Mapping[str, float]) -> None:
+        num_rows = len(self._row_of)
+        position = self._row_of.setdefault(int(row[STEP]), num_rows)
+        for name in row.keys() - self._columns.keys():
+            self._columns[name] = array.array("d", [math.nan]) * num_rows
+        for name, column in self._columns.items():
+            value = row.get(name, math.nan)
+            if position == num_rows:
+                column.append(value)
+            else:
+                column[position] = value
 
 
 def newest_rows(run_dir: Path, first_step: int) -> dict[int, dict[str, float]]:

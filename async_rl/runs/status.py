@@ -1,20 +1,31 @@
-"""The state of a run as one typed value, while it runs and after its end."""
+"""What a run is: its configuration, its state, and its result, while it runs and after its end."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from async_rl.composition.choices import expand
+from async_rl.composition.problems import problems_of
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.core.frozen import frozen
+from async_rl.monitoring.status import duration, short_path
 from async_rl.protocol.membership import Member, PoolCount
-from async_rl.runs.config import config_of
 from async_rl.runs.control import ask_status, living_pid
-from async_rl.runs.metrics import newest_row
+from async_rl.runs.metrics import Curves, newest_row
+from async_rl.training import checkpoints
 
 JOB_FILE = "job.sh"
 """The script of a run that waits in a queue. Its launcher leaves it in the run's directory."""
 CONTROL_FILE = "control.json"
+
+
+_NUM_AVERAGED = 5  # rewards of single steps differ by more than a run gains in a few steps
 
 
 class RunState(enum.StrEnum):
@@ -82,6 +93,26 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         return is_live(self.state)
 
 
+def config_of(run_dir: Path) -> RunConfig:
+    """Read the run's resolved configuration. Raises ConfigError if it cannot be read."""
+    try:
+        tree = msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=dict[str, Any])
+        expand(tree)
+        problems = problems_of(tree)
+        if problems:
+            first = next(iter(problems.values()))
+            raise ConfigError(
+                f"{run_dir}/config.yaml is damaged or of another version of async_rl ({first});"
+                " restore it from a copy, or read this run with the version that made it"
+            )
+        return RunConfig.model_validate(tree)
+    except (OSError, msgspec.DecodeError) as error:
+        reason = " ".join(str(error).split())  # a YAML error has several lines
+        raise ConfigError(
+            f"{run_dir}/config.yaml cannot be read: {reason}; restore it from a copy"
+        ) from error
+
+
 def is_live(state: RunState) -> bool:
     """Return whether a run in this state has processes, or will have when its job starts."""
     return state in (RunState.QUEUED, RunState.STARTING, RunState.RUNNING)
@@ -141,3 +172,100 @@ def ending(run_dir: Path) -> tuple[RunState, str]:
         is_queued = (run_dir / JOB_FILE).is_file() and not (run_dir / CONTROL_FILE).is_file()
         return (RunState.QUEUED if is_queued else RunState.KILLED), ""
     return end.outcome, end.cause
+
+
+@frozen
+class Evaluation:
+    """A held-out result. error: half the width of its 95 % interval, if it is known."""
+
+    step: int
+    pass_at_1: float
+    error: float | None
+
+    @property
+    def text(self) -> str:
+        """The result with its interval."""
+        interval = "" if self.error is None else f" ± {self.error:.3f}"
+        return f"{self.pass_at_1:.3f}{interval}"
+
+    def __str__(self) -> str:
+        return f"{self.text} at step {self.step}"
+
+
+@frozen
+class Result:
+    """The result of a run so far. evaluations: in order of their steps. rewards: mean reward of
+    each step. duration_s: from the start to the last step; None before the first row.
+    """
+
+    evaluations: Sequence[Evaluation]
+    rewards: Sequence[float]
+    duration_s: float | None
+
+    def best(self, steps: Sequence[int] | None = None) -> Evaluation | None:
+        """Return the best evaluation, of all steps or of these; the first one of equal results."""
+        usable = [e for e in self.evaluations if steps is None or e.step in steps]
+        return max(usable, key=lambda evaluation: evaluation.pass_at_1, default=None)
+
+
+def result_of(curves: Curves) -> Result:
+    """Return the result that the metrics of a run show."""
+    errors = dict(zip(*curves.points("eval/pass_at_1_error"), strict=True))
+    times = curves.points("time_s")[1]
+    return Result(
+        evaluations=[
+            Evaluation(step=int(step), pass_at_1=float(value), error=errors.get(step))
+            for step, value in zip(*curves.points("eval/pass_at_1"), strict=True)
+        ],
+        rewards=curves.points("reward/mean")[1].tolist(),
+        duration_s=float(times.max()) if len(times) else None,
+    )
+
+
+def result_lines(run_dir: Path) -> Iterator[str]:
+    """Yield the result of a run and the commands that continue from here; nothing if no step was
+    reported.
+    """
+    curves = Curves(run_dir)
+    curves.refresh()
+    result = result_of(curves)
+    if result.duration_s is None:
+        return
+    if result.evaluations:
+        yield f"held-out pass@1 {_held_out(result)}"
+    if result.rewards:
+        number = min(_NUM_AVERAGED, len(result.rewards))
+        first = sum(result.rewards[:number]) / number
+        last = sum(result.rewards[-number:]) / number
+        means = f"(means of the first and the last {number} steps)"
+        yield f"reward          {first:.3f} to {last:.3f} {means}"
+    yield f"time            {duration(result.duration_s)}"
+    saved = checkpoints.versions(run_dir)
+    best = result.best(saved)
+    if not saved:
+        yield "checkpoints     none: the run ended before its first checkpoint"
+    elif best is None:
+        yield f"checkpoints     steps {', '.join(map(str, saved))}"
+    else:
+        yield (
+            f"checkpoints     steps {', '.join(map(str, saved))}; the best of them by held-out"
+            f" pass@1 is step {best.step}"
+        )
+    yield f"numbers         {short_path(run_dir / 'metrics.jsonl')}"
+    name = run_dir.name
+    yield f"look at it      async-rl view {name}; async-rl rollouts {name}"
+    if saved:
+        yield (
+            f"continue        async-rl resume {name} num_steps={2 * saved[-1]}; async-rl eval"
+            f" {name}; async-rl export {name} model/"
+        )
+
+
+def _held_out(result: Result) -> str:
+    first = result.evaluations[0]
+    last = result.evaluations[-1]
+    best = result.best()
+    texts = [str(first)] if last == first else [str(first), str(last)]
+    if best not in (first, last):
+        texts.append(f"best {best}")
+    return ", ".join(texts)

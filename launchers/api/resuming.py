@@ -21,9 +21,8 @@ from async_rl.config.checks.run import raise_if_any
 from async_rl.config.pools import SCALE_FILE, pool_counts
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.runs.config import config_of
 from async_rl.runs.control import leave_mark, living_pid
-from async_rl.runs.status import RunState, ending
+from async_rl.runs.status import RunState, config_of, ending
 from async_rl.supervision.scaler import wanted_counts
 from async_rl.training import checkpoints
 from async_rl.training.mirror import Mirror

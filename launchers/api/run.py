@@ -16,7 +16,6 @@ from async_rl.core.errors import ConfigError, DeadlineExceeded, RunFailed
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api import starting
 from async_rl.protocol.membership import PoolCount
-from async_rl.runs.config import config_of
 from async_rl.runs.control import (
     ask_scale,
     ask_stop,
@@ -27,7 +26,7 @@ from async_rl.runs.control import (
 from async_rl.runs.directory import find_run
 from async_rl.runs.metrics import Metrics, RowReader
 from async_rl.runs.samples import MOST_GROUPS, Sample, samples
-from async_rl.runs.status import RunState, RunStatus, status_of
+from async_rl.runs.status import RunState, RunStatus, config_of, status_of
 
 Overrides = Mapping[str, object] | Sequence[str]
 """Settings that differ from conf/: {"num_steps": 20, "learner": {"ranks": 2}}, with dotted or

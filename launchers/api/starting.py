@@ -7,6 +7,7 @@ configuration in the run's directory is complete before the first process starts
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import subprocess
@@ -22,7 +23,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.backend import backend_of, job_to_submit
 from async_rl.runs.control import leave_mark
-from async_rl.runs.names import unique_name
+from async_rl.runs.directory import unique_name
 
 OUTPUT_FILE = Path("logs", "supervisor.out")
 
@@ -63,16 +64,23 @@ def make_run_dir(config: RunConfig) -> Path:
 
 
 def supervise(config: RunConfig, run_dir: Path) -> int:
-    """Run to the end in this process and return the exit code."""
+    """Run to the end in this process, print what the run achieved, and return the exit code."""
+    from async_rl.monitoring.terminal import Terminal
     from async_rl.processes.supervisor import run_supervised
     from async_rl.runs.forecast.explain import live_rates
+    from async_rl.runs.status import result_lines
 
-    return run_supervised(
+    code = run_supervised(
         config=config,
         run_dir=run_dir,
         launcher=backend_of(config).make(run_dir, config),
         forecast=functools.partial(live_rates, run_dir, config),
     )
+    # The run is complete; a closed terminal must not change its exit code.
+    with contextlib.suppress(OSError):
+        for line in result_lines(run_dir):
+            Terminal(highlight=False).print(line, markup=False, soft_wrap=True)
+    return code
 
 
 def start(config: RunConfig, run_dir: Path) -> None:

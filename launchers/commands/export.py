@@ -14,8 +14,8 @@ import typer
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.options import OutputDir, complete_run
-from async_rl.runs.config import config_of
 from async_rl.runs.directory import find_run
+from async_rl.runs.status import config_of
 
 
 def export(

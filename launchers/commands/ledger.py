@@ -32,8 +32,8 @@ from async_rl.launchers.commands.options import (
     console,
     open_table,
 )
-from async_rl.runs.config import config_of
 from async_rl.runs.directory import find_run
+from async_rl.runs.status import config_of
 from async_rl.training import checkpoints
 
 _MOST_SHOWN = 50

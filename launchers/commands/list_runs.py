@@ -10,7 +10,7 @@ import typer
 from async_rl.launchers.commands.options import console, open_table
 from async_rl.runs.directory import default_output_dir
 from async_rl.runs.view.library import Library, Summary
-from async_rl.runs.view.texts import duration, number, share, size
+from async_rl.runs.view.texts import duration, number, size
 
 
 def list_runs(
@@ -37,20 +37,14 @@ def list_runs(
 
 
 def _cells(run: Summary) -> list[str]:
-    held_out, best = share(run.pass_at_1), share(run.best_pass_at_1)
-    if run.pass_at_1_error is not None:
-        held_out += f" ± {share(run.pass_at_1_error)}"
-    if run.best_step is not None:
-        best += f" at {run.best_step}"
-    state = f"{run.state}: {run.cause}" if run.cause else str(run.state)
     return [
         run.name,
-        state,
+        f"{run.state}: {run.cause}" if run.cause else str(run.state),
         f"{run.step} of {run.num_steps}",
-        held_out,
-        best,
+        run.held_out,
+        run.best,
         number(run.reward),
-        duration(run.duration_s),
+        duration(run.result.duration_s),
         size(run.size_bytes),
         run.settings,
     ]

@@ -30,9 +30,9 @@ from async_rl.core.machine import this_machine
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.launchers.commands.replayed_table import Comparison
 from async_rl.planning.topology import processes
-from async_rl.runs.config import config_of
 from async_rl.runs.directory import find_run
 from async_rl.runs.metrics import RowReader
+from async_rl.runs.status import config_of
 from async_rl.training.replays import PLAN_FILE, Plan
 
 _CHANGEABLE = ("algorithm.", "learner.")

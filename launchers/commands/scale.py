@@ -15,8 +15,8 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api.run import open_run
 from async_rl.launchers.commands.options import OutputDir, complete_run
-from async_rl.runs.config import config_of
 from async_rl.runs.directory import find_run
+from async_rl.runs.status import config_of
 
 
 def scale(

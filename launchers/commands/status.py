@@ -20,13 +20,11 @@ from rich.text import Text
 
 from async_rl.launchers.api.run import ended
 from async_rl.launchers.commands.options import OutputDir, Run, console
-from async_rl.monitoring.result import result_lines
 from async_rl.protocol.control import StatusReply
 from async_rl.runs.control import ask_status, living_pid
 from async_rl.runs.directory import find_run
 from async_rl.runs.metrics import RowReader
-from async_rl.runs.status import status_of
-from async_rl.training import checkpoints
+from async_rl.runs.status import result_lines, status_of
 
 _REDRAW_S = 1.0
 _RATES_OVER = 10
@@ -120,7 +118,7 @@ def _without_answer(run_dir: Path) -> str:
     status = status_of(run_dir)
     pid = living_pid(run_dir)
     if pid is None:
-        return "\n".join([ended(status), *result_lines(run_dir, checkpoints.versions(run_dir))])
+        return "\n".join([ended(status), *result_lines(run_dir)])
     return (
         f"run {status.run_name} is starting (pid {pid}): its processes do not answer yet; see"
         f" {run_dir}/logs"

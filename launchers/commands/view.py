@@ -46,7 +46,7 @@ def view(
 
     for package in ("starlette", "uvicorn", "jinja2"):
         require(package, "async-rl view")
-    from async_rl.runs.view.serving import serve
+    from async_rl.runs.view.server import serve
 
     token = "" if _is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
 

@@ -24,10 +24,10 @@ from async_rl.core.errors import ConfigError
 from async_rl.planning.scaling import fewest
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep
-from async_rl.runs.config import config_of
 from async_rl.runs.forecast.explain import best_change, live_rates
 from async_rl.runs.forecast.recorded import read_times
 from async_rl.runs.forecast.scenario import scenario_of
+from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.server import build_app
 

@@ -21,8 +21,8 @@ from async_rl.launchers.api.resuming import (
     reopen,
     resumed_config,
 )
-from async_rl.runs.config import config_of
 from async_rl.runs.control import leave_mark, living_pid
+from async_rl.runs.status import config_of
 from async_rl.training.checkpoints import directory_of
 from async_rl.training.mirror import Mirror
 

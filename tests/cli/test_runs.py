@@ -11,8 +11,7 @@ import pytest
 
 from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
-from async_rl.runs.directory import all_runs, find_run
-from async_rl.runs.names import ADJECTIVES, ANIMALS, unique_name
+from async_rl.runs.directory import ADJECTIVES, ANIMALS, all_runs, find_run, unique_name
 from async_rl.runs.status import RunState, stored_status
 
 NOW = time.struct_time((2026, 11, 20, 19, 31, 0, 4, 324, 0))

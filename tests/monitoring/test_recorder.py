@@ -45,7 +45,7 @@ def recorder(tmp_path: Path, config: RunConfig, clock: Clock) -> Any:
     recorder = Recorder(tmp_path, config, hold_s=100.0, clock=clock)
     yield recorder
     recorder.close()
-    assert recorder._refused == set(), "metrics that the catalogue does not declare"
+    assert recorder._undeclared == set(), "metrics that the catalogue does not declare"
 
 
 def rows(run_dir: Path) -> list[dict[str, float]]:

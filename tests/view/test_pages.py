@@ -64,8 +64,8 @@ def test_runs_are_listed_with_their_results(client: TestClient) -> None:
     page = text(client, "/")
     assert re.findall(r'href="/runs/(\w+)"', page) == ["two", "one"], "the newest first, no other"
     assert re.findall(r"\d+ of \d+", page)[0].startswith("30 of ")
-    assert "0.750 <small>± 0.050</small>" in page
-    assert "0.750 <small>at 30</small>" in page
+    assert '<td class="n">0.750 ± 0.050</td>' in page
+    assert '<td class="n">0.750 at 30</td>' in page
 
 
 def test_curves_of_two_runs_share_their_axes(client: TestClient) -> None:
@@ -249,7 +249,7 @@ def test_beyond_loopback_every_request_needs_the_token(directory: Path) -> None:
 
 
 def test_new_rows_appear_and_repeated_steps_replace_old_ones(tmp_path: Path) -> None:
-    from async_rl.runs.view.curves import Curves
+    from async_rl.runs.metrics import Curves
 
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "time_s": 1, "a": 1}\n{"step": 2, "time_s": 2, "a": 2}\n{"st')

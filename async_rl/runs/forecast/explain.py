@@ -11,7 +11,6 @@ from async_rl.buffer.store.times import clock_offsets, group_times
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.frozen import frozen
-from async_rl.runs.config import config_of
 from async_rl.runs.forecast.recorded import read_times
 from async_rl.runs.forecast.scenario import (
     Profile,
@@ -24,6 +23,7 @@ from async_rl.runs.forecast.scenario import (
 from async_rl.runs.forecast.simulation import Forecast, simulate
 from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Report, Section, Table
+from async_rl.runs.status import config_of
 
 _KINDS = (("busy", "stage_s/"), ("waits", "wait_s/"), ("held back", "blocked_s/"))
 _ROLES = ("generator", "verifier", "buffer", "learner")

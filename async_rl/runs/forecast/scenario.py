@@ -18,9 +18,9 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.planning.estimate import memory_mb, total_memory_mb
-from async_rl.runs.config import config_of
 from async_rl.runs.forecast.recorded import Recorded, Work, read_times
 from async_rl.runs.forecast.scoring import setting_of
+from async_rl.runs.status import config_of
 
 _FORM = 2
 FIELDS = {

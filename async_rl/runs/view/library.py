@@ -22,9 +22,17 @@ from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.runs.directory import all_runs
+from async_rl.runs.metrics import Curves
 from async_rl.runs.samples import Decode, decoder
-from async_rl.runs.status import RunState, RunStatus, is_live, live_status, state_of
-from async_rl.runs.view.curves import Curves
+from async_rl.runs.status import (
+    Result,
+    RunState,
+    RunStatus,
+    is_live,
+    live_status,
+    result_of,
+    state_of,
+)
 
 T = TypeVar("T")
 _SIZE_S = 60.0  # the files of a long run take a while to count
@@ -37,7 +45,7 @@ _CALLS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="status")
 
 @frozen
 class Summary:
-    """A run in one line. errors are half the widths of 95 % intervals; times are Unix seconds."""
+    """A run in one line. settings: those that distinguish runs for a reader."""
 
     name: str
     state: RunState
@@ -45,14 +53,24 @@ class Summary:
     step: int
     num_steps: int
     settings: str
-    pass_at_1: float | None
-    pass_at_1_error: float | None
-    best_pass_at_1: float | None
-    best_step: int | None
-    reward: float | None
-    started_s: float
-    duration_s: float | None
+    result: Result
     size_bytes: int
+
+    @property
+    def held_out(self) -> str:
+        """The newest held-out result with its interval."""
+        return self.result.evaluations[-1].text if self.result.evaluations else "–"
+
+    @property
+    def best(self) -> str:
+        """The best held-out result with its step."""
+        best = self.result.best()
+        return "–" if best is None else f"{best.pass_at_1:.3f} at {best.step}"
+
+    @property
+    def reward(self) -> float | None:
+        """The newest mean reward."""
+        return self.result.rewards[-1] if self.result.rewards else None
 
 
 class RunView:
@@ -77,12 +95,6 @@ class RunView:
         return self._settings[1]
 
     @property
-    def label(self) -> str:
-        """The settings that distinguish runs for a reader: the model and the objective."""
-        values = [self.settings.get(name) for name in _LABELS]
-        return ", ".join(str(value) for value in values if value)
-
-    @property
     def is_live(self) -> bool:
         """Return whether its processes run or its job waits."""
         return is_live(self._state()[0])
@@ -100,23 +112,15 @@ class RunView:
         """Return the run in one line."""
         self.curves.refresh()
         state, cause = self._state()
-        steps, passes = self.curves.points("eval/pass_at_1")
-        best = int(passes.argmax()) if len(passes) else None
-        times = self.curves.points("time_s")[1]
+        values = [self.settings.get(name) for name in _LABELS]
         return Summary(
             name=self.name,
             state=state,
             cause=cause,
             step=int(self.curves.last("step") or 0),
             num_steps=int(self.settings.get("num_steps", 0)),
-            settings=self.label,
-            pass_at_1=self.curves.last("eval/pass_at_1"),
-            pass_at_1_error=self.curves.last("eval/pass_at_1_error"),
-            best_pass_at_1=None if best is None else float(passes[best]),
-            best_step=None if best is None else int(steps[best]),
-            reward=self.curves.last("reward/mean"),
-            started_s=(self.path / "config.yaml").stat().st_mtime,
-            duration_s=float(times.max()) if len(times) else None,
+            settings=", ".join(str(value) for value in values if value),
+            result=result_of(self.curves),
             size_bytes=self._size(),
         )
 

@@ -10,7 +10,9 @@ cookie.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import signal
 import time
 from collections.abc import Callable
 from importlib import resources
@@ -32,7 +34,8 @@ from async_rl.core.errors import AsyncRLError, ConfigError, Unavailable
 from async_rl.runs.report import Report
 from async_rl.runs.view import charts, export, pages
 from async_rl.runs.view.library import Library, RunView
-from async_rl.runs.view.texts import duration, number, share, size
+from async_rl.runs.view.texts import duration, number, size
+from async_rl.wire.http import listen, serving
 
 _COOKIE = "async-rl-view"
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -104,6 +107,27 @@ def build_app(library: Library, *, token: str) -> ASGIApp:
         exception_handlers={AsyncRLError: failed},
         middleware=[Middleware(_Guard, token=token)],
     )
+
+
+def serve(
+    directory: Path, *, host: str, port: int, token: str, ready: Callable[[int], None]
+) -> None:
+    """Serve the runs of a directory until Ctrl-C or SIGTERM. ready: called with the bound port.
+
+    Raises ConfigError if the address cannot be bound.
+    """
+
+    async def until_stopped() -> None:
+        stopping = asyncio.Event()
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
+        with listen(host, port) as listener:
+            ready(listener.getsockname()[1])
+            app = build_app(Library(directory), token=token)
+            async with serving(app, listener, close_s=1):
+                await stopping.wait()
+
+    asyncio.run(until_stopped())
 
 
 def _download(run: RunView, request: Request) -> Response:
@@ -254,7 +278,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"number": number, "share": share, "duration": duration, "size": size}
+    environment.filters |= {"number": number, "duration": duration, "size": size}
     environment.globals |= {
         "now": time.time,
         "as_query": lambda chosen, **changes: urlencode(pages.as_query(chosen, **changes)),

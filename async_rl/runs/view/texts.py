@@ -21,11 +21,6 @@ def number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def share(value: float | None) -> str:
-    """Return a share, such as pass@1, with its thousandths."""
-    return "–" if value is None else f"{value:.3f}"
-
-
 def duration(seconds: float | None) -> str:
     """Return a time in the two largest units that it has."""
     if seconds is None:
