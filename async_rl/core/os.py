@@ -6,6 +6,7 @@ The jail in sandbox/ has its own calls, because it imports nothing of the projec
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -42,3 +43,19 @@ def replace_file(path: Path, data: bytes) -> None:
     partial.write_bytes(data)
     # rename is atomic within a directory.
     partial.replace(path)
+
+
+async def exit_of(pid: int) -> None:
+    """Return once a process of this machine has exited."""
+    exited = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop.add_reader(process, exited.set)
+    try:
+        await exited.wait()
+    finally:
+        loop.remove_reader(process)
+        os.close(process)

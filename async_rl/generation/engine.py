@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -69,6 +70,17 @@ class Generates(Protocol):
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
         """As Engine.generate."""
+
+
+async def one_completion(
+    engine: Generates, request_id: str, token_ids: IntArray, sampling: Sampling
+) -> Completion:
+    """Return the engine's continuation of one row of tokens, int32 [N]."""
+    # The list is no variable here: a collection of garbage would visit each of its entries, of
+    # hundreds of calls in flight.
+    completions = engine.generate(request_id, token_ids.tolist(), 1, sampling)
+    async with contextlib.aclosing(completions):
+        return await anext(completions)
 
 
 class Engine(Protocol):

@@ -3,8 +3,8 @@
 takes: tickets from the buffer, as a generator does
 waits for: a generator with weights; then tickets, and the environments
 returns: complete groups to the buffer, or the ticket with the reason of a failure
-woken by: the calls of agents, the end of an environment, Drain (finish the groups in flight, then
-end), `stopping` (end now; the buffer issues the groups again)
+woken by: the calls of agents, the exit of an environment, Drain (finish the groups in flight, then
+exit), `stopping` (exit now; the buffer issues the groups again)
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Drain
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.environments import Environments, open_environments
-from async_rl.rollouts.groups import Groups
+from async_rl.rollouts.groups import Groups, work_until
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.runtime.context import ProcessContext, load_control
 from async_rl.sessions.offers import Offers, key_from
-from async_rl.sessions.server import Sessions, build_app
+from async_rl.sessions.open_sessions import Sessions
+from async_rl.sessions.server import build_app
 from async_rl.sessions.serving import KEEP_ALIVE_S, spare_heap
 from async_rl.wire.http import listen, serving, url_of
 from async_rl.wire.keys import write_private
@@ -48,7 +49,7 @@ async def run(context: ProcessContext) -> None:
     else:
         environments = open_environments(config.agent)
     control = load_control(context.run_dir)
-    # A supervisor's life, also in a container, where every one may have the same pid.
+    # The port tells two lives of a supervisor apart in containers, where every pid may be the same.
     life = f"{control.pid}-{control.address.rpartition(':')[2]}"
     journal = Journal(context.run_dir / "sessions" / context.name, life)
     engines = RemoteEngines(context)
@@ -70,12 +71,12 @@ async def run(context: ProcessContext) -> None:
                 token=context.token,
                 name=context.name,
                 activity=context.activity,
-                agents=agents,
+                maker=agents,
             )
             shown = announced(context, url) if offers is not None else contextlib.nullcontext()
             try:
                 with shown:
-                    await _work(context, engines, rollouts, sessions)
+                    await _work(context, engines, rollouts, sessions, journal)
             finally:
                 await environments.close()
                 await rollouts.close()
@@ -103,38 +104,32 @@ def announced(context: ProcessContext, url: str) -> Iterator[None]:
 
 
 async def _work(
-    context: ProcessContext, engines: RemoteEngines, rollouts: Rollouts, sessions: Sessions
+    context: ProcessContext,
+    engines: RemoteEngines,
+    rollouts: Rollouts,
+    sessions: Sessions,
+    journal: Journal,
 ) -> None:
     def on_version() -> None:
         context.version = engines.version
         groups.weights_loaded()
         context.group.create_task(groups.report_version(), name="report version")
 
-    groups = Groups(context, rollouts, engines)
+    groups = Groups(
+        context, rollouts, engines, on_closed=lambda ticket: journal.forget(ticket.group_id)
+    )
 
     async def drain(_: Drain) -> Message:
         groups.drain()
         return Ok()
 
     await context.serve({Drain: drain})
-    async with asyncio.TaskGroup() as group:
-        owned = [
-            group.create_task(engines.follow(on_version), name="follow generators"),
-            group.create_task(_follow_verifiers(context, rollouts), name="follow verifiers"),
-            group.create_task(_show(context, sessions), name="show sessions"),
-        ]
-        making = group.create_task(groups.make(), name="make groups")
-        stopping = group.create_task(context.stopping.wait(), name="stopping")
-        await asyncio.wait({making, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (*owned, making, stopping):
-            task.cancel()
-
-
-async def _follow_verifiers(context: ProcessContext, rollouts: Rollouts) -> None:
-    while True:
-        revision = context.directory.revision
-        rollouts.update_verifiers([m.address for m in context.directory.of_role("verifier")])
-        await context.directory.changed(revision)
+    owned = {
+        "follow generators": engines.follow(on_version),
+        "follow verifiers": rollouts.follow_verifiers(context.directory),
+        "show sessions": _show(context, sessions),
+    }
+    await work_until(context.stopping, groups.make(), owned)
 
 
 async def _show(context: ProcessContext, sessions: Sessions) -> None:

@@ -5,7 +5,7 @@ waits for: the first weights; then tickets, which the buffer withholds while the
 with placement=colocated, the device
 returns: complete groups to the buffer, or the ticket with the reason of a failure
 woken by: a written group (room for another), new weights, the buffer's answer, Drain (finish the
-groups in flight, then end), `stopping` (end now; the buffer issues the groups again)
+groups in flight, then exit), `stopping` (exit now; the buffer issues the groups again)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from async_rl.config.pools import seat
 from async_rl.core.errors import EngineDead, Superseded, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
-from async_rl.generation.engine import OpenEngine
+from async_rl.generation.engine import OpenEngine, one_completion
 from async_rl.generation.environment import gently, giving_way, prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.generation.tool_calls import ToolCalls
@@ -35,9 +35,9 @@ from async_rl.protocol.generator import (
     Sleep,
     WatchVersion,
 )
-from async_rl.rollouts.groups import Groups
-from async_rl.rollouts.hosted import hosted_opener
-from async_rl.rollouts.hosting import Hosting
+from async_rl.rollouts.conversation import open_conversations
+from async_rl.rollouts.groups import Groups, work_until
+from async_rl.rollouts.hosting import Hosting, hosted_opener
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.context import ProcessContext
@@ -49,8 +49,8 @@ async def run(context: ProcessContext) -> None:
     prepare_environment(context.config, context.cores)
     await context.directory.changed(-1)  # the first member list
     # A starting engine uses all cores for half a minute; generators that serve come first.
+    has_others = bool(context.directory.of_role("generator"))
     async with contextlib.AsyncExitStack() as until_serving:
-        has_others = bool(context.directory.of_role("generator"))
         await until_serving.enter_async_context(giving_way(to_others=has_others))
         generator = Generator(context, await import_engine(context))
         try:
@@ -65,7 +65,7 @@ async def run(context: ProcessContext) -> None:
 
 
 async def import_engine(context: ProcessContext) -> OpenEngine:
-    """Import the engine, which takes most of the time; at low priority beside other generators."""
+    """Import the engine, which takes most of the time; at low priority next to other generators."""
     if context.config.model.is_hosted:
         return hosted_opener(context)
     rank = seat(context.config, context.name)
@@ -90,6 +90,7 @@ class Generator:
             token=context.token,
             name=context.name,
             activity=context.activity,
+            maker=open_conversations(context.config, tokenizer),
         )
         self.sleeping = Sleeping(open_engine, context.activity)
         self.groups = Groups(context, self._rollouts, self.sleeping)
@@ -121,26 +122,20 @@ class Generator:
 
     async def work(self) -> None:
         """Make groups until a drain or a stop."""
-        async with asyncio.TaskGroup() as group:
-            owned = [group.create_task(self._follow_verifiers(), name="follow verifiers")]
-            if self.is_colocated:
-                starting = self.sleeping.start_when_called()
-                owned.append(group.create_task(starting, name="start the engine"))
-                owned.append(group.create_task(self.sleeping.report(), name="report sleep"))
-            making = group.create_task(self._make(), name="make groups")
-            stopping = group.create_task(self._context.stopping.wait(), name="stopping")
-            await asyncio.wait({making, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (*owned, making, stopping):
-                task.cancel()
+        owned = {"follow verifiers": self._rollouts.follow_verifiers(self._context.directory)}
+        if self.is_colocated:
+            owned["start the engine"] = self.sleeping.start_when_called()
+            owned["report sleep"] = self.sleeping.report()
+        await work_until(self._context.stopping, self._make(), owned)
 
     async def close(self) -> None:
-        """End the engine and the connections to the verifiers."""
+        """Close the engine and the connections to the verifiers."""
         await self.sleeping.close()
         self._files.close()
         await self._rollouts.close()
 
     async def _make(self) -> None:
-        """Make groups until a drain; in a run with agents, continue those of the gateway."""
+        """Make groups until a drain; in a run with agents, wait for it and serve the gateway's."""
         if not self._context.config.agent.is_used:
             await self.groups.make()
             return
@@ -158,11 +153,9 @@ class Generator:
         self._num_completing += 1
         try:
             with self._context.activity("generating"):
-                completions = self.sleeping.engine.generate(
-                    request.request_id, request.token_ids.tolist(), 1, request.sampling
+                done = await one_completion(
+                    self.sleeping.engine, request.request_id, request.token_ids, request.sampling
                 )
-                async with contextlib.aclosing(completions):
-                    done = await anext(completions)
         except (Unavailable, WeightsError) as error:
             # Another engine may continue the row; this one has to start again.
             self._engine_fault = str(error)
@@ -186,13 +179,6 @@ class Generator:
         except TimeoutError:
             pass
         return EngineVersion(version=self._context.version)
-
-    async def _follow_verifiers(self) -> None:
-        directory = self._context.directory
-        while True:
-            revision = directory.revision
-            self._rollouts.update_verifiers([m.address for m in directory.of_role("verifier")])
-            await directory.changed(revision)
 
     async def _load_weights(self, request: LoadWeights) -> Message:
         """Load new weights between two engine steps, which wakes the engine."""

@@ -22,16 +22,15 @@ from async_rl.config.run import RunConfig
 from async_rl.config.vllm_extra import tool_parser
 from async_rl.core.errors import AgentError
 from async_rl.core.types import CodeTest, IntArray, Prompt, Sampling, Score, Ticket, Verdict
-from async_rl.generation.engine import Generates
 from async_rl.protocol.generator import Completed
 from async_rl.rewards.verifier.client import VerifierClient
-from async_rl.rollouts.conversation import Written
+from async_rl.rollouts.conversation import Write, Written
 from async_rl.rollouts.environments import Environments
 from async_rl.rollouts.journal import Journal
 from async_rl.sessions.chat import Chat, Reader
 from async_rl.sessions.forms.form import read
+from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.record import Record
-from async_rl.sessions.server import Sessions
 from async_rl.sessions.session import Session
 
 _MOST_NAMES = 20
@@ -65,30 +64,23 @@ class Agents:
         self._url = url
         self._environments_seen: set[str] = set()
 
-    def forget(self, ticket: Ticket) -> None:
-        """The group has ended: no further life of the gateway continues it."""
-        self._journal.forget(ticket.group_id)
-
     async def sample(
         self,
         ticket: Ticket,
         index: int,
         sampling: Sampling,
-        engine: Generates,
+        write: Write,
         verifier: VerifierClient,
     ) -> Written:
         """Return one sample. verifier: runs the programs of its Python tool."""
         name = f"{ticket.group_id}.{ticket.attempt}.{index}"
 
-        async def write(call: str, token_ids: IntArray, limit: int) -> Completed:
+        async def answer(call: str, token_ids: IntArray, limit: int) -> Completed:
             known = self._journal.take(ticket, index, token_ids, limit)
             if known is not None:
                 return known
             limited = msgspec.structs.replace(sampling, max_new_tokens=limit)
-            completions = engine.generate(f"{name}/{call}", token_ids.tolist(), 1, limited)
-            done = await anext(completions)
-            await completions.aclose()
-            completed = done.completed
+            completed = (await write(f"{name}/{call}", token_ids, limited)).completed
             self._journal.add(ticket, index, token_ids, completed)
             return completed
 
@@ -96,7 +88,7 @@ class Agents:
         session = Session(
             record=Record(ticket.prompt.token_ids),
             chat=self._chat,
-            write=write,
+            write=answer,
             limit=sampling.max_new_tokens,
             max_turns=self._config.rollout.max_turns,
             task=task,

@@ -10,11 +10,12 @@ Invariants
 - Tokens that the policy only reads have no loss, log-prob 0 and NO_VERSION.
 - A sample has at most data.max_response_tokens tokens and rollout.max_turns turns.
 
-rollout.py makes one Conversation per sample. It is the only class that users' functions see.
+Conversations makes one Conversation per sample, the only class that users' functions see.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from async_rl.config.plugins import load_rollout
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import (
@@ -33,13 +36,14 @@ from async_rl.core.types import (
     Prompt,
     Sampling,
     Score,
+    Ticket,
 )
 from async_rl.generation.engine import Completion
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import TestResult
 
-Write = Callable[[Sequence[int], int, Sampling], Awaitable[Completion]]
-"""(token ids so far, index of the turn, sampling) -> the policy's continuation."""
+Write = Callable[[str, IntArray, Sampling], Awaitable[Completion]]
+"""(id of the request, token ids so far, sampling) -> the policy's continuation."""
 
 
 class RolloutEnded(AsyncRLError):
@@ -81,6 +85,7 @@ class Conversation:
     """The interface of a rollout function.
 
     prompt: the prompt of the sample. row: the row of the data file. tests: its hidden tests.
+    name: the first part of the ids of its requests.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class Conversation:
         prompt: Prompt,
         sampling: Sampling,
         *,
+        name: str,
         max_turns: int,
         write: Write,
         tokenizer: Any,
@@ -98,6 +104,7 @@ class Conversation:
         self.tests: Sequence[CodeTest] = prompt.problem.tests
         self.num_turns = 0
         self._sampling = sampling
+        self._name = name
         self._max_turns = max_turns
         self._write = write
         self._tokenizer = tokenizer
@@ -124,10 +131,8 @@ class Conversation:
         # A turn may ask for less than what is left, never for more.
         limit = room if max_tokens is None else min(room, max_tokens)
         sampling = msgspec.structs.replace(self._sampling, max_new_tokens=limit)
-        token_ids = self.prompt.token_ids.tolist()
-        for part in self._parts:
-            token_ids += part.token_ids.tolist()
-        done = await self._write(token_ids, self.num_turns, sampling)
+        before = np.concatenate([self.prompt.token_ids, *(part.token_ids for part in self._parts)])
+        done = await self._write(f"{self._name}.{self.num_turns}", before, sampling)
         self._append(done.token_ids, done.logprobs, done.versions, is_written=True)
         if self.num_turns == 0:
             self._first_s = done.first_s
@@ -205,6 +210,48 @@ class Conversation:
 
     def _decode(self, ids: IntArray) -> str:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+
+class Conversations:
+    """Makes samples that a user's function leads, as a `SampleMaker`."""
+
+    def __init__(
+        self, config: RunConfig, tokenizer: Any, lead: Callable[..., Awaitable[str | None]]
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._lead = lead
+
+    async def sample(
+        self,
+        ticket: Ticket,
+        index: int,
+        sampling: Sampling,
+        write: Write,
+        verifier: VerifierClient,
+    ) -> Written:
+        """Return the sample once the function returns or no further turn fits."""
+        talk = Conversation(
+            ticket.prompt,
+            sampling,
+            name=f"{ticket.group_id}.{ticket.attempt}.{index}",
+            max_turns=self._config.rollout.max_turns,
+            write=write,
+            tokenizer=self._tokenizer,
+            client=verifier,
+        )
+        answer = None
+        with contextlib.suppress(RolloutEnded):
+            answer = await self._lead(talk)
+        return talk.result(answer)
+
+
+def open_conversations(config: RunConfig, tokenizer: Any) -> Conversations | None:
+    """Return the maker of samples that rollout.fn names; None if it names no function. Raises
+    ConfigError.
+    """
+    lead = load_rollout(config.rollout)
+    return None if lead is None else Conversations(config, tokenizer, lead)
 
 
 def one_answer(done: Completion, text: str) -> Written:

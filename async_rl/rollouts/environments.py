@@ -27,8 +27,7 @@ import msgspec
 from async_rl.config.agents import Agent
 from async_rl.core.errors import AgentError
 from async_rl.core.os import die_with_parent
-from async_rl.sessions.forms.form import MODEL
-from async_rl.sessions.worker import Done, Task
+from async_rl.sessions.worker import MODEL, Done, Task
 
 _TAIL_BYTES = 2000
 """The end of an environment's output, in the reason of its failure."""

@@ -9,14 +9,17 @@ woken by: a written group, new weights, the buffer's answer, `drain`
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
 import time
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.rewards import RemoteTerm
 from async_rl.config.sampling import num_drawn
+from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import (
     AgentError,
     EngineDead,
@@ -29,18 +32,22 @@ from async_rl.core.errors import (
 from async_rl.core.types import DropReason, Group, Purpose, Ticket
 from async_rl.generation.engine import Generates
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
-from async_rl.rollouts.pace import Pace
-from async_rl.rollouts.rollout import Rollouts
-from async_rl.rollouts.samples import num_written
+from async_rl.rollouts.rollout import Rollouts, num_written
 from async_rl.runtime.context import ProcessContext
 
 _PARK_S = 20.0
 """Longest time that the buffer keeps a request without an answer."""
-
-
 _MOST_FAILED = 20
 """Groups in a row, of one generator. The pauses between them grow, so this takes about two minutes:
 time for a disk or a service that the function uses to come back.
+"""
+_NUM_GROUPS = 32
+"""Groups whose rates are kept: enough for the slowest of a usual batch, and few enough to follow
+answers that become longer.
+"""
+_MARGIN = 3.0
+"""A group may be this much slower than the slowest of the last ones: an engine that decodes more
+sequences at a time is slower for each of them.
 """
 
 
@@ -56,13 +63,24 @@ class Source(Protocol):
 
 
 class Groups:
-    """The groups that one generator makes."""
+    """The groups that one generator makes.
 
-    def __init__(self, context: ProcessContext, rollouts: Rollouts, sleeping: Source) -> None:
+    on_closed: called once the attempt has failed, or its group is with the buffer.
+    """
+
+    def __init__(
+        self,
+        context: ProcessContext,
+        rollouts: Rollouts,
+        source: Source,
+        *,
+        on_closed: Callable[[Ticket], None] = lambda ticket: None,
+    ) -> None:
         self._context = context
         self._config = context.config
         self._rollouts = rollouts
-        self._sleeping = sleeping
+        self._source = source
+        self._on_closed = on_closed
         self._pace = Pace(context.config.timeouts, context.config.data.max_response_tokens)
         self._buffer = context.peer("buffer")
         # Long enough for the buffer to restart.
@@ -170,8 +188,8 @@ class Groups:
         started_s = time.monotonic()
         written = functools.partial(self._on_written, ticket)
         try:
-            async with self._sleeping.limit(limit_s):
-                group = await self._rollouts.group(ticket, self._sleeping.engine, written=written)
+            async with self._source.limit(limit_s):
+                group = await self._rollouts.group(ticket, self._source.engine, written=written)
         except TimeoutError:
             message = f"not done after {limit_s:g} s (timeouts.group_s)"
             await self._fail(ticket, DropReason.GENERATION_FAILED, message)
@@ -203,7 +221,7 @@ class Groups:
             longest = max(sample.response_length for sample in group.trajectories)
             self._pace.note(longest, time.monotonic() - started_s)
             await self._put(group)
-            self._rollouts.forget(ticket)
+            self._on_closed(ticket)
 
     def _count_failure(self, cause: BaseException, error: Exception) -> None:
         """Raise RewardError once a function on this machine has failed for too many groups in a
@@ -228,7 +246,7 @@ class Groups:
 
     async def _fail(self, ticket: Ticket, reason: DropReason, message: str) -> None:
         # First, so that no attempt starts with what this one was served.
-        self._rollouts.forget(ticket)
+        self._on_closed(ticket)
         self._context.activity.count(f"failures/{reason}", 1)
         self._context.log.warning(
             "group %d, attempt %d: %s: %s", ticket.group_id, ticket.attempt, reason, message
@@ -241,3 +259,45 @@ class Groups:
             message=message,
         )
         await self._buffer.call(request, timeout_s=self._call_timeout_s)
+
+
+class Pace:
+    """The rates of one engine. max_tokens: the longest sample."""
+
+    def __init__(self, timeouts: TimeoutsConfig, max_tokens: int) -> None:
+        self._least_s = timeouts.group_s
+        self._most_s = timeouts.longest_group_s(max_tokens)
+        self._max_tokens = max_tokens
+        self._rates: collections.deque[float] = collections.deque(maxlen=_NUM_GROUPS)
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that a group may take: group_s or more, and no more than the buffer waits."""
+        # Before the first group nothing is known about the engine, and a limit that is too short
+        # would fail every group, so that nothing would ever be known.
+        if not self._rates:
+            return self._most_s
+        expected_s = self._max_tokens / min(self._rates)
+        return min(self._most_s, max(self._least_s, _MARGIN * expected_s))
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """Record the duration of a group, including its scores, and the length of its longest
+        sample.
+        """
+        if num_tokens and seconds > 0:
+            self._rates.append(num_tokens / seconds)
+
+
+async def work_until(
+    stopping: asyncio.Event,
+    work: Coroutine[Any, Any, None],
+    owned: Mapping[str, Coroutine[Any, Any, None]],
+) -> None:
+    """Do the work until it is done or `stopping` is set, and the named tasks next to it."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(task, name=name) for name, task in owned.items()]
+        working = group.create_task(work, name="make groups")
+        stopped = group.create_task(stopping.wait(), name="stopping")
+        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (*tasks, working, stopped):
+            task.cancel()

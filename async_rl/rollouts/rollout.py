@@ -1,4 +1,4 @@
-"""The rollout of one group: the engine writes its samples, and each is scored as soon as it ends.
+"""The rollout of one group: its samples are written, and each is scored as soon as it is complete.
 
 takes: a ticket
 waits for: the engine's completions, then the verdicts
@@ -12,13 +12,13 @@ import bisect
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
-from async_rl.config.plugins import load_rollout
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import best_of
 from async_rl.core.errors import (
@@ -30,19 +30,47 @@ from async_rl.core.errors import (
     WeightsError,
 )
 from async_rl.core.frozen import frozen
-from async_rl.core.types import Group, IntArray, Purpose, Sampling, Ticket, Trajectory
-from async_rl.generation.engine import Completion, Generates
+from async_rl.core.types import (
+    NO_VERSION,
+    Group,
+    IntArray,
+    Prompt,
+    Purpose,
+    Sampling,
+    Score,
+    Ticket,
+    Trajectory,
+)
+from async_rl.generation.engine import Completion, Generates, one_completion
 from async_rl.observability.activity import Activity
 from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import Control, Scorer
 from async_rl.rewards.verifier.client import VerifierClient
-from async_rl.rollouts.agents import Agents
-from async_rl.rollouts.conversation import Conversation, RolloutEnded, Written, one_answer
-from async_rl.rollouts.samples import num_written, reward_sample, trajectory
+from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.rollouts.conversation import Write, Written, one_answer
+from async_rl.runtime.directory import Directory
 
 _SCORING_FAILURES = (RewardError, InfrastructureError)
 _GREEDY = -1
 """Index of the greedy answer, which is not a member of the group."""
+_MEMO_PROGRAMS = 20_000
+"""Programs whose verdicts are remembered: those of some hundred groups, in a few MB."""
+
+
+class SampleMaker(Protocol):
+    """Makes samples of several turns: with a user's function (conversation.py) or with an agent
+    (agents.py).
+    """
+
+    async def sample(
+        self,
+        ticket: Ticket,
+        index: int,
+        sampling: Sampling,
+        write: Write,
+        verifier: VerifierClient,
+    ) -> Written:
+        """Return sample `index` of the ticket. verifier: runs programs for it."""
 
 
 @frozen
@@ -56,15 +84,11 @@ class _Samples:
     scoring: dict[int, asyncio.Task[Trajectory]] = field(default_factory=dict)
 
 
-_MEMO_PROGRAMS = 20_000
-"""Programs whose verdicts are remembered: those of some hundred groups, in a few MB."""
-
-
 class Rollouts:
     """Makes groups with an engine and the current verifiers.
 
-    token: bearer token of the verifiers. name: the generator, for the ledger. agents: make the
-    samples, in a gateway.
+    token: bearer token of the verifiers. name: the generator, for the ledger. maker: of samples of
+    several turns; None = one answer per sample.
     """
 
     def __init__(
@@ -75,14 +99,13 @@ class Rollouts:
         token: str,
         name: str,
         activity: Activity,
-        agents: Agents | None = None,
+        maker: SampleMaker | None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._name = name
         self._activity = activity
-        self._lead = load_rollout(config.rollout)
-        self._agents = agents
+        self._maker = maker
         self._client = VerifierClient(config, token, activity)
         self._memo = VerdictMemo(self._client, size=_MEMO_PROGRAMS)
         self._scorer = Scorer(config, self._memo, self._client.ask_functions)
@@ -93,17 +116,19 @@ class Rollouts:
         """Use these verifiers from now on."""
         self._client.update_servers(urls)
 
+    async def follow_verifiers(self, directory: Directory) -> None:
+        """Use the verifiers of the directory, until cancelled."""
+        while True:
+            revision = directory.revision
+            self.update_verifiers([m.address for m in directory.of_role("verifier")])
+            await directory.changed(revision)
+
     async def close(self) -> None:
         """Cancel running requests and close the connections to the verifiers."""
         await self._control.close()
         await self._scorer.close()
         await self._memo.close()
         await self._client.close()
-
-    def forget(self, ticket: Ticket) -> None:
-        """The attempt has failed, or its group is with the buffer."""
-        if self._agents is not None:
-            self._agents.forget(ticket)
 
     async def is_outage(self, failure: BaseException) -> bool:
         """Return whether scoring failed for a reason that has nothing to do with the sample."""
@@ -156,100 +181,56 @@ class Rollouts:
 
     async def _write(self, samples: _Samples) -> None:
         ticket = samples.ticket
-        if self._lead is not None or self._agents is not None:
+        if self._maker is not None:
             async with asyncio.TaskGroup() as group:
                 for index in range(ticket.num_samples):
-                    talk = self._converse(samples, index, ticket.sampling)
-                    group.create_task(talk, name=f"sample {index}")
+                    making = self._make(samples, index, ticket.sampling)
+                    group.create_task(making, name=f"sample {index}")
             return
         # One request for all samples, so that they share one prefill.
-        completions = self._complete(samples, "", ticket.num_samples, ticket.sampling)
-        async with contextlib.aclosing(completions):
-            async for done in completions:
-                self._score_later(samples, done.index, self._one_answer(done))
+        completions = samples.engine.generate(
+            f"{ticket.group_id}.{ticket.attempt}",
+            ticket.prompt.token_ids.tolist(),
+            ticket.num_samples,
+            ticket.sampling,
+        )
+        with _engine_dead_on_error():
+            async with contextlib.aclosing(completions):
+                async for done in completions:
+                    self._score_later(samples, done.index, self._one_answer(done))
 
     async def _answer_greedily(self, samples: _Samples) -> None:
         """Write the likeliest answer, which is scored like any other.
 
-        It is ReMax's baseline, and the greedy part of an evaluation.
+        Its reward is ReMax's baseline, and the greedy part of an evaluation.
         """
+        sampling = msgspec.structs.replace(samples.ticket.sampling, temperature=0.0)
+        await self._make(samples, _GREEDY, sampling)
+
+    async def _make(self, samples: _Samples, index: int, sampling: Sampling) -> None:
+        """Make one sample: one answer, or what the user's function or agent makes."""
         ticket = samples.ticket
-        # Greedy: the baseline of ReMax is the reward of the likeliest answer.
-        sampling = msgspec.structs.replace(ticket.sampling, temperature=0.0)
-        if self._lead is not None or self._agents is not None:
-            await self._converse(samples, _GREEDY, sampling)
-            return
-        done = await self._complete_one(samples, ".greedy", sampling)
-        self._score_later(samples, _GREEDY, self._one_answer(done))
+        write = functools.partial(self._complete, samples.engine)
+        if self._maker is not None:
+            done = await self._maker.sample(ticket, index, sampling, write, self._client)
+        else:
+            name = f"{ticket.group_id}.{ticket.attempt}.{index}"
+            done = self._one_answer(await write(name, ticket.prompt.token_ids, sampling))
+        self._score_later(samples, index, done)
 
     def _one_answer(self, done: Completion) -> Written:
         text = self._tokenizer.decode(done.token_ids.tolist(), skip_special_tokens=True)
         return one_answer(done, text)
 
-    async def _converse(self, samples: _Samples, index: int, sampling: Sampling) -> None:
-        """Let the user's function or agent lead one sample until it returns or no further turn
-        fits.
-        """
-        if self._agents is not None:
-            done = await self._agents.sample(
-                samples.ticket, index, sampling, samples.engine, self._client
-            )
-            self._score_later(samples, index, done)
-            return
-        assert self._lead is not None, "only called with rollout.fn"
-        ticket = samples.ticket
-
-        async def write(token_ids: Sequence[int], turn: int, sampling: Sampling) -> Completion:
-            return await self._complete_one(samples, f".{index}.{turn}", sampling, token_ids)
-
-        talk = Conversation(
-            ticket.prompt,
-            sampling,
-            max_turns=self._config.rollout.max_turns,
-            write=write,
-            tokenizer=self._tokenizer,
-            client=self._client,
-        )
-        answer = None
-        with contextlib.suppress(RolloutEnded):
-            answer = await self._lead(talk)
-        self._score_later(samples, index, talk.result(answer))
-
-    async def _complete_one(
-        self,
-        samples: _Samples,
-        suffix: str,
-        sampling: Sampling,
-        token_ids: Sequence[int] | None = None,
-    ) -> Completion:
-        completions = self._complete(samples, suffix, 1, sampling, token_ids)
-        async with contextlib.aclosing(completions):
-            return await anext(completions)
-
     async def _complete(
-        self,
-        samples: _Samples,
-        suffix: str,
-        num_samples: int,
-        sampling: Sampling,
-        token_ids: Sequence[int] | None = None,
-    ) -> AsyncGenerator[Completion, None]:
-        """Yield the engine's completions. Raises EngineDead where only a new engine helps."""
-        ticket = samples.ticket
-        request_id = f"{ticket.group_id}.{ticket.attempt}{suffix}"
-        prompt = token_ids or ticket.prompt.token_ids.tolist()
-        completions = samples.engine.generate(request_id, prompt, num_samples, sampling)
-        try:
-            async with contextlib.aclosing(completions):
-                async for done in completions:
-                    yield done
-        # Neither is the fault of this group: no other group would succeed on this engine.
-        except (Unavailable, WeightsError) as error:
-            raise EngineDead(str(error)) from error
+        self, engine: Generates, request_id: str, token_ids: IntArray, sampling: Sampling
+    ) -> Completion:
+        with _engine_dead_on_error():
+            return await one_completion(engine, request_id, token_ids, sampling)
 
     def _score_later(self, samples: _Samples, index: int, done: Written) -> None:
-        # The generators of a gateway count what they write themselves.
-        if self._agents is None:
+        # The generators that serve a gateway count the tokens that they write for it.
+        if not self._config.agent.is_used:
             self._activity.count("tokens_generated", int(done.is_written.sum()))
         ticket = samples.ticket
         samples.scoring[index] = samples.group.create_task(
@@ -290,3 +271,65 @@ class Rollouts:
         counts = range(len(token_ids) + 1)
         # A score may name a position beyond the text; the last token stands for it.
         return min(bisect.bisect_left(counts, num_chars, key=num_chars_of), len(token_ids))
+
+
+@contextlib.contextmanager
+def _engine_dead_on_error() -> Iterator[None]:
+    """Raise EngineDead for an error that the engine would raise for every other group too."""
+    try:
+        yield
+    except (Unavailable, WeightsError) as error:
+        raise EngineDead(str(error)) from error
+
+
+def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
+    """Return the samples that the engine writes for a ticket of `num_samples`.
+
+    ReMax adds a greedy answer in training. In evaluation several samples have one next to them,
+    which costs little then and shows how much sampling loses.
+    """
+    if purpose is Purpose.TRAIN:
+        has_greedy = config.algorithm.advantage.kind == "remax"
+    else:
+        has_greedy = config.evaluation.num_samples > 1
+    return num_samples + has_greedy
+
+
+def trajectory(
+    prompt: Prompt, done: Written, score: Score, *, clock: tuple[float, ...] = ()
+) -> Trajectory:
+    """Return the sample behind its prompt, of which nothing is trained."""
+    num_prompt = len(prompt.token_ids)
+    no_logprobs = np.zeros(num_prompt, np.float32)
+    no_versions = np.full(num_prompt, NO_VERSION, np.int32)
+    return Trajectory(
+        token_ids=np.concatenate([prompt.token_ids, done.token_ids]).astype(np.int32),
+        prompt_length=num_prompt,
+        loss_mask=np.concatenate([np.zeros(num_prompt, np.bool_), done.is_written]),
+        behavior_logprobs=np.concatenate([no_logprobs, done.logprobs]).astype(np.float32),
+        versions=np.concatenate([no_versions, done.versions]).astype(np.int32),
+        is_truncated=done.is_truncated,
+        score=score,
+        starts=tuple(num_prompt + start for start in done.starts),
+        clock=clock,
+    )
+
+
+def reward_sample(ticket: Ticket, done: Written) -> RewardSample:
+    """Return the argument of a reward function."""
+    prompt = ticket.prompt
+    problem = ticket.prompt.problem
+    return RewardSample(
+        prompt_id=prompt.prompt_id,
+        prompt=prompt.text,
+        response=done.answer,
+        transcript=done.transcript,
+        token_ids=done.token_ids.tolist(),
+        is_written=done.is_written.tolist(),
+        data_source=prompt.data_source,
+        row=msgspec.json.decode(problem.row or "{}"),
+        tests=problem.tests,
+        setup=problem.setup,
+        is_truncated=done.is_truncated,
+        max_tokens=ticket.sampling.max_new_tokens,
+    )

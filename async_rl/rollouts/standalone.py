@@ -29,6 +29,7 @@ from async_rl.generation.engine import Engine
 from async_rl.generation.opener import engine_opener
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.serving import open_service, serve
+from async_rl.rollouts.conversation import open_conversations
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.weights.directory import published
 from async_rl.wire.addresses import LOOPBACK
@@ -112,7 +113,14 @@ async def _open_rollouts(
     stack.push_async_callback(engine.close)
     with published(model_path, config.model, version) as manifest:
         await engine.load_weights(manifest)
-    rollouts = Rollouts(config, tokenizer=tokenizer, token=token, name="eval", activity=activity)
+    rollouts = Rollouts(
+        config,
+        tokenizer=tokenizer,
+        token=token,
+        name="eval",
+        activity=activity,
+        maker=open_conversations(config, tokenizer),
+    )
     stack.push_async_callback(rollouts.close)
     rollouts.update_verifiers([await url])
     return rollouts, engine

@@ -19,8 +19,8 @@ from jinja2 import TemplateError
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import CallsRead, ReadCalls
+from async_rl.sessions.errors import Refused
 from async_rl.sessions.record import Context, History, Record
-from async_rl.sessions.refusals import Refused
 from async_rl.sessions.tools import assistant, calls_of, form_of
 
 Message = Mapping[str, Any]

@@ -1,4 +1,6 @@
-"""Refusals as HTTP answers, in the form of OpenAI's and Anthropic's APIs."""
+"""The refusals of requests, and the HTTP answers that show them in the form of OpenAI's and
+Anthropic's APIs.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,34 @@ from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
 from async_rl.core.errors import AsyncRLError
-from async_rl.sessions.refusals import Refused
 
 _JSON = "application/json"
 _KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+
+
+class Refused(Exception):
+    """The request is answered by an error. code: OpenAI's name of the reason, where it has one."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def too_long(num_tokens: int, limit: int) -> Refused:
+    """The refusal of a call for which the session has no room."""
+    return Refused(
+        400,
+        f"this call would begin with {num_tokens} tokens in the session, whose limit is {limit}"
+        " (data.max_response_tokens, every segment counted); shorten the history or raise it",
+        code="context_length_exceeded",
+    )
 
 
 def json_response(value: Any, status: int = 200) -> Response:

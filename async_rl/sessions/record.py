@@ -278,3 +278,25 @@ class Record:
 
     def _served(self) -> list[tuple[int, Turn]]:
         return [(n, turn) for n, turn in self._turns.items() if turn.answer is not None]
+
+
+def joined(parts: Sequence[Completed]) -> Completed:
+    """Return consecutive pieces as one answer."""
+    return Completed(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        versions=np.concatenate([part.versions for part in parts]),
+        is_truncated=parts[-1].is_truncated,
+    )
+
+
+def cut(written: Completed, num_kept: int) -> Completed:
+    """Return the first tokens of an answer; one that is cut has no end token."""
+    if num_kept == len(written.token_ids):
+        return written
+    return Completed(
+        token_ids=written.token_ids[:num_kept],
+        logprobs=written.logprobs[:num_kept],
+        versions=written.versions[:num_kept],
+        is_truncated=True,
+    )

@@ -10,10 +10,9 @@ of a client that disconnects end with it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from starlette.applications import Starlette
@@ -22,17 +21,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from async_rl.sessions.errors import HANDLERS, json_response
+from async_rl.sessions.errors import HANDLERS, Refused, json_response
 from async_rl.sessions.forms.anthropic_messages import messages
-from async_rl.sessions.forms.form import MODEL, Form, read
+from async_rl.sessions.forms.form import Form, events_of, lines_of, read
 from async_rl.sessions.forms.openai_chat import chat_completions
 from async_rl.sessions.forms.openai_responses import responses
 from async_rl.sessions.forms.openai_text import completions
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
-from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Session
-from async_rl.sessions.streams import events_of, lines_of
-from async_rl.sessions.usage import Recent
+from async_rl.sessions.open_sessions import Sessions, token_of
+from async_rl.sessions.worker import MODEL
 from async_rl.wire.http import while_connected
 
 _MAX_BODY_BYTES = 16 << 20
@@ -44,57 +41,6 @@ FORMS: Mapping[str, Form] = {
     "/v1/messages": messages,
     "/v1/responses": responses,
 }
-
-
-class Sessions:
-    """The open sessions by their tokens."""
-
-    def __init__(self) -> None:
-        self._by_token: dict[str, Session] = {}
-        self._recent = Recent()
-        # An environment whose sessions have all ended is still shown, with 0.
-        self._names = {"open": None, "calling": None}
-
-    def __len__(self) -> int:
-        return len(self._by_token)
-
-    @property
-    def gauges(self) -> dict[str, float]:
-        """The sessions now, all and by environment, of which those with an open call wait for the
-        engine and the others for their agents; and means over those that ended last.
-        """
-        gauges = dict.fromkeys(self._names, 0.0)
-        for session in self._by_token.values():
-            of_session = ["open"] if session.num_open == 0 else ["open", "calling"]
-            for name in of_session:
-                gauges[name] += 1
-                gauges[f"{name}_in/{session.environment}"] += 1
-        return {**gauges, **self._recent.means()}
-
-    @contextlib.contextmanager
-    def open(self, session: Session) -> Any:
-        """Serve the session until the block ends."""
-        self._by_token[session.token] = session
-        for name in ("open", "calling"):
-            self._names[f"{name}_in/{session.environment}"] = None
-        try:
-            yield session
-        finally:
-            del self._by_token[session.token]
-            self._recent.add(session.usage)
-            session.close("its sample is complete or was given up")
-
-    def of(self, request: Request) -> Session:
-        """Return the session of a request. Raises Refused."""
-        session = self._by_token.get(_token(request))
-        if session is None:
-            raise Refused(
-                401,
-                "the token is missing, or its session is unknown or has ended; send the"
-                " OPENAI_API_KEY that the agent was given",
-                code="invalid_api_key",
-            )
-        return session
 
 
 class _Wanted(msgspec.Struct):
@@ -120,7 +66,7 @@ class _Endpoint:
         """Hand out a session, as soon as there is one within the time that the program waits."""
         if self._offers is None:
             raise Refused(404, "this run starts its agents itself; set rollout.fn=external")
-        if not self._offers.accepts(_token(request)):
+        if not self._offers.accepts(token_of(request)):
             raise Refused(
                 401,
                 "the key is missing or wrong; send api_key of <run>/gateways/<gateway>.json",
@@ -208,11 +154,6 @@ def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
         ],
         exception_handlers=HANDLERS,
     )
-
-
-def _token(request: Request) -> str:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token if scheme == "Bearer" else request.headers.get("x-api-key", "")
 
 
 def _is_sent_again(request: Request) -> bool:

@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completed
-from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat, key_of
-from async_rl.sessions.pieces import certain, cut, joined
-from async_rl.sessions.record import Context, Record
-from async_rl.sessions.refusals import Refused, too_long
+from async_rl.sessions.errors import Refused, too_long
+from async_rl.sessions.record import Context, History, Record, cut, joined
 from async_rl.sessions.tools import HERMES, parse_answer
-from async_rl.sessions.usage import Usage
 
+_REPLACEMENT = "\ufffd"
+"""The last character of a text whose last letter lacks tokens."""
 PIECE_TOKENS = 32
 """A piece is a request of the engine, which costs about as much as a few tokens."""
 Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
@@ -37,6 +37,50 @@ failed to run. Raises Refused.
 """
 Write = Callable[[str, IntArray, int], Awaitable[Completed]]
 """(id of the call, tokens so far, most new tokens) -> the policy's continuation."""
+
+
+@frozen
+class Call:
+    """A request for one answer.
+
+    max_tokens: None = as many as fit. stops: texts before which the answer ends. in_pieces: the
+    agent reads along. start: the text that the context already has of the answer. prompt: the
+    text before it, if the call has no messages. tools: those that the answer may call.
+    """
+
+    context: Context
+    history: History = ()
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    in_pieces: bool = False
+    begin: str = ""
+    prompt: str = ""
+    tools: Sequence[Any] = ()
+
+
+@frozen
+class Answer:
+    """An answer to the agent. text: without the stop text. why: stop, length or tool_calls."""
+
+    number: int
+    text: str
+    message: dict[str, Any]
+    written: Completed
+    why: str
+    num_prompt_tokens: int
+
+
+@frozen
+class Usage:
+    """One session that ended. open_s: its age; calling_s: of that, the time with a call open."""
+
+    environment: str
+    num_turns: int
+    num_tokens: int
+    num_tool_runs: int
+    num_tool_errors: int
+    open_s: float
+    calling_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -284,3 +328,14 @@ def _before_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
     stopped = [(text.find(stop), stop) for stop in stops if stop in text]
     start, stop = min(stopped, default=(len(text), ""))
     return text[:start], stop
+
+
+def certain(text: str, stops: Sequence[str]) -> str:
+    """The part of an unfinished text that no further token changes."""
+    text = text.rstrip(_REPLACEMENT)
+    longest = 0
+    for stop in stops:
+        for size in range(1, len(stop)):
+            if text.endswith(stop[:size]):
+                longest = max(longest, size)
+    return text[: len(text) - longest]

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from async_rl.core.frozen import frozen
-from async_rl.sessions.refusals import Refused
+from async_rl.sessions.errors import Refused
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 

@@ -21,8 +21,10 @@ import msgspec
 
 from async_rl.config.plugins import AGENT, load_function
 from async_rl.core.frozen import frozen
-from async_rl.sessions.forms.form import MODEL
 
+MODEL = "policy"
+"""The name under which every endpoint serves the model that is trained."""
+# A thread waits for the policy most of the time; more samples of one worker than this wait for one.
 _MOST_THREADS = 256
 
 

@@ -39,8 +39,9 @@ from async_rl.protocol.membership import Member, Members
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.runtime.directory import Connections, Directory, Incarnation
 from async_rl.sessions.chat import Chat
+from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.record import Record
-from async_rl.sessions.server import Sessions, build_app
+from async_rl.sessions.server import build_app
 from async_rl.sessions.serving import serving, spare_heap
 from async_rl.sessions.session import Session
 from async_rl.wire.keys import load_keys

@@ -110,7 +110,12 @@ def generator(
         peer=lambda _: buffer,
     )
     rollouts = Rollouts(
-        config, tokenizer=Letters(), token="t", name=context.name, activity=context.activity
+        config,
+        tokenizer=Letters(),
+        token="t",
+        name=context.name,
+        activity=context.activity,
+        maker=None,
     )
     rollouts._scorer = Scorer(device.reward_s, places)  # type: ignore[assignment]
     rollouts._control = SimpleNamespace(remember=lambda *_: None)  # type: ignore[assignment]

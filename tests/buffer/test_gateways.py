@@ -33,7 +33,8 @@ from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.rollout import Rollouts
-from async_rl.sessions.server import Sessions, build_app
+from async_rl.sessions.open_sessions import Sessions
+from async_rl.sessions.server import build_app
 
 _CONFIG = make_config(group_size=2, groups_per_step=2, max_attempts=50)
 CONFIG = replace(
@@ -169,18 +170,24 @@ class Fleet:
             log=logging.getLogger("test"),
             peer=lambda _: SimpleNamespace(call=call),
         )
+        journal = Journal(self._folder / name, "1")
         agents = Agents(
             CONFIG,
             tokenizer=Numbers(),
             sessions=sessions,
             environments=Playing(build_app(sessions), self.seen),
-            journal=Journal(self._folder / name, "1"),
+            journal=journal,
             url="",
         )
         rollouts = Rollouts(
-            CONFIG, tokenizer=Numbers(), token="t", name=name, activity=activity, agents=agents
+            CONFIG, tokenizer=Numbers(), token="t", name=name, activity=activity, maker=agents
         )
-        groups = Groups(context, rollouts, cast(Any, self.engine))
+        groups = Groups(
+            context,
+            rollouts,
+            cast(Any, self.engine),
+            on_closed=lambda ticket: journal.forget(ticket.group_id),
+        )
         groups.weights_loaded()
         self._running[name] = context, groups, asyncio.create_task(groups.make())
 

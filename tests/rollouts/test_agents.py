@@ -44,7 +44,8 @@ from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.runtime.directory import Directory
-from async_rl.sessions.server import Sessions, build_app
+from async_rl.sessions.open_sessions import Sessions
+from async_rl.sessions.server import build_app
 from async_rl.wire.http import serving, url_of
 
 AGENT = """
@@ -248,7 +249,7 @@ def groups(
                     token="t",
                     name="gateway-0",
                     activity=Activity(),
-                    agents=agents,
+                    maker=agents,
                 )
                 rollouts._scorer = cast(Any, judge)
                 made = []

@@ -22,6 +22,7 @@ from async_rl.core.types import (
     NO_VERSION,
     CodeProblem,
     Group,
+    IntArray,
     Prompt,
     Purpose,
     Sampling,
@@ -31,7 +32,7 @@ from async_rl.core.types import (
 from async_rl.generation.engine import Completion
 from async_rl.monitoring.rollout_page import page
 from async_rl.observability.activity import Activity
-from async_rl.rollouts.conversation import Conversation
+from async_rl.rollouts.conversation import Conversation, open_conversations
 from async_rl.rollouts.rollout import Rollouts
 
 WRITES = """
@@ -144,6 +145,7 @@ def roll_out(
             token="t",
             name="generator-0",
             activity=Activity(),
+            maker=open_conversations(config, Alphabet()),
         )
         rollouts._scorer = judge  # type: ignore[assignment]
         try:
@@ -275,7 +277,7 @@ def test_the_limit_of_a_turn_is_within_the_room_of_the_sample(
 ) -> None:
     limits: list[int] = []
 
-    async def write(token_ids: list[int], turn: int, sampling: Sampling) -> Completion:
+    async def write(request_id: str, token_ids: IntArray, sampling: Sampling) -> Completion:
         limits.append(sampling.max_new_tokens)
         return Completion(
             index=0,
@@ -296,7 +298,7 @@ def test_the_limit_of_a_turn_is_within_the_room_of_the_sample(
     sampling = Sampling(temperature=1.0, max_new_tokens=8)
     client: Any = None
     sample = Conversation(
-        prompt, sampling, max_turns=2, write=write, tokenizer=Words(), client=client
+        prompt, sampling, name="1.1.0", max_turns=2, write=write, tokenizer=Words(), client=client
     )
     asyncio.run(sample.write(max_tokens=asked))
     assert limits == [limit]

@@ -30,7 +30,8 @@ from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.sessions.offers import Offers, key_from
-from async_rl.sessions.server import Sessions, build_app
+from async_rl.sessions.open_sessions import Sessions
+from async_rl.sessions.server import build_app
 
 KEY = key_from("the run's token")
 
@@ -58,7 +59,7 @@ class Gateway:
             token="t",
             name="gateway-0",
             activity=Activity(),
-            agents=agents,
+            maker=agents,
         )
         self.rollouts._scorer = cast(Any, self.judge)
 

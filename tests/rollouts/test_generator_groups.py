@@ -98,6 +98,7 @@ def scripted_rollouts(config: RunConfig) -> Rollouts:
         token="t",
         name="generator-0",
         activity=Activity(),
+        maker=None,
     )
 
 
@@ -294,7 +295,7 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
 
     async def run() -> None:
         groups, rollouts = scripted_groups(context)
-        await groups._sleeping.start()
+        await groups._source.start()
         rollouts.group = failing  # type: ignore[method-assign]
         rollouts.is_outage = not_an_outage  # type: ignore[method-assign]
         try:
@@ -330,7 +331,7 @@ def test_an_engine_that_died_ends_its_generator_and_fails_no_group(error: Except
 
     async def run() -> None:
         groups, rollouts = scripted_groups(context, DeadEngine(error))
-        await groups._sleeping.start()
+        await groups._source.start()
         try:
             await groups._roll_out(ticket_of(2))
         finally:

@@ -26,8 +26,7 @@ from async_rl.protocol.base import Message, message_schema
 from async_rl.protocol.generator import Complete, LoadReport, LoadWeights, Logprobs, Probe, Visit
 from async_rl.protocol.membership import Member, Members, WatchMembers
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.rollouts.hosted import HostedEngine
-from async_rl.rollouts.hosting import Hosting
+from async_rl.rollouts.hosting import HostedEngine, Hosting
 from async_rl.runtime.context import Control
 from async_rl.supervision.guests import Guests
 from async_rl.wire.keys import create_keys
@@ -310,7 +309,7 @@ async def test_the_end_of_the_generator_fails_what_is_in_flight(tmp_path: Path) 
 async def test_a_host_that_has_forgotten_the_policy_ends_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.rollouts.hosted._VISIT_S", 0.01)
+    monkeypatch.setattr("async_rl.rollouts.hosting._VISIT_S", 0.01)
     async with a_host(tmp_path) as host:
         engine = guest(host)
         await engine.open()
@@ -325,7 +324,7 @@ async def test_a_host_that_has_forgotten_the_policy_ends_the_engine(
 
 @in_a_loop
 async def test_visits_keep_the_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("async_rl.rollouts.hosted._VISIT_S", 0.01)
+    monkeypatch.setattr("async_rl.rollouts.hosting._VISIT_S", 0.01)
     async with a_host(tmp_path) as host:
         engine = guest(host)
         await engine.open()
@@ -383,7 +382,7 @@ async def test_the_supervisor_of_the_host_knows_its_guests_until_their_run_stops
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A visit is always under way, also when the engine leaves.
-    monkeypatch.setattr("async_rl.rollouts.hosted._VISIT_S", 0.0)
+    monkeypatch.setattr("async_rl.rollouts.hosting._VISIT_S", 0.0)
     async with a_host(tmp_path) as host:
         engine = guest(host)
         await engine.open()

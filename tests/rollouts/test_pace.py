@@ -1,7 +1,7 @@
 """The time limit of a group follows the length of its samples and the rate of the engine."""
 
 from async_rl.config.timeouts import TimeoutsConfig
-from async_rl.rollouts.pace import Pace
+from async_rl.rollouts.groups import Pace
 
 LIMITS = TimeoutsConfig(call_s=10, start_s=180, group_s=120, stall_s=1800)
 

@@ -16,8 +16,9 @@ import numpy as np
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completed
 from async_rl.sessions.chat import Chat, Reader
+from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.record import Record
-from async_rl.sessions.server import Sessions, build_app
+from async_rl.sessions.server import build_app
 from async_rl.sessions.session import Session
 from async_rl.wire.http import serving, url_of
 

@@ -42,17 +42,17 @@ from async_rl.core.types import (
     Ticket,
     Trajectory,
 )
-from async_rl.generation.engine import Completion
+from async_rl.generation.engine import Completion, one_completion
 from async_rl.generation.hf.engine import HfEngine, hf_opener
 from async_rl.learner.loading import load_policy
 from async_rl.protocol.generator import Completed
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.journal import Journal
-from async_rl.rollouts.samples import trajectory
+from async_rl.rollouts.rollout import trajectory
 from async_rl.sessions import session as session_module
-from async_rl.sessions.calls import Call
-from async_rl.sessions.server import Sessions
+from async_rl.sessions.open_sessions import Sessions
+from async_rl.sessions.session import Call
 from async_rl.weights.block import SharedTensors, tensor_spec
 
 VOCABULARY = 48
@@ -355,9 +355,8 @@ async def sampled(
                 journal=journal,
                 url="",
             )
-            sample = agents.sample(
-                asked, index, ticket.sampling, cast(Any, world.engine), cast(Any, None)
-            )
+            write = functools.partial(one_completion, cast(Any, world.engine))
+            sample = agents.sample(asked, index, ticket.sampling, write, cast(Any, None))
             try:
                 made.append(await sample)
             except Killed:

@@ -9,7 +9,7 @@ import pytest
 from sessions_support import open_session
 
 from async_rl.observability.catalogue import describe
-from async_rl.sessions.server import Sessions
+from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.session import Session
 
 

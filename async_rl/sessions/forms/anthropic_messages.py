@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.form import (
-    MODEL,
     Event,
     Exchange,
     arguments_of,
@@ -19,9 +18,9 @@ from async_rl.sessions.forms.form import (
     text_of,
 )
 from async_rl.sessions.forms.openai_chat import Count
-from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Session
+from async_rl.sessions.session import Answer, Call, Session
 from async_rl.sessions.tools import calls_of, chosen
+from async_rl.sessions.worker import MODEL
 
 _CHOICES = {"any": "required"}
 _WHY = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

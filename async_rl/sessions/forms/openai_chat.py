@@ -12,10 +12,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat
+from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.form import (
-    MODEL,
     Event,
     Exchange,
     arguments_of,
@@ -25,9 +24,9 @@ from async_rl.sessions.forms.form import (
     require_model,
     text_of,
 )
-from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Session
+from async_rl.sessions.session import Answer, Call, Session
 from async_rl.sessions.tools import calls_of, chosen
+from async_rl.sessions.worker import MODEL
 
 _ROLES = {"developer": "system", "function": "tool"}
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.form import (
-    MODEL,
     Event,
     Exchange,
     new_id,
@@ -24,9 +23,9 @@ from async_rl.sessions.forms.form import (
     text_of,
 )
 from async_rl.sessions.forms.openai_chat import Count, json_of, message_of
-from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Session
+from async_rl.sessions.session import Answer, Call, Session
 from async_rl.sessions.tools import calls_of, chosen
+from async_rl.sessions.worker import MODEL
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 

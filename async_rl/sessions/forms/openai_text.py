@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat
+from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.form import (
-    MODEL,
     Event,
     Exchange,
     new_id,
@@ -21,8 +20,8 @@ from async_rl.sessions.forms.form import (
     require_model,
 )
 from async_rl.sessions.forms.openai_chat import Count, stops_of, usage_of
-from async_rl.sessions.refusals import Refused
-from async_rl.sessions.session import Session
+from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.worker import MODEL
 
 
 class TextRequest(msgspec.Struct, kw_only=True):
