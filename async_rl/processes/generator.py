@@ -21,7 +21,7 @@ from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import OpenEngine, one_completion
 from async_rl.generation.environment import gently, giving_way, prepare_environment
 from async_rl.generation.opener import engine_opener
-from async_rl.generation.tool_calls import ToolCalls
+from async_rl.generation.vllm.tool_calls import ToolCalls
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
     Complete,

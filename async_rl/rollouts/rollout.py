@@ -52,7 +52,9 @@ from async_rl.runtime.directory import Directory
 
 _SCORING_FAILURES = (RewardError, InfrastructureError)
 _GREEDY = -1
-"""Index of the greedy answer, which is not a member of the group."""
+"""Index of the greedy answer, which is not a member of the group: its reward is the baseline of
+ReMax, or the greedy figure of an evaluation.
+"""
 _MEMO_PROGRAMS = 20_000
 """Programs whose verdicts are remembered: those of some hundred groups, in a few MB."""
 
@@ -87,8 +89,7 @@ class _Samples:
 class Rollouts:
     """Makes groups with an engine and the current verifiers.
 
-    token: bearer token of the verifiers. name: the generator, for the ledger. maker: of samples of
-    several turns; None = one answer per sample.
+    token: of the verifiers. name: the generator, for the ledger. maker: None = one answer each.
     """
 
     def __init__(
@@ -151,16 +152,17 @@ class Rollouts:
                 async with asyncio.TaskGroup() as writing:
                     writing.create_task(self._write(samples), name=f"write {ticket.group_id}")
                     if num_written(self._config, ticket.purpose, 0):
-                        writing.create_task(
-                            self._answer_greedily(samples), name=f"greedy {ticket.group_id}"
-                        )
+                        # The likeliest answer, which is scored like any other.
+                        greedy = msgspec.structs.replace(ticket.sampling, temperature=0.0)
+                        making = self._make(samples, _GREEDY, greedy)
+                        writing.create_task(making, name=f"greedy {ticket.group_id}")
             generation_s = time.monotonic() - started_s
             written()
         self._activity.gauge("verifier/memo_share", self._memo.share)
         self._activity.gauge("verifier/latency_p50_s", self._client.latency_quantile_s(0.5))
         self._activity.gauge("verifier/latency_p99_s", self._client.latency_quantile_s(0.99))
         # The group keeps the order of the engine, not the order in which scores arrived.
-        greedy = samples.scoring.pop(_GREEDY, None)
+        baseline = samples.scoring.pop(_GREEDY, None)
         trajectories = [samples.scoring[index].result() for index in sorted(samples.scoring)]
         if ticket.purpose is Purpose.TRAIN:
             # Only training keeps the best: an evaluation must measure all that were drawn.
@@ -175,7 +177,7 @@ class Rollouts:
             admitted_version=ticket.admitted_version,
             trajectories=trajectories,
             generation_s=generation_s,
-            baseline=None if greedy is None else greedy.result(),
+            baseline=None if baseline is None else baseline.result(),
             started_s=started_unix_s,
         )
 
@@ -198,14 +200,6 @@ class Rollouts:
             async with contextlib.aclosing(completions):
                 async for done in completions:
                     self._score_later(samples, done.index, self._one_answer(done))
-
-    async def _answer_greedily(self, samples: _Samples) -> None:
-        """Write the likeliest answer, which is scored like any other.
-
-        Its reward is ReMax's baseline, and the greedy part of an evaluation.
-        """
-        sampling = msgspec.structs.replace(samples.ticket.sampling, temperature=0.0)
-        await self._make(samples, _GREEDY, sampling)
 
     async def _make(self, samples: _Samples, index: int, sampling: Sampling) -> None:
         """Make one sample: one answer, or what the user's function or agent makes."""

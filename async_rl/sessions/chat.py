@@ -24,9 +24,11 @@ from async_rl.sessions.record import Context, History, Record
 from async_rl.sessions.tools import assistant, calls_of, form_of
 
 Message = Mapping[str, Any]
-"""role, content (text) and, of an assistant, tool_calls with arguments as a dict."""
+"""role, content (text) and, if the role is assistant, tool_calls with arguments as a dict."""
 Reader = Callable[[ReadCalls], Awaitable[CallsRead]]
 """Lets a generator read the tool calls of an answer."""
+_REPLACEMENT = "\ufffd"
+"""The last character of a text whose last letter lacks tokens."""
 # No template and no tokenizer changes these letters, and no message contains them.
 _MARK = "ANSWER" + secrets.token_hex(8)
 
@@ -34,9 +36,9 @@ _MARK = "ANSWER" + secrets.token_hex(8)
 class Chat:
     """A tokenizer and its chat template.
 
-    Without a template a message is its text on separate lines, and the end token ends an answer,
-    as in the prompts of such a model. parser: of the tool calls, if the template does not show
-    their form; read: reads those of other forms than HERMES.
+    Without a template a message is its text on separate lines, and an answer closes with the end
+    token, as in the prompts of such a model. parser: of the tool calls, if the template does not
+    show their form; read: reads tool calls of other forms than HERMES.
     """
 
     def __init__(self, tokenizer: Any, *, parser: str = "", read: Reader | None = None) -> None:
@@ -48,7 +50,7 @@ class Chat:
         self.form = form_of("".join(texts), parser)
 
     def context(
-        self, record: Record, messages: Sequence[Message], tools: Sequence[Any], *, begin: str = ""
+        self, record: Record, messages: Sequence[Message], tools: Sequence[Any], *, start: str = ""
     ) -> tuple[Context, History]:
         """Return the context of a request and the key of its history.
 
@@ -58,10 +60,10 @@ class Chat:
         history = (key_of(list(tools)), *(key_of(message) for message in messages))
         parent, num_matching = record.match(history)
         if parent is None:
-            text = self._render(messages, tools) + begin
+            text = self._render(messages, tools) + start
             return record.context(None, self._encode(text, is_beginning=True)), history
         # The recorded answer is the last of the matching messages; the first entry is the tools'.
-        text = self._text_after(messages, num_matching - 2, tools) + begin
+        text = self._text_after(messages, num_matching - 2, tools) + start
         answer = record.path(parent)
         end = self.decode(answer[-1:], with_special=True)
         if not record.is_truncated(parent):
@@ -69,7 +71,7 @@ class Chat:
         return record.context(parent, self._encode(text, is_beginning=False)), history
 
     def _text_after(self, messages: Sequence[Message], at: int, tools: Sequence[Any]) -> str:
-        """The text that the template writes after the answer `at`."""
+        """Return the text that the template writes after the answer `at`."""
         marked = [*messages[:at], {"role": "assistant", "content": _MARK}, *messages[at + 1 :]]
         try:
             return self._render(marked, tools).rpartition(_MARK)[2]
@@ -82,7 +84,7 @@ class Chat:
             return whole.removeprefix(begin)
 
     async def read_calls(
-        self, tools: Sequence[Any], begin: str, shown: str, written: str, token_ids: IntArray
+        self, tools: Sequence[Any], start: str, shown: str, written: str, token_ids: IntArray
     ) -> dict[str, Any]:
         """Return a complete answer as a message, its tool calls read by a generator.
 
@@ -94,8 +96,8 @@ class Chat:
             raise Refused(400, f"tool calls of the form {self.form.name} cannot be read here")
         request = ReadCalls(
             parser=self.form.name,
-            text=begin + written,
-            token_ids=np.append(self._encode(begin, is_beginning=False), token_ids).astype("int32"),
+            text=start + written,
+            token_ids=np.append(self._encode(start, is_beginning=False), token_ids).astype("int32"),
             tools=msgspec.json.encode(tools),
         )
         try:
@@ -122,9 +124,7 @@ class Chat:
         return record.context(parent, rest, num_kept=num_kept)
 
     def _num_shown(self, token_ids: IntArray, text: str) -> int | None:
-        """The fewest leading tokens with this text, so without an end token; None if no number of
-        tokens has it.
-        """
+        """Return the least number of leading tokens that have this text; None if none has."""
         counts = range(len(token_ids) + 1)
         return next((n for n in counts if self.decode(token_ids[:n]) == text), None)
 
@@ -142,7 +142,7 @@ class Chat:
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Any], *, is_whole: bool = True
     ) -> str:
-        """is_whole: an answer follows."""
+        """Return the text of the template. is_whole: an answer follows."""
         if not self._tokenizer.chat_template:
             return "".join(self._plain(message) for message in messages)
         render = functools.partial(
@@ -187,3 +187,21 @@ def _with_text_arguments(message: Message) -> Message:
         for arguments in [call["function"]["arguments"]]
     ]
     return {**message, "tool_calls": calls} if calls else message
+
+
+def certain(text: str, stops: Sequence[str]) -> str:
+    """Return the part of an unfinished text that no further token changes."""
+    text = text.rstrip(_REPLACEMENT)
+    longest = 0
+    for stop in stops:
+        for size in range(1, len(stop)):
+            if text.endswith(stop[:size]):
+                longest = max(longest, size)
+    return text[: len(text) - longest]
+
+
+def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
+    """Return the text before the first stop text, and the stop text; empty if there is none."""
+    stopped = [(text.find(stop), stop) for stop in stops if stop in text]
+    start, stop = min(stopped, default=(len(text), ""))
+    return text[:start], stop

@@ -34,16 +34,6 @@ class Refused(Exception):
         self.code = code
 
 
-def too_long(num_tokens: int, limit: int) -> Refused:
-    """The refusal of a call for which the session has no room."""
-    return Refused(
-        400,
-        f"this call would begin with {num_tokens} tokens in the session, whose limit is {limit}"
-        " (data.max_response_tokens, every segment counted); shorten the history or raise it",
-        code="context_length_exceeded",
-    )
-
-
 def json_response(value: Any, status: int = 200) -> Response:
     """Return a response with this value as its body."""
     return Response(msgspec.json.encode(value), status, media_type=_JSON)

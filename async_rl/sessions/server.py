@@ -24,9 +24,8 @@ from starlette.types import ASGIApp
 from async_rl.sessions.errors import HANDLERS, Refused, json_response
 from async_rl.sessions.forms.anthropic_messages import messages
 from async_rl.sessions.forms.form import Form, events_of, lines_of, read
-from async_rl.sessions.forms.openai_chat import chat_completions
+from async_rl.sessions.forms.openai_completions import chat_completions, completions
 from async_rl.sessions.forms.openai_responses import responses
-from async_rl.sessions.forms.openai_text import completions
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
 from async_rl.sessions.worker import MODEL

@@ -1,6 +1,6 @@
 """One session: an agent's calls of the policy for one sample, and the reward that it reports.
 
-takes: calls in the gateway's own terms (forms/ translate those of OpenAI and Anthropic)
+takes: calls in the gateway's own terms (forms/ translates the requests of OpenAI and Anthropic)
 waits for: the engine
 returns: answers that are recorded before the agent sees them
 woken by: the engine's tokens; `close`, after which every call is refused with the reason
@@ -22,15 +22,15 @@ import numpy as np
 from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completed
-from async_rl.sessions.chat import Chat, key_of
-from async_rl.sessions.errors import Refused, too_long
+from async_rl.sessions.chat import Chat, before_stop, certain, key_of
+from async_rl.sessions.errors import Refused
 from async_rl.sessions.record import Context, History, Record, cut, joined
-from async_rl.sessions.tools import HERMES, parse_answer
+from async_rl.sessions.tools import HERMES, chosen, parse_answer
 
-_REPLACEMENT = "\ufffd"
-"""The last character of a text whose last letter lacks tokens."""
 PIECE_TOKENS = 32
-"""A piece is a request of the engine, which costs about as much as a few tokens."""
+"""A piece is a request of the engine, which costs about as much as a few tokens: 32 keep that cost
+at a tenth and still show text several times per second.
+"""
 Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
 """Runs the program of a request in the jail; returns what JSON can express, and whether the program
 failed to run. Raises Refused.
@@ -43,9 +43,9 @@ Write = Callable[[str, IntArray, int], Awaitable[Completed]]
 class Call:
     """A request for one answer.
 
-    max_tokens: None = as many as fit. stops: texts before which the answer ends. in_pieces: the
-    agent reads along. start: the text that the context already has of the answer. prompt: the
-    text before it, if the call has no messages. tools: those that the answer may call.
+    max_tokens: None = as many as fit. stops: texts before which the answer stops. in_pieces: the
+    agent reads along. start: the text of the answer that the context has already. prompt: the
+    text before the answer, if the call has no messages. tools: tools that the answer may call.
     """
 
     context: Context
@@ -53,7 +53,7 @@ class Call:
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     in_pieces: bool = False
-    begin: str = ""
+    start: str = ""
     prompt: str = ""
     tools: Sequence[Any] = ()
 
@@ -68,19 +68,6 @@ class Answer:
     written: Completed
     why: str
     num_prompt_tokens: int
-
-
-@frozen
-class Usage:
-    """One session that ended. open_s: its age; calling_s: of that, the time with a call open."""
-
-    environment: str
-    num_turns: int
-    num_tokens: int
-    num_tool_runs: int
-    num_tool_errors: int
-    open_s: float
-    calling_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,20 +104,6 @@ class Session:
     def __post_init__(self) -> None:
         self.opened_s = self.clock()
 
-    @property
-    def usage(self) -> Usage:
-        """How the agent has used the endpoint so far."""
-        turns = self.record.turns
-        return Usage(
-            environment=self.environment,
-            num_turns=len(turns),
-            num_tokens=sum(turn.num_written for turn in turns),
-            num_tool_runs=self.num_tool_runs,
-            num_tool_errors=self.num_tool_errors,
-            open_s=self.clock() - self.opened_s,
-            calling_s=self.calling_s,
-        )
-
     async def run_tool(self, body: bytes) -> Any:
         """Run the program of a request. Raises Refused."""
         self.require_open()
@@ -141,7 +114,7 @@ class Session:
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
-        """The time in which at least one call is open counts as the engine's."""
+        """Count the time in which at least one call is open as the engine's."""
         if not self.num_open:
             self._called_s = self.clock()
         self.num_open += 1
@@ -164,22 +137,24 @@ class Session:
     def chat_call(
         self,
         messages: Sequence[Any],
-        tools: Sequence[Any],
+        tools: list[dict[str, Any]],
+        choice: str | dict[str, Any] | None = None,
         *,
-        begin: str = "",
         max_tokens: int | None = None,
         stops: tuple[str, ...] = (),
-        in_pieces: bool = False,
+        is_streamed: bool = False,
     ) -> Call:
-        """Return the call of a chat request. Raises Refused."""
-        context, history = self.chat.context(self.record, messages, tools, begin=begin)
+        """Return the call of a chat request. choice: which tools to call. Raises Refused."""
+        tools, start = chosen(tools, choice, self.chat.form)
+        context, history = self.chat.context(self.record, messages, tools, start=start)
         return Call(
             context=context,
             history=history,
             max_tokens=max_tokens,
             stops=stops,
-            in_pieces=in_pieces,
-            begin=begin,
+            # With tools the text may become a call, which only its end shows.
+            in_pieces=is_streamed and not tools,
+            start=start,
             tools=tools,
         )
 
@@ -230,27 +205,27 @@ class Session:
             elif message:
                 self._finish(number, call, written, text, message)
             else:
-                self._finish(number, call, written, seen, parse_answer(call.begin + seen))
+                self._finish(number, call, written, seen, parse_answer(call.start + seen))
         self.is_truncated = written.is_truncated and len(written.token_ids) >= room
         on_text(text[len(seen) :])
         return self._answer(call, number, written, text, message)
 
     async def _message(self, call: Call, written: Completed, text: str) -> dict[str, Any]:
-        """A complete answer as a message, its tool calls read."""
-        shown = call.begin + text
+        """Return a complete answer as a message, its tool calls read."""
+        shown = call.start + text
         ids = written.token_ids
         is_cut = written.is_truncated and self._text(ids, call.stops)[1] is None
         # A parser would complete a call that the limit has cut.
         if self.chat.form == HERMES or not call.tools or is_cut:
             return parse_answer(shown)
         whole = self.chat.decode(ids if written.is_truncated else ids[:-1], with_special=True)
-        whole = _before_stop(whole, call.stops)[0]
-        return await self.chat.read_calls(call.tools, call.begin, shown, whole, ids)
+        whole = before_stop(whole, call.stops)[0]
+        return await self.chat.read_calls(call.tools, call.start, shown, whole, ids)
 
     async def _pieces(
         self, call: Call, number: int, limit: int
     ) -> AsyncIterator[tuple[Completed, str, bool]]:
-        """The answer so far, its text, and whether it has ended, after each piece."""
+        """Yield after each piece: the answer so far, its text, and whether it is complete."""
         parts: list[Completed] = []
         is_last = False
         while not is_last:
@@ -287,7 +262,7 @@ class Session:
             why = "length"
         return Answer(
             number=number,
-            text=call.begin + text,
+            text=call.start + text,
             message=message,
             written=written,
             why=why,
@@ -307,12 +282,20 @@ class Session:
         num_tokens = self.record.num_tokens(context)
         if num_tokens >= self.limit:
             self.is_truncated = True
-            raise too_long(num_tokens, self.limit)
+            raise Refused(
+                400,
+                f"this call would begin with {num_tokens} tokens in the session, whose limit is"
+                f" {self.limit} (data.max_response_tokens, every segment counted); shorten the"
+                " history or raise it",
+                code="context_length_exceeded",
+            )
         return self.limit - num_tokens
 
     def _text(self, token_ids: IntArray, stops: Sequence[str]) -> tuple[str, int | None]:
-        """The text before the first stop text, and the tokens up to the end of that; None = all."""
-        text, stop = _before_stop(self.chat.decode(token_ids), stops)
+        """Return the text before the first stop text, and the number of tokens up to the end of the
+        stop text; None = all.
+        """
+        text, stop = before_stop(self.chat.decode(token_ids), stops)
         if not stop:
             return text, None
         num_kept = next(
@@ -321,21 +304,3 @@ class Session:
             if stop in self.chat.decode(token_ids[:count])
         )
         return text, num_kept
-
-
-def _before_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
-    """The text before the first stop text, and that one; empty if there is none."""
-    stopped = [(text.find(stop), stop) for stop in stops if stop in text]
-    start, stop = min(stopped, default=(len(text), ""))
-    return text[:start], stop
-
-
-def certain(text: str, stops: Sequence[str]) -> str:
-    """The part of an unfinished text that no further token changes."""
-    text = text.rstrip(_REPLACEMENT)
-    longest = 0
-    for stop in stops:
-        for size in range(1, len(stop)):
-            if text.endswith(stop[:size]):
-                longest = max(longest, size)
-    return text[: len(text) - longest]

@@ -17,12 +17,13 @@ from async_rl.core.types import IntArray, Sampling
 from async_rl.generation.engine import Completion, Engine
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
-from async_rl.generation.vllm.surface import installed, missing
+from async_rl.generation.vllm.installed import installed
 from async_rl.learner.trainer import Trainer
 from async_rl.protocol.weights import Manifest, Source
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.ipc import ExportedWeights
 from benchmarks.qualification.models import group_of, model_directory
+from benchmarks.qualification.vllm_names import missing
 
 Numbers = dict[str, float]
 Samples = list[tuple[IntArray, Completion]]

@@ -160,7 +160,7 @@ class Steps:
                 answers = await asyncio.gather(*map(session.answer, calls))
                 asked = calls[0]
             elif kind == "leave":
-                threads.append([*thread, await self._leave(session, call([], in_pieces=True))])
+                threads.append([*thread, await self._leave(session, call([], is_streamed=True))])
                 continue
             elif kind == "retry":
                 asked = call([])
@@ -168,7 +168,7 @@ class Steps:
             else:
                 how = {
                     "tools": {"tools": TOOLS, "begin": TOOL_CALL},
-                    "stream": {"tools": [], "in_pieces": True},
+                    "stream": {"tools": [], "is_streamed": True},
                     "stop": {"tools": [], "stops": ("1", "x")},
                 }
                 asked = call(**how.get(kind, {"tools": []}))

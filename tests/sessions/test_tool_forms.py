@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.frozen import frozen
-from async_rl.generation.tool_calls import ToolCalls
+from async_rl.generation.vllm.tool_calls import ToolCalls
 from async_rl.observability.activity import Activity
 from async_rl.processes import generator
 from async_rl.protocol.generator import ReadCalls
@@ -193,7 +193,7 @@ def vllm_is_imported() -> None:
     with warnings.catch_warnings():
         # Of torch, about vLLM's own code.
         warnings.simplefilter("ignore")
-        import async_rl.generation.vllm.parsers  # noqa: F401
+        import vllm.parser.parser_manager  # noqa: F401
 
 
 class Bytes(PreTrainedTokenizerFast):  # type: ignore[misc]
@@ -545,12 +545,10 @@ def test_a_parser_that_can_never_read_is_an_error_that_names_the_setting() -> No
 def test_a_parser_that_fails_on_one_answer_finds_no_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from async_rl.generation.vllm.parsers import Parsers
-
     def fail(self: Any, request: Any) -> Any:
         raise RuntimeError("on this text")
 
-    monkeypatch.setattr(Parsers, "read", fail)
+    monkeypatch.setattr(ToolCalls, "_read", fail)
     assert read(CODER, "qwen3_coder").calls == []
 
 

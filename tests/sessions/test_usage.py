@@ -9,7 +9,7 @@ import pytest
 from sessions_support import open_session
 
 from async_rl.observability.catalogue import describe
-from async_rl.sessions.open_sessions import Sessions
+from async_rl.sessions.open_sessions import Sessions, usage_of
 from async_rl.sessions.session import Session
 
 
@@ -128,5 +128,5 @@ def test_calls_at_the_same_time_count_once() -> None:
         clock.now_s = 6.0
         return session
 
-    usage = asyncio.run(main()).usage
+    usage = usage_of(asyncio.run(main()))
     assert (usage.num_turns, usage.calling_s, usage.open_s) == (2, 5.0, 6.0)

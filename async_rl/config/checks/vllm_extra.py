@@ -71,7 +71,7 @@ _REFUSED_PREFIXES = {
 
 def extra_problems(entries: Sequence[str], *, is_eager: bool = False) -> Iterator[str]:
     """Yield a line for each entry that cannot be passed on. Names that the installed vLLM does not
-    have are found where vLLM is (generation/vllm/surface.py).
+    have are found where vLLM is (generation/vllm/installed.py).
 
     is_eager: generation.vllm.enforce_eager.
     """

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, StoppingCriteria
 
 from async_rl.core.errors import Unavailable
 from async_rl.core.types import Sampling
@@ -118,10 +117,9 @@ class DecodeBatch:
         return zlib.crc32(f"{seed} {groups}{num_written if any(num_written) else ''}".encode())
 
 
-class _Temperature(LogitsProcessor):  # type: ignore[misc]  # transformers is untyped here
-    """Divides the logits and keeps the log-probs that the next token is drawn from.
-
-    It is the last processor: `generate` adds none after it.
+class _Temperature:
+    """A logits processor of transformers: divides the logits and keeps the log-probs from which the
+    next token is drawn. It is the last processor: `generate` adds none after it.
     """
 
     def __init__(self, temperature: float) -> None:
@@ -135,9 +133,9 @@ class _Temperature(LogitsProcessor):  # type: ignore[misc]  # transformers is un
         return scores
 
 
-class Recorder(StoppingCriteria):  # type: ignore[misc]
-    """Records tokens, log-probs and versions after each token of the batch, and hands over finished
-    samples.
+class Recorder:
+    """A stopping criterion of transformers. Records tokens, log-probs and versions after each token
+    of the batch, and hands over finished samples.
     """
 
     def __init__(self, batch: DecodeBatch, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:

@@ -25,8 +25,7 @@ from vllm.lora.request import LoRARequest
 
 from async_rl.core.errors import Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION
-from async_rl.generation.vllm.engine import VllmEngine
-from async_rl.generation.vllm.llm import Llm
+from async_rl.generation.vllm.engine import Llm, VllmEngine
 from async_rl.protocol.weights import Manifest, Source, StoredFile
 from async_rl.weights.block import checksum
 

@@ -26,9 +26,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from vllm.config import VllmConfig
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
@@ -36,12 +37,43 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
+from vllm.v1.outputs import LogprobsLists
 
 from async_rl.core.errors import BroadcastBroken
-from async_rl.generation.vllm.written import Unsent
+from async_rl.core.types import FloatArray
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
 _STOP_TIMEOUT_S = 10.0
+_ONE_ENTRY = np.zeros((1, 1), np.int64)
+
+
+@dataclass(slots=True)
+class _Unsent:
+    """Tokens of a request that are not in an output yet."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[LogprobsLists] = field(default_factory=list)
+
+    def merged_logprobs(self) -> LogprobsLists | None:
+        """The log-probs of all tokens as one entry."""
+        if not self.logprobs:
+            return None
+        # Column 0 is the sampled token.
+        values = np.concatenate([lists.logprobs[:, 0] for lists in self.logprobs])
+        entry = np.empty((1, 1), object)
+        entry[0, 0] = WrittenLogprobs(values)
+        return LogprobsLists(_ONE_ENTRY, entry, _ONE_ENTRY[0])
+
+
+class WrittenLogprobs:
+    """The log-probs of all tokens of one output."""
+
+    def __init__(self, values: FloatArray) -> None:
+        self.values = values
+
+    def __radd__(self, cumulative_logprob: float) -> float:
+        """vLLM adds every entry to a sum that this project does not read."""
+        return cumulative_logprob
 
 
 @dataclass(slots=True)
@@ -51,7 +83,7 @@ class _Resources:
     engine_dead: bool = False
 
 
-class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped here
+class ThreadedCore(EngineCoreClient):
     """The client that AsyncLLM calls, and the thread that steps the engine."""
 
     def __init__(
@@ -67,7 +99,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._answers: set[asyncio.Future[Any]] = set()
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
-        self._unsent: dict[str, Unsent] = {}
+        self._unsent: dict[str, _Unsent] = {}
         self._core = EngineCore(vllm_config, executor_class, log_stats)
         # A daemon: a process that fails elsewhere must not wait for this thread, which may wait
         # for requests.
@@ -122,7 +154,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
             return
         finished = []
         for output in outputs.outputs:
-            unsent = self._unsent.setdefault(output.request_id, Unsent())
+            unsent = self._unsent.setdefault(output.request_id, _Unsent())
             unsent.token_ids += output.new_token_ids
             if output.new_logprobs is not None:
                 unsent.logprobs.append(output.new_logprobs)

@@ -4,7 +4,8 @@ Invariants
 - The label of a token is the version of the weights that sampled it: label and weights change
   together, with no step in flight.
 - A new version never reads the prefix cache of an older one (scheduler.py).
-- A load that failed half-way leaves the engine dirty and paused (llm.py).
+- An LLM whose load failed half-way is dirty: all requests in flight fail, and it refuses further
+  work.
 
 Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing
 and the pause is an exchange of tensors. Importing this module imports vLLM, which takes seconds.
@@ -14,21 +15,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import numpy as np
+from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from async_rl.core.codec import encode
-from async_rl.core.errors import BroadcastBroken, Unavailable
+from async_rl.core.errors import AsyncRLError, BroadcastBroken, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import Completion, require_version
-from async_rl.generation.vllm.llm import Llm
-from async_rl.generation.vllm.written import written_logprobs
+from async_rl.generation.vllm.core import ThreadedCore, WrittenLogprobs
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
 from async_rl.weights.block import verify_block
@@ -37,6 +40,84 @@ _ONLY_WHEN_FINISHED = 1 << 30
 """Tokens between two outputs of a request: vLLM then reports a sample at its first token and at its
 end only.
 """
+_LOST_WORKER = "failed: cancelled"
+"""The end of vLLM's message for a call that was waiting when a worker process exited."""
+
+
+class Llm:
+    """An AsyncLLM with its state.
+
+    core: its client of the engine's core; thread: the same where the core is a thread of this
+    process, else None. loading: held by the one load that is under way.
+    """
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self.llm = llm
+        self.core = llm.engine_core
+        self.thread = self.core if isinstance(self.core, ThreadedCore) else None
+        self.loading = asyncio.Lock()
+        self.num_probes = 0
+        self._dirty = ""
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """End the engine. Safe to call twice."""
+        self._is_closed = True
+        await asyncio.to_thread(self.llm.shutdown)
+
+    async def outputs(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        lora: LoRARequest | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield vLLM's outputs of one request and translate its errors; leaving it aborts the
+        request.
+        """
+        prompt = tokens_input(list(token_ids))
+        try:
+            generator = self.llm.generate(prompt, params, request_id, lora_request=lora)
+            async with aclosing(generator) as outputs:
+                async for output in outputs:
+                    yield output
+        except (EngineDeadError, EngineGenerateError) as error:
+            if isinstance(error.__cause__, AsyncRLError):
+                raise error.__cause__ from error
+            cause = error.__cause__ or error
+            raise Unavailable(
+                f"the vLLM engine died under request {request_id}: {cause}; start the generator"
+                " again"
+            ) from error
+
+    def require_clean(self) -> None:
+        """Raise Unavailable or WeightsError if it must not be used any more."""
+        if self._is_closed:
+            raise Unavailable("the vLLM engine is closed; start the generator again")
+        if self._dirty:
+            raise WeightsError(f"{self._dirty}; start the generator again")
+
+    @contextmanager
+    def dirty_on_error(self, version: int) -> Iterator[None]:
+        """Mark the engine as dirty if a change of weights ends early.
+
+        A broken broadcast leaves it paused instead, and the load is repeated.
+        """
+        try:
+            yield
+        except BroadcastBroken:
+            raise
+        except BaseException as error:
+            root = error.__cause__ or error
+            reason = f"{type(root).__name__}: {root}"
+            if str(root).endswith(_LOST_WORKER):
+                reason = "a worker process of the engine ended, see the log above"
+            self._dirty = f"loading version {version} failed half-way ({reason})"
+            failure = WeightsError(f"{self._dirty}; start the generator again")
+            self.llm.output_processor.propagate_error(failure)
+            if isinstance(error, Exception):
+                raise failure from error
+            raise
 
 
 class VllmEngine:
@@ -124,7 +205,7 @@ class VllmEngine:
         return Completion(
             index=sample.index,
             token_ids=token_ids,
-            logprobs=written_logprobs(sample.logprobs.logprobs),
+            logprobs=_logprobs_of(sample.logprobs.logprobs),
             versions=versions,
             is_truncated=int(token_ids[-1]) not in self._end_token_ids,
             first_s=first_s,
@@ -221,3 +302,13 @@ def _require_whole(broken: list[str]) -> None:
     """Raise BroadcastBroken if one of the workers reports it."""
     for reason in filter(None, broken):
         raise BroadcastBroken(reason)
+
+
+def _logprobs_of(entries: Sequence[WrittenLogprobs | float]) -> FloatArray:
+    """Return float32 [number of tokens] from the entries of one sample.
+
+    The entries come from `ThreadedCore`, or from vLLM's own core with one per token.
+    """
+    if entries and isinstance(entries[0], WrittenLogprobs):
+        return np.concatenate([e.values for e in entries if isinstance(e, WrittenLogprobs)])
+    return np.array(entries, np.float32)

@@ -25,10 +25,9 @@ from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
 from async_rl.generation.environment import uses_gpu
 from async_rl.generation.vllm.adapters import LORA_RANKS, Slots, linear_layers
 from async_rl.generation.vllm.core import ThreadedCore
-from async_rl.generation.vllm.engine import VllmEngine
-from async_rl.generation.vllm.llm import Llm
+from async_rl.generation.vllm.engine import Llm, VllmEngine
+from async_rl.generation.vllm.installed import vllm_problems
 from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
-from async_rl.generation.vllm.surface import vllm_problems
 
 _EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
 _CPU_BLOCK_TOKENS = 32
@@ -172,7 +171,7 @@ def _open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> As
         return _ThreadedLLM.from_engine_args(args)
 
 
-class _ThreadedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped here
+class _ThreadedLLM(AsyncLLM):
     """Shut down by its owner only.
 
     vLLM's own `__del__` would do it again while the interpreter exits, without its modules.

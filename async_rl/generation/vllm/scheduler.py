@@ -38,7 +38,7 @@ def salting_scheduler(vllm_config: VllmConfig, **options: Any) -> Scheduler:
     return kind(vllm_config=vllm_config, **options)
 
 
-class _Salting(Scheduler):  # type: ignore[misc]  # vLLM is untyped here
+class _Salting(Scheduler):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._num_changes = 0
@@ -77,5 +77,5 @@ class _SaltingScheduler(_Salting):
     pass
 
 
-class _SaltingAsyncScheduler(_Salting, AsyncScheduler):  # type: ignore[misc]
+class _SaltingAsyncScheduler(_Salting, AsyncScheduler):
     pass

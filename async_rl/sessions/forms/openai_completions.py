@@ -1,0 +1,278 @@
+"""POST /v1/chat/completions, and /v1/completions with a prompt of text or of token ids.
+
+The sampling of a request (temperature, top_p, seed, penalties) is ignored: the run's configuration
+decides from which distribution the policy is sampled, because that distribution is trained.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from async_rl.core.types import IntArray
+from async_rl.sessions.chat import Chat
+from async_rl.sessions.errors import Refused
+from async_rl.sessions.forms.form import (
+    Count,
+    Event,
+    Exchange,
+    Request,
+    arguments_of,
+    content_of,
+    json_of,
+    new_id,
+    read_request,
+    refuse_unless,
+    text_of,
+)
+from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.tools import calls_of
+
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+class _CompletionRequest(Request, kw_only=True):
+    """The fields of both APIs."""
+
+    stop: str | list[str] | None = None
+    stream_options: dict[str, Any] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = 1
+    logprobs: int | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that stop an answer."""
+        return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop or []))
+
+
+class ChatRequest(_CompletionRequest, kw_only=True):
+    """A request of chat completions."""
+
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+class TextRequest(_CompletionRequest, kw_only=True):
+    """A request of completions."""
+
+    prompt: str | list[Any]
+    max_tokens: Count | None = 16
+    echo: bool | None = False
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+def chat_completions(body: bytes, session: Session) -> Exchange:
+    """Read a request of chat completions."""
+    request = read_request(body, ChatRequest)
+    refuse_unless(not request.top_logprobs, "top_logprobs")
+    refuse_unless(not request.logit_bias, "logit_bias")
+    form = (request.response_format or {"type": "text"}).get("type")
+    refuse_unless(form == "text", f"response_format={form}")
+    call = session.chat_call(
+        [message_of(message) for message in request.messages],
+        request.tools or [],
+        request.tool_choice,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        stops=request.stops,
+        is_streamed=bool(request.stream),
+    )
+    return _ChatExchange(
+        request, [call] * (request.n or 1), session.chat, "chatcmpl-", "chat.completion.chunk"
+    )
+
+
+def completions(body: bytes, session: Session) -> Exchange:
+    """Read a request of completions. Several prompts have their answers in order."""
+    request = read_request(body, TextRequest)
+    refuse_unless(not request.echo, "echo")
+    refuse_unless(not request.suffix, "suffix")
+    refuse_unless(request.best_of in (None, request.n), "best_of")
+    refuse_unless((request.logprobs or 0) <= 1, "logprobs above 1")
+    prompts = request.prompt
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        prompts = [prompts]
+    calls = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            context = session.chat.text_context(session.record, prompt)
+        elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
+            context = session.record.match_ids(_token_ids(prompt))
+        else:
+            raise Refused(400, "a prompt is neither text nor a list of token ids")
+        if not len(context.token_ids):
+            raise Refused(400, "a prompt is empty; send at least one token")
+        call = Call(
+            context=context,
+            max_tokens=request.max_tokens,
+            stops=request.stops,
+            in_pieces=bool(request.stream),
+            prompt=prompt if isinstance(prompt, str) else "",
+        )
+        calls += [call] * (request.n or 1)
+    if not calls:
+        raise Refused(400, "the request has no prompt; send at least one")
+    return _TextExchange(request, calls, session.chat, "cmpl-", "text_completion")
+
+
+def message_of(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of a request in the form of the chat templates. Raises Refused."""
+    role = message.get("role")
+    role = _ROLES.get(str(role), role)
+    if role not in ("system", "user", "assistant", "tool"):
+        raise Refused(400, f"a message has the role {role!r}; use system, user, assistant or tool")
+    result: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
+    if role == "tool" and message.get("tool_call_id"):
+        result["tool_call_id"] = str(message["tool_call_id"])
+    try:
+        calls = [
+            {
+                "id": str(call.get("id", "")),
+                "type": "function",
+                "function": {
+                    "name": str(call["function"]["name"]),
+                    "arguments": arguments_of(call["function"].get("arguments")),
+                },
+            }
+            for call in calls_of(message)
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Refused(400, f"a tool call has no function with a name: {error}") from error
+    if calls:
+        result["tool_calls"] = calls
+    return result
+
+
+def _token_ids(prompt: list[int]) -> IntArray:
+    # First as int64: int32 would wrap an id that is too large into a valid one.
+    ids = np.array(prompt, np.int64)
+    if ids.size and not 0 <= ids.min() <= ids.max() < 1 << 31:
+        raise Refused(400, f"token ids are {ids.min()} to {ids.max()}; send ids of the vocabulary")
+    return ids.astype(np.int32)
+
+
+class _CompletionExchange(Exchange):
+    """Events of both APIs. chunk: the value of `object` in the events of a stream."""
+
+    def __init__(
+        self, request: _CompletionRequest, calls: list[Call], chat: Chat, prefix: str, chunk: str
+    ) -> None:
+        super().__init__(request, calls, id=new_id(prefix), created=int(time.time()))
+        self._has_usage = bool((request.stream_options or {}).get("include_usage"))
+        # Completions write 0 for log-probs without alternatives.
+        self._has_logprobs = request.logprobs is not None and request.logprobs is not False
+        self._chat = chat
+        self._chunk = {**self._head, "object": chunk}
+
+    def closed(self, answers: Sequence[Answer]) -> list[Event]:
+        usage = {**self._chunk, "choices": [], "usage": _usage(answers)}
+        return [*([("", usage)] if self._has_usage else []), ("", "[DONE]")]
+
+    def _event(self, choice: dict[str, Any]) -> Event:
+        return "", {**self._chunk, "choices": [choice]}
+
+    def _tokens(self, answer: Answer) -> list[str]:
+        return [self._chat.decode(t[None], with_special=True) for t in answer.written.token_ids]
+
+
+class _ChatExchange(_CompletionExchange):
+    def reply(self, answers: Sequence[Answer]) -> Any:
+        choices = [
+            {
+                "index": index,
+                "message": {"refusal": None, **_message(answer)},
+                "finish_reason": answer.why,
+                "logprobs": self._logprobs(answer),
+            }
+            for index, answer in enumerate(answers)
+        ]
+        head = {**self._head, "object": "chat.completion"}
+        return {**head, "choices": choices, "usage": _usage(answers)}
+
+    def opened(self) -> list[Event]:
+        delta = {"role": "assistant", "content": ""}
+        return [self._delta(index, delta) for index in range(len(self.calls))]
+
+    def text_event(self, index: int, text: str) -> Event:
+        return self._delta(index, {"content": text})
+
+    def done(self, index: int, answer: Answer) -> list[Event]:
+        events = []
+        if not self._in_pieces:
+            delta = _message(answer)
+            for number, call in enumerate(delta.get("tool_calls", ())):
+                call["index"] = number
+            events.append(self._delta(index, delta))
+        logprobs = self._logprobs(answer)
+        return [*events, self._delta(index, {}, why=answer.why, logprobs=logprobs)]
+
+    def _delta(
+        self, index: int, delta: dict[str, Any], *, why: str | None = None, logprobs: Any = None
+    ) -> Event:
+        return self._event(
+            {"index": index, "delta": delta, "finish_reason": why, "logprobs": logprobs}
+        )
+
+    def _logprobs(self, answer: Answer) -> Any:
+        if not self._has_logprobs:
+            return None
+        rows = zip(self._tokens(answer), answer.written.logprobs.tolist(), strict=True)
+        content = [
+            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, value in rows
+        ]
+        return {"content": content, "refusal": None}
+
+
+class _TextExchange(_CompletionExchange):
+    def reply(self, answers: Sequence[Answer]) -> Any:
+        choices = [self._choice(index, answer.text, answer) for index, answer in enumerate(answers)]
+        return {**self._chunk, "choices": choices, "usage": _usage(answers)}
+
+    def text_event(self, index: int, text: str) -> Event:
+        return self._event(self._choice(index, text))
+
+    def done(self, index: int, answer: Answer) -> list[Event]:
+        return [self._event(self._choice(index, "", answer))]
+
+    def _choice(self, index: int, text: str, answer: Answer | None = None) -> dict[str, Any]:
+        logprobs = None
+        if answer is not None and self._has_logprobs:
+            tokens = self._tokens(answer)
+            starts = np.cumsum([0, *map(len, tokens)])[:-1]
+            logprobs = {
+                "tokens": tokens,
+                "token_logprobs": answer.written.logprobs.tolist(),
+                "top_logprobs": None,
+                "text_offset": starts.tolist(),
+            }
+        why = None if answer is None else answer.why
+        return {"index": index, "text": text, "finish_reason": why, "logprobs": logprobs}
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    """Return the answer as a message of the API."""
+    text, calls = content_of(answer)
+    message = {**answer.message, "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": json_of(call)}} for call in calls
+        ]
+    return message
+
+
+def _usage(answers: Sequence[Answer]) -> dict[str, int]:
+    prompt = answers[0].num_prompt_tokens
+    written = sum(len(answer.written.token_ids) for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
