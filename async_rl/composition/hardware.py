@@ -73,9 +73,6 @@ def resolvers(machine: Machine, launcher: str) -> dict[str, Callable[..., Any]]:
         "this_hardware": lambda: preset_for(machine, launcher),
         "gpus": lambda: machine.num_gpus,
         "share_of_cores": lambda part, parts: shares_of_nodes(machine, part, parts),
-        "cores_each": lambda part, parts, processes: max(
-            1, len(shares_of_nodes(machine, part, parts)) // max(1, processes)
-        ),
         "learning": learning,
         "generating": generating,
         "in_turns": lambda in_turns, at_once, placement: (

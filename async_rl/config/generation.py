@@ -167,9 +167,8 @@ class GeneratorsConfig(Section):
     count: NonNegativeInt
     """processes at the start, until async-rl scale changes it; 0 = wait for async-rl scale"""
     cores: list[int]
-    """numbers of the CPU cores for generators, assigned in turn; empty = all"""
-    cores_each: NonNegativeInt
-    """cores per process, taken from `cores`; 0 = every process may use all of them"""
+    """numbers of the CPU cores that the first `count` generators divide; empty = every process may
+    use all cores"""
     gpus_each: NonNegativeFloat
     """GPUs per process"""
     # By name and not in a list: the name is part of the names of processes, of metrics and of

@@ -5,6 +5,7 @@ Part of the schema in `run.py`, whose invariants hold here.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -72,10 +73,17 @@ class SlurmLaunch(ClusterLaunch):
     # The forms that sbatch accepts.
     time: Annotated[str, Field(pattern="^(\\d+|\\d+:\\d+(:\\d+)?|\\d+-\\d+(:\\d+){0,2})$")]
     """time limit: minutes, HH:MM:SS or days-HH:MM:SS"""
-    cpus_per_node: NonNegativeInt
-    """CPUs of each node; 0 = exclusive nodes"""
     extra: Annotated[list[str], OneOrMore]
-    """further options of sbatch, such as --partition=gpu, --account=us or --constraint=a100"""
+    """further options of sbatch, such as --partition=gpu, --account=us or --constraint=a100; with
+    --cpus-per-task=N each node gives N CPUs, otherwise nodes are exclusive"""
+
+    @property
+    def cpus_per_node(self) -> int:
+        """The CPUs of each node that `extra` requests; 0 if the nodes are exclusive."""
+        options = (re.fullmatch(r"(?:--cpus-per-task[= ]|-c ?)(\d+)", x) for x in self.extra)
+        requested = [int(option[1]) for option in options if option]
+        # sbatch uses the last value if an option is given twice.
+        return requested[-1] if requested else 0
 
 
 Launch = LocalLaunch | RayLaunch | SlurmLaunch

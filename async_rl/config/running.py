@@ -139,8 +139,6 @@ class NetworkConfig(Section):
     """the supervisor's address; auto = loopback with launcher=local, else the node's address"""
     interface: str | None
     """network interface that every node uses; null = the interface that routes to the supervisor"""
-    control_port: Annotated[int, Field(ge=0, le=65535)]
-    """port of the supervisor's control socket; 0 = a free one"""
 
 
 class SupervisorConfig(Section):

@@ -15,7 +15,14 @@ import collections
 import itertools
 from collections.abc import Mapping, Sequence
 
-from async_rl.config.pools import GATEWAYS, VERIFIERS, config_of, pool_counts, process_name
+from async_rl.config.pools import (
+    GATEWAYS,
+    VERIFIERS,
+    config_of,
+    generator_pools,
+    pool_counts,
+    process_name,
+)
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine
@@ -83,7 +90,10 @@ def joining(
     if pool == GATEWAYS:
         return _spec(name, "gateway", rank, machine, in_use)
     own = config_of(config, pool)
-    cores = _generator_cores(own, machine, in_use)
+    # Pools with the same cores divide them as one pool would.
+    pools = [config_of(config, each).generators for each in generator_pools(config)]
+    num_sharing = sum(each.count for each in pools if each.cores == own.generators.cores)
+    cores = _generator_cores(own, machine, in_use, num_sharing)
     gpus = own.generators.gpus_each
     return _spec(name, "generator", rank, machine, in_use, cores=cores, gpus=gpus)
 
@@ -105,18 +115,20 @@ def _num_gpus(gpus: float) -> int:
 
 
 def _generator_cores(
-    config: RunConfig, machine: Machine, in_use: Sequence[ProcessSpec]
+    config: RunConfig, machine: Machine, in_use: Sequence[ProcessSpec], num_sharing: int
 ) -> tuple[int, ...]:
-    """The cores of one more generator: all of the pool's if generators.cores_each=0, otherwise the
-    `cores_each` successive ones that the generators in use, of any pool, use least.
+    """The cores of one more generator: its part of generators.cores, which `num_sharing` generators
+    divide. It is the part that the generators in use, of any pool, use least.
     """
     pool = config.generators.cores
-    each = config.generators.cores_each
-    if each == 0:
-        return tuple(pool)
-    pool = pool or list(machine.cores)
-    gpus = _free_gpus(machine, config.generators.gpus_each, in_use)
-    if gpus:
+    if not pool:
+        return ()
+    each = max(1, len(pool) // max(1, num_sharing))
+    # A generator with a share of a GPU keeps its cores, because the machine then has one GPU and
+    # there is no other set of cores to be near to.
+    if config.generators.gpus_each >= 1 and (
+        gpus := _free_gpus(machine, config.generators.gpus_each, in_use)
+    ):
         pool = machine.near(gpus[0], pool)
     users = collections.Counter(
         core for spec in in_use if spec.role == "generator" for core in spec.cores

@@ -188,8 +188,8 @@ class Supervisor:
         guests = Guests(self._registry.clock, within_s=self._config.timeouts.start_s)
         handlers = service.handlers() | guests.handlers()
         bind_host = supervisor_host(self._config.network, host)
-        port = self._config.network.control_port
-        with RpcServer(bind_host, port, keys, handlers, gather_s=GATHER_S) as server:
+        # A free port, because no other socket of a run has a fixed one that a firewall could allow.
+        with RpcServer(bind_host, 0, keys, handlers, gather_s=GATHER_S) as server:
             self._announce(server.address, model_path)
             serving = asyncio.create_task(server.serve(), name="control server")
             keeping = asyncio.create_task(fleet.run(), name="fleet")

@@ -109,7 +109,8 @@ def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
     yield f"--nodes={slurm.nodes}"
     # One place per node for the batch step; the processes are further steps.
     yield "--ntasks-per-node=1"
-    yield f"--cpus-per-task={slurm.cpus_per_node}" if slurm.cpus_per_node else "--exclusive"
+    if not slurm.cpus_per_node:
+        yield "--exclusive"
     if slurm.gpus_per_node:
         yield f"--gpus-per-node={slurm.gpus_per_node}"
     yield f"--time={slurm.time}"

@@ -249,7 +249,6 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
         )
         return
     ports = {
-        "network.control_port": config.network.control_port,
         "monitoring.tensorboard_port": config.monitoring.tensorboard_port,
         "monitoring.prometheus_port": config.monitoring.prometheus_port,
     }

@@ -122,11 +122,9 @@ def _host(config: RunConfig) -> str:
 def _address(config: RunConfig, role: Role) -> str:
     host = _host(config)
     match role:
-        case "supervisor":
-            return f"tcp://{host}:{config.network.control_port or FREE_PORT}"
         case "verifier" | "gateway":
             return f"http://{host}:{FREE_PORT}"
-        case "buffer" | "generator":
+        case "supervisor" | "buffer" | "generator":
             return f"tcp://{host}:{FREE_PORT}"
         case "learner":
             return "-"

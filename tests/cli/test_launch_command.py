@@ -54,7 +54,6 @@ def test_dry_run_shows_configuration_processes_and_numbers_and_makes_nothing(
         "conf=ppo_code",
         "--dry-run",
         f"output_dir={tmp_path}/runs",
-        "network.control_port=0",
         "generators.count=2",
         "generators.pools={big:{count:1,work:train,max_num_seqs:64},judge:{count:1,work:evaluation}}",
         "run_name=mine",

@@ -183,8 +183,8 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
             "learner.optimizer.betas=[0.9]: must be a list of number and number",
         ),
         (
-            "network.control_port=70000",
-            "network.control_port=70000: must be a whole number >= 0 and <= 65535",
+            "monitoring.prometheus_port=70000",
+            "monitoring.prometheus_port=70000: must be a whole number >= 0 and <= 65535",
         ),
     ],
 )

@@ -190,12 +190,8 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             "Slurm assigns whole GPUs to a step; set it to 1",
         ),
         (
-            ["launcher=slurm", "launcher.cpus_per_node=2", "launcher.learner_cpus=4"],
+            ["launcher=slurm", 'launcher.extra=["--cpus-per-task=2"]', "launcher.learner_cpus=4"],
             "a process needs 4 (verifiers.cells, launcher.generator_cpus, launcher.learner_cpus)",
-        ),
-        (
-            ["network.control_port=6006", "monitoring.tensorboard_port=6006"],
-            "set different ports",
         ),
         (
             ["data.train_files=/d/a.jsonl", "evaluation.every_steps=0"],
@@ -280,7 +276,7 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(
             "learner.gpus_each=1",
             "launcher.shared_run_dir=true",
         ],
-        ["launcher=slurm", "network.host=127.0.0.1", "launcher.cpus_per_node=2"],
+        ["launcher=slurm", "network.host=127.0.0.1", 'launcher.extra=["--cpus-per-task=2"]'],
         [*FILES, "data.val_files=/d/b.parquet"],
         [*FILES, "evaluation.every_steps=0"],
     ],
@@ -297,7 +293,6 @@ def test_a_combination_that_works_is_accepted(overrides: list[str]) -> None:
             "verifiers.cores=[0, 7]: this machine does not have 7; name some of 0, 1, 2, 3",
         ),
         (["learner.cores=[1,1]"], "names a core twice"),
-        (["generators.cores=[0,1]", "generators.cores_each=3"], "generators.cores has 2"),
         (
             ["generators.count=2", "generators.gpus_each=1", "learner.gpus_each=0.5"],
             "need 2.5 GPUs, this machine has 1",

@@ -49,7 +49,6 @@ GPUS = (
     "generators.cores=[]",
     "learner.cores=[]",
     "verifiers.cores=[]",
-    "generators.cores_each=0",
     "learner.ranks=1",
 )
 
@@ -263,7 +262,7 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
         (
             (
                 *SLURM,
-                "launcher.cpus_per_node=4",
+                'launcher.extra=["--cpus-per-task=4"]',
                 *BIG,
                 "generators.pools.big.cpus_each=8",
             ),
@@ -338,7 +337,7 @@ def test_a_pool_may_have_cores_of_its_own() -> None:
 
 def test_pools_share_the_cores_as_evenly_as_one_pool_would() -> None:
     machine = Machine(cores=tuple(range(4)), num_gpus=0, memory_mb=8000)
-    config = settings(*BIG, *JUDGE, "generators.cores=[]", "generators.cores_each=1")
+    config = settings(*BIG, *JUDGE, "generators.cores=[0,1,2,3]")
     cores = [spec.cores for spec in processes(config, machine) if spec.role == "generator"]
     assert cores == [(0,), (1,), (2,), (3,)]
 

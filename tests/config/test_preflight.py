@@ -196,17 +196,15 @@ def test_the_disk_of_a_described_machine_is_judged_instead_of_this_one(
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (control,) = problems(tmp_path, f"network.control_port={port}")
         (board,) = problems(tmp_path, f"monitoring.tensorboard_port={port}")
         assert problems(tmp_path, "monitoring.tensorboard_port=null") == []
         (prometheus,) = problems(tmp_path, f"monitoring.prometheus_port={port}")
-    assert control.startswith(
-        f"network.control_port={port}: cannot be used on 127.0.0.1 (Address already in use); choose"
-        " another port"
+    assert board.startswith(
+        f"monitoring.tensorboard_port={port}: cannot be used on 127.0.0.1 (Address already in use);"
+        " choose another port"
     )
-    assert board.startswith(f"monitoring.tensorboard_port={port}: cannot be used")
     assert prometheus.startswith(f"monitoring.prometheus_port={port}: cannot be used")
-    assert problems(tmp_path, f"network.control_port={port}") == []
+    assert problems(tmp_path, f"monitoring.tensorboard_port={port}") == []
 
 
 def test_a_host_that_is_not_this_machine_is_named(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def taken_ports(count: int) -> Iterator[list[int]]:
 def test_every_port_that_is_taken_is_named_when_a_run_goes_on(
     launch: Launch, run_dir: Path
 ) -> None:
-    settings = ("network.control_port", "monitoring.prometheus_port", "monitoring.tensorboard_port")
-    with taken_ports(3) as ports:
+    settings = ("monitoring.prometheus_port", "monitoring.tensorboard_port")
+    with taken_ports(2) as ports:
         given = [f"{setting}={port}" for setting, port in zip(settings, ports, strict=True)]
         run = launch("num_steps=6", "monitoring.tensorboard_port=0", *given, resumes=True)
         ends_with(

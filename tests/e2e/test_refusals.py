@@ -61,8 +61,8 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"network.control_port={port}: cannot be used" in refused(
-            tmp_path, "conf=ppo_code", f"network.control_port={port}"
+        assert f"monitoring.tensorboard_port={port}: cannot be used" in refused(
+            tmp_path, "conf=ppo_code", f"monitoring.tensorboard_port={port}"
         )
 
 

@@ -54,9 +54,8 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
             "launcher.time=02:00:00",
         ),
         *(
-            "launcher.cpus_per_node=16",
             "timeouts.start_s=450",
-            'launcher.extra=["--partition=big","--qos=high"]',
+            'launcher.extra=["--cpus-per-task=16","--qos=high"]',
         ),
     ]
     script = job_script(settings(*said), Path("/runs/mine"))
@@ -69,12 +68,11 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
             "--ntasks-per-node=1",
         ),
         *(
-            "--cpus-per-task=16",
             "--gpus-per-node=8",
             "--time=02:00:00",
             "--signal=B:TERM@300",
         ),
-        *("--no-kill", "--partition=big", "--qos=high"),
+        *("--no-kill", "--cpus-per-task=16", "--qos=high"),
     ]
     assert script.startswith("#!/bin/bash\n")
     assert script.splitlines()[-1].startswith("exec ")

@@ -47,20 +47,19 @@ def test_learner_ranks_divide_their_cores_and_share_them_where_there_are_too_few
     assert specs("learner.cores=[]")["learner-0"].cores == ()
 
 
-@pytest.mark.proves("generators.cores", "generators.cores_each")
+@pytest.mark.proves("generators.cores")
 def test_generators_take_their_share_of_the_pool_and_start_again_at_its_end() -> None:
     machine = Machine(cores=tuple(range(8)), num_gpus=0, memory_mb=8000)
     run = specs(
         "generators.count=3",
-        "generators.cores=[1,2,3,4]",
-        "generators.cores_each=2",
+        "generators.cores=[1,2]",
         machine=machine,
     )
-    assert [run[f"generator-{r}"].cores for r in range(3)] == [(1, 2), (3, 4), (1, 2)]
-    run = specs(
-        "generators.count=2", "generators.cores=[]", "generators.cores_each=1", machine=machine
-    )
-    assert [run[f"generator-{r}"].cores for r in range(2)] == [(0,), (1,)]
+    assert [run[f"generator-{r}"].cores for r in range(3)] == [(1,), (2,), (1,)]
+    run = specs("generators.count=2", "generators.cores=[1,2,3,4]", machine=machine)
+    assert [run[f"generator-{r}"].cores for r in range(2)] == [(1, 2), (3, 4)]
+    run = specs("generators.count=2", "generators.cores=[]", machine=machine)
+    assert [run[f"generator-{r}"].cores for r in range(2)] == [(), ()]
     assert specs("generators.cores=[0,1]")["generator-0"].cores == (0, 1)
 
 

@@ -51,9 +51,9 @@ def _cpus_of_slurm(config: RunConfig, slurm: SlurmLaunch) -> Iterator[str]:
     largest = max(config.verifiers.cells, slurm.learner_cpus, *generator_cpus)
     if 0 < slurm.cpus_per_node < largest:
         yield (
-            f"launcher.cpus_per_node={slurm.cpus_per_node}: a process needs {largest}"
-            " (verifiers.cells, launcher.generator_cpus, launcher.learner_cpus); raise it, or set"
-            " it to 0 for exclusive nodes"
+            f"launcher.extra has --cpus-per-task={slurm.cpus_per_node}: a process needs {largest}"
+            " (verifiers.cells, launcher.generator_cpus, launcher.learner_cpus); raise it, or"
+            " remove it for exclusive nodes"
         )
 
 

@@ -35,15 +35,6 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
             )
         if len(set(cores)) < len(cores):
             yield f"{setting}{cores}: names a core twice; name each core once"
-    # The pool with the fewest cores decides, since cores_each holds for all pools.
-    available, setting = min(
-        (len(cores or machine.cores), setting) for setting, cores in cores_of.items()
-    )
-    if config.generators.cores_each > available:
-        yield (
-            f"generators.cores_each={config.generators.cores_each} but {setting.removesuffix('=')}"
-            f" has {available}; lower it to at most {available}, or set 0 to use all"
-        )
     counts = pool_counts(config)
     taken = [("learner.gpus_each=", config.learner.ranks, config.learner.gpus_each)]
     # A pool of 0 generators takes no GPU yet; async-rl scale runs this check again with its counts.

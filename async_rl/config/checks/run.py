@@ -71,14 +71,6 @@ def _run(config: RunConfig) -> Iterator[str]:
             f"generators.autoscale={bounds}: give the fewest and the most generators, as in [1,8];"
             " or set it to []"
         )
-    control = config.network.control_port
-    board = config.monitoring.tensorboard_port
-    # Two free ports (0) differ always; two equal fixed ones fail only when the second is bound.
-    if control == board != 0:
-        yield (
-            f"network.control_port={control} is also monitoring.tensorboard_port; set different"
-            " ports, or 0 for free ones"
-        )
     if config.network.host in ("0.0.0.0", "::", "*"):
         yield (
             f"network.host={config.network.host}: is not an address to connect to; set an address"
