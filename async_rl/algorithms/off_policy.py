@@ -69,20 +69,6 @@ def behavior_weights(
     return BehaviorWeights(torch.where(is_outside, 0.0, raw), raw, is_outside)
 
 
-def geometric_outliers(
-    log_ratio: Tensor, *, sequences: Parts, maximum: float, minimum: float
-) -> Tensor:
-    """Return the tokens of sequences whose geometric mean weight is out of bounds.
-
-    log_ratio: float32 [R], proximal - behavior log-probs -> bool [R].  The geometric mean weight is
-    exp(mean of log_ratio over the trained tokens); maximum, minimum: its bounds, infinity and 0 for
-    none.  Unlike the product of the weights it does not grow with the length of the sequence (the
-    sequence ratio of GSPO, arXiv 2507.18071 eq. 7, between proximal and behavior policy).
-    """
-    mean = sequences.mean(log_ratio.detach()).exp()
-    return (mean > maximum) | (mean < minimum)
-
-
 # Bounds on the logarithm of a sequence's weight, from the published code of VESPO. Above the
 # upper one the weight of the loss is 0, and its exponential is still a float32.
 _MIN_LOG, _MAX_LOG = -18.42, 20.0

@@ -12,22 +12,13 @@ from pydantic import Field
 from async_rl.config.base import PositiveFloat, Section, Tag, Text
 
 
-class Correction(Section):
-    """The parameters of every correction."""
-
-    geometric_max: Annotated[float, Field(gt=1)] | None
-    """sequences whose geometric mean weight is above this value are masked; null = off"""
-    geometric_min: Annotated[float, Field(gt=0, lt=1)] | None
-    """sequences whose geometric mean weight is below this value are masked; null = off"""
-
-
-class NoCorrection(Correction):
+class NoCorrection(Section):
     """Every behavior weight is 1."""
 
     kind: Literal["none"]
 
 
-class CapCorrection(Correction):
+class CapCorrection(Section):
     """Truncated importance sampling: a weight above the maximum is capped."""
 
     kind: Literal["token_tis", "sequence_tis"]
@@ -35,7 +26,7 @@ class CapCorrection(Correction):
     """cap (tis) or upper bound (mis) of exp(proximal - behavior)"""
 
 
-class MaskCorrection(Correction):
+class MaskCorrection(Section):
     """Masked importance sampling: tokens or sequences outside the bounds are masked."""
 
     kind: Literal["token_mis", "sequence_mis"]
@@ -45,7 +36,7 @@ class MaskCorrection(Correction):
     """lower bound of exp(proximal - behavior)"""
 
 
-class PluginCorrection(Correction):
+class PluginCorrection(Section):
     """Behavior weights by a plug-in."""
 
     kind: Literal["plugin"]

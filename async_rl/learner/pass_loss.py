@@ -24,7 +24,6 @@ from async_rl.algorithms.off_policy import (
     BehaviorWeights,
     behavior_weights,
     dppo_loss,
-    geometric_outliers,
     vespo_loss,
 )
 from async_rl.algorithms.parts import Parts
@@ -81,23 +80,14 @@ def correction(
         corrected: BehaviorWeights = load_once(setting, settings.fn, CORRECTION)(
             log_ratio, sequences=sequences
         )
-    else:
-        corrected = behavior_weights(
-            log_ratio,
-            sequences=sequences,
-            correction=settings.kind,
-            maximum=math.inf if isinstance(settings, NoCorrection) else settings.max,
-            minimum=settings.min if isinstance(settings, MaskCorrection) else 0.0,
-        )
-    is_outlier = geometric_outliers(
+        return corrected
+    return behavior_weights(
         log_ratio,
         sequences=sequences,
-        maximum=settings.geometric_max or math.inf,
-        minimum=settings.geometric_min or 0.0,
+        correction=settings.kind,
+        maximum=math.inf if isinstance(settings, NoCorrection) else settings.max,
+        minimum=settings.min if isinstance(settings, MaskCorrection) else 0.0,
     )
-    # After the bounds: a sequence is masked by its mean even if each token is within bounds.
-    weights = corrected.weights.masked_fill(is_outlier, 0.0)
-    return BehaviorWeights(weights, corrected.raw, corrected.is_bounded | is_outlier)
 
 
 def policy_pass_loss(

@@ -147,7 +147,6 @@ ROWS = (
     _correction("sequence_tis"),
     _correction("sequence_tis", "max=8.0"),
     _correction("sequence_mis"),
-    _correction("sequence_tis", "geometric_max=1.5", "geometric_min=0.67"),
     _loss("ppo"),
     _loss("ppo_vanilla"),
     _loss("gspo"),
@@ -161,6 +160,7 @@ ROWS = (
     _example("oapl:loss"),
     _example("oapl:advantages"),
     _example("m2po:weights"),
+    _example("geometric:weights"),
 )
 
 

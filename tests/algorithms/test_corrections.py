@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.off_policy import BehaviorCorrection, behavior_weights, geometric_outliers
+from async_rl.algorithms.off_policy import BehaviorCorrection, behavior_weights
 from async_rl.algorithms.parts import Parts
 
 CORRECTIONS: tuple[BehaviorCorrection, ...] = (
@@ -108,20 +108,3 @@ def test_a_long_sequence_of_unlikely_tokens_has_a_finite_weight() -> None:
         )
         assert bool(found.raw.square().isfinite().all())
         assert bool((found.weights <= 2.0).all())
-
-
-def test_the_geometric_mask_looks_at_the_mean_and_not_at_the_length() -> None:
-    # sequence 0: ratios 2 and 1/2, mean 1; sequence 1: 1.2 throughout, mean 1.2 although the
-    # product is 1.2^4 = 2.1
-    log_ratio = torch.tensor([2.0, 0.5, 1.2, 1.2, 1.2, 1.2]).log()
-    index, mask = torch.tensor([0, 0, 1, 1, 1, 1]), torch.ones(6, dtype=torch.bool)
-    sequences = Parts(index=index, count=2, mask=mask)
-    assert not geometric_outliers(log_ratio, sequences=sequences, maximum=1.3, minimum=0.8).any()
-    assert (
-        geometric_outliers(log_ratio, sequences=sequences, maximum=1.1, minimum=0.0).tolist()
-        == [False] * 2 + [True] * 4
-    )
-    assert (
-        geometric_outliers(-log_ratio, sequences=sequences, maximum=math.inf, minimum=0.9).tolist()
-        == [False] * 2 + [True] * 4
-    )

@@ -16,8 +16,9 @@ from off_policy_cases import TOKENS, Case, over_two_ranks, weights_of
 
 from async_rl.algorithms.losses import PolicyLoss
 from async_rl.algorithms.parts import Parts
-from async_rl.examples.losses import drpo, m2po, mu_grpo, oapl, sapo
+from async_rl.examples.losses import drpo, geometric, m2po, mu_grpo, oapl, sapo
 from async_rl.examples.losses.gac import repeated_part
+from async_rl.examples.losses.geometric import geometric_outliers
 from async_rl.examples.losses.m2po import second_moment_bound
 from async_rl.examples.losses.mu_grpo import vetoed_tokens
 
@@ -215,3 +216,31 @@ def test_mu_grpo_clips_the_ratio_to_the_behavior_policy_and_vetoes(seed: int) ->
         assert loss[t].item() == pytest.approx(0.0 if vetoed[t] else -surrogate)
         assert bool(is_low[t]) == (u < 0.2 and a < 0)
         assert bool(is_high[t]) == ((u > 5.0 and a > 0) or bool(vetoed[t]))
+
+
+def test_the_geometric_mask_looks_at_the_mean_and_not_at_the_length() -> None:
+    # sequence 0: ratios 2 and 1/2, mean 1; sequence 1: 1.2 throughout, mean 1.2 although the
+    # product is 1.2^4 = 2.1
+    log_ratio = torch.tensor([2.0, 0.5, 1.2, 1.2, 1.2, 1.2]).log()
+    index, mask = torch.tensor([0, 0, 1, 1, 1, 1]), torch.ones(6, dtype=torch.bool)
+    sequences = Parts(index=index, count=2, mask=mask)
+    assert not geometric_outliers(log_ratio, sequences=sequences, maximum=1.3, minimum=0.8).any()
+    assert (
+        geometric_outliers(log_ratio, sequences=sequences, maximum=1.1, minimum=0.0).tolist()
+        == [False] * 2 + [True] * 4
+    )
+    assert (
+        geometric_outliers(-log_ratio, sequences=sequences, maximum=math.inf, minimum=0.9).tolist()
+        == [False] * 2 + [True] * 4
+    )
+
+
+def test_a_sequence_outside_the_geometric_bounds_has_no_weight_and_the_others_are_capped() -> None:
+    # Geometric means 2, 1.2 (the product 1.2^4 = 2.07 is capped at 2), 0.5 and 0.9.
+    log_ratio = torch.tensor([2.0, *4 * [1.2], 0.5, 0.9]).log()
+    index = torch.tensor([0, 1, 1, 1, 1, 2, 3])
+    sequences = Parts(index=index, count=4, mask=torch.ones(7, dtype=torch.bool))
+    weights, raw, is_bounded = geometric.weights(log_ratio, sequences=sequences)
+    torch.testing.assert_close(weights, torch.tensor([0.0, *4 * [2.0], 0.0, 0.9]))
+    torch.testing.assert_close(raw, torch.tensor([2.0, *4 * [1.2**4], 0.5, 0.9]))
+    assert is_bounded.tolist() == [*6 * [True], False]

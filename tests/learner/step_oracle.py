@@ -44,6 +44,7 @@ class Objective:
     weight_max: float = 2.0
     weight_min: float = 0.0
     geometric_max: float = np.inf
+    geometric_min: float = 0.0
     max_shift: float = 0.2
     veto_ratio: float = np.inf
     max_moment: float = 0.04
@@ -304,7 +305,8 @@ class StepOracle:
         if objective.correction.endswith("mis"):
             is_outside = (weight > objective.weight_max) | (weight < objective.weight_min)
             weight = weight.masked_fill(is_outside, 0)
-        if float(log_ratio.mean().exp()) > objective.geometric_max:
+        mean = float(log_ratio.mean().exp())
+        if mean > objective.geometric_max or mean < objective.geometric_min:
             weight = torch.zeros_like(weight)
         spread = torch.zeros(len(sample.mask), dtype=torch.float64)
         spread[sample.mask] = weight

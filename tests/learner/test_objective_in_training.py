@@ -20,10 +20,7 @@ OBJECTIVES = {
         "algorithm.policy_loss.correction.min=0.1",
         "algorithm.policy_loss.correction.max=30",
     ],
-    "geometric": [
-        "algorithm.policy_loss.correction.geometric_max=1.5",
-        "algorithm.policy_loss.correction.geometric_min=0.2",
-    ],
+    "geometric": ["algorithm=geometric"],
     "full_kl": [
         "algorithm.kl=loss",
         "algorithm.kl.coef=0.2",

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from async_rl.core.types import Group, Trajectory
+from async_rl.examples.losses import geometric
 
 
 class Oracle:
@@ -303,11 +304,9 @@ def test_sequences_whose_mean_ratio_is_too_high_are_left_out_and_counted(
     )
 
 
-@pytest.mark.proves(
-    "algorithm.policy_loss.correction.geometric_max",
-    "algorithm.policy_loss.correction.geometric_min",
-)
-def test_the_geometric_mask_takes_whole_sequences_out(model_path: Path) -> None:
+def test_the_geometric_mask_takes_whole_sequences_out(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups = close_groups(model_path)
     oracle = Oracle(model_path, groups)
     means = [
@@ -316,21 +315,19 @@ def test_the_geometric_mask_takes_whole_sequences_out(model_path: Path) -> None:
     ]
     lengths = [t.response_length for t in oracle.trajectories]
 
-    def masked(*knobs: str) -> float:
-        trainer = make_trainer(
-            model_path, "grpo_code", *KNOBS, "algorithm.policy_loss.correction=none", *knobs
-        )
+    def masked(maximum: float, minimum: float) -> float:
+        monkeypatch.setattr(geometric, "CAP", math.inf)
+        monkeypatch.setattr(geometric, "MAXIMUM", maximum)
+        monkeypatch.setattr(geometric, "MINIMUM", minimum)
+        trainer = make_trainer(model_path, "grpo_code", "algorithm=geometric", *KNOBS)
         return trainer.step(groups, 0).scalars["policy/behavior_weight_clipped_share"]
 
     high = sum(n for m, n in zip(means, lengths, strict=True) if m > 1.1) / sum(lengths)
     low = sum(n for m, n in zip(means, lengths, strict=True) if m < 0.9) / sum(lengths)
-    assert masked() == 0.0
-    assert masked("algorithm.policy_loss.correction.geometric_max=1.1") == pytest.approx(high)
-    assert masked("algorithm.policy_loss.correction.geometric_min=0.9") == pytest.approx(low)
-    assert masked(
-        "algorithm.policy_loss.correction.geometric_max=1.1",
-        "algorithm.policy_loss.correction.geometric_min=0.9",
-    ) == pytest.approx(high + low)
+    assert masked(math.inf, 0.0) == 0.0
+    assert masked(1.1, 0.0) == pytest.approx(high)
+    assert masked(math.inf, 0.9) == pytest.approx(low)
+    assert masked(1.1, 0.9) == pytest.approx(high + low)
 
 
 PPO = (

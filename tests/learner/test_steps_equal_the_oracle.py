@@ -68,8 +68,8 @@ VARIANTS = {
         ),
         4,
     ),
-    f"grpo_code {TWICE} algorithm.policy_loss.correction.geometric_max=1.1": (
-        Objective(geometric_max=1.1),
+    f"grpo_code algorithm=geometric {TWICE}": (
+        Objective(correction="sequence_tis", geometric_max=1.5, geometric_min=0.67),
         4,
     ),
     f"grpo_code algorithm=sapo {TWICE}": (Objective(loss="sapo"), 4),
