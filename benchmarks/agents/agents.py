@@ -1,11 +1,11 @@
-"""Measure what the agents' endpoint costs: the overhead of a call with many open sessions and a
+"""Measure the cost of the agents' endpoint: the overhead of a call with many open sessions and a
 simulated engine, and the tokens per second of real vLLM through it against the direct path.
 
 Run: `python -m benchmarks.agents.agents [--sessions N] [--rounds N] [--only calls|vllm]`.
 
 The engine, the gateway and the agents are three processes, as in a run (agents_processes.py). The
 agents are plain HTTP clients on kept connections, so that the time
-of an SDK is not counted as that of the gateway.
+of an SDK is not counted as time of the gateway.
 
 calls: every session makes `_TURNS` calls that repeat and extend its history. The engine answers
 after `ENGINE_S`, and the agent thinks as long. The overhead of a call is its duration without
@@ -98,7 +98,7 @@ async def calls(folder: Path, num_sessions: int) -> None:
             rng = random.Random(index)
             caller = Agent(opened["port"], token)
             messages: list[Any] = []
-            # The sessions begin apart, or all would call at the same moment for ever.
+            # The sessions start apart, or all would always call at the same moment.
             await asyncio.sleep(2 * ENGINE_S * index / num_sessions)
             for _ in range(_TURNS):
                 messages.append({"role": "user", "content": text(rng, 40)})
@@ -136,7 +136,7 @@ async def calls(folder: Path, num_sessions: int) -> None:
 
 
 async def with_vllm(folder: Path, rounds: int) -> None:
-    """Compare the tokens per second of vLLM through the gateway with those of the direct path."""
+    """Compare the tokens per second of vLLM through the gateway and on the direct path."""
     words = tokenizer()
     random_model(folder / "model", vocabulary=len(words))
     *others, last = all_cores()

@@ -1,8 +1,8 @@
 """The processes of benchmarks/agents/agents.py: an engine and a gateway, each a child that it
 starts.
 
-The gateway reaches the engine over the run's wire, as in a run. Children print lines that begin
-with `told`, and end with their standard input.
+The gateway reaches the engine over the run's wire, as in a run. Children print lines that start
+with `told`, and exit when their standard input is closed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def text(rng: random.Random, count: int) -> str:
 
 async def engine(folder: Path, kind: str) -> None:
     """Answer Complete; with vLLM each line on stdin is a round of the direct path. An empty line
-    asks for the CPU time.
+    requests the CPU time.
     """
     generate, delays = None, Delays()
     if kind == "vllm":
@@ -156,7 +156,7 @@ async def direct(generate: Any, rows: list[list[int]]) -> dict[str, float]:
 
 
 async def gateway(folder: Path, address: str, num_sessions: int) -> None:
-    """Serve that many sessions until standard input ends; each line asks for its CPU time."""
+    """Serve that many sessions until standard input is closed; each line requests the CPU time."""
     directory = Directory()
     member = Member(
         name="generator-0", role="generator", pid=1, state="serving", since_s=0.0, address=address
@@ -234,7 +234,7 @@ async def told(process: asyncio.subprocess.Process) -> Any:
     while line := await process.stdout.readline():
         if line.startswith(b"told "):
             return json.loads(line.removeprefix(b"told "))
-    raise RuntimeError(f"the process ended with {await process.wait()}")
+    raise RuntimeError(f"the process exited with {await process.wait()}")
 
 
 async def spent(process: asyncio.subprocess.Process) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def all_cores() -> list[int]:
 
 @contextlib.asynccontextmanager
 async def child(*arguments: Any, cores: list[int]) -> AsyncIterator[Any]:
-    """Start a process of this module; it ends with its standard input."""
+    """Start a process of this module; it exits when its standard input is closed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.agents.agents_processes", *map(str, arguments)),
         *("--cores", *map(str, cores)),

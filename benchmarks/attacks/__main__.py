@@ -17,7 +17,7 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 def attack(
     url: Annotated[str, typer.Argument(help="address of the grader, without the path of a form")],
     form: Annotated[
-        str, typer.Option(help="how it is asked: verify, functioncalls (AReaL) or run_code")
+        str, typer.Option(help="form of the requests: verify, functioncalls (AReaL) or run_code")
     ] = "verify",
     token: Annotated[
         str, typer.Option(envvar="ASYNC_RL_TOKEN", help="bearer token; default: send none")

@@ -207,7 +207,7 @@ def _cell(counts: Counter[str] | None) -> str:
 
 
 def main() -> None:
-    """Print the table of all graders that are there."""
+    """Print the table of all installed graders."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--graders", type=Path, default=Path("build/graders"))
     parser.add_argument("--only", nargs="+", choices=GRADERS, default=list(GRADERS))

@@ -1,4 +1,4 @@
-"""Compare the throughput of the buffer on this machine's disk with that of plain SQLite.
+"""Compare the throughput of the buffer on this machine's disk with plain SQLite.
 
 Groups pass through put, acknowledgement, take and commit. Phases of both alternate, so that they
 run under the same load of the machine. Each group has 8 trajectories; the service is called without

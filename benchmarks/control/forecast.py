@@ -1,4 +1,4 @@
-"""Measure how near forecasts are to runs, and what a forecast costs.
+"""Measure how near forecasts are to runs, and the cost of a forecast.
 
 Run: `python -m benchmarks.control.forecast [cost|play|rerun] [--launched] [--docs]`.
 play: predicts 14 configurations from the recorded times of one run, and makes them. rerun: for four
@@ -83,7 +83,7 @@ CASES: tuple[Values, ...] = (
 
 @frozen
 class Job:
-    """One run: its settings beside BASE, and its device."""
+    """One run: its settings in addition to BASE, and its device."""
 
     settings: Values
     device: Device
@@ -248,7 +248,7 @@ def write(part: str, lines: Sequence[str]) -> None:
 
 
 def cost(places: int, generators: int = 4096, groups_per_step: int = 1024) -> None:
-    """Simulate 1,000 steps in which generators and learner are about equally fast; print the
+    """Simulate 1,000 steps of generators and a learner of about equal speed; print the
     seconds. places: for scoring, in each of 64 verifiers; 0 is no limit.
     """
     work = Work(units=4.0, scoring_s=0.2, lengths=tuple(range(1, 9)), scores=(0.2,) * 8)
@@ -281,7 +281,7 @@ def cost(places: int, generators: int = 4096, groups_per_step: int = 1024) -> No
 
 
 def main() -> None:
-    """Run the part that is asked for."""
+    """Run the requested part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("cost", "play", "rerun"), nargs="?", default="cost")
     parser.add_argument("--launched", action="store_true")

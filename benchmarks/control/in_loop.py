@@ -1,9 +1,9 @@
-"""Compare the tokens per second of a generator in a run with those of vLLM's offline engine.
+"""Compare the tokens per second of a generator in a run with vLLM's offline engine.
 
 Prompts, core and concurrency are the same. The run trains, judges and pushes as usual. Phases
 alternate: the run works for some seconds, then all of its processes are stopped and the offline
 engine answers the same prompts on the core of the generator, with the initial weights of the run.
-Only the time in which the generator had work counts, without pauses for new weights.
+Only time with work for the generator counts, without pauses for new weights.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def heard(process: subprocess.Popen[str]) -> dict[str, float]:
         if line.startswith("told "):
             found: dict[str, float] = json.loads(line.removeprefix("told "))
             return found
-    raise SystemExit(f"vLLM alone ended with {process.wait()}")
+    raise SystemExit(f"vLLM alone exited with {process.wait()}")
 
 
 def play(process: subprocess.Popen[str], number: int) -> dict[str, float]:
@@ -102,7 +102,7 @@ def play(process: subprocess.Popen[str], number: int) -> dict[str, float]:
 def loop_rate(rows: list[dict[str, Any]]) -> float:
     """Return the tokens per second over the rows.
 
-    Only the time in which the generator had work and did not change weights counts.
+    Only time with work for the generator and without a change of weights counts.
     """
     tokens = sum(row["throughput/generated_tokens_per_s"] * row["time/step_s"] for row in rows)
     spent_s = sum(

@@ -84,7 +84,7 @@ class LiveRun:
         self._signal(self._all(), signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Continue every process, the supervisor last. Does nothing if the run has ended."""
+        """Continue every process, the supervisor last. Does nothing if the run has exited."""
         if self._process.poll() is not None:
             return
         self._signal(reversed(self._all()), signal.SIGCONT)
@@ -92,7 +92,7 @@ class LiveRun:
     @staticmethod
     def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
         for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):  # a judged program may have ended
+            with contextlib.suppress(psutil.NoSuchProcess):  # a judged program may have exited
                 process.send_signal(number)
 
     def _all(self) -> list[psutil.Process]:

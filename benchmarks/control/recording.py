@@ -54,7 +54,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     sizes: dict[str, float] = {}
     for number in range(given.rounds + 1):
-        # Another mode begins each round, because the first run after a pause is slower.
+        # Another mode starts each round, because the first run after a pause is slower.
         for turn in range(len(MODES)):
             mode = MODES[(number + turn) % len(MODES)]
             with tempfile.TemporaryDirectory() as scratch:
@@ -70,7 +70,7 @@ def main() -> None:
         middle = statistics.median(differences)
         spread = statistics.stdev(differences) / len(differences) ** 0.5
         share = 100 * middle / STEP_S
-        figure(f"{mode} beside off, of a step of {STEP_S} s", share, "percent", goal="2")
+        figure(f"{mode} compared with off, of a step of {STEP_S} s", share, "percent", goal="2")
         figure(f"{mode}: standard error of it", 100 * spread / STEP_S, "percent")
 
 

@@ -3,8 +3,8 @@
 The figures are the longest time without a learner step, and the time until a new generator has
 work. They come from the store, which records when each step was committed and each group was handed
 out, and from the log of the supervisor. The duration of steps varies anyway, so the longest time
-without a step is compared with that of the same run with one generator. On two cores a starting
-engine shares the core of a generating one; on a machine with separate cores it does not.
+without a step is compared with the longest time of the same run with one generator. On two cores a
+starting engine shares the core of a generating engine; with separate cores it does not.
 
 Run: `python -m benchmarks.control.scaling [--engine hf]`.
 """
@@ -63,7 +63,7 @@ def scale(run: LiveRun, generators: int) -> None:
 
 
 def commits_s(run: LiveRun) -> list[float]:
-    """Return the time at which each step was committed."""
+    """Return the commit time of each step."""
     with contextlib.closing(sqlite3.connect(run.run_dir / "store.sqlite")) as store:
         return [at_s for (at_s,) in store.execute("SELECT committed_s FROM steps ORDER BY version")]
 

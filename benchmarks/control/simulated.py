@@ -31,7 +31,7 @@ async def serve_until_terminated(
     *background: Coroutine[Any, Any, None],
     gather_s: float = 0.0,
 ) -> None:
-    """Answer messages beside the background work until SIGTERM; `service` waits for the address."""
+    """Answer messages during the background work until SIGTERM; `service` waits for the address."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     with RpcServer("127.0.0.1", 0, load_keys(directory), handlers, gather_s=gather_s) as server:
@@ -76,15 +76,15 @@ class Clients:
         return RpcClient(self._address, self._keys, context=self._context)
 
     async def end(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel the members and close all connections. Raises RuntimeError if a member had ended
-        already.
+        """Cancel the members and close all connections. Raises RuntimeError if a member has exited
+        early.
         """
         for task in tasks:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if not isinstance(outcome, asyncio.CancelledError):
                 cause = outcome if isinstance(outcome, BaseException) else None
-                raise RuntimeError("a simulated member ended early") from cause
+                raise RuntimeError("a simulated member exited early") from cause
         self._context.term()
 
 

@@ -25,7 +25,7 @@ _LAUNCH = re.compile(r"^\$ async-rl launch (.*run_name=slow)$", re.MULTILINE)
 
 
 def shown(folder: Path, *words: str) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     command = [PROGRAM, *words]
     done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=True)
     return f"$ async-rl {' '.join(words)}\n{done.stdout}"

@@ -41,7 +41,7 @@ from benchmarks.figures import figure
 SECONDS = 15.0
 START_S = 20.0  # and longer for many members, whose handshakes take milliseconds each
 CHANGES_PER_S = 0.5
-NUM_WATCHERS = 4  # of which the bytes are counted
+NUM_WATCHERS = 4  # their received bytes are counted
 
 _CONFIG = compose("grpo_code", ["monitoring.tensorboard_port=null"])
 _LOG = logging.getLogger("supervisor")
@@ -246,7 +246,9 @@ def main() -> None:
     """Measure every size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, nargs="*", default=[16, 128, 512, 2048])
-    parser.add_argument("--start-s", type=float, help="time in which they start; default: derived")
+    parser.add_argument(
+        "--start-s", type=float, help="duration of the start of all members; default: derived"
+    )
     parser.add_argument("--serve", type=Path)
     arguments = parser.parse_args()
     if arguments.serve is not None:

@@ -1,4 +1,4 @@
-"""Engine, loss and reward whose times are those of a device that is not here: they wait.
+"""Engine, loss and reward with the times of a simulated device: they wait that long.
 
 A step of the engine writes one token of each sample in flight; `Device` has the times, and launched
 processes read them from the variable TIMED_DEVICE. Everything between them is the product's own:
@@ -62,7 +62,7 @@ class Device:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the variable from which launched processes read these times."""
+        """Return the variable that gives launched processes these times."""
         return {_VARIABLE: json.dumps(dataclasses.asdict(self))}
 
 
@@ -73,7 +73,7 @@ def device() -> Device:
 
 
 class TimedEngine:
-    """The transformers engine holds the weights; what it would write is drawn and waited for."""
+    """The transformers engine holds the weights; its output is drawn and waited for."""
 
     def __init__(self, inner: Any, device: Device) -> None:
         self._inner, self._device = inner, device
@@ -85,7 +85,7 @@ class TimedEngine:
 
     @property
     def version(self) -> int:
-        """As that of the inner engine."""
+        """The version of the inner engine."""
         return int(self._inner.version)
 
     def __getattr__(self, name: str) -> Any:

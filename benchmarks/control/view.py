@@ -3,9 +3,9 @@
     python -m benchmarks.control.view [--groups 100000] [--rounds 9]
 
 Writes a store with the product's own schema (trajectories of the newest 2,000 groups, eight samples
-of 64 tokens), metrics of 12,500 steps with 80 names, and asks every page through the ASGI
+of 64 tokens), metrics of 12,500 steps with 80 names, and requests every page through the ASGI
 application: first once, when metrics are read, then `rounds` times. Prints the first time and the
-median of the others in milliseconds of CPU, the client's part included.
+median of the later times in milliseconds of CPU, the client's part included.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ LAST_STEPS = 5
 
 
 def attack(arguments: argparse.Namespace, directory: Path, settings: list[str]) -> list[str]:
-    """Run until the time or the number of faults is over; return what is wrong."""
+    """Run until the time or the number of faults is over; return the problems."""
     rng = random.Random(arguments.seed)
     run = Run(directory, settings, rng)
     chaos = Chaos(run, rng)
@@ -82,7 +82,7 @@ def attack(arguments: argparse.Namespace, directory: Path, settings: list[str]) 
         code = run.process.wait(NO_PROGRESS_S)
         problems = [*chaos.problems]
         if code != 0:
-            problems.append(f"the run ended with exit code {code}")
+            problems.append(f"the run exited with code {code}")
         problems += audit(run.run_dir, groups_per_step=4, max_staleness=arguments.max_staleness)
         figure("faults", counts.total(), "")
         figure("steps of the surviving history", last, "")

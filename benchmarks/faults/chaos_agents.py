@@ -1,9 +1,9 @@
-"""Kill processes of `conf=agent_code` while it learns; audit it and compare what it has learned.
+"""Kill processes of `conf=agent_code` while it learns; audit it and compare its result.
 
 kill -9 of each role in turn: generator, gateway, a worker of environments, buffer, learner,
-verifier. Each kill waits until the run has committed a step after the one before. The run then
-finishes, and its held-out curve is written beside those of the undisturbed runs
-(benchmarks/learning/agent_learning.py), of which it may be below none by more than the noise.
+verifier. Each kill waits until the run has committed a step since the previous fault. The run then
+finishes, and its held-out curve is written with the curves of the undisturbed runs
+(benchmarks/learning/agent_learning.py). It may be below none of them by more than the noise.
 
 The engine is the one of transformers, whose restart takes seconds.
 
@@ -61,7 +61,7 @@ def attack(run: Run, num_kills: int, rng: random.Random) -> Iterator[str]:
         time.sleep(rng.uniform(0.2, 2))
         before = run.num_commits()
         if run.process.poll() is not None:
-            yield f"the run ended after {counts.total()} kills; give it more steps"
+            yield f"the run finished after {counts.total()} kills; give it more steps"
             return
         if chaos.kill(role):
             counts[role] += 1
@@ -71,7 +71,7 @@ def attack(run: Run, num_kills: int, rng: random.Random) -> Iterator[str]:
             return
     code = run.process.wait(NO_PROGRESS_S + 600)
     if code:
-        yield f"the run ended with exit code {code}"
+        yield f"the run exited with code {code}"
     yield from audit(run.run_dir, groups_per_step=GROUPS_PER_STEP, max_staleness=MAX_STALENESS)
     checked = subprocess.run(
         [COMMAND, "ledger", str(run.run_dir), "--audit"],
@@ -89,7 +89,7 @@ def attack(run: Run, num_kills: int, rng: random.Random) -> Iterator[str]:
 
 
 def compare(rows: list[Row]) -> Iterator[str]:
-    """Yield a sentence if the curve is below those of the undisturbed runs, after as many steps."""
+    """Yield a sentence if the curve is below the undisturbed runs, after as many steps."""
     others = {name: found for name, found in recorded(FILE).items() if name != KILLED.name}
     shared = {row["step"] for row in rows}
     for found in others.values():

@@ -1,4 +1,4 @@
-"""The faults of benchmarks.faults.chaos: what can go wrong around a run."""
+"""The faults of benchmarks.faults.chaos: possible failures around a run."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Chaos:
             if before.get(name, child.pid) != child.pid
         ]
         if lost:
-            self.problems.append(f"a pause of the supervisor ended {', '.join(lost)}")
+            self.problems.append(f"a pause of the supervisor restarted {', '.join(lost)}")
         return True
 
     def _crash(self) -> bool:

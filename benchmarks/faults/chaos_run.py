@@ -38,7 +38,8 @@ class Run:
             start_new_session=True,
         )
         assert process.stdout is not None
-        # Half of the lives lose their output at a random moment; the others are read to the end.
+        # Half of the lives lose their output at a random moment; other commands are read to the
+        # end.
         is_closed = self._rng.random() < 0.5
         reader = threading.Thread(target=self._read, args=(process.stdout, is_closed), daemon=True)
         reader.start()
@@ -81,7 +82,7 @@ class Run:
         return 0
 
     def until_progress(self, since: int) -> bool:
-        """Wait for a step after `since` commits; False if the run ends or does not progress."""
+        """Wait for a step after `since` commits; False if the run exits or does not progress."""
         deadline_s = time.monotonic() + NO_PROGRESS_S
         while self.num_commits() <= since:
             if self.process.poll() is not None or time.monotonic() > deadline_s:
@@ -90,7 +91,7 @@ class Run:
         return True
 
     def crash(self) -> None:
-        """Kill the supervisor; the kernel ends its children with it."""
+        """Kill the supervisor; the kernel kills its children with it."""
         children = list(self.children().values())
         self.process.kill()
         self.process.wait()

@@ -4,7 +4,7 @@
 
 Buffer, store and metrics writer are the product's own; generators and learner are simulated by
 calls of the buffer's handlers, with short sequences. Two runs are compared in turn, each in a
-separate process: a fresh one, and one whose files are those of a run after 100,000 steps and 10
+separate process: a fresh one, and one with the files of a run after 100,000 steps and 10
 million groups. Its store is written hundred steps at a time, with dropped groups and evaluations,
 and compacted by the product's own statements, which takes minutes. Growth of these files appears as
 a difference between the two runs, growth of a process's memory as the slope within each. More
@@ -55,7 +55,8 @@ from async_rl.protocol.learner import (
 BATCH, SAMPLES, TOKENS, PROMPT = 8, 2, 64, 16
 CHECKPOINT_STEPS = 10
 OLD_STEPS, OLD_BATCH = 100_000, 100
-OLD_IDS = 110  # group ids of a step: trained groups, two dropped ones, and those of an evaluation
+# Group ids of a step: trained groups, two dropped groups, and the groups of an evaluation.
+OLD_IDS = 110
 AT_ONCE = 100  # steps of one compaction, as between two checkpoints
 WINDOWS = 6
 _NAMES = [

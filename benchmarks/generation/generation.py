@@ -1,10 +1,10 @@
-"""Compare the tokens per second of the engine on one core with those of vLLM's offline `LLM`.
+"""Compare the tokens per second of the engine on one core with the rate of vLLM's offline `LLM`.
 
 Run: `python -m benchmarks.generation.generation [--model DIR] [--rounds N] [--core N]`.
 Both answer the same prompts in alternating rounds: 64 groups of 8 with the lengths of the embedded
 task (prompts of 20-30 tokens, responses of up to 45), 128 samples in flight. Both engines exist at
 the same time, each in its own process pinned to the same core; one works while the other waits.
-CPU seconds are printed beside wall-clock seconds, because other work on the machine affects them
+CPU seconds are printed next to wall-clock seconds, because other work on the machine affects them
 less; the ratio is computed from CPU seconds.
 """
 
@@ -234,7 +234,7 @@ class Child:
             if line.startswith("told "):
                 heard: dict[str, float] = json.loads(line.removeprefix("told "))
                 return heard
-        raise RuntimeError(f"the engine's process ended with {self._process.wait()}")
+        raise RuntimeError(f"the engine's process exited with {self._process.wait()}")
 
     def rate(self, clock: str) -> float:
         """Return the median tokens per second by this clock."""

@@ -1,8 +1,9 @@
 """Compare attention by parts with attention under dense masks: time of a step, memory by tokens.
 
 The dense form pads segments of similar length to blocks; a response that shares its prompt has a
-float32 mask of its tokens by prompt and response. Steps are those of `benchmarks.learner.learner`
-on its embedded batch and on one of long responses, in one process in alternating phases.
+float32 mask of its tokens by prompt and response. The steps of
+`benchmarks.learner.learner` run on its embedded batch and on a batch of long responses, in one
+process in alternating phases.
 
 Memory: the peak above the inputs of one layer's attention, forward and backward, each case in a
 separate process. The row has a prompt of a quarter of the tokens and two responses that share it,

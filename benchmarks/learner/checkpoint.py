@@ -78,7 +78,7 @@ def measure(
     figure(f"{name}: stall per checkpoint", stall_s * 1e3, "ms")
     figure(f"{name}: stall beyond the copy, share of a step", excess, "", goal="<= 0.05")
     figure(f"{name}: until it has its name", written_s * 1e3, "ms")
-    figure(f"{name}: step beside the writing", beside_s * 1e3, "ms")
+    figure(f"{name}: step during the writing", beside_s * 1e3, "ms")
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -1,6 +1,6 @@
 """Measure the memory of one long sequence on one rank, and on ranks that share it.
 
-Each rank is a process with a float32 model of random weights, of which only the activations differ:
+Each rank is a process with a float32 model of random weights, and only the activations differ:
 the figure is the peak of its resident memory above that before the pass (forward and backward, with
 recomputed activations). Ranks share the machine's cores, so the times say little.
 

@@ -72,7 +72,7 @@ def random_model(directory: Path, vocabulary: int = VOCABULARY) -> Path:
 def make_groups(
     prompts: Sequence[Sequence[int]], lengths: Sequence[int], seed: int = 0
 ) -> list[Group]:
-    """Return groups in which sequence i has prompts[i] and a random response of lengths[i] tokens.
+    """Return groups; sequence i has prompts[i] and a random response of lengths[i] tokens.
 
     Rewards alternate.
     """

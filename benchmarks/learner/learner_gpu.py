@@ -70,7 +70,7 @@ def product_flops(device: torch.device) -> float:
 def needed_flops(groups: Sequence[Group], layers: int) -> float:
     """Return the FLOPs that one step needs.
 
-    6 per parameter and token (those of the vocabulary only where a token is predicted), and
+    6 per parameter and token (parameters of the vocabulary only where a token is predicted), and
     12 x width per layer and pair of attending tokens.
     """
     width = SHAPE["num_attention_heads"] * SHAPE["head_dim"]

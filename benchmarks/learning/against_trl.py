@@ -1,4 +1,4 @@
-"""Compare the training time to a held-out pass rate with that of TRL's GRPOTrainer.
+"""Compare the training time to a held-out pass rate with the time of TRL's GRPOTrainer.
 
 Run: `python -m benchmarks.learning.against_trl [--tasks embedded real] [--seeds 0 1 2]`; hours for
 the real model. Both sides train the same model on the same prompts with the same rewards, batch,
@@ -160,7 +160,7 @@ def child(task: str, seed: int, num_steps: int, out: Path) -> None:
 
 
 def trl_settings(config: RunConfig, out: Path) -> dict[str, Any]:
-    """Return the arguments of GRPOConfig that say what the configuration says."""
+    """Return the arguments of GRPOConfig that correspond to the configuration."""
     optimizer, size = config.learner.optimizer, config.generation.group_size
     return {
         "output_dir": str(out / "trainer"),

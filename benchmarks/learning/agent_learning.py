@@ -72,7 +72,7 @@ def read_rows(run_dir: Path) -> list[Row]:
 
 
 def evaluated(rows: Sequence[Row]) -> list[Row]:
-    """Return what the page shows of the rows with an evaluation."""
+    """Return the columns of the page, for the rows with an evaluation."""
     found = []
     for row in rows:
         if "eval/pass_at_1" in row:

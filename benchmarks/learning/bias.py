@@ -1,11 +1,11 @@
 """The bias of each advantage, aggregation, correction and loss: exact expectations over a bandit.
 
-The bandit has two prompts and three tokens, of which one ends a response; a response has at most
+The bandit has two prompts and three tokens; token 0 is the end token. A response has at most
 two tokens, so there are 7 of them, and 210 groups of four. A batch is one group. The benchmark adds
 up the gradients of the learner's own functions over all groups, each with its probability under the
-policy that sampled it, so the results have no noise. The exact gradient is that of the expected
-reward. The bias is the distance to it in units of its length, after the best scaling, because a
-learning rate could change the length: the sine of the angle between the two.
+policy that sampled it, so the results have no noise. The exact gradient is the gradient of the
+expected reward. The bias is the distance to it in units of its length, after the best scaling,
+because a learning rate could change the length: the sine of the angle between the two.
 
 Run: `python -m benchmarks.learning.bias` for the figures, `--page` to write the table of
 docs/algorithms.md.
@@ -46,7 +46,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 BEGIN, END = "<!-- bias: begin -->\n", "<!-- bias: end -->\n"
 GROUP_SIZE = 4
 RESPONSES = ((0,), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2))
-"""Token 0 ends a response; one of two tokens ends too."""
+"""Token 0 is the end token; a response of two tokens is complete in any case."""
 # An easy prompt and a hard one, each with half marks: with rewards of 0 and 1 at one prompt, the
 # division by the standard deviation would only scale the gradient.
 REWARDS = ((1.0, 1.0, 0.5, 1.0, 0.0, 1.0, 0.5), (0.0, 0.0, 0.5, 0.0, 0.0, 1.0, 0.0))
@@ -110,7 +110,7 @@ def _loss(name: str, *settings: str) -> Row:
 
 
 def _example(fn: str) -> Row:
-    """The row of a plug-in in async_rl/examples/losses/, by what it is called."""
+    """The row of a plug-in in async_rl/examples/losses/, by its name."""
     module, _, function = fn.partition(":")
     choice, columns = {
         "loss": ("policy_loss", ("fresh", "old", "later")),
@@ -199,7 +199,7 @@ def _moved(distance: float, seed: int) -> Tensor:
 
 
 class Bandit:
-    """All groups of both prompts, as one batch in which each group is weighted separately."""
+    """All groups of both prompts, as one batch; each group is weighted separately."""
 
     def __init__(self) -> None:
         multisets = list(itertools.combinations_with_replacement(range(len(RESPONSES)), GROUP_SIZE))
@@ -280,7 +280,7 @@ def gradient(
         bootstrap=torch.zeros(batch.num_sequences, dtype=torch.float64),
     )
     rules = RewardRules(reward=config.reward, max_response_tokens=2, zero_truncated=False)
-    # A batch is one group, so what is normalised over the batch is normalised over each group.
+    # A batch is one group, so a value normalised over the batch is normalised over each group.
     if algorithm.normalize_advantages == "batch":
         algorithm = algorithm.model_copy(update={"normalize_advantages": "group"})
     targets = compute_targets(

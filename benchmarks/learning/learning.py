@@ -1,7 +1,7 @@
 """Measure the training time of conf=ppo_code and conf=grpo_code to a held-out pass rate of 0.80.
 
-The pass rate is at temperature 1; each configuration runs with three seeds. Training time begins
-with the first step (including the wait for its batch) and ends with the step whose weights first
+The pass rate is at temperature 1; each configuration runs with three seeds. Training time starts
+with the first step (including the wait for its batch) and stops with the step whose weights first
 reached 0.80. Start-up is reported separately: from the command to the first optimizer step, with
 the embedded model in the cache.
 """

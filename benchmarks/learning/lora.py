@@ -4,7 +4,7 @@ Run: `python -m benchmarks.learning.lora tune`, then `run`, then `report`; each 
 stopped. A cell is one run of conf=grpo_code in this process at age 0 (staleness_cell.py), with rank
 16 in all linear layers or without an adapter. Both get the same prompts, and the same samples of
 version 0. Three further kinds train the matrices that an adapter changes, whole: alone, with the
-norms, and with the embedding. They show what the rank costs, and what the rest does. The adapter's
+norms, and with the embedding. They show the cost of the rank and of the rest. The adapter's
 learning rate is the one of four multiples of the rate for all weights with the highest mean pass
 rate over a run, on a seed that is not scored; `--factor` runs another one. Rows are kept in
 benchmarks/results/lora.jsonl; `report` writes the picture and prints the table.
@@ -54,7 +54,7 @@ class Cell:
 
     @property
     def recorded(self) -> Recorded:
-        """Its rows among those of the study."""
+        """The rows of this run in the study."""
         name = f"{self.kind}-seed{self.seed}-x{self.factor:g}"
         return Recorded(RESULTS / "lora.jsonl", name)
 
@@ -82,7 +82,7 @@ class Cell:
 
 
 def train_only(kind: str, trainer: Trainer) -> None:
-    """Give all weights but those of a kind of MATRICES a gradient of 0."""
+    """Set the gradient of every weight outside `kind` (parts joined by +) to 0."""
     for name, parameter in trainer._policy.named_parameters():
         is_matrix = parameter.ndim == 2 and ".layers." in name
         part = "matrices" if is_matrix else "norms" if parameter.ndim == 1 else "embedding"

@@ -64,7 +64,7 @@ WAYS = {
 }
 """How a model is trained: its name in the table, its settings."""
 QUIET = ("full", "lora", "gspo-4e-5")
-"""Their seconds are shown; the others ran beside other work."""
+"""Their seconds are shown; other runs shared the cores with other work."""
 KEPT = (
     "eval/pass_at_1",
     "reward/mean",
@@ -166,7 +166,7 @@ def table() -> str:
 
 
 def table_of_ages() -> str:
-    """Return the table of the runs in which the age of the data matters, a row for each."""
+    """Return the table of the runs at exact ages, a row for each."""
     lines = [
         "| run | held-out, every 10 steps from 0 | effective sequences |",
         "|---|---|---|",

@@ -1,7 +1,7 @@
 """A sampler of small Qwen3 models in this process: a whole batch at once, with a KV cache.
 
-It serves experiments in which the engine's process, its start and its queue would cost more than
-the model. Log-probs are those of the distribution sampled from, at temperature 1 over the whole
+Use it where the engine's process, its start and its queue would cost more than the model.
+Log-probs belong to the distribution sampled from, at temperature 1 over the whole
 vocabulary, in float32: `tests/learner/test_staleness_cell.py` compares them with the learner's.
 """
 

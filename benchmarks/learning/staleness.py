@@ -2,7 +2,7 @@
 
 A cell is a method (a file of conf/algorithm), an age, a seed and a factor of the method's learning
 rate. Every batch of a run has exactly that age, so methods differ in nothing but their objective. A
-cell's rows are recorded in benchmarks/results/staleness.jsonl when it has ended; a cell that is
+cell's rows are recorded in benchmarks/results/staleness.jsonl when it is finished; a cell that is
 recorded is not
 repeated, so the command resumes where it was stopped, and deleting a file repeats its cell.
 
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--num-steps", type=int, default=NUM_STEPS)
     parser.add_argument("--long", action="store_true", help="every cell to its last step")
-    parser.add_argument("--factor", type=float, help="of the rate; default: that of the tuning")
+    parser.add_argument("--factor", type=float, help="of the rate; default: the tuned factor")
     parser.add_argument("--live", action="store_true", help="whole runs instead of one process")
     parser.add_argument("--limit-s", type=float, default=1e9)
     parser.add_argument("settings", nargs="*", help="settings of every run, after --")

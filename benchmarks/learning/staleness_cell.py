@@ -139,7 +139,7 @@ class Bench:
         self.sampler.load(dict(zip(names, trainer.full_tensors(), strict=True)))
 
     def batch(self, config: RunConfig, *, number: int, version: int) -> list[Group]:
-        """Sample the groups of batch `number` from the loaded weights, those of `version`."""
+        """Sample the groups of batch `number` from the loaded weights of `version`."""
         if config.buffer.uniform_groups == "replace":
             return self._with_signal(config, number, version)
         return self._drawn(config, number, version)
@@ -247,7 +247,7 @@ class _Columns:
                 self._values.setdefault(name, []).append(scalars[name])
 
     def take(self) -> dict[str, float]:
-        """Return the means and begin anew."""
+        """Return the means and start anew."""
         values, self._values = self._values, {}
         return {name: round(statistics.fmean(v), 4) for name, v in values.items()}
 
@@ -323,7 +323,7 @@ def run_cell(
 
 
 def samples_to(goal: float, rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the trained samples at which the pass rate reaches the goal, on the line between two
+    """Return the trained samples when the pass rate reaches the goal, on the line between two
     evaluations; None if it never does.
     """
     before = (0.0, -math.inf)

@@ -1,4 +1,4 @@
-"""Cells of the league: their settings and files, what they amount to, and the tables of them.
+"""Cells of the league: their settings and files, their results, and the tables of them.
 
 A cell is decided by its recorded rows, so that a table can be written without running anything. How
 cells run: staleness.py.
@@ -48,9 +48,9 @@ ALL_SEEDS = range(15)
 TUNING_AGE, TUNING_SEED = 16, 100
 # The default first, so that whatever has run is comparable.
 FACTORS = (1.0, 0.5, 2.0, 0.25)
-# Shown beside the best factor: the rate with which grpo is launched.
+# Shown next to the best factor: the rate of grpo in a launched run.
 AS_LAUNCHED = {"grpo": 1.0}
-# The rates that the factors multiply: those of the files of conf/algorithm when the tuning began.
+# The rates that the factors multiply: the rates of conf/algorithm when the tuning started.
 RATES = {"cispo": 2.5e-5, "dapo": 2.5e-5, "gspo": 1e-4, "luspo": 1e-4, "sapo": 1e-4, "ppo": 2e-4}
 RATE = 4e-4
 NUM_STEPS = 160
@@ -64,7 +64,7 @@ SETTINGS = (
 )
 # 16 updates need 16 groups; a step of a cell has 8.
 OWN_SETTINGS = dict.fromkeys(("cispo", "dapo"), ("learner.minibatches=8",))
-# Combinations that have no file: its name, the file it begins with, and what is added.
+# Combinations without a file of their own: name, the file of the base, and the added settings.
 _SCALED = ("algorithm.step_scale=effective_sequences", "algorithm.step_scale.bound=1.0")
 COMBINATIONS = {
     "gspo+scale": ("gspo", _SCALED),
@@ -89,7 +89,7 @@ class Cell:
 
     @property
     def recorded(self) -> Recorded:
-        """Its rows among those of the study."""
+        """The rows of this cell in the study."""
         kind = "_live" if self.is_live else "_long" if self.is_long else ""
         name = f"{self.method}-age{self.age}-seed{self.seed}-x{self.factor:g}"
         return Recorded(RESULTS / f"staleness{kind}.jsonl", name)
@@ -176,7 +176,7 @@ def lines_of_league() -> list[tuple[str, float]]:
 
 
 def spread(values: Sequence[float], form: str = ".3g") -> str:
-    """Return mean and standard deviation, or what can be said of fewer than two values."""
+    """Return mean and standard deviation, or the value or "never" of fewer than two values."""
     if not values:
         return "never"
     if len(values) == 1:
@@ -305,7 +305,7 @@ def tuning_table() -> str:
 
 
 def rates_table() -> str:
-    """Return what the oldest age of the default bound costs the default objective, by its rate."""
+    """Return the table of what age 2 costs grpo, with a row for each learning rate."""
     lines = ["| rate | age 0 | age 2 | ratio | final, age 0, 2 |", "|---|---|---|---|---|"]
     for factor in (1.0, 0.75, 0.5):
         found = [
@@ -328,7 +328,7 @@ def rates_table() -> str:
 
 
 def mean_curve(runs: Sequence[Sequence[Row]], name: str) -> dict[int, float]:
-    """Return the mean of a column by step. A run that has ended keeps its last value."""
+    """Return the mean of a column by step. A finished run keeps its last value."""
     columns = [{row["step"]: row[name] for row in rows if name in row} for rows in runs]
     steps = sorted({step for column in columns for step in column})
     curve = {}

@@ -95,7 +95,7 @@ class _Receiver:
         try:
             return str(self._pipe.recv())
         except EOFError:
-            return f"the process ended with {self.process.exitcode}"
+            return f"the process exited with {self.process.exitcode}"
 
 
 def _receive(pipe: Connection, device: str) -> None:
@@ -140,7 +140,7 @@ class _Learner:
     async def begin(
         self, version: int, receivers: list[_Receiver], doomed: _Receiver | None = None
     ) -> Manifest:
-        """Announce a version to these receivers, one of which may end in the middle of it."""
+        """Announce a version to these receivers; the doomed one exits during the load."""
         self._num_loads += 1
         manifest = self.publisher.write(version, self.tensors.values())
         lives = frozenset(receiver.life for receiver in receivers)
@@ -184,7 +184,7 @@ async def _measure(devices: list[torch.device], settings: list[str]) -> Numbers:
 
 
 async def _lose(learner: _Learner, receivers: list[_Receiver]) -> float:
-    """Lose one receiver in the middle of a load; the others then get a version without it.
+    """Lose one receiver during a load; the remaining receivers then get a version without it.
 
     Returns the seconds until the sender gave up.
     """

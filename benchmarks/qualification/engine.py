@@ -27,7 +27,7 @@ from benchmarks.qualification.vllm_names import missing
 
 Numbers = dict[str, float]
 Samples = list[tuple[IntArray, Completion]]
-"""Whole rows, and what the engine said of them."""
+"""Token ids of whole rows, and the completion with the engine's log-probs."""
 _VERSIONS = 4
 _PROMPTS, _SAMPLES, _TOKENS = 4, 4, 48
 # Steps so large that an engine with the weights of another version is far off.

@@ -51,7 +51,7 @@ def step(scratch: Path, settings: list[str]) -> Numbers:
     seconds = []
     for _ in range(_WARM_UP + _ROUNDS):
         started_s = time.perf_counter()
-        # Reads the loss, so the device is done when it returns. Version 0, as that of the samples.
+        # Reads the loss, so the device is done when it returns. Version 0, as in the samples.
         trainer.step(groups, 0)
         seconds.append(time.perf_counter() - started_s)
     step_s = statistics.median(seconds[_WARM_UP:])

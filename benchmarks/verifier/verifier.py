@@ -4,7 +4,7 @@ The verifier runs on one core and on two, and is compared with other ways to run
 phases on one core, server and cell share the core. Phases alternate in short rounds, so that all
 run under the same load of the machine; ratios are medians over rounds. ASYNC_RL_BENCH_PROBLEMS
 names a file of problems with reference solutions in a column `code` (the form of MBPP); without it
-the programs are those of the embedded task.
+the programs are from the embedded task.
 """
 
 from __future__ import annotations

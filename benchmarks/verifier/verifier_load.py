@@ -1,10 +1,10 @@
 """Many clients with a hostile mix of programs against one verifier, for a given time.
 
-Six of ten programs are right, one is wrong, and the others try to hold a cell, the server or the
+Six of ten programs are right, one is wrong, and the rest try to hold a cell, the server or the
 machine: endless loops, short sleeps, memory, endless output, values that are slow to compare,
 crashes, forged frames. Some clients leave before the answer. Every verdict is known beforehand. The
 report has wrong verdicts, infrastructure errors, latencies against the limit of the slowest
-program, memory of the server, and what is left after the orderly stop.
+program, memory of the server, and the processes and files that remain after the orderly stop.
 
     python -m benchmarks.verifier.verifier_load --seconds 600
 """
@@ -143,7 +143,7 @@ def report(seen: Report, seconds: float) -> None:
 
 
 def main() -> None:
-    """Start a verifier, load it, stop it, and look for what is left."""
+    """Start a verifier, load it, stop it, and look for remaining processes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
     given = parser.parse_args()

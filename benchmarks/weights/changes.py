@@ -1,10 +1,10 @@
 """Measure how many 16-bit weights an AdamW step changes, and what sending only these saves.
 
 Run: `python -m benchmarks.weights.changes [MODEL] [--steps N] [--rates 1e-6 5e-6 2e-5]`. MODEL is a
-Hugging Face directory, by default that of `make real`; without it nothing is measured. Each step is
-a policy gradient with advantages of both signs on answers to the task of `conf=real`, clipped to
-norm 1, on float32 weights. After each step the weights are published in bfloat16 and go through
-files in both forms, one after the other, into the blocks of two generators, which are compared.
+Hugging Face directory, by default the model of `make real`; without it nothing is measured. Each
+step is a policy gradient with advantages of both signs on answers to the task of `conf=real`,
+clipped to norm 1, on float32 weights. After each step the weights are published in bfloat16 and
+go through files in both forms, one after the other, into the blocks of two generators, which are compared.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def steps(model: Path, rate: float, num_steps: int) -> Iterator[dict[str, torch.
 
 
 def sender_through(folder: Path) -> FileSender:
-    """Return a sender through files of a folder, without a learner beside it."""
+    """Return a sender through files of a folder, without a learner next to it."""
     nothing: Any = None
     exporter: Any = SimpleNamespace(adapter=None)
     return FileSender(

@@ -1,7 +1,7 @@
 """Measure the bytes and the time of a push through files: the adapter, or all merged weights.
 
 Run: `python -m benchmarks.weights.lora_push [MODEL] [--pushes N]`. MODEL is a Hugging Face
-directory, by default that of `make real`; without it only a random model with the shape of the
+directory, by default the model of `make real`; without it only a random model with the shape of the
 embedded one is measured. The adapter has rank 16 in all linear layers but the output head, with
 other numbers in each version. Both forms of a version go one after the other into the blocks of two
 generators, whose checksums are compared with the learner's. The first push, which touches new
@@ -117,7 +117,7 @@ def compute() -> None:
 
 
 def main() -> None:
-    """Measure both models and compute the others."""
+    """Measure two models and compute the figures of larger ones."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
