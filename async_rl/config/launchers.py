@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
-
 from async_rl.config.base import NonNegativeInt, OneOrMore, PositiveInt, Section, Text
 
 
@@ -70,12 +68,10 @@ class SlurmLaunch(ClusterLaunch):
     # Slurm assigns a GPU to one step only.
     shares_devices: ClassVar = False
     is_submitted: ClassVar = True
-    # The forms that sbatch accepts.
-    time: Annotated[str, Field(pattern="^(\\d+|\\d+:\\d+(:\\d+)?|\\d+-\\d+(:\\d+){0,2})$")]
-    """time limit: minutes, HH:MM:SS or days-HH:MM:SS"""
     extra: Annotated[list[str], OneOrMore]
-    """further options of sbatch, such as --partition=gpu, --account=us or --constraint=a100; with
-    --cpus-per-task=N each node gives N CPUs, otherwise nodes are exclusive"""
+    """further options of sbatch, such as --partition=gpu, --account=us, --constraint=a100 or
+    --time=12:00:00 (without it 24 hours); with --cpus-per-task=N each node gives N CPUs, otherwise
+    nodes are exclusive"""
 
     @property
     def cpus_per_node(self) -> int:

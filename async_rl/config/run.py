@@ -43,8 +43,6 @@ class RunConfig(Section):
     """name of the directory under output_dir; null = a generated unique name"""
     output_dir: Annotated[LocalPath, Field(min_length=1)]
     """directory of all runs"""
-    cache_dir: LocalPath | None
-    """directory of the embedded model; null = ~/.cache/async_rl"""
     num_steps: PositiveInt
     """learner steps; null at launch = computed from data.epochs"""
     seed: NonNegativeInt

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,11 +16,11 @@ from pathlib import Path
 _SCRATCH_SUFFIX = ".build"
 
 
-def cache_root(cache_dir: str | None) -> Path:
-    """The directory that cache_dir names."""
-    if cache_dir:
-        return Path(cache_dir).expanduser().absolute()
-    return Path.home() / ".cache" / "async_rl"
+def cache_root() -> Path:
+    """Return the user's cache directory: $XDG_CACHE_HOME/async_rl, or ~/.cache/async_rl."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The standard of the variable (freedesktop.org) says that a relative path is ignored.
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "async_rl"
 
 
 def build_once(

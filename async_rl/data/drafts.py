@@ -108,7 +108,7 @@ class Drafter:
         metadata: dict[str, Row] = {}
         if file is None or not self._names:
             return metadata
-        for _, row in read_rows(file, cache_dir=self._config.cache_dir):
+        for _, row in read_rows(file):
             name = self._id(row)
             if name is None:
                 raise DataError(

@@ -50,7 +50,7 @@ class Table(Protocol):
         """Yield all rows in order."""
 
 
-def open_table(file: str, cache_dir: str | None) -> Table:
+def open_table(file: str) -> Table:
     """Return the rows of a local path, an fsspec URL or a function. Raises DataError here or when a
     row is read.
     """
@@ -63,19 +63,19 @@ def open_table(file: str, cache_dir: str | None) -> Table:
             f"{file}: unknown kind of file {suffix!r}; give one of {', '.join(_SUFFIXES)}"
         )
     with readable(file):
-        local = _local_copy(file, suffix, cache_dir)
+        local = _local_copy(file, suffix)
         match suffix:
             case ".jsonl":
                 return _Lines(file, local)
             case ".parquet":
-                return _Parquet(file, local, cache_root(cache_dir) / "data")
+                return _Parquet(file, local, cache_root() / "data")
         return list(_json(file, local.read_bytes()))
     raise AssertionError("readable turns each error into DataError")
 
 
-def read_rows(file: str, *, cache_dir: str | None = None) -> Iterator[tuple[str, Row]]:
+def read_rows(file: str) -> Iterator[tuple[str, Row]]:
     """Yield (origin, row) of each row of a file. Raises DataError, also for a bad row."""
-    for origin, row in open_table(file, cache_dir):
+    for origin, row in open_table(file):
         if isinstance(row, DataError):
             raise row
         yield origin, row
@@ -119,7 +119,7 @@ def readable(file: str) -> Iterator[None]:
         raise DataError(f"{file}: cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _local_copy(file: str, suffix: str, cache_dir: str | None) -> Path:
+def _local_copy(file: str, suffix: str) -> Path:
     """Return the path of the file itself, or of a copy of a remote file in its present state."""
     if "://" not in file:
         return Path(file)
@@ -129,7 +129,7 @@ def _local_copy(file: str, suffix: str, cache_dir: str | None) -> Path:
     # A changed file has another state, hence another name: its old copy is not read.
     name = hashlib.sha256(f"{file} {system.ukey(path)}".encode()).hexdigest()[:24]
     return build_once(
-        cache_root(cache_dir) / "data" / f"{name}{suffix}",
+        cache_root() / "data" / f"{name}{suffix}",
         lambda copy: system.get_file(path, str(copy)),
         on_wait=lambda lock: _log.info(
             "waiting for another process that copies %s (lock %s)", file, lock

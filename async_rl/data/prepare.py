@@ -49,7 +49,7 @@ def prepare_model(
     """Return the directory of the model that the run starts from, built or downloaded if needed.
 
     on_progress(fraction, text) is called during that time.  embedded: the model to build, whatever
-    the configuration says.  Raises ConfigError if model.path or cache_dir is unusable.
+    the configuration says.  Raises ConfigError if model.path or the cache is unusable.
     """
     if config.model.path is not None:
         return _overridden(_resolve(config.model.path, on_progress), config)
@@ -104,7 +104,7 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
                 (target / file.name).symlink_to(file)
         (target / "config.json").write_bytes(msgspec.json.encode(fields))
 
-    target = cache_root(config.cache_dir) / f"overridden-{key}"
+    target = cache_root() / f"overridden-{key}"
     return build_once(target, build, on_wait=lambda _: None)
 
 
@@ -117,7 +117,7 @@ def cached_model_path(
         # Without retries the corpus is older than this value; the key of cached models stays.
         del tiny_coder["retry_share"]
     settings = msgspec.json.encode([FORMAT_VERSION, tiny_coder, task, fingerprint()])
-    return cache_root(config.cache_dir) / f"tiny_coder-{hashlib.sha256(settings).hexdigest()[:16]}"
+    return cache_root() / f"tiny_coder-{hashlib.sha256(settings).hexdigest()[:16]}"
 
 
 def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> Path:
@@ -133,8 +133,8 @@ def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> 
         )
     except OSError as error:
         raise ConfigError(
-            f"the embedded model cannot be kept in cache_dir={config.cache_dir} ({target.parent}):"
-            f" {error}; set cache_dir to a writable directory with space"
+            f"the embedded model cannot be kept in {target.parent}: {error}; set XDG_CACHE_HOME to"
+            " a writable directory with space"
         ) from error
 
 
@@ -144,7 +144,8 @@ def _build(target: Path, embedded: TinyCoder, on_progress: Progress) -> None:
     if free_bytes < _NEEDED_FREE_BYTES:
         raise ConfigError(
             f"{cache} has {free_bytes >> 20} MB free, the embedded model needs"
-            f" {_NEEDED_FREE_BYTES >> 20}; free some space or set cache_dir to another disk"
+            f" {_NEEDED_FREE_BYTES >> 20}; free some space or set"
+            " XDG_CACHE_HOME to a directory on another disk"
         )
     # Not at the top: it imports torch, which a run with another model does not need here.
     tiny_coder = importlib.import_module("async_rl.data.tiny_coder")

@@ -109,7 +109,7 @@ def load_train_prompts(
         specs, _ = list_functions.split(LIST_FUNCTIONS)
         return _embedded(specs, config, tokenizer)
     files = matching_files(config.data.train_files)
-    tables = [open_table(file, config.cache_dir) for file in files]
+    tables = [open_table(file) for file in files]
     drafter = Drafter(files, config, tokenizer)
     # Counting rows is cheap in both formats: line offsets, or the footer of Parquet.
     if sum(map(len, tables)) > MAX_ROWS_IN_MEMORY:
@@ -145,7 +145,7 @@ def steps_of_epochs(config: RunConfig) -> int:
     if config.data.train_files:
         try:
             files = matching_files(config.data.train_files)
-            num_rows = sum(len(open_table(file, config.cache_dir)) for file in files)
+            num_rows = sum(len(open_table(file)) for file in files)
         except DataError as error:
             raise ConfigError(f"num_steps=null: the rows cannot be counted: {error}") from error
     return max(math.ceil(config.data.epochs * num_rows / config.buffer.groups_per_step), 1)
@@ -225,7 +225,7 @@ def examine(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Exami
     be read, or if there are no rows.
     """
     files = matching_files(patterns)
-    tables = (open_table(file, config.cache_dir) for file in files)
+    tables = (open_table(file) for file in files)
     return _examined(files, tables, Drafter(files, config, tokenizer), config)
 
 

@@ -7,6 +7,7 @@ the data is open within 10 s, with or without a cached copy.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -56,7 +57,8 @@ def measure(path: Path, cache: Path) -> None:
     from async_rl.data.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer(corpus.vocabulary_text(), 4096)
-    config = compose_unchecked("ppo_code", [f"data.train_files=['{path}']", f"cache_dir={cache}"])
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    config = compose_unchecked("ppo_code", [f"data.train_files=['{path}']"])
     before_mb, started = own_mb(), time.perf_counter()
     prompts = load_train_prompts(config, tokenizer)
     order = PromptOrder(0, len(prompts))

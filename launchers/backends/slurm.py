@@ -113,7 +113,9 @@ def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
         yield "--exclusive"
     if slurm.gpus_per_node:
         yield f"--gpus-per-node={slurm.gpus_per_node}"
-    yield f"--time={slurm.time}"
+    # A day, and not the partition's default, which may be minutes or have no end. sbatch uses the
+    # last value of an option, so launcher.extra replaces it.
+    yield "--time=24:00:00"
     yield f"--signal=B:TERM@{config.timeouts.before_time_limit_s}"
     yield "--no-kill"  # a lost node takes its processes, not the job
     yield from slurm.extra

@@ -114,7 +114,7 @@ def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft 
         return
     for file in files:
         try:
-            rows = itertools.islice(open_table(file, config.cache_dir), _NUM_ROWS)
+            rows = itertools.islice(open_table(file), _NUM_ROWS)
             for number, placed in enumerate(rows):
                 draft = drafter.draft(file, number, placed)
                 if not isinstance(draft, Rejected):

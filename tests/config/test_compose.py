@@ -113,11 +113,9 @@ def test_paths_become_absolute_and_hub_names_and_urls_stay(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/ada")
     files = ["data.train_files=[a.jsonl,s3://b/c.parquet]", "data.val_files=~/v.jsonl"]
-    config = compose(
-        "ppo_code", [*files, "model.path=owner/name", "output_dir=out", "cache_dir=~/cache"]
-    )
+    config = compose("ppo_code", [*files, "model.path=owner/name", "output_dir=out"])
     assert config.data.train_files == [f"{tmp_path}/a.jsonl", "s3://b/c.parquet"]
-    assert (config.data.val_files, config.cache_dir) == (["/home/ada/v.jsonl"], "/home/ada/cache")
+    assert config.data.val_files == ["/home/ada/v.jsonl"]
     assert (config.output_dir, config.model.path) == (f"{tmp_path}/out", "owner/name")
     (tmp_path / "owner" / "name").mkdir(parents=True)
     assert (
@@ -147,7 +145,10 @@ def test_paths_become_absolute_and_hub_names_and_urls_stay(
         ),
         ("zzzz.qqqq=1", "there is no such setting; --dry-run shows all that exist"),
         ("buffer=3", "buffer is a section; set one of its settings, buffer.<name>=<value>"),
-        ("algorithm=gpo", "conf/algorithm/ has cispo, dapo, dppo, dr_grpo, drpo, gac, grpo, g"),
+        (
+            "algorithm=gpo",
+            "conf/algorithm/ has cispo, dapo, dppo, dr_grpo, drpo, gac, geometric, grpo, g",
+        ),
         ("model=gpt2", "a model is named by model.path"),
     ],
 )

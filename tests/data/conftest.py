@@ -9,6 +9,7 @@ from async_rl.config.run import RunConfig
 
 
 @pytest.fixture
-def small_config(tmp_path: Path) -> RunConfig:
+def small_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """A configuration whose models are cached in a directory of the test."""
-    return make_config(f"cache_dir={tmp_path / 'cache'}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return make_config()

@@ -89,11 +89,17 @@ def test_the_seed_of_the_run_does_not_build_another_model(small_config: RunConfi
     )
 
 
-def test_without_cache_dir_models_are_kept_in_the_home_directory(
+def test_models_are_kept_in_the_users_cache_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    for given in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert cached_model_path(make_config()).parent == tmp_path / ".cache" / "async_rl"
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert cached_model_path(make_config()).parent == tmp_path / ".cache" / "async_rl"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    assert cached_model_path(make_config()).parent == tmp_path / "other" / "async_rl"
 
 
 def test_an_interrupted_build_leaves_nothing_behind(small_config: RunConfig) -> None:
@@ -145,14 +151,17 @@ def test_too_little_space_is_refused_with_the_remedy(
     small_config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "_NEEDED_FREE_BYTES", 1 << 60)
-    with pytest.raises(ConfigError, match=r"MB free.*cache_dir"):
+    with pytest.raises(ConfigError, match=r"MB free.*XDG_CACHE_HOME"):
         prepare_model(small_config, silent, embedded=SMALL_MODEL)
 
 
-def test_a_cache_that_cannot_be_written_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cache_dir=.*set cache_dir to a writable"):
-        prepare_model(make_config(f"cache_dir={tmp_path / 'file' / 'below'}"), silent)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
+    with pytest.raises(ConfigError, match=r"cannot be kept in .*set XDG_CACHE_HOME to a writable"):
+        prepare_model(make_config(), silent)
 
 
 def test_data_files_without_a_model_are_refused() -> None:
@@ -167,18 +176,18 @@ def test_a_model_directory_is_taken_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.covers("override_config")
 def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its_own(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = fake_model(tmp_path / "model")
     (directory / "config.json").write_text(
         '{"model_type": "qwen3", "rope_theta": 10000.0, "hidden_size": 64}'
     )
-    cache = f"cache_dir={tmp_path / 'cache'}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def fields(*overrides: str) -> dict[str, object]:
         settings = ",".join(f"'{override}'" for override in overrides)
         path = prepare_model(
-            make_config(f"model.path={directory}", cache, f"model.override_config=[{settings}]"),
+            make_config(f"model.path={directory}", f"model.override_config=[{settings}]"),
             silent,
         )
         assert (path / "model.safetensors").read_text() == "{}"
@@ -192,7 +201,7 @@ def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its
         "rope_theta": 500000.0,
     }
     assert fields("attention_dropout=0.2") == plain | {"attention_dropout": 0.2}
-    assert sum(path.is_dir() for path in (tmp_path / "cache").iterdir()) == 2
+    assert sum(path.is_dir() for path in (tmp_path / "cache" / "async_rl").iterdir()) == 2
     with pytest.raises(
         ConfigError,
         match=r"model\.override_config=hiden_size=3: .* has no such field; it has .*hidden_size",

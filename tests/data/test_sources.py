@@ -69,7 +69,7 @@ def test_files_of_one_name_in_two_folders_do_not_share_ids(tokenizer: Any, tmp_p
 @pytest.mark.covers("train_files, val_files: URLs in a cache")
 def test_a_remote_file_is_copied_once_and_again_only_when_it_changed(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
-    url, cache = "memory://bucket/part-0.jsonl", str(tmp_path)
+    url = "memory://bucket/part-0.jsonl"
     copied: list[str] = []
     get_file = type(memory).get_file
 
@@ -78,13 +78,14 @@ def test_a_remote_file_is_copied_once_and_again_only_when_it_changed(tmp_path: P
         get_file(self, path, target, **options)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
         patch.setattr(type(memory), "get_file", counting)
         memory.pipe_file("/bucket/part-0.jsonl", b'{"a": 1}\n')
-        assert [row for _, row in read_rows(url, cache_dir=cache)] == [{"a": 1}]
-        assert list(read_rows(url, cache_dir=cache)) == [(f"{url}, row 1", {"a": 1})]
+        assert [row for _, row in read_rows(url)] == [{"a": 1}]
+        assert list(read_rows(url)) == [(f"{url}, row 1", {"a": 1})]
         assert len(copied) == 1
         memory.pipe_file("/bucket/part-0.jsonl", b'{"a": 2}\n')
-        assert [row for _, row in read_rows(url, cache_dir=cache)] == [{"a": 2}]
+        assert [row for _, row in read_rows(url)] == [{"a": 2}]
         assert len(copied) == 2
     assert matching_files(["memory://bucket/part-*.jsonl"]) == [
         url.replace("memory://", "memory:///")
@@ -92,9 +93,10 @@ def test_a_remote_file_is_copied_once_and_again_only_when_it_changed(tmp_path: P
     memory.rm("/bucket", recursive=True)
 
 
-def test_an_absent_remote_file_is_named(tmp_path: Path) -> None:
+def test_an_absent_remote_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(DataError, match=r"memory://bucket/none.jsonl: no such file"):
-        list(read_rows("memory://bucket/none.jsonl", cache_dir=str(tmp_path)))
+        list(read_rows("memory://bucket/none.jsonl"))
 
 
 @pytest.mark.covers("max_prompt_length, truncation")

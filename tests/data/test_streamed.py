@@ -51,13 +51,13 @@ def config_of(tmp_path: Path, *files: Path, **data: object) -> RunConfig:
     more = [f"data.{name}={value}" for name, value in data.items()]
     return make_config(
         f"data.train_files=[{listed}]",
-        f"cache_dir={tmp_path / 'cache'}",
         *more,
     )
 
 
 @pytest.fixture(autouse=True)
-def few_rows_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(prompts_of_files, "MAX_ROWS_IN_MEMORY", 1000)
 
 
@@ -166,8 +166,9 @@ def test_a_bad_row_among_the_first_thousand_is_refused_before_the_run(
 
 def _fetch(url: str, cache: str, barrier: Any, found: Any) -> None:
     barrier.wait(60)
-    num_rows = len(open_table(url, cache))
-    (path,) = (Path(cache) / "data").glob("*.jsonl")
+    os.environ["XDG_CACHE_HOME"] = cache
+    num_rows = len(open_table(url))
+    (path,) = (Path(cache) / "async_rl" / "data").glob("*.jsonl")
     found.put((str(path), os.stat(path).st_ino, num_rows))
 
 
@@ -189,4 +190,4 @@ def test_processes_that_want_the_same_remote_file_copy_it_once(tmp_path: Path) -
         process.join(60)
     assert len(results) == 1, "another file was put in the place of the first"
     assert results.pop()[2] == 2000
-    assert len(list((tmp_path / "cache" / "data").glob("*.jsonl"))) == 1
+    assert len(list((tmp_path / "cache" / "async_rl" / "data").glob("*.jsonl"))) == 1

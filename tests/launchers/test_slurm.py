@@ -32,7 +32,7 @@ def test_a_run_is_submitted_trains_in_steps_of_its_job_and_ends_the_job(tmp_path
             "generators.count=0",
             "generators.pools.mine={count:1,work:train,cpus_each:2,node_kind:fast}",
         )
-        done = launch(slurm, tmp_path, "launcher.time=00:20:00", *mine)
+        done = launch(slurm, tmp_path, "launcher.extra=--time=00:20:00", *mine)
         assert done.returncode == 0, done.stdout + done.stderr
         run_dir = tmp_path / "run"
         job = done.stdout.rpartition("run run is job ")[2].partition(":")[0]

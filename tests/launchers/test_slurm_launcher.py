@@ -51,11 +51,10 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
         *(
             "launcher.nodes=3",
             "launcher.gpus_per_node=8",
-            "launcher.time=02:00:00",
         ),
         *(
             "timeouts.start_s=450",
-            'launcher.extra=["--cpus-per-task=16","--qos=high"]',
+            'launcher.extra=["--cpus-per-task=16","--time=02:00:00"]',
         ),
     ]
     script = job_script(settings(*said), Path("/runs/mine"))
@@ -69,10 +68,10 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
         ),
         *(
             "--gpus-per-node=8",
-            "--time=02:00:00",
+            "--time=24:00:00",
             "--signal=B:TERM@300",
         ),
-        *("--no-kill", "--cpus-per-task=16", "--qos=high"),
+        *("--no-kill", "--cpus-per-task=16", "--time=02:00:00"),
     ]
     assert script.startswith("#!/bin/bash\n")
     assert script.splitlines()[-1].startswith("exec ")

@@ -48,8 +48,9 @@ class Recording(Bench):
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
-    config = compose("grpo_code", [f"cache_dir={cache}"])
-    return prepare_model(config, lambda *_: None, embedded=SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        return prepare_model(compose("grpo_code"), lambda *_: None, embedded=SMALL)
 
 
 @pytest.fixture(scope="module")
