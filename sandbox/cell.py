@@ -1,4 +1,4 @@
-"""The host's end of one cell: starts it, sends it one piece of work at a time, and ends it at any
+"""The host's side of one cell: starts it, sends it one piece of work at a time, and kills it at any
 anomaly.
 
 Takes a job or a command, waits for the cell's reply, and returns an outcome, or raises
@@ -96,7 +96,7 @@ class Outcome(NamedTuple):
 class Job(NamedTuple):
     """One Python program to run: limits, the payload of its child, and one input per stream run.
 
-    payload: arguments of the child's part; that of a program never contains an expected output.
+    payload: arguments of the child's part; a program's payload never contains an expected output.
     test: for Mode.JUDGE; only the judging child can read it. checked: files of Mode.CHECK.
     """
 
@@ -224,7 +224,7 @@ class Cell:
     async def run(self, work: Work[T]) -> T:
         """Run one piece of work. Raises CellFailed.
 
-        Cancelling ends the work, or the cell if it does not answer.
+        Cancelling stops the work, or kills the cell if it does not answer.
         """
         files: list[int] = []
         own: list[int] = []

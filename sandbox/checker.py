@@ -1,6 +1,6 @@
-"""A checker that a row brings, run in a child on what a program printed, as contests run theirs.
+"""A checker of a row, run in a child on the output of a program, as contests run checkers.
 
-The checker is trusted as tests are, but what it reads is hostile; so it runs in a child like a
+The checker is trusted as tests are, but its input is hostile; so it runs in a child like a
 program, after the program has exited. Forms: *kattis*, arguments input, answer, feedback directory,
 the output on standard input, exit status 42 accepts and 43 rejects; *testlib*, arguments input,
 output, answer, exit status 0 accepts and 1, 2, 4 and 8 reject. Any other end is the checker's own
@@ -62,7 +62,7 @@ class Checker(Runner):
             status = exit_status(problem) if problem else 0
             kind = ENDS[form].get(status, Kind.BROKEN_TEST)
             said = files_by_name.message() or sys.stderr.getvalue()
-            message = describe_text(said.strip() or f"the checker ended with status {status}")
+            message = describe_text(said.strip() or f"the checker exited with status {status}")
         else:
             kind, message = Kind.BROKEN_TEST, describe(problem)
         self.frame(0, kind, started, message)

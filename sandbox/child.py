@@ -30,7 +30,7 @@ Step = Callable[[], None]
 
 
 class Page:
-    """Memory that a zygote shares with its children, in which they report."""
+    """Memory that a zygote shares with its children, so that they can report."""
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)

@@ -38,8 +38,8 @@ from .watch import ProcessTree
 
 _FIRST_TICK_S, _TICK_S = 0.01, 0.03
 _PATIENCE, _PATIENCE_S = 4, 10.0
-"""A command whose processes hide their CPU time ends after this many times its limits and these
-seconds more.
+"""A command whose processes hide their CPU time is stopped after this many times its limits and
+these seconds more.
 """
 _PIECE = 1 << 16
 _MAX_OPEN = 256

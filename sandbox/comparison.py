@@ -2,8 +2,8 @@
 plain and decoded; comparing them runs no code of the program.
 
 The host compares small ones itself. `Comparer` compares large ones in a child of a cell, because
-what a program chose may take any time and memory to decode: the limits of a child apply, and the
-program has exited before the child starts.
+values that a program chose may take any time and memory to decode: the limits of a child apply, and
+the program has exited before the child starts.
 
 Rules
 - Call tests compare exact types at every level: True is not 1, 1 is not 1.0, a list is not a tuple,
@@ -11,10 +11,11 @@ Rules
   of a subclass (Counter, numpy.int64) be the plain value in it, but never a bool a number. Floats
   may differ by the relative tolerance (or absolutely by a thousandth of it); nan equals nan. Sets
   and dict keys must be equal exactly.
-- Standard output: equal after stripping the ends; else the same tokens, by the layout of the test's
-  rules, each the same text or the same number. A number is an integer or a decimal without leading
-  zeros, and numbers are compared exactly, as decimals. The tolerance is that of the test; a test
-  without one uses the relative tolerance of the configuration, which excludes expected integers.
+- Standard output: equal after stripping leading and trailing space; else the same tokens, by the
+  layout of the test's rules, each the same text or the same number. A number is an integer or a
+  decimal without leading zeros, and numbers are compared exactly, as decimals. The test sets the
+  tolerance; a test without one uses the relative tolerance of the configuration, which excludes
+  expected integers.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class PlainRules(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A returned value, as bytes of values.encode, and what it must be. function, args: for the
+    """A returned value, as bytes of values.encode, and the expected value. function, args: for the
     message, which is only written for a wrong value.
     """
 
@@ -96,7 +97,7 @@ class Returned(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """A printed text and what it must be."""
+    """A printed text and the expected text."""
 
     output: bytes
     expected: str
@@ -140,7 +141,7 @@ class Comparison:
     relative_tolerance: float
 
     def values_equal(self, value: Any, expected: Any, types: str = "exact") -> bool:
-        """Return whether two values are equal, types included as `types` of the test asks."""
+        """Return whether two values are equal, types included as `types` of the test requires."""
         if types == "json":
             return self._equal(unwrapped(value), expected, True)
         return self._equal(value, expected, False)
@@ -210,7 +211,7 @@ class Comparison:
 
 
 def _lines(text: str) -> Iterator[list[str]]:
-    """The tokens of each line, without the empty lines at both ends."""
+    """The tokens of each line, without leading and trailing empty lines."""
     text = text.strip()
     start = 0
     while start < len(text):

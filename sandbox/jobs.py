@@ -188,7 +188,7 @@ def _is_open_to_others(path: str) -> bool:
 
 
 def _address_space() -> int:
-    """Bytes of address space of this process, to which a child's limit is added.
+    """Bytes of address space of this process; a child's limit is added to them.
 
     It is measured by trying limits, because a cell has no /proc to read it from.
     """

@@ -2,11 +2,11 @@
 plain values pass between them.
 
 `Solver` loads the program and answers calls. `Test` executes the test's code, in which the names
-that neither the test nor Python defines are proxies that ask the solver. Both are locked down like
+that neither the test nor Python defines are proxies that call the solver. Both are locked down like
 any child. The solver receives one call at a time and nothing else; it has neither the test's code
-nor the result file. Invariants: the test side reads from the solver what may be hostile, accepts
+nor the result file. Invariants: the test side treats every answer of the solver as hostile, accepts
 only the kinds of frames that a solver writes, and decodes only through `values.decode`; a passed
-test has asked the solver at least once; a solver that could not answer fails the test even if the
+test has called the solver at least once; a solver that could not answer fails the test even if the
 test catches the exception.
 """
 
@@ -36,13 +36,13 @@ _MODULES = (
 _TYPES = (Counter, OrderedDict, defaultdict, deque, Decimal, Fraction)
 OFFERED = frozenset((*_MODULES, *(offered.__name__ for offered in _TYPES)))
 """Modules and types that a test may use without importing them. No functions: tests of `gcd` or
-`reduce` ask the program for them.
+`reduce` call the functions of the program.
 """
 _ANSWERS = frozenset({Kind.VALUE, Kind.ERROR, Kind.EXIT, Kind.MEMORY, Kind.TOO_LARGE})
 _FATAL = frozenset({"AssertionError", "NameError", "StopIteration", "StopAsyncIteration"})
 """Exceptions of the program that fail the test. A test raises an AssertionError itself; a NameError
-means that the program has no such function; the others would end a loop of the test early, and
-`all(map(...))` would hold.
+means that the program has no such function; StopIteration and its async form would end a loop of
+the test early, and `all(map(...))` would hold.
 """
 
 
@@ -120,7 +120,7 @@ class Test(Runner):
         if isinstance(problem.__cause__, _Raised):
             return Kind.ERROR, problem.__cause__.body
         source = test.setup + test.code
-        # A text may be evaluated, and a test may go on after an exception without its value.
+        # A text may be evaluated, and a test may continue after an exception without its value.
         is_own_fault = isinstance(problem, ImportError | SyntaxError | NameError)
         if is_own_fault and self._has_text:
             is_own_fault = isinstance(problem, ImportError) and str(problem.name) in source
@@ -158,7 +158,7 @@ class Test(Runner):
         def ask(*args: Any, **keywords: Any) -> Any:
             request = values.encode((name, list(args), keywords))
             if b'{"o":' in request:
-                # What a program returned, and a test passes on, is the program's choice.
+                # The program chose the value that it returned and that the test passes to it again.
                 kind = Kind.ERROR if b'{"o":"Foreign"}' in request else Kind.BROKEN_TEST
                 reason = f'"{name} gets a value that cannot be passed to another process"'
                 self._settle(kind, reason.encode())
@@ -245,7 +245,8 @@ def _cases(namespace: dict[str, Any]) -> Iterator[Callable[[], Any]]:
 
 
 def _lines(descriptor: int, longest: int) -> Iterator[bytes]:
-    """Lines from a pipe, without their ends; stops at the pipe's end or at a line that is too long.
+    """Lines from a pipe, without line breaks; stops at the pipe's end or at a line that is too
+    long.
 
     Written by hand, because a buffered reader would accept a line of any length.
     """

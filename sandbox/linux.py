@@ -1,6 +1,6 @@
 """Linux calls that the jail needs and Python does not offer, through ctypes.
 
-Each raises OSError on failure. The numbers are those of x86-64; `MACHINE_SUPPORTED` is False where
+Each raises OSError on failure. The numbers are for x86-64; `MACHINE_SUPPORTED` is False where
 they are not valid.
 """
 
@@ -211,14 +211,14 @@ def drop_capability_bounds() -> None:
 
 
 def die_with(host: int) -> None:
-    """End with the host process, or now if it has ended."""
+    """Die with the host process, or now if it has exited."""
     prctl(PR_SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != host:
         os._exit(0)
 
 
 def prepare_death_with_parent() -> Callable[[], None]:
-    """Kill this process when its parent ends."""
+    """Kill this process when its parent exits."""
     return prepare_syscall("prctl", _SYS_PRCTL, PR_SET_PDEATHSIG, 9)
 
 
@@ -248,7 +248,8 @@ def create_ruleset(
     if abi == 0:
         return -1
     handled = (1 << _ACCESS_BITS.get(abi, 16)) - 1
-    # Older kernels refuse fields that they do not know, so the structure ends with the last known.
+    # Older kernels refuse fields that they do not know, so the last known field is the last of the
+    # structure.
     fields = [handled]
     if abi >= _NETWORK_ABI:
         fields.append(3)  # bind and connect

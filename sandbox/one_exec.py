@@ -1,9 +1,9 @@
 """Exactly one execve for a child, by the kernel's own count.
 
-The child installs a filter that asks a listener before each execveat. Its zygote owns the listener:
-it lets the first call continue and closes the listener, after which the kernel refuses each later
-call. A filter alone could not count, and a filter of argument values could be met again by the
-program that was started.
+The child installs a filter that notifies a listener before each execveat. Its zygote owns the
+listener: it lets the first call continue and closes the listener, after which the kernel refuses
+each later call. A filter alone could not count, and a filter of argument values could be met again
+by the program that was started.
 """
 
 from __future__ import annotations

@@ -40,13 +40,13 @@ _NAMED = (*_STAR, "re", "sys")
 
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _LARGEST_STACK_BYTES = 64 << 20
-"""Programs ask for up to 512 MB for deep recursion. Address space is limited, and Python 3.11 needs
+"""Programs request up to 512 MB for deep recursion. Address space is limited, and Python 3.11 needs
 no stack for a call of a Python function.
 """
 
 CALL_BUILTINS: dict[str, Any] = {}
-"""The builtins, and names that LeetCode's environment provides (`List`, `deque`, `gcd`, ...), none
-of which shadows a builtin.
+"""The builtins, and names that LeetCode's environment provides (`List`, `deque`, `gcd`, ...). None
+of these names shadows a builtin.
 
 They are builtins because copies in a program's globals would dirty a hundred pages by their
 reference counts alone.

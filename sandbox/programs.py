@@ -2,7 +2,7 @@
 output.
 
 Nothing here is trusted once the program runs. The child has no expected output, so a program can
-change only what it emits itself.
+change only its output.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Runner:
 
 
 def exit_status(error: SystemExit) -> int:
-    """The status with which the process would end."""
+    """The exit status that the process would have."""
     if error.code is None:
         return 0
     return error.code & 0xFF if type(error.code) is int else 1

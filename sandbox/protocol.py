@@ -1,10 +1,10 @@
 """Messages between a host and its cell: one spec with descriptors, and one reply, per job; and the
 frames that a child writes to its result file.
 
-Both ends of a cell are our own code. The descriptors are memory files that the host creates, so no
-data needs pumping and a cell keeps nothing between jobs. A program: the payload (marshal: code and
-inputs, never an expected output), the result file, then standard input and output of each run. A
-command: standard input, standard output, the text of standard error, the product, the executable
+The host and the cell both run our code. The descriptors are memory files that the host creates, so
+no data needs pumping and a cell keeps nothing between jobs. A program: the payload (marshal: code
+and inputs, never an expected output), the result file, then standard input and output of each run.
+A command: standard input, standard output, the text of standard error, the product, the executable
 if the spec has no path, then the contents of `files`.
 
 A result file has lines `<run> <kind> <nanoseconds of CPU> <body>`. Whoever reads them trusts
@@ -37,7 +37,7 @@ class Mode(enum.IntEnum):
     """The work of the child.
 
     CALLS: run the code, then make the calls. STREAMS: run the code once per input. JUDGE: a test
-    runs in one child and asks another child, which runs the code, for each call. COMPARE: compare
+    runs in one child and sends each call to another child, which runs the code. COMPARE: compare
     one thing that a program emitted. CHECK: run a row's checker on the output of a program.
     """
 
@@ -51,8 +51,9 @@ class Mode(enum.IntEnum):
 class TestCode(NamedTuple):
     """A test as its child gets it.
 
-    free: global names that setup and test use but do not bind, builtins excepted; tested: those of
-    the function under test, which the program defines even if Python has a function of that name.
+    free: global names that setup and test use but do not bind, builtins excepted; tested: the names
+    of the function under test, which the program defines even if Python has a function of that
+    name.
     """
 
     setup: str
@@ -98,7 +99,7 @@ class CommandSpec(NamedTuple):
 
     executable: path, or "" for the descriptor after the product. files: names that the contents of
     the other descriptors get in the working directory. product: name of a file of the working
-    directory to return; a name that ends with "/" returns the files below that directory as an
+    directory to return; a name with a final "/" returns the files below that directory as an
     uncompressed zip. readable, runnable: paths below which files can be read, and executed.
     cpu_s: of all processes together; memory_bytes: resident, of all processes together;
     address_space_bytes, data_bytes: of each process, 0 for no limit; file_bytes: of each written

@@ -1,8 +1,8 @@
 """CPU time, memory and sleep of programs, read from the host's /proc, and the limits that they
 exceed.
 
-CPU time decides. Sleep is limited too, so that a program that waits forever ends. Only time counts
-as sleep in which no task ran, waited for a core or waited for a disk, and in which this process
+CPU time decides. Sleep is limited too, so that a program cannot wait forever. Only time counts
+as sleep when no task ran, waited for a core or waited for a disk, and in which this process
 itself was scheduled; a crowded or stalled machine therefore makes no program late. The kernel's
 counts are used, not samples of the state: a program that sleeps in short pieces may be awake at
 each sample. Invariants: limits apply to the whole job, and nothing that a program writes extends
@@ -36,7 +36,7 @@ _BLIND_FACTOR = 3
 of its idle time counts as sleep.
 """
 _FIRST_FRAMES = 4096
-"""Bytes of the result file in which a second frame is looked for when watching starts."""
+"""Bytes of the result file that are searched for a second frame when watching starts."""
 _CLOCK_OF_PROCESS = 2
 """Low bits of the kernel's clock id for the CPU time of a process (CPUCLOCK_SCHED)."""
 

@@ -89,7 +89,7 @@ HOW_TO_READ = {title: chart.reading for title, chart in _CHARTS.items()}
 """What each of these charts should look like, and what to do if it does not."""
 
 
-# The supervisor asks for every gauge of every process once per second. The limit is for names that
+# The supervisor requests every gauge of every process once per second. The limit is for names that
 # are not declared: the messages of other processes must not fill the memory.
 @functools.lru_cache(maxsize=4096)
 def describe(name: str) -> MetricSpec | None:

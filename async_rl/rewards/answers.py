@@ -2,9 +2,9 @@
 answers. Pure.
 
 gsm8k: the number after the last `####`, or else the last number. math: the expression in the last
-\\boxed{}, equal as mathematics. exact: the last line that is not empty, without spaces at its ends.
-regex: the pattern matches somewhere. Comparing expressions and searching patterns can take forever,
-so `is_right` runs in a process that can be killed (text_process.py).
+\\boxed{}, equal as mathematics. exact: the last line that is not empty, without leading or trailing
+spaces. regex: the pattern matches somewhere. Comparing expressions and searching patterns can take
+forever, so `is_right` runs in a process that can be killed (text_process.py).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def boxed(text: str) -> str | None:
             opened.append((brace.end(), brace[0] == _BOX))
         elif opened:
             start, is_box = opened.pop()
-            # An inner box starts later than the box around it, but ends first.
+            # An inner box starts later than the box around it, but closes first.
             if is_box and start > last:
                 last, content = start, text[start : brace.start()]
     return content

@@ -1,4 +1,4 @@
-"""Both ends of a child process of the verifier: JSON lines in, JSON lines out.
+"""Owner and child of a child process of the verifier: JSON lines in, JSON lines out.
 
 Code that may hang, crash or print runs in such a child, so that the verifier can end it. A child
 dies with the thread that started it. Its standard output belongs to its results: output of the code

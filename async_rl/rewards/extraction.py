@@ -1,11 +1,11 @@
-"""The program in a response: the whole text, or its last fenced block in the language that the
-problem asks for. Pure.
+"""The program in a response: the whole text, or its last fenced block in the language of the
+problem. Pure.
 
 auto: the last fenced block if the response has a complete fence, else the whole text. The text is
 not judged here: a text that is not Python is returned unchanged and fails to compile in the jail.
 A block counts if its fence names the language or none; a Python block must also parse.
 Invariants: finding the fences takes linear time; at most MAX_PARSED_CHARS of a response are parsed,
-beginning with its last block.
+starting with its last block.
 """
 
 from __future__ import annotations

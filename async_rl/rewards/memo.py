@@ -44,7 +44,7 @@ class Verifier(Protocol):
 
 
 class VerdictMemo:
-    """A Verifier that asks another one only for unknown programs.
+    """A Verifier that sends only unknown programs to another Verifier.
 
     size: number of programs to remember, those used last; 0 remembers none.
     """

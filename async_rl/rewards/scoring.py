@@ -111,8 +111,8 @@ class Scorer:
         """As `score`, with a score of each step: the response up to the end of each complete code
         block. Without a block, functions score each paragraph, and tests the response as one step.
 
-        The last step's score is that of the response. tokens_until: maps a number of characters to
-        the number of tokens that contain them.
+        The score of the last step is the score of the response. tokens_until: maps a number of
+        characters to the number of tokens that contain them.
         """
         blocks = []
         if not prompt.problem.wants_words:
@@ -202,7 +202,7 @@ class Scorer:
 
 
 def _paragraph_ends(text: str) -> list[int]:
-    """The positions at which paragraphs end, the end of the text last; evenly fewer of many."""
+    """The end positions of paragraphs, the end of the text last; evenly fewer of many."""
     ends = [match.start() + 1 for match in _PARAGRAPH_END.finditer(text.rstrip())]
     stride = len(ends) // _MOST_PARAGRAPHS + 1
     return [*ends[stride - 1 :: stride], len(text)]

@@ -4,8 +4,8 @@ Comparing an answer in words may take forever, because regular expressions and f
 interrupted. Parsing the program in a response holds the interpreter's lock, so a thread would not
 help: a response with much fenced text is parsed in the child too. The child starts with the first
 question that needs it, and takes one line per question and writes one line per result. A comparison
-that exceeds its deadline ends the process. The alarm is the process's own, so it also ends a
-process whose owner has exited.
+that exceeds its deadline stops the process. The alarm runs inside the process, so it also stops
+a process whose owner has exited.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TextProcess:
         reply = await self._ask(Question(response=response))
         if isinstance(reply, int):
             raise InfrastructureError(
-                f"the process that extracts programs ended with exit code {reply}"
+                f"the process that extracts programs exited with code {reply}"
             )
         return list(reply.blocks)
 
@@ -90,9 +90,7 @@ class TextProcess:
         if reply == -signal.SIGALRM:
             return Verdict.TIMEOUT
         if isinstance(reply, int):
-            raise InfrastructureError(
-                f"the process that compares answers ended with exit code {reply}"
-            )
+            raise InfrastructureError(f"the process that compares answers exited with code {reply}")
         if reply.error:
             raise InfrastructureError(
                 f"the answer could not be compared by rule {test.rule}: {reply.error}"
@@ -151,7 +149,7 @@ def _reply_to(question: Question) -> Reply:
 
 
 def main() -> None:
-    """The child: reply line by line until the input ends."""
+    """The child: reply line by line until its input is closed."""
     parent = ParentPipes()
     with os.fdopen(parent.incoming, "rb") as lines:
         for line in lines:

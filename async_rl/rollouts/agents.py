@@ -34,7 +34,7 @@ from async_rl.sessions.record import Record
 from async_rl.sessions.session import Session
 
 _MOST_NAMES = 20
-"""Environments with metrics of their own; a name per row would fill every heartbeat."""
+"""Environments that have separate metrics; a name per row would fill every heartbeat."""
 _PLAIN = str.maketrans("/<>", "___")
 _RAN = (Verdict.PASS, Verdict.WRONG_ANSWER)
 
@@ -111,7 +111,7 @@ class Agents:
     def _written(self, prompt: Prompt, session: Session, score: Score | None) -> Written:
         if not session.record.turns:
             raise AgentError(
-                "the agent ended without a call of the policy; it has to use OPENAI_BASE_URL and"
+                "the agent exited without a call of the policy; it has to use OPENAI_BASE_URL and"
                 " OPENAI_API_KEY"
             )
         needs = needs_tests(self._config.reward, prompt.data_source)

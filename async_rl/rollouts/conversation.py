@@ -47,7 +47,7 @@ Write = Callable[[str, IntArray, Sampling], Awaitable[Completion]]
 
 
 class RolloutEnded(AsyncRLError):
-    """No further turn fits, so the sample ends here, truncated. Functions do not catch this."""
+    """No further turn fits, so the sample stops here, truncated. Functions do not catch this."""
 
 
 @frozen
@@ -55,7 +55,7 @@ class Written:
     """A sample without its score: arrays over the tokens after the prompt, as in Trajectory.
 
     answer: the text to score. transcript: all text after the prompt. starts: positions in these
-    arrays at which a further segment starts. score: the one that an environment gave.
+    arrays where a further segment starts. score: the one that an environment gave.
     first_s: of the first turn, as in Completion.
     """
 
@@ -128,7 +128,7 @@ class Conversation:
                 f" are {self._sampling.max_new_tokens} tokens (data.max_response_tokens) and"
                 f" {self._max_turns} turns (rollout.max_turns)"
             )
-        # A turn may ask for less than what is left, never for more.
+        # A turn may request fewer tokens than the remaining room, never more.
         limit = room if max_tokens is None else min(room, max_tokens)
         sampling = msgspec.structs.replace(self._sampling, max_new_tokens=limit)
         before = np.concatenate([self.prompt.token_ids, *(part.token_ids for part in self._parts)])

@@ -7,7 +7,7 @@ returns: the reward that it returned, or None
 woken by: the environment; a cancelled run, whose process is killed
 
 Raises AgentError if the environment fails. A process has at most 4 GB of address space,
-and ends with the gateway.
+and exits with the gateway.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Environments(Protocol):
     """Runs environments."""
 
     async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
-        """Return what the environment returned: a reward as JSON, or None. Raises AgentError."""
+        """Return the environment's result: a reward as JSON, or None. Raises AgentError."""
 
     async def close(self) -> None:
         """End all processes."""
@@ -98,7 +98,7 @@ class Commands:
                 await process.wait()
         if process.returncode:
             text = tail.decode(errors="replace")
-            raise AgentError(f"the agent ended with exit code {process.returncode}: {text}")
+            raise AgentError(f"the agent exited with code {process.returncode}: {text}")
         return None
 
     async def close(self) -> None:
@@ -200,7 +200,7 @@ class _Worker:
             del self._results[task.number]
 
     def _abandon(self, number: int) -> None:
-        """Kill the process if the function does not notice that its session has ended."""
+        """Kill the process if the function does not notice that its session is closed."""
         self._abandoned.add(number)
         asyncio.get_running_loop().call_later(_GRACE_S, self._kill_if_stuck, number)
 
@@ -256,6 +256,6 @@ async def _tail(stream: asyncio.StreamReader | None) -> bytes:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill the process and what it started in its session."""
+    """Kill the process and the processes that it started in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

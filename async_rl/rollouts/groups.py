@@ -1,4 +1,5 @@
-"""A generator's groups: asks the buffer for tickets and returns each as a complete or failed group.
+"""A generator's groups: requests tickets from the buffer and returns each as a complete or failed
+group.
 
 takes: tickets, as many as the engine has room for
 waits for: the first weights; then the buffer, when the engine has room
@@ -59,7 +60,7 @@ class Source(Protocol):
         """The engine."""
 
     def limit(self, timeout_s: float, /) -> contextlib.AbstractAsyncContextManager[None]:
-        """As asyncio.timeout, without the time in which the engine may not be used."""
+        """As asyncio.timeout, without the time when the engine may not be used."""
 
 
 class Groups:
@@ -105,7 +106,7 @@ class Groups:
             await self._draining.wait()
             self._has_room.set()
             if self._has_weights.is_set():
-                # The answer to the parked request may bring tickets; they are finished as well.
+                # The answer to the parked request may contain tickets; they are finished as well.
                 await self.report_version()
             else:
                 asking.cancel()
@@ -196,7 +197,7 @@ class Groups:
         except Exception as error:  # a bad rollout is data; see docs/architecture.md
             cause = root_cause(error)
             is_reward = isinstance(cause, RewardError)
-            # A restart of the generator brings a new engine; further groups would fail too.
+            # A restart of the generator starts a new engine; further groups would fail too.
             if isinstance(cause, EngineDead):
                 raise
             if is_reward and "function_failure" in self._config.reward.stop_on:
@@ -241,11 +242,11 @@ class Groups:
         try:
             await self._buffer.call(PutGroup(group=group), timeout_s=self._call_timeout_s)
         except ProtocolError as error:
-            # The buffer has ended the attempt and counted it; other groups may be valid.
+            # The buffer has failed the attempt and counted it; other groups may be valid.
             self._context.log.error("%s", error)
 
     async def _fail(self, ticket: Ticket, reason: DropReason, message: str) -> None:
-        # First, so that no attempt starts with what this one was served.
+        # First, so that no attempt starts with the answers that this attempt was served.
         self._on_closed(ticket)
         self._context.activity.count(f"failures/{reason}", 1)
         self._context.log.warning(

@@ -6,7 +6,7 @@ adapters next to the engine's own policy.
 
 Invariants
 - An error of another run's adapter or request concerns that run only. Only an engine that is broken
-  for every policy ends the host's process.
+  for every policy stops the host's process.
 - A HostedEngine stays with one life of one generator. Once that process exits or forgets the
   policy, the engine is dead. The next life of this process takes another slot, and the learner
   pushes to it.
@@ -59,7 +59,7 @@ from async_rl.wire.rpc import Handler
 # Three visits fit into the time after which a supervisor forgets a guest (60 s), and four into the
 # time after which an engine gives a silent guest's slot away (90 s).
 _VISIT_S = 20.0
-# A process that is ended has about five seconds; two farewells must fit.
+# A process that is stopped has about five seconds; two farewells must fit.
 _LEAVE_S = 2.0
 
 
@@ -200,7 +200,7 @@ class HostedEngine:
         return serving[first:] + serving[:first]
 
     def _start(self, work: Coroutine[Any, Any, None], remedy: str) -> asyncio.Task[None]:
-        """Do the work in the background; its first error ends the engine."""
+        """Do the work in the background; its first error stops the engine."""
 
         def end(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
@@ -214,7 +214,7 @@ class HostedEngine:
     async def _watch_host(self) -> None:
         """Raise Unavailable once the supervisor of the host has exited."""
         control = require_running(self._host)
-        # On another machine the deadline of a visit shows that the supervisor is gone.
+        # On another machine the deadline of a visit shows that the supervisor has exited.
         if control.machine == platform.node():
             await exit_of(control.pid)
             require_running(self._host)
@@ -251,7 +251,7 @@ class HostedEngine:
         """Leave the slot and close the connections."""
         # A visit after the farewell would take the slot again.
         await _cancel(self._visits)
-        # A host that has ended has no slots.
+        # A host that has exited has no slots.
         with contextlib.suppress(AsyncRLError):
             if self._life is not None:
                 await self._call(Leave(policy=self._policy), _LEAVE_S)

@@ -1,4 +1,4 @@
-"""What the policy wrote for the open groups of a gateway, on disk before an agent sees it.
+"""The policy's answers in the open groups of a gateway, on disk before an agent sees them.
 
 A gateway that is killed loses its sessions and the environments. Its groups are issued again, to
 its successor or to another gateway, and their agents start again; as long as they repeat their
@@ -7,10 +7,10 @@ rest is drawn as usual.
 
 Invariants
 - A record is written before its tokens leave the gateway, so an agent never saw an answer that the
-  journal lacks. The end of a file that a kill cut off is ignored: nobody saw it.
-- A life of a gateway answers only with records of other lives, of its own or of other gateways,
+  journal lacks. The end of a file that a kill cut off is ignored: no agent saw it.
+- A life of a gateway answers only with records of other lives, of this or of other gateways,
   each at most once, and only to the same sample after exactly the same tokens.
-- The records of a group, those of all gateways, are removed before its attempt fails, so a failed
+- The records of a group in all gateways are removed before its attempt fails, so a failed
   attempt is never repeated, and after the buffer has a complete group.
 - A gateway writes only to its own file of a group: one that has lost its lease may still write.
 """
@@ -43,9 +43,9 @@ class _Record(Value, frozen=True):
 
 
 class Journal:
-    """The records of the open groups, one file each. folder: of this gateway, next to those of the
-    others. life: of the supervisor; the records of other ones are removed, because a resumed run
-    may have gone back to older weights.
+    """The records of the open groups, one file each. folder: of this gateway, next to the folders
+    of other gateways. life: of the supervisor; the records of other ones are removed, because a
+    resumed run may have gone back to older weights.
     """
 
     def __init__(self, folder: Path, life: str) -> None:
@@ -66,7 +66,7 @@ class Journal:
         digest = _digest(before)
         for index, record in enumerate(known):
             done = record.completed
-            # An answer that its own limit ended would have continued under a larger one.
+            # An answer that reached its limit would have continued under a larger limit.
             is_whole = not done.is_truncated or len(done.token_ids) == limit
             is_same = (record.sample, record.before) == (sample, digest)
             if is_same and is_whole and len(done.token_ids) <= limit:
@@ -89,7 +89,7 @@ class Journal:
             file.unlink(missing_ok=True)
 
     def _read(self, group_id: int) -> list[_Record]:
-        """The records of other lives, those of the newest attempt first: its agent saw them."""
+        """The records of other lives, the newest attempt first: its agent saw them."""
         records = []
         for file in self._files(group_id):
             own, num_bytes = _records(file)

@@ -2,7 +2,7 @@
 
 takes: rows of tokens to continue, answers whose tool calls are to be read
 waits for: a generator with weights
-returns: the continuation, from another generator if the first one ends
+returns: the continuation, from another generator if the first one exits
 woken by: the directory, new weights of a generator
 
 Invariant: a row that is sent to another generator consists of the same token ids.
@@ -70,7 +70,7 @@ class RemoteEngines:
             yield
 
     def forget(self, session: str) -> None:
-        """The session has ended: no further call starts with this id."""
+        """The session is closed: no further call starts with this id."""
         self._chosen.pop(session, None)
 
     async def generate(
@@ -106,7 +106,7 @@ class RemoteEngines:
             except DeadlineExceeded:
                 raise
             except Unavailable as error:
-                # Only the tokens so far are needed to continue, and they are here.
+                # Only the tokens so far are needed to continue, and this process has them.
                 _log.warning("session %s moves: %s", session, error)
                 self._versions.pop((member.name, member.pid), None)
                 self._chosen.pop(session, None)
@@ -165,7 +165,7 @@ class RemoteEngines:
             except DeadlineExceeded:
                 continue
             except InfrastructureError:
-                return  # it ended; its successor is watched as another life
+                return  # it exited; its successor is watched as another life
             if reply.version not in (known, NO_VERSION):
                 known = self._versions[key] = reply.version
                 self._has_weights.set()

@@ -56,7 +56,7 @@ _GREEDY = -1
 ReMax, or the greedy figure of an evaluation.
 """
 _MEMO_PROGRAMS = 20_000
-"""Programs whose verdicts are remembered: those of some hundred groups, in a few MB."""
+"""Programs whose verdicts are remembered: the programs of some hundred groups, in a few MB."""
 
 
 class SampleMaker(Protocol):
@@ -148,7 +148,7 @@ class Rollouts:
         async with asyncio.TaskGroup() as tasks:
             samples = _Samples(ticket=ticket, started_s=started_s, engine=engine, group=tasks)
             with self._activity("generating"):
-                # A nested task group: it ends with the writing, while scores are pending.
+                # A nested task group: it is left after the writing, while scores are pending.
                 async with asyncio.TaskGroup() as writing:
                     writing.create_task(self._write(samples), name=f"write {ticket.group_id}")
                     if num_written(self._config, ticket.purpose, 0):
@@ -161,7 +161,7 @@ class Rollouts:
         self._activity.gauge("verifier/memo_share", self._memo.share)
         self._activity.gauge("verifier/latency_p50_s", self._client.latency_quantile_s(0.5))
         self._activity.gauge("verifier/latency_p99_s", self._client.latency_quantile_s(0.99))
-        # The group keeps the order of the engine, not the order in which scores arrived.
+        # The group keeps the order of the engine, not the order of the scores' arrival.
         baseline = samples.scoring.pop(_GREEDY, None)
         trajectories = [samples.scoring[index].result() for index in sorted(samples.scoring)]
         if ticket.purpose is Purpose.TRAIN:
@@ -202,7 +202,7 @@ class Rollouts:
                     self._score_later(samples, done.index, self._one_answer(done))
 
     async def _make(self, samples: _Samples, index: int, sampling: Sampling) -> None:
-        """Make one sample: one answer, or what the user's function or agent makes."""
+        """Make one sample: one answer, or the result of the user's function or agent."""
         ticket = samples.ticket
         write = functools.partial(self._complete, samples.engine)
         if self._maker is not None:
@@ -292,7 +292,7 @@ def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
 def trajectory(
     prompt: Prompt, done: Written, score: Score, *, clock: tuple[float, ...] = ()
 ) -> Trajectory:
-    """Return the sample behind its prompt, of which nothing is trained."""
+    """Return the sample after its prompt; the tokens of the prompt are not trained."""
     num_prompt = len(prompt.token_ids)
     no_logprobs = np.zeros(num_prompt, np.float32)
     no_versions = np.full(num_prompt, NO_VERSION, np.int32)

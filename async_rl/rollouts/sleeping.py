@@ -26,7 +26,7 @@ _WHY = "generation sleeps: the learner uses the device"
 
 
 class Sleeping:
-    """One engine, and the periods in which it may be used."""
+    """One engine, and the periods of its permitted use."""
 
     def __init__(self, open_engine: OpenEngine, activity: Activity) -> None:
         self._open_engine = open_engine

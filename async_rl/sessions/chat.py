@@ -54,7 +54,7 @@ class Chat:
     ) -> tuple[Context, History]:
         """Return the context of a request and the key of its history.
 
-        start: text with which the answer has to start. Raises Refused if the template refuses the
+        start: text that has to open the answer. Raises Refused if the template refuses the
         messages.
         """
         history = (key_of(list(tools)), *(key_of(message) for message in messages))
@@ -89,7 +89,7 @@ class Chat:
         """Return a complete answer as a message, its tool calls read by a generator.
 
         start: text that the policy did not write; shown: the answer as the agent sees it; written,
-        token_ids: what the policy wrote, with special tokens. Raises Refused if no generator can
+        token_ids: the policy's output, with special tokens. Raises Refused if no generator can
         ever read it, InfrastructureError if none answers.
         """
         if self._read is None:
@@ -114,7 +114,7 @@ class Chat:
         turn = record.turn(parent)
         assert turn.answer is not None, "only served turns are continued"
         ids = turn.answer.token_ids
-        # With the text at which the answer was stopped, if the agent repeats that too.
+        # With the stop text of the answer, if the agent repeats that too.
         whole = turn.prompt + self.decode(ids)
         shown = whole if text.startswith(whole) else turn.text
         num_kept = self._num_shown(ids, shown.removeprefix(turn.prompt))

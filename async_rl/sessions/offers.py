@@ -3,10 +3,10 @@
 takes: the session of a sample
 waits for: a program that takes it (POST /sessions), then for its end (POST /v1/session/end)
 returns: None; the program posts the reward to its session
-woken by: the program; a cancelled run, after which nobody can take the session
+woken by: the program; a cancelled run; after that no program can take the session
 
-Raises NotTaken if no program takes the session in time, and AgentError with the reason that the
-program gives.
+Raises NotTaken if no program takes the session in time, and AgentError with the program's
+reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from async_rl.core.errors import AgentError, NotTaken
 from async_rl.core.frozen import frozen
 
 LONGEST_WAIT_S = 60.0
-"""Of a request for a session: below the idle timeouts of proxies."""
+"""The longest request for a session: below the idle timeouts of proxies."""
 
 
 @frozen
@@ -48,7 +48,7 @@ class Offers:
 
     def accepts(self, key: str) -> bool:
         """Return whether this key may take a session."""
-        # In constant time, because a comparison that ends early shows how much of a key is right.
+        # In constant time, because a comparison that stops early shows how much of a key is right.
         return hmac.compare_digest(key.encode(), self._key)
 
     async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
@@ -64,7 +64,7 @@ class Offers:
             except TimeoutError as error:
                 raise NotTaken(
                     f"no program took the session within {self._take_s:g} s (half of"
-                    " timeouts.group_s); start more programs that ask for sessions"
+                    " timeouts.group_s); start more programs that take sessions"
                 ) from error
             await ended
         finally:
@@ -98,7 +98,7 @@ class Offers:
         if offer is None or offer.ended.done():
             return
         if error:
-            offer.ended.set_exception(AgentError(f"the program ended its session: {error}"))
+            offer.ended.set_exception(AgentError(f"the program failed its session: {error}"))
         else:
             offer.ended.set_result(None)
 

@@ -19,7 +19,7 @@ _NUM_SESSIONS = 256
 
 @frozen
 class Usage:
-    """One session that ended. open_s: its age; calling_s: the part of it with a call open."""
+    """One closed session. open_s: its age; calling_s: the part of it with a call open."""
 
     environment: str
     num_turns: int
@@ -50,7 +50,7 @@ class Sessions:
     def __init__(self) -> None:
         self._by_token: dict[str, Session] = {}
         self._ended: deque[Usage] = deque(maxlen=_NUM_SESSIONS)
-        # An environment whose sessions have all ended is still shown, with 0.
+        # An environment without open sessions is still shown, with 0.
         self._names = {"open": None, "calling": None}
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Sessions:
 
     @contextlib.contextmanager
     def open(self, session: Session) -> Any:
-        """Serve the session until the block ends."""
+        """Serve the session during the block."""
         self._by_token[session.token] = session
         for name in ("open", "calling"):
             self._names[f"{name}_in/{session.environment}"] = None
@@ -89,7 +89,7 @@ class Sessions:
         if session is None:
             raise Refused(
                 401,
-                "the token is missing, or its session is unknown or has ended; send the"
+                "the token is missing, or its session is unknown or closed; send the"
                 " OPENAI_API_KEY that the agent was given",
                 code="invalid_api_key",
             )

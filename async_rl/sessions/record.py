@@ -25,14 +25,14 @@ from async_rl.core.types import NO_VERSION, BoolArray, FloatArray, IntArray
 from async_rl.protocol.generator import Completed
 
 History = tuple[str, ...]
-"""One key per message of a request; the first one is that of the tools."""
+"""One key per message of a request; the first is the key of the tools."""
 
 
 @frozen
 class Context:
     """The input of a call.
 
-    parent: the turn that it continues, None at a new beginning; num_kept: the tokens that the
+    parent: the turn that it continues, None at a new start; num_kept: the tokens that the
     parent wrote and that precede this call; read: the further tokens, int32 [N]; token_ids: all
     tokens before the answer, int32 [M].
     """
@@ -74,7 +74,7 @@ class Row:
     """A session as one row of tokens after the prompt, as in Trajectory.
 
     token_ids int32 [L], logprobs float32 [L], versions int32 [L], is_written bool [L]. starts: the
-    positions in the row at which a segment starts that does not continue the prompt.
+    positions in the row where a segment starts that does not continue the prompt.
     """
 
     token_ids: IntArray
@@ -86,8 +86,8 @@ class Row:
 
 
 class Record:
-    """The turns of one session. prompt: the tokens of the ticket's prompt, with which a first
-    segment may start.
+    """The turns of one session. prompt: the tokens of the ticket's prompt; a first
+    segment may start with them.
     """
 
     def __init__(self, prompt: IntArray) -> None:
@@ -98,7 +98,7 @@ class Record:
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """The served turns, in the order in which their calls started."""
+        """The served turns, in the order of the starts of their calls."""
         return [turn for turn in self._turns.values() if turn.answer is not None]
 
     def turn(self, number: int) -> Turn:
@@ -106,7 +106,7 @@ class Record:
         return self._turns[number]
 
     def is_truncated(self, number: int) -> bool:
-        """Return whether the answer ended without an end token."""
+        """Return whether the answer has no end token."""
         answer = self._turns[number].answer
         return answer is None or answer.is_truncated
 
@@ -121,7 +121,7 @@ class Record:
         return None, 0
 
     def match_text(self, text: str) -> int | None:
-        """Return the turn with the longest prompt and answer with which this text starts."""
+        """Return the turn with the longest prompt and answer that are a prefix of this text."""
         texts = {n: t.text for n, t in self._served() if t.text and text.startswith(t.text)}
         return max(texts, key=lambda number: len(texts[number]), default=None)
 
@@ -160,7 +160,7 @@ class Record:
         return Context(parent=parent, num_kept=num_kept, read=read, token_ids=token_ids)
 
     def path(self, number: int) -> IntArray:
-        """Return the tokens from the beginning to the end of a turn: int32 [N]."""
+        """Return the tokens from the start of the session to the end of a turn: int32 [N]."""
         turn = self._turns[number]
         assert turn.answer is not None, "only served turns are continued"
         return np.concatenate([turn.context.token_ids, turn.answer.token_ids])
@@ -256,7 +256,7 @@ class Record:
         return path, logprobs, versions, is_written
 
     def _segment_ends(self, more: Context | None) -> list[int]:
-        """The turns at which a segment ends: no other one continues them whole."""
+        """The last turns of segments: no other turn continues them whole."""
         contexts = [turn.context for turn in self._turns.values()]
         if more is not None:
             contexts.append(more)

@@ -73,10 +73,10 @@ class _Endpoint:
             )
         wanted = read(await _body(request) or b"{}", _Wanted)
         await while_connected(request, self._offers.available(wanted.wait_s))
-        # No await from here on: a session that is taken reaches the program, or its time ends.
+        # No await from here on: a session that is taken reaches the program, or times out.
         offer = self._offers.take()
         if offer is None:
-            raise Refused(503, "no session waits for a program; ask again", code="no_session")
+            raise Refused(503, "no session waits for a program; try again", code="no_session")
         endpoint = {
             "base_url": f"{offer.url}/v1",
             "anthropic_base_url": offer.url,
@@ -90,7 +90,7 @@ class _Endpoint:
         session = self._sessions.of(request)
         outcome = read(await _body(request) or b"{}", _Outcome)
         if self._offers is None:
-            raise Refused(409, "the run ends this session itself when its agent has ended")
+            raise Refused(409, "the run closes this session itself when its agent has exited")
         self._offers.end(session.token, outcome.error)
         session.close("its program has ended it")
         return json_response({"object": "session.ended"})

@@ -114,7 +114,7 @@ class Session:
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
-        """Count the time in which at least one call is open as the engine's."""
+        """Count the time with at least one open call as the engine's."""
         if not self.num_open:
             self._called_s = self.clock()
         self.num_open += 1
@@ -130,7 +130,7 @@ class Session:
         self.closed = reason
 
     def require_open(self) -> None:
-        """Raise Refused once the session has ended."""
+        """Raise Refused once the session is closed."""
         if self.closed:
             raise Refused(410, f"the session has ended: {self.closed}", code="session_ended")
 
@@ -176,8 +176,8 @@ class Session:
     ) -> Answer:
         """Let the policy write one answer, and record it.
 
-        on_text: called with each further part of the text. A call that is cancelled leaves what was
-        passed to on_text, because the agent has read that much.
+        on_text: called with each further part of the text. A cancelled call records the text that
+        was passed to on_text, because the agent has read that much.
         """
         room = self._room(call.context)
         limit = room if call.max_tokens is None else min(room, call.max_tokens)
@@ -284,7 +284,7 @@ class Session:
             self.is_truncated = True
             raise Refused(
                 400,
-                f"this call would begin with {num_tokens} tokens in the session, whose limit is"
+                f"this call would start with {num_tokens} tokens in the session, whose limit is"
                 f" {self.limit} (data.max_response_tokens, every segment counted); shorten the"
                 " history or raise it",
                 code="context_length_exceeded",

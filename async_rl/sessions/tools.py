@@ -1,4 +1,4 @@
-"""The forms in which models write tool calls, and the call of each that a request forces.
+"""The forms of models' tool calls, and the call in each form that a request forces.
 
 A form is recognized by marks in the chat template. Answers in the form HERMES are read here, the
 others by vLLM's parser of the same name in a generator, which has imported vLLM anyway: a gateway
@@ -26,7 +26,7 @@ _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 class ToolForm:
     """One form. name: of vLLM's parser. marks: a template with all of them has this form.
 
-    required, named: the text with which an answer starts that has to call a tool, or the tool
+    required, named: the start of an answer that has to call a tool, or the tool
     {name} ({json} in JSON); without them no call can be forced.
     """
 
@@ -36,7 +36,7 @@ class ToolForm:
     named: str = ""
 
     def begin(self, choice: str, name: str = "") -> str:
-        """Return the text with which a forced call starts. Raises Refused."""
+        """Return the text that starts a forced call. Raises Refused."""
         begin = self.named if name else self.required
         if not begin:
             raise Refused(
@@ -61,7 +61,7 @@ _FORMS = tuple(
 
 
 def form_of(template: str, parser: str = "") -> ToolForm:
-    """Return the form that a chat template shows, or that of a parser; HERMES if none fits."""
+    """Return the form that a chat template shows, or the form of a parser; HERMES if none fits."""
     if parser and parser != HERMES.name:
         named = [form for form in _FORMS if form.name == parser]
         fitting = [form for form in named if all(mark in template for mark in form.marks)]
@@ -73,9 +73,9 @@ def form_of(template: str, parser: str = "") -> ToolForm:
 def chosen(
     tools: list[dict[str, Any]], choice: str | dict[str, Any] | None, form: ToolForm
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the tools that the template shows, and the text with which the answer starts.
+    """Return the tools that the template shows, and the text that starts the answer.
 
-    A choice other than `auto` is kept by beginning the answer for the policy; that text is read,
+    A choice other than `auto` is kept by starting the answer for the policy; that text is read,
     not trained. Raises Refused.
     """
     if choice in (None, "auto") and tools:
@@ -108,7 +108,7 @@ def assistant(
     """Return an answer as a message. calls: the id, the name and the JSON arguments of each.
 
     Without calls, and if the arguments of one are not a JSON object, it is the whole text: the
-    agent sees what the policy wrote.
+    agent sees the policy's text.
     """
     read = []
     for call_id, name, arguments in calls:

@@ -2,8 +2,8 @@
 
 takes: tasks, one line of JSON each, on standard input
 waits for: the user's functions, which run at the same time: async ones as tasks, others in threads
-returns: results, one line of JSON each; what the functions print goes to standard error
-woken by: a line; the end of standard input ends the process
+returns: results, one line of JSON each; the functions' prints go to standard error
+woken by: a line; the end of standard input stops the process
 """
 
 from __future__ import annotations

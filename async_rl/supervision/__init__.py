@@ -1,1 +1,1 @@
-"""Starts, watches, scales and ends the processes of a run."""
+"""Starts, watches, scales and stops the processes of a run."""

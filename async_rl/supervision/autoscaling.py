@@ -23,7 +23,7 @@ from async_rl.supervision.registry import Registry
 _REST = 20  # a forecast takes at most a twentieth of one core
 
 Forecast = Callable[[Sequence[int]], Mapping[int, float]]
-"""Steps per second by the number of training generators, the first of which is the present one.
+"""Steps per second by the number of training generators; the first number is the present one.
 Raises ConfigError or InfrastructureError with the reason why there is no forecast.
 """
 
@@ -55,7 +55,7 @@ class Autoscaler:
         count = wanted.pop(GENERATORS)
         members: list[Member] = []
         # A generator that starts or drains works only for a part of the window, so the shares of
-        # time are not those of the wanted number.
+        # time would not describe the wanted number.
         if all(pool.live == pool.wanted and not pool.draining for pool in pools):
             # A generator that only evaluates waits by design.
             members = [
@@ -89,7 +89,7 @@ class Autoscaler:
         reason = ""
         self._rates = {}
         try:
-            # In a thread: a large run takes seconds, in which members must get their answers.
+            # In a thread: a large run takes seconds, and members must get their answers meantime.
             rates = await asyncio.to_thread(self._forecast, [n + others for n in numbers])
             self._rates = {number - others: rate for number, rate in rates.items()}
         except (ConfigError, InfrastructureError) as error:

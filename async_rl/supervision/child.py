@@ -16,7 +16,7 @@ from async_rl.supervision.launcher import Launcher, ProcessHandle
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
-# A process that crashes in a loop must not take the cores of the others.
+# A process that crashes in a loop must not take the cores of other processes.
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _LAST_LINES = 15
@@ -57,7 +57,7 @@ class Child:
 
     is_added: it joined a live run. failure: root cause that the process reported in this life.
     expelled: reason why the learner removed it in this life. ends_run: it must not be restarted.
-    is_leaving: it was removed. is_stopping: the run ends.
+    is_leaving: it was removed. is_stopping: the run is stopping.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Child:
         self._log = log
 
     async def start(self) -> ProcessHandle:
-        """Start the process, or ask the cluster for its resources."""
-        # Both belong to the life before.
+        """Start the process, or request its resources from the cluster."""
+        # Both belong to the previous life.
         self.failure = ""
         self.expelled = ""
         self.handle = handle = await self._launcher.start(self.spec)
@@ -168,7 +168,7 @@ class Child:
         return await self._liveness.until_lost(self.name)
 
     def _end(self, code: int, silence: str, why: str) -> End:
-        # The fleet's own kill ends the process with a signal too, so its reason comes first.
+        # The fleet's own kill also exits by a signal, so its reason comes first.
         is_own_failure = False
         if silence:
             reason = silence

@@ -35,7 +35,7 @@ _ANSWERS_PER_S = 500
 change within 4 s, which takes a twentieth of a core.
 """
 GATHER_S = 0.01
-"""Pause in which requests come together. Nothing here is so urgent, and with 540 heartbeats per
+"""Pause that collects requests. Nothing here is so urgent, and with 540 heartbeats per
 second a request takes 0.20 ms instead of 0.25.
 """
 
@@ -55,7 +55,7 @@ class StopRequest:
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        # A batch system may send SIGTERM twice; only a person asks twice on purpose.
+        # A batch system may send SIGTERM twice; only a person interrupts twice on purpose.
         if self.graceful.is_set() and number == signal.SIGINT:
             self.immediate.set()
         self.graceful.set()

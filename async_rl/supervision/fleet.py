@@ -5,8 +5,8 @@ Rules
   pause, at most `max_restarts` times within the window.
 - The learner's ranks live and die together: if one is lost, all restart from the last checkpoint.
 - A learner that exits 0 has finished. One that reports its failure (a loss that is not
-  finite, a batch over age) ends the run.
-- A process that fails before it was ever ready would fail again, so the run ends with its root
+  finite, a batch over age) stops the run.
+- A process that fails before it was ever ready would fail again, so the run stops with its root
   cause. A process that was added to a live run is given up instead, because the run works without
   it.
 - A process that was removed is not restarted; it is forgotten.
@@ -58,7 +58,7 @@ class Fleet:
 
     children: by name, including those that are leaving. events: every Lost and Left, for metrics
     and the scaler. failed: the reason why the run cannot continue. buffer: receives the tickets
-    of generators that ended.
+    of generators that exited.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Fleet:
         self.failed: asyncio.Future[RunFailed] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Keep every process until a stop starts and all have ended."""
+        """Keep every process until a stop starts and all processes have exited."""
         async with self._group:
             learners = self._of_roles(["learner"])
             if learners:
@@ -111,7 +111,7 @@ class Fleet:
         self._keep_one(child)
 
     def remove(self, name: str) -> None:
-        """Do not restart the process after its end; `Child.until_left` returns once it is gone.
+        """Do not restart the process after its exit; `Child.until_left` waits for that exit.
 
         A process that is not ready yet has no work to finish and may not handle SIGTERM before its
         engine is up, so it is killed.
@@ -185,7 +185,7 @@ class Fleet:
     async def _keep_until_left(self, child: Child) -> None:
         reason = await self._keep([child])
         if self._is_stopping or not (child.is_leaving or reason):
-            return  # it fails the run, or ends with it
+            return  # it fails the run, or stops with it
         await self._release(child)
         del self.children[child.name]
         self._registry.forget(child.name)
@@ -234,7 +234,7 @@ class Fleet:
         await asyncio.sleep(pause_s)
 
     async def _release(self, child: Child) -> None:
-        """Return the tickets of a generator or gateway that ended to the buffer."""
+        """Return the tickets of a generator or gateway that exited to the buffer."""
         if child.spec.role not in ("generator", "gateway"):
             return
         request = ReleaseGenerator(generator=child.name, incarnation="")
@@ -248,7 +248,7 @@ class Fleet:
             )
 
     async def _live_together(self, children: Sequence[Child]) -> End | None:
-        """Start all and wait for their ends; return the first end, or None if all have finished.
+        """Start all and wait until they exit; return the first end, or None if all have finished.
 
         The loss of a process explains the failure of its peer, not the other way round.
         """
@@ -269,7 +269,7 @@ class Fleet:
             if running and all(end.is_own_failure for end in ends):
                 done, running = await asyncio.wait(running, timeout=_AFTERMATH_S)
                 ends += _ends(done)
-            # The remaining ranks wait for one that has ended.
+            # The remaining ranks wait for a rank that has exited.
             for life in running:
                 lives[life].kill()
             await asyncio.gather(*running)

@@ -18,8 +18,8 @@ _LOOK_S = 1.0
 class Guests:
     """The generators of other runs that visited lately.
 
-    clock: seconds. within_s: one that is silent for longer has ended; a process that was killed
-    starts again within that time.
+    clock: seconds. within_s: a generator that is silent for longer has exited; a process that was
+    killed starts again within that time.
     """
 
     def __init__(self, clock: Callable[[], float], *, within_s: float) -> None:

@@ -30,7 +30,7 @@ class ProcessHandle(Protocol):
         """
 
     async def placed(self) -> None:
-        """Wait without limit until the process has its resources or has ended."""
+        """Wait without limit until the process has its resources or has exited."""
 
     async def wait(self) -> int:
         """Return the exit code once the process and all its children have exited; -N after signal
@@ -41,14 +41,14 @@ class ProcessHandle(Protocol):
         """Send SIGTERM. Harmless if the process has exited."""
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and its children. Harmless if it has ended."""
+        """Send SIGKILL to the process and its children. Harmless if it has exited."""
 
 
 class Launcher(Protocol):
     """Starts processes."""
 
     async def open(self) -> str:
-        """Prepare to start processes; return the address by which they reach this machine."""
+        """Prepare to start processes; return the address at which they reach this machine."""
 
     async def close(self) -> None:
         """Release everything; no process that it started keeps running."""

@@ -87,7 +87,7 @@ class Liveness:
                 sentences.append(f"{member.name} is silent: {member.waits_for}")
             elif member.state != SILENT and reported_pid is not None:
                 del self._reported[member.name]
-                # A process that ended or was replaced has not recovered.
+                # A process that exited or was replaced has not recovered.
                 if reported_pid == member.pid and self._registry.is_serving(member.name):
                     sentences.append(f"{member.name} sends heartbeats again")
         return sentences
@@ -124,7 +124,7 @@ class Liveness:
 class StallWatch:
     """Watches the learner's version.
 
-    A run without a learner step is reported at timeouts.stall_warning_s and ends at
+    A run without a learner step is reported at timeouts.stall_warning_s and stops at
     timeouts.stall_s.
     """
 

@@ -37,8 +37,8 @@ _LEARNER = "learner-0"
 class Monitor:
     """The numbers of one run, and the outputs that show them.
 
-    step: the newest learner step, at first that of the newest checkpoint. newest: the newest value
-    of every scalar. stalled: the reason why no step completes, or empty.
+    step: the newest learner step, at first the step of the newest checkpoint. newest: the newest
+    value of every scalar. stalled: the reason why no step completes, or empty.
     """
 
     def __init__(
@@ -149,7 +149,8 @@ class Monitor:
                     await self._news.wait()
         except TimeoutError:
             self._log.warning(
-                "the evaluation of version %d did not arrive within %g s; the run ends without it",
+                "the evaluation of version %d did not arrive within %g s; the run finishes without"
+                " it",
                 step,
                 timeout_s,
             )

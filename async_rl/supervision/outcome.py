@@ -1,7 +1,7 @@
-"""The file that says how a run ended, `state.json`.
+"""The file with the outcome of a run, `state.json`.
 
 Invariant: it can be written although the disk is full. Room for it is reserved while the run
-starts; without it a run that ended because of a full disk would look like one that was killed.
+starts; without it a run that failed because of a full disk would look like a killed run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def reserve(run_dir: Path) -> None:
 
 
 def write(run_dir: Path, *, outcome: str, step: int, cause: str) -> None:
-    """Write how the run ended. Raises OSError if not even the reserved room can be used."""
+    """Write the outcome of the run. Raises OSError if not even the reserved room can be used."""
     state = _Outcome(outcome=outcome, step=step, cause=cause, ended_s=time.time())
     reserved = run_dir / _RESERVED
     try:

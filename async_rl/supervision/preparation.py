@@ -62,7 +62,7 @@ async def prepare(run_dir: Path, on_progress: Callable[[float, str], None]) -> P
     if last.error:
         raise (ConfigError if last.is_config_error else RunFailed)(last.error)
     if code != 0 or not last.path:
-        raise RunFailed(f"preparing the model ended with exit code {code}; see {output}")
+        raise RunFailed(f"preparing the model exited with code {code}; see {output}")
     return Path(last.path)
 
 

@@ -51,7 +51,7 @@ class _Entry:
 
 
 class Registry:
-    """Members by name. The revision of `directory` grows when a member starts or ends to serve.
+    """Members by name. The revision of `directory` grows when a member starts or stops serving.
 
     wanted: target number of processes per pool, set by the scaler. work: purpose of the generators
     of each pool. clock: seconds in which the supervisor ran.
@@ -65,7 +65,7 @@ class Registry:
         self._serving: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(
             asyncio.Event
         )
-        # Name of the member that the last revision changed, of the one before, and so on.
+        # Name of the member that the last revision changed, of the previous revision, and so on.
         self._changes: collections.deque[str] = collections.deque(maxlen=_NUM_CHANGES)
         self.wanted: dict[str, int] = {}
         self.work: dict[str, str] = {}
@@ -135,7 +135,7 @@ class Registry:
         )
 
     def mark_ended(self, name: str) -> None:
-        """Mark the process as ended; it may be started again."""
+        """Mark the process as exited; it may be started again."""
         entry = self._entries.get(name)
         if entry is None:
             return
@@ -182,7 +182,7 @@ class Registry:
         )
 
     def pools(self) -> list[PoolCount]:
-        """Return the current counts of each pool; an ended process counts as starting."""
+        """Return the current counts of each pool; an exited process counts as starting."""
         by_pool: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
         for member in self.members:
             by_pool[pool_of(member.name)].append(member.state)
@@ -204,7 +204,7 @@ class Registry:
         return counts
 
     def is_serving(self, name: str) -> bool:
-        """Return whether the process has registered and has not ended."""
+        """Return whether the process has registered and has not exited."""
         return name in self._entries and self._entries[name].is_serving
 
     async def until_serving(self, name: str) -> None:

@@ -1,4 +1,5 @@
-"""Keeps as many processes of each pool as are wanted, while the others and the learner continue.
+"""Keeps as many processes of each pool as are wanted, while the other processes and the learner
+continue.
 
 takes: counts from people (`async-rl scale`); with generators.autoscale a forecast from the run's
 recorded times, or the members' shares of time
@@ -54,7 +55,7 @@ _WITHOUT = {
 
 
 def wanted_counts(config: RunConfig, run_dir: Path) -> dict[str, int]:
-    """Return the processes per pool: those of the configuration, unless the run was scaled."""
+    """Return the processes per pool: the configured numbers, unless the run was scaled."""
     path = run_dir / SCALE_FILE
     try:
         scaled = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
@@ -222,7 +223,7 @@ class Scaler:
             try:
                 await process.call(Drain(), timeout_s=self._config.timeouts.call_s)
             except InfrastructureError as error:
-                self._log.warning("%s cannot be asked to finish its groups: %s", name, error)
+                self._log.warning("%s cannot be drained: %s", name, error)
                 return 0.0  # its groups go to another process without a delay
         return self._config.timeouts.drain_s
 

@@ -197,7 +197,7 @@ def test_a_reward_function_that_fails_in_every_way_costs_only_the_groups_it_fail
 ) -> None:
     said = {
         "raises": "fails raised ZeroDivisionError: my mistake",
-        "exits": "fails ended its process with exit code 7",
+        "exits": "fails made its process exit with code 7",
         "hangs": "fails gave no score within 16 s (timeouts.group_s / 12)",
         "nan": "fails returned nan",
         "text": "fails returned '0.5'",

@@ -97,7 +97,7 @@ def test_functions_plain_and_async_give_a_score_or_parts() -> None:
     ("response", "said"),
     [
         ("raise", "by_response raised ZeroDivisionError: my mistake"),
-        ("exit", "by_response ended its process with exit code 7"),
+        ("exit", "by_response made its process exit with code 7"),
         ("sys.exit", "by_response raised SystemExit: 9"),
         ("nan", "by_response returned nan"),
         ("inf", "by_response returned inf"),

@@ -5,8 +5,8 @@ expression on the values that the calls return.
 process instead (`judging.py`), as `judged_test` prepares it. Invariants: no code of the program
 runs here; a name that Python or the setup defines never means a function of the program, unless it
 is the one under test; expressions use only the listed operators and functions, whose cost is
-bounded by the size of the values; comparison is Python's own `==` on plain values, because that is
-what an assert statement means.
+bounded by the size of the values; comparison is Python's own `==` on plain values, as in an
+assert statement.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Assertion:
     expression: ast.expr
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """The truth of the expression on the returned values. Raises what the expression raises."""
+        """The truth of the expression on the returned values. Raises its exceptions."""
         return bool(value_of(self.expression, [unwrapped(value) for value in values]))
 
     def failure(self, values: Sequence[Any]) -> str:

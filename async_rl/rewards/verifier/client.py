@@ -6,7 +6,7 @@ InfrastructureError after MAX_ATTEMPTS attempts without a verdict, or DeadlineEx
 after `timeouts.score_s`. A server that cannot be reached or is full costs no attempt: the
 program waits, with jitter, for another server or for its return. Woken by: answers, a change of the
 set of servers, back-off timers. Invariants: a program gets one answer; nothing here blocks the
-event loop; every wait ends at the program's deadline.
+event loop; no wait is longer than the program's deadline.
 """
 
 from __future__ import annotations

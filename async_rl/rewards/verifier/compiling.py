@@ -4,9 +4,9 @@ memory and in a directory that outlives the process.
 Invariants: equal sources are compiled once, even if they arrive at the same time; a compile error
 counts against the program, a compiler that was stopped from outside does not and is tried again. A
 key names the source, the compiler's version and its arguments, so a program only gets the product
-of its own source. A file of the directory is written next to its place and renamed, and starts with
-the digest of its content, so a torn or changed file is never run; nothing in a jail can see the
-directory; it is bounded in size, and the files that were used last stay.
+compiled from its source. A file of the directory is written next to its place and renamed, and
+starts with the digest of its content, so a torn or changed file is never run; nothing in a jail can
+see the directory; it is bounded in size, and the files that were used last stay.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Source:
 
 
 class CompileError(Exception):
-    """The program does not compile. The message is a bounded part of what the compiler printed."""
+    """The program does not compile. The message is a bounded part of the compiler's output."""
 
 
 class Compiler:
@@ -191,7 +191,7 @@ def _product(outcome: CommandOutcome, step: Compile) -> bytes:
     if reply.ending == Ending.EXITED and reply.code == 0 and outcome.product:
         return outcome.product
     text = printable(outcome.errors + outcome.output, MESSAGE_CHARS)
-    raise CompileError(text or f"the compiler ended with {reply.code} and made no program")
+    raise CompileError(text or f"the compiler exited with {reply.code} and made no program")
 
 
 class Binaries:
@@ -258,7 +258,7 @@ class Binaries:
             raise
 
     def _evict(self, directory: Path) -> None:
-        """Remove the files that were used longest ago, until the others fit."""
+        """Remove the least recently used files until the remaining files fit."""
         found = []
         for entry in os.scandir(directory):
             with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """One verifier as its client sees it: sends requests in batches and hands out the answers.
 
 Takes requests, waits for a free stream, and returns answers. Woken by: a request, the end of a
-stream. Invariants: every request is settled when its stream ends; programs do not wait for calls of
+stream. Invariants: the end of a stream settles all its requests; programs do not wait for calls of
 slow reward functions, which use other streams.
 """
 
@@ -119,7 +119,7 @@ class Connection:
     async def _send(self, batch: list[_Item]) -> None:
         """Send one batch and hand out its answers as they come. Settles every future."""
         futures = [future for _, future in batch]
-        problem: Exception = InfrastructureError(f"verifier {self._url} ended its answer early")
+        problem: Exception = InfrastructureError(f"verifier {self._url} closed its answer early")
         try:
             body = msgspec.msgpack.encode(BatchRequest(requests=[request for request, _ in batch]))
             async with self._http.stream(

@@ -29,8 +29,8 @@ _MESSAGE_CHARS = 300
 _PIECE = 1 << 16
 _TICK_S = 0.05
 _PATIENCE, _START_S = 4, 60.0
-"""A command whose processes hide their CPU time ends after this many times its limit and these
-seconds more, in which the engine starts.
+"""A command whose processes hide their CPU time is stopped after this many times its limit and
+these seconds more, in which the engine starts.
 """
 _NO_COMMAND = (126, 127)
 """Statuses of an engine whose container has not started since the command is not in the image."""
@@ -40,7 +40,7 @@ _STDIN = "stdin"
 async def judge_contained(
     containers: Containers, test: ContainerTest, code: str, output_bytes: int, rule: Rule
 ) -> TestResult:
-    """The result of a test. rule: decides about what it prints. Raises InfrastructureError."""
+    """The result of a test. rule: decides about its output. Raises InfrastructureError."""
     async with containers.place(test.image) as folder:
         run = _Run(test, folder, output_bytes)
         await asyncio.to_thread(run.write_files, code)
@@ -65,7 +65,7 @@ class _Stream:
 
 
 class _Run:
-    """A command with its limits, and how it ended."""
+    """A command with its limits, and the reason why it stopped."""
 
     def __init__(self, test: ContainerTest, folder: Path, output_bytes: int) -> None:
         self._test, self._folder = test, folder
@@ -79,7 +79,7 @@ class _Run:
         self.cpu_s, self.wall_s, self.memory_bytes = 0.0, 0.0, 0
 
     def write_files(self, code: str) -> None:
-        """Write what the container sees. Only the report is writable, by any user."""
+        """Write the files of the container. Only the report is writable, by any user."""
         test = self._test
         given = test.prints.input if test.prints is not None else ""
         texts = {str(index): text for index, text in enumerate((code, *test.files.values()))}
@@ -89,7 +89,7 @@ class _Run:
             file.chmod(0o666 if name == REPORT else 0o444)
 
     async def watch(self, containers: Containers) -> None:
-        """Run the command to its end or to a limit. Cancelling ends it."""
+        """Run the command to its end or to a limit. Cancelling stops it."""
         name = f"async-rl-{secrets.token_hex(8)}"
         started = time.monotonic()
         stdin = os.open(self._folder / _STDIN, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,9 +1,9 @@
-"""Containers of Podman, for programs whose task brings an image.
+"""Containers of Podman, for programs whose task names an image.
 
 It knows the engine; `container_run.py` judges one command. Invariants: a container has no network,
-no capability and no file of the host except its own, which are read-only; what it can write is in
-memory and bounded; no image is fetched; a container ends with its command, with the cancellation of
-its run, and with this process, however that ends (`_KEEPER`).
+no capability and no file of the host except its own, which are read-only; its writable files are in
+memory and bounded; no image is fetched; a container stops with its command, with the cancellation
+of its run, and with this process, even if it is killed (`_KEEPER`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MAX_TASKS = 256
 SCRATCH_MB = 256
 _WORK = "/work"
 _ROOTS_USER = CELL_UID + 1
-"""Host user of the containers of a root server; not that of cells, whose tasks would count."""
+"""Host user of the containers of a root server; not `CELL_UID`, because the tasks of cells count
+against the same limit of processes."""
 _MAX_OPEN = 1024
 _SHM_MB = 16
 _MIB = 1 << 20
@@ -55,7 +56,7 @@ remain. It is in another session, so a signal to the verifier's group does not r
 
 class Containers:
     """At most `num` containers at a time. engine: command of Podman; rootfs: directories by name.
-    Both are found when the first container is asked for.
+    Both are found when the first container is requested.
     """
 
     def __init__(self, engine: Sequence[str], rootfs: Mapping[str, str], num: int) -> None:
@@ -177,9 +178,10 @@ class Containers:
         # The first user of a rootless engine is the one who runs it.
         user = _ROOTS_USER if os.geteuid() == 0 else 0
         data = test.memory_mb * _MIB * _DATA_FACTOR
-        # A directory of the image lends its mode to what is mounted there, so the owner must fit.
+        # A directory of the image lends its mode to a mount, so the owner must fit.
         scratch = f"chown=true,tmpfs-mode=1777,tmpfs-size={SCRATCH_MB}m"
-        # The last resort if both this process and its keeper are gone.
+        # Podman stops the container after this time if both this process and its keeper were
+        # killed.
         longest_s = int(_CROWDED * (test.timeout_s + _ENGINE_S))
         root = [test.image]
         if test.image in self._rootfs:
@@ -227,5 +229,5 @@ class Containers:
 
 
 def paths_of(test: ContainerTest) -> list[str]:
-    """The files of a test in its container, that of the program first."""
+    """The files of a test in its container; the file of the program is the first."""
     return [test.program, *test.files]

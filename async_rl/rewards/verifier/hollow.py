@@ -1,5 +1,5 @@
-"""Programs that do nothing, run on the tests of a row: what they pass teaches a policy nothing, and
-a test that breaks for them would break for every program.
+"""Programs that do nothing, run on the tests of a row: a test that they pass teaches a policy
+nothing, and a test that breaks for them would break for every program.
 """
 
 from __future__ import annotations

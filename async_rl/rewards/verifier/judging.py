@@ -97,7 +97,7 @@ class Judge:
         self._rulings = Rulings(config, commands)
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
-        """Verdicts of one program. Raises InfrastructureError; cancelling ends the program."""
+        """Verdicts of one program. Raises InfrastructureError; cancelling stops the program."""
         program = self._program(request)
         if request.is_command:
             return await self._judge_of(request.language).verify(
@@ -115,7 +115,7 @@ class Judge:
     async def run(self, request: VerifyRequest, stdin: str) -> Ran:
         """Run a program on one standard input; the request's tests and setup are not used.
 
-        Raises InfrastructureError; cancelling ends the program.
+        Raises InfrastructureError; cancelling stops the program.
         """
         if request.language != PYTHON:
             return await self._judge_of(request.language).run(request, stdin, self._config)

@@ -13,7 +13,7 @@ _NAMED = 3
 
 
 class _Cases:
-    """Names of the cases by how they ended; a name with a failure is not among the passed."""
+    """Names of the cases by outcome; a name with a failure is not among the passed."""
 
     def __init__(self) -> None:
         self.passed: set[str] = set()
@@ -38,7 +38,7 @@ class _Cases:
 
 
 def failure(report: bytes, passing: Sequence[str], failing: Sequence[str]) -> str:
-    """The reason why a report is not that of a right program; empty if it is.
+    """The reason why the report shows a wrong program; empty if the program is right.
 
     passing: cases that must pass, empty for all, at least one; failing: cases that must fail.
     """

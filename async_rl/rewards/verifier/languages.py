@@ -1,7 +1,7 @@
 """The table of languages (`languages.toml`), and where their tools are on this machine.
 
-Invariant: a toolchain names exactly what a command may read and execute; nothing is searched for
-inside the jail.
+Invariant: a toolchain names exactly the paths that a command may read and execute; nothing is
+searched for inside the jail.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def _end(outcome: Outcome, spec: JobSpec) -> Answer:
     if outcome.is_result_full:
         ruling = Ruling(Verdict.OUTPUT_LIMIT, f"returned more than {_limit(spec)}")
     elif reply.ending == Ending.EXITED:
-        left = f"ended the process with status {reply.code} before it answered"
+        left = f"exited with status {reply.code} before it answered"
         ruling = Ruling(Verdict.RUNTIME_ERROR, left)
     else:
         is_large = reply.peak_bytes > _LARGE_SHARE * spec.memory_bytes
@@ -204,7 +204,7 @@ def _end(outcome: Outcome, spec: JobSpec) -> Answer:
 
 
 def _ended(reply: Reply, spec: JobSpec | CommandSpec, *, is_large: bool, said: str = "") -> Ruling:
-    """The ruling on a child that was ended. said: its last words. Raises ChildFault."""
+    """The ruling on a child that was stopped. said: its last words. Raises ChildFault."""
     match reply.ending:
         case Ending.CPU:
             return Ruling(Verdict.TIMEOUT, f"used more than {spec.cpu_s:g} s of CPU time")
@@ -290,7 +290,7 @@ def read_check(outcome: CommandOutcome, spec: CommandSpec, form: str, output_byt
         said = printable(outcome.product or outcome.errors, _MESSAGE_CHARS)
         return Ruling(Verdict.WRONG_ANSWER, said or "the checker rejects the output")
     message = _command_ruling(outcome, spec, output_bytes, ()).message
-    message = message or f"it ended with status {reply.code}"
+    message = message or f"it exited with status {reply.code}"
     return Ruling(Verdict.TEST_ERROR, f"the checker failed: {message}")
 
 

@@ -53,7 +53,7 @@ class Limits:
 
     @classmethod
     def of(cls, request: VerifyRequest, config: SandboxConfig) -> Limits:
-        """Return the limits of the request, or those of the configuration."""
+        """Return the limits of the request, or the limits of the configuration."""
         return cls(
             cpu_s=request.timeout_s or config.timeout_s,
             memory_bytes=(request.memory_mb or config.memory_mb) * MIB,
@@ -66,7 +66,7 @@ class Limits:
         return Limits(cpu_s=self.cpu_s, memory_bytes=memory_bytes, output_bytes=self.output_bytes)
 
     def with_output_of(self, tests: Sequence[StdinTest]) -> Limits:
-        """Return limits in which a right answer fits, whatever the limit of the request is."""
+        """Return limits in which a right answer fits, even if the request sets a lower limit."""
         longest = max(len(test.output.encode(errors="replace")) for test in tests)
         output_bytes = max(self.output_bytes, 2 * longest)
         return Limits(cpu_s=self.cpu_s, memory_bytes=self.memory_bytes, output_bytes=output_bytes)
@@ -97,7 +97,7 @@ def result_of(
 
 
 def response_of(results: list[TestResult], level: int) -> VerifyResponse:
-    """The response: the verdict is that of the first failure."""
+    """The response: its verdict is the verdict of the first failure."""
     failures = (result.verdict for result in results if result.verdict is not Verdict.PASS)
     return VerifyResponse(verdict=next(failures, Verdict.PASS), tests=results, level=level)
 
@@ -136,7 +136,9 @@ class ChildRun:
     stop: bool
 
     async def check_results(self, checks: Sequence[Check]) -> list[TestResult]:
-        """Results of the checks that were reached. The child may have ended during the last one."""
+        """Results of the checks that were reached. The child may have exited during the last
+        check.
+        """
         results: list[TestResult] = []
         first = 0
         for check in checks:
@@ -164,7 +166,7 @@ class ChildRun:
     ) -> tuple[list[TestResult], bool]:
         """Return the results of the streams, and whether the next test needs a separate child.
 
-        A stream that fails after others in the same child may fail because of what they left
+        A stream that fails after others in the same child may fail because of state that they left
         behind, so it is repeated. An answer is final: a program that answers differently in a fresh
         child would have two guesses.
         """
@@ -222,7 +224,7 @@ class Program:
         num_tests: int = 1,
         **more: Any,
     ) -> ChildRun:
-        """Run a job and read its output. limits: other limits than those of the program; more: of
+        """Run a job and read its output. limits: limits instead of the program's; more: of
         the Job. Raises InfrastructureError if no cell could run it.
         """
         within = limits or self.limits

@@ -161,7 +161,7 @@ def _is_pure(node: ast.AST) -> bool:
 def value_of(node: ast.expr | None, values: Sequence[Any]) -> Any:
     """The value of an expression that `require_pure` accepted; `Name('0')` is values[0].
 
-    Raises what the expression raises.
+    Raises the exceptions of the expression.
     """
     compute = functools.partial(value_of, values=values)
     match node:

@@ -1,4 +1,4 @@
-"""The child process in which reward functions run.
+"""The child process that runs the reward functions.
 
 Takes the configuration and then one line per call; writes one line per result. Async functions run
 on one event loop, plain ones in threads. A failure becomes an error message and never a score.
@@ -59,7 +59,7 @@ class Result(Value):
 
 
 class _Functions:
-    """The functions, and the threads in which plain ones run."""
+    """The functions, and the threads that run the plain (not async) functions."""
 
     def __init__(self, functions: dict[str, RewardFunction], concurrency: int) -> None:
         self._functions = functions
@@ -146,7 +146,7 @@ async def _serve(parent: ParentPipes) -> None:
 
 
 def main() -> None:
-    """Serve until the input ends."""
+    """Serve until the input is closed."""
     asyncio.run(_serve(ParentPipes()))
     os._exit(0)  # threads of functions that hang would keep the process alive
 

@@ -1,9 +1,9 @@
-"""The owner of the child process in which reward functions run (`reward_child.py`).
+"""The owner of the child process that runs the reward functions (`reward_child.py`).
 
 Takes calls, waits for the child, and returns scores or raises RewardError; a failure is never a
-score. Invariants: a call ends after `timeouts.function_s`, because its process is killed. The other
-calls of a killed process are repeated in a new one. A call that may be at fault is repeated in a
-process without other calls: when the process was not killed by us, when the blocking call is
+score. Invariants: a call fails after `timeouts.function_s`, because its process is killed. The
+other calls of a killed process are repeated in a new one. A call that may be at fault is repeated
+in a process without other calls: when the process was not killed by us, when the blocking call is
 unknown, or when the call is the one that blocks the event loop.
 """
 
@@ -51,7 +51,7 @@ class _ChildEnded(Exception):
 
 
 class RewardProcess:
-    """The functions of a configuration, in a child that is replaced when it ended."""
+    """The functions of a configuration, in a child that is replaced after it exits."""
 
     def __init__(self, reward: RewardConfig, *, timeouts: TimeoutsConfig) -> None:
         self._reward, self._timeouts = reward, timeouts
@@ -99,7 +99,7 @@ class RewardProcess:
                 return await child.score(name, sample)
             except _ChildEnded as ended:
                 raise RewardError(
-                    f"{name} ended its process with exit code {ended.code}; it must return a score"
+                    f"{name} made its process exit with code {ended.code}; it must return a score"
                 ) from ended
             finally:
                 await child.kill()
@@ -139,7 +139,7 @@ class _Child:
                 loaded = await child._exchange(LOADED, load)
         except _ChildEnded as ended:
             raise ConfigError(
-                f"loading {', '.join(functions_of(reward))} ended the process with exit code"
+                f"loading {', '.join(functions_of(reward))} made the process exit with code"
                 f" {ended.code}"
             ) from ended
         except TimeoutError as late:
@@ -202,7 +202,7 @@ class _Child:
         advice = "" if blocking == NO_CALL else _BLOCKED_LOOP
         raise RewardError(
             f"{name} gave no score within {self._timeout_s:g} s (timeouts.group_s / 12){advice};"
-            " its process was ended"
+            " its process was killed"
         )
 
     async def _blocking_call(self) -> int:

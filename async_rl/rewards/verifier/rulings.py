@@ -73,7 +73,7 @@ class Rulings:
         return _RIGHT if is_right else Ruling(Verdict.WRONG_ANSWER, message)
 
     async def of_output(self, test: StdinTest, output: bytes, program: Program) -> Ruling:
-        """The ruling on what was printed. Raises InfrastructureError."""
+        """The ruling on the output. Raises InfrastructureError."""
         if test.checker is not None:
             return await self._checked(test, output, test.checker, program)
         if self._checker is not None:

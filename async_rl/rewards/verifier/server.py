@@ -102,7 +102,7 @@ def build_app(
 
 
 class _Guard:
-    """Lets a request pass if it has the token in its header or at the beginning of its path.
+    """Lets a request pass if it has the token in its header or at the start of its path.
 
     The token is removed from the path. A request without it is refused before its body is read, and
     its connection is closed.
@@ -139,9 +139,9 @@ def _bearer_token(scope: Scope) -> bytes:
 
 
 class _Batch(Response):
-    """Results in the order in which programs finish; those that finish together share a piece.
+    """Results in the order of completion; results that finish together share a piece.
 
-    Releases the admission of each program when it ends.
+    Releases the admission of each finished program.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class _Batch(Response):
     async def _next_lines(self, *, is_last: bool) -> list[bytes]:
         """Results that are finished, at least one. Raises ClientDisconnect, or our own fault.
 
-        A fault breaks the answer off, so that the client asks another verifier.
+        A fault breaks the answer off, so that the client tries another verifier.
         """
         finished = [await self._finished.get()]
         if not is_last:

@@ -1,6 +1,6 @@
 """The work of one verifier process: admission, the queue for cells, judging, counting, the drain.
 
-Takes admitted programs, waits for a cell, and returns verdicts. Woken by: a program that ends.
+Takes admitted programs, waits for a cell, and returns verdicts. Woken by: a program that finishes.
 Invariants: at most `queue_size` programs wait, and the next one is refused; a program waits at most
 `queue_timeout_s` and is then an infrastructure error, never a verdict; a cancelled program leaves
 the queue, or its cell, immediately; a program that runs for longer than `SLOW_S` moves to a spare
@@ -159,7 +159,7 @@ class VerifierService:
         """
         if self._is_draining:
             self.metrics.count_refused(503)
-            raise Refused(503, "this verifier is shutting down; ask another one")
+            raise Refused(503, "this verifier is shutting down; use another one")
         if self.num_admitted and self.num_admitted + count > self.queue_size + self.num_cells:
             self.metrics.count_refused(429)
             raise Refused(

@@ -6,7 +6,7 @@ Takes settings and a bound socket, waits for requests, and sends answers. Woken 
 
 A connection is unknown until a request on it has shown the token. Invariants: descriptors are left
 for cells, however many clients connect; a connection beyond the limit replaces the oldest unknown
-connection, so clients that send nothing do not block other clients; an unknown connection ends
+connection, so clients that send nothing do not block other clients; an unknown connection is closed
 after `_UNKNOWN_S` or `_UNKNOWN_BYTES`; a client that repeats an error cannot fill the log.
 """
 
@@ -44,7 +44,7 @@ answer.
 """
 _UNKNOWN_S = 10.0
 _UNKNOWN_BYTES = 1 << 20
-"""Room for headers, and for what a known client sends of the body before its token is read."""
+"""Room for headers, and for the part of the body that a client sends before its token is read."""
 _MOST_CONNECTIONS = 4096
 _OWN_DESCRIPTORS = 48
 _CELL_DESCRIPTORS = 140
@@ -144,7 +144,7 @@ class Intake:
         return cls(max(most, ACCEPTED_AT_ONCE))
 
     def protocol(self, **options: Any) -> asyncio.Protocol:
-        """The protocol of a new connection, as uvicorn asks for it."""
+        """The protocol of a new connection, as uvicorn requests it."""
         return _Connection(self, **options)
 
     def known(self, client: Any) -> None:
@@ -160,7 +160,7 @@ class Intake:
         self._num_open += 1
         self._unknown[_key(connection.client)] = connection
         if self._num_open > self.limit:
-            # Removed now: its end is reported later, and it is not to be ended twice.
+            # Removed now: its end is reported later, and it must not be aborted twice.
             self._unknown.pop(next(iter(self._unknown))).transport.abort()
 
     def closed(self, connection: _Connection) -> None:
@@ -183,7 +183,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin the time in which the client must show the token."""
+        """Start the time limit for the client's token."""
         super().connection_made(transport)
         self._intake.opened(self)
         loop = asyncio.get_running_loop()

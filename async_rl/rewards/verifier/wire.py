@@ -88,7 +88,7 @@ class Form(Generic[R]):
 def _request(
     code: str, tests: list[CodeTest], *, language: str = PYTHON, memory_mb: float = 0, **more: Any
 ) -> VerifyRequest:
-    """A request with these tests. memory_mb: below 1 for the limit of the server. Raises ValueError
+    """A request with these tests. memory_mb: the server's limit if below 1. Raises ValueError
     if there are no tests, or if the language is unknown.
     """
     known = language_of(language)

@@ -87,7 +87,7 @@ def read_request(body: bytes, expected: type[R]) -> R:
     if request.model != MODEL:
         raise Refused(
             404,
-            f"the model {request.model!r} is not served here; ask for {MODEL!r} (the variable"
+            f"the model {request.model!r} is not served here; request {MODEL!r} (the variable"
             " OPENAI_MODEL of an agent has the name)",
             code="model_not_found",
         )
@@ -171,7 +171,7 @@ async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[
                 yield [*events, *exchange.part(index, news)]
         yield exchange.closed([answers[index] for index in sorted(answers)])
     finally:
-        # A client that leaves ends its calls; they record the text that it has read.
+        # A client that disconnects cancels its calls; they record the text that it has read.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions, and /v1/completions with a prompt of text or of token ids.
 
 The sampling of a request (temperature, top_p, seed, penalties) is ignored: the run's configuration
-decides from which distribution the policy is sampled, because that distribution is trained.
+sets the distribution of the samples, because that distribution is trained.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _earlier(name: str | None, session: Session) -> Sequence[Any]:
     if name not in session.responses:
         raise Refused(
             400,
-            f"previous_response_id={name!r} is no response of this session; send the id of one,"
+            f"previous_response_id={name!r} is not a response of this session; send the id of one,"
             " or the whole history as input",
             code="previous_response_not_found",
         )
