@@ -4,7 +4,7 @@ Run: `python -m benchmarks.weights.changes [MODEL] [--steps N] [--rates 1e-6 5e-
 Hugging Face directory, by default the model of `make real`; without it nothing is measured. Each
 step is a policy gradient with advantages of both signs on answers to the task of `conf=real`,
 clipped to norm 1, on float32 weights. After each step the weights are published in bfloat16 and
-go through files in both forms, one after the other, into the blocks of two generators, which are compared.
+go through files in both forms into the blocks of two generators, which are compared.
 """
 
 from __future__ import annotations
