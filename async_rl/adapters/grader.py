@@ -27,7 +27,7 @@ _RETRIED = frozenset({429, 502, 503, 504})
 
 
 class Grader:
-    """The verifier at a URL. cpu_s: limit of each test; None for that of the server."""
+    """The verifier at a URL. cpu_s: limit of each test; None for the limit of the server."""
 
     def __init__(
         self, url: str | None = None, *, cpu_s: float | None = None, timeout_s: float = 300

@@ -8,8 +8,8 @@ write such rows:
 
     python -m async_rl.adapters.gymnasium_text my_package:Guess-v0 1000 > guess.jsonl
 
-Observations become messages of the user, answers become actions; the sum of the rewards is that of
-the sample. Without room for another answer the episode ends as it is.
+Observations become messages of the user, answers become actions; the sum of the rewards is the
+reward of the sample. Without room for another answer the episode stops as it is.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     from lcb_runner.evaluation import compute_code_generation_metrics as metrics
     install(metrics)  # or livecodebench.evaluation of NVIDIA's package
 
-A program that cannot be judged ends the evaluation. The runner counts any Exception as a failure of
-the program, so this one is a SystemExit.
+A program that cannot be judged stops the evaluation. The runner counts any Exception as a failure
+of the program, so this one is a SystemExit.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ A row of the data has `environment`, the configuration of the environment (its `
     python -m async_rl.adapters.verifiers_tasks '{"taskset": {"id": "my-taskset"},
         "agent": {"runtime": {"type": "subprocess"}}}' 1000 > tasks.jsonl
 
-The policy plays every agent of the environment that has no client of its own. The weighted rewards
-of its agents, averaged over the agents, are those of the sample.
+The policy plays every agent of the environment that has no separate client. The weighted rewards
+of its agents, averaged over the agents, are the rewards of the sample.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ async def play(task: Mapping[str, Any], endpoint: Endpoint) -> dict[str, float]:
 
 
 def _rewards(episode: Any) -> dict[str, float]:
-    # What an environment marks as not trainable is a judge or an opponent, whose reward is not the
-    # policy's.
+    # An agent that an environment marks as not trainable is a judge or an opponent, whose reward is
+    # not the policy's.
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     rewards: dict[str, float] = {}
     for trace in traces:

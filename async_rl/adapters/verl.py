@@ -3,7 +3,7 @@
     custom_reward_function.path=pkg://async_rl.adapters.verl
     custom_reward_function.name=compute_score
 
-A response that cannot be judged raises, which ends verl's step; it is never scored.
+A response that cannot be judged raises, which stops verl's step; it is never scored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def compute_score(
 ) -> float:
     """The share of passed tests, 0 to 1.
 
-    The tests are those of `extra_info` (`tests`, `test_list`, ...), or else of `ground_truth` by
+    The tests are in `extra_info` (`tests`, `test_list`, ...), or else of `ground_truth` by
     the data_source, as in verl's own rows. verifier_url: from `reward_kwargs`.
     """
     row = {**(extra_info or {}), "data_source": data_source}

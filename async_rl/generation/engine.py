@@ -31,7 +31,7 @@ class Completion:
     token_ids int32 [N], logprobs float32 [N] (of the distribution sampled from, after temperature),
     versions int32 [N].
     is_truncated: stopped by the length limit, without an end-of-sequence token.
-    first_s: monotonic seconds at which the first token existed; NaN: the engine does not say.
+    first_s: monotonic seconds when the first token existed; NaN: the engine does not say.
     """
 
     index: int
@@ -76,7 +76,7 @@ async def one_completion(
     engine: Generates, request_id: str, token_ids: IntArray, sampling: Sampling
 ) -> Completion:
     """Return the engine's continuation of one row of tokens, int32 [N]."""
-    # The list is no variable here: a collection of garbage would visit each of its entries, of
+    # The list is not a variable here: a collection of garbage would visit each of its entries, of
     # hundreds of calls in flight.
     completions = engine.generate(request_id, token_ids.tolist(), 1, sampling)
     async with contextlib.aclosing(completions):
@@ -99,7 +99,7 @@ class Engine(Protocol):
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
         """Yield each of num_samples completions of one prompt as it finishes; closing the iterator
-        ends the rest.
+        cancels the rest.
 
         Raises WeightsError before the first load and after a failed one, Unavailable if the engine
         died.
@@ -119,10 +119,10 @@ class Engine(Protocol):
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Change the weights between two engine steps; requests in flight continue.
 
-        Raises WeightsError: if the shared block is not the one that the manifest announces, nothing
-        has changed; after any other one the engine refuses all further work. Raises BroadcastBroken
-        if a broadcast ended early: the load may be repeated. Until then the engine continues with
-        the old weights, or stays paused if it loads in place.
+        Raises WeightsError: if the shared block does not match the manifest, nothing
+        has changed; after any other WeightsError the engine refuses all further work. Raises
+        BroadcastBroken if a broadcast stopped early: the load may be repeated. Until then the
+        engine continues with the old weights, or stays paused if it loads in place.
         """
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
@@ -207,5 +207,5 @@ def require_version(version: int) -> None:
     """Raise WeightsError before the first load."""
     if version == NO_VERSION:
         raise WeightsError(
-            "the engine has no version of the weights yet; push one before asking for tokens"
+            "the engine has no version of the weights yet; push one before requesting tokens"
         )

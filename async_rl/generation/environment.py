@@ -22,7 +22,7 @@ T = TypeVar("T")
 EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
 _GENTLE_NICENESS = 5
-"""A busy process on the same core keeps three fifths of it beside two that start, instead of a
+"""A busy process on the same core keeps three fifths of it next to two that start, instead of a
 third.
 """
 _AUTOGROUP = Path("/proc/self/autogroup")
@@ -88,7 +88,7 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
 
 @contextlib.asynccontextmanager
 async def giving_way(*, to_others: bool) -> AsyncIterator[None]:
-    """Lower the priority of this process's session until the block ends, if other processes use the
+    """Lower the priority of this process's session during the block, if other processes use the
     same cores.
 
     Where Linux groups processes by session (autogroup), it compares sessions with each other, and
@@ -120,8 +120,8 @@ async def _set_session_niceness(niceness: int) -> None:
 async def gently(work: Callable[[], T]) -> T:
     """Run `work` in a thread of lower priority, which delays other processes less.
 
-    Linux keeps a priority per thread and only root may raise one again, so the thread ends with the
-    work; the process, and the threads that it starts later, keep their priority.
+    Linux keeps a priority per thread and only root may raise one again, so the thread exits after
+    the work; the process, and the threads that it starts later, keep their priority.
     """
     thread = ThreadPoolExecutor(1, initializer=os.nice, initargs=(_GENTLE_NICENESS,))
     try:

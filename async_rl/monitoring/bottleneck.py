@@ -73,7 +73,7 @@ def share(
     """Return the mean share of time in a condition over the serving processes of a role; None if
     unknown.
     """
-    # A process that starts or ends is idle for reasons that say nothing about the balance.
+    # A process that starts or exits is idle for reasons that say nothing about the balance.
     serving = [m for m in members if m.state not in ("starting", "draining", "ended")]
     known = [rates for rates in _rates(serving, before, role) if rates]
     return sum(rates.get(condition, 0.0) for rates in known) / len(known) if known else None
@@ -168,7 +168,7 @@ def advice(
     contradict.
     """
     shares = _shares(members, before)
-    # While the number of processes changes, the shares are those of another number.
+    # While the number of processes changes, the shares belong to another number.
     if shares is None or any(m.state in ("starting", "draining") for m in members):
         return ""
     waits = shares.waits

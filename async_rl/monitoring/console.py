@@ -232,7 +232,7 @@ def who_waits(members: Iterable[Member], *, now_s: float, least_s: float) -> str
     ordered = sorted(
         members, key=lambda m: (m.state != "starting", ROLE_ORDER.index(m.role), m.name)
     )
-    # One that waits for resources of a cluster is reported below, with what it waits for.
+    # A process that waits for resources of a cluster is reported below, with its reason.
     starting = [m.name for m in ordered if m.state == "starting" and not m.waits_for]
     if starting:
         return f"{', '.join(starting)} start{'s' if len(starting) == 1 else ''}"

@@ -40,7 +40,7 @@ _FLUSH_S = 2
 _MAX_QUEUED = 1000
 _BUCKETS = 30
 _ROTATE_BYTES = 64 * 2**20
-"""The size at which the next event file starts. TensorBoard reads the files of a directory in
+"""The size that starts the next event file. TensorBoard reads the files of a directory in
 order, and old ones can be moved away while the run writes.
 """
 

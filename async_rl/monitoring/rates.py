@@ -8,10 +8,10 @@ Rules
   the newest ones.
 - A restarted process counts from 0; the counts of its predecessor stay in the
   run's totals (`failures/<reason>`).
-- A generator that only evaluates is idle between evaluations, unlike the others: the
+- A generator that only evaluates is idle between evaluations, unlike other generators: the
   shares of its role leave it out.
-- A process that has ended no longer appears; gauges of several processes are added for `queue/` and
-  the sessions of gateways, else the largest is taken.
+- A process that has exited no longer appears; gauges of several processes are added for `queue/`
+  and the sessions of gateways, else the largest is taken.
 - Memory and cores are the median and the maximum of each pool: a name per process would fill every
   row of a run with a thousand processes.
 Pure state, without a clock: times come from the counters and the caller.
@@ -47,7 +47,7 @@ _FAILURE_RATE = "failure_rate/"
 
 
 def commonest_failure(numbers: Iterable[Mapping[str, float]]) -> str:
-    """Return how often which failure ended an attempt or a group, the commonest only, and its
+    """Return how often which failure stopped an attempt or a group, the commonest only, and its
     present rate if that is known; empty if none did.
 
     numbers: metrics of a run, or the counters of its processes, which have no rates.
@@ -117,7 +117,7 @@ class Rates:
         self._step_s = start_s
 
     def observe(self, members: Iterable[Member]) -> None:
-        """Update the processes from the current members; missing ones have ended."""
+        """Update the processes from the current members; missing ones have exited."""
         present = {}
         for member in members:
             process = self._processes.get(member.name)
@@ -227,7 +227,7 @@ def _add_gauge(numbers: dict[str, float], gauge: str, value: float) -> None:
     spec = describe(gauge)
     if spec is None or spec.kind is not MetricKind.SCALAR:
         return
-    # Only counts add up; a latency of two processes is that of the slower one.
+    # Only counts add up; a latency of two processes is the latency of the slower process.
     if gauge.startswith(_ADDED):
         numbers[gauge] = numbers.get(gauge, 0.0) + value
     else:

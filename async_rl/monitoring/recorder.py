@@ -68,7 +68,7 @@ class _Row(msgspec.Struct):
 
 class Recorder:
     """Writes the metrics of one run. clock: seconds; on_row: receives the scalars of each written
-    row; on_media: receives histograms and texts as they come, those of a step before its row.
+    row; on_media: receives histograms and texts as they come, media of a step before its row.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Recorder:
             self._write(step)
 
     def start_from(self, version: int) -> None:
-        """Remove the rows after `version`, at which the learner starts, also from TensorBoard."""
+        """Remove the rows after `version`, the learner's start, also from TensorBoard."""
         # Nothing was written after it, so there is nothing to remove.
         if self._newest <= version and not self._is_resumed:
             return
@@ -230,7 +230,7 @@ class Recorder:
         self._events.restart(version + 1)
 
     def _last_row(self, version: float) -> tuple[_RowHead | None, int]:
-        """Return the last row up to this version, and where the one after it would start."""
+        """Return the last row up to this version, and the offset of the next row."""
         for offset, line in lines_backwards(self._path):
             try:
                 row = msgspec.json.decode(line, type=_RowHead)
@@ -267,7 +267,7 @@ class Recorder:
         try:
             for step in sorted(self._rows):
                 self._write(step)
-        # The run ends; a full disk must not hide the outcome.
+        # The run stops; a full disk must not hide the outcome.
         except InfrastructureError as error:
             _LOG.error("%s", error)
         self._jsonl.close()

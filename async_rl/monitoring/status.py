@@ -1,5 +1,5 @@
 """The answer of `async-rl status`: the numbers, the flow from prompt to training, the bottleneck,
-and what each process does and waits for.
+and the work and the wait of each process.
 
 Pure: from a StatusReply, an earlier one and the time to something rich can print.
 """
@@ -62,7 +62,7 @@ def render(
     rewards: Sequence[float] = (),
     last: str = "",
 ) -> RenderableType:
-    """The whole answer. now_s: Unix time; before: an earlier answer, from which rates are taken;
+    """The whole answer. now_s: Unix time; before: an earlier answer, for the rates;
     rewards: of the steps so far.
 
     last: the bottleneck's sentence in the picture before.
@@ -160,7 +160,7 @@ _OPEN, _CALLING = f"{GAUGE}sessions/open", f"{GAUGE}sessions/calling"
 
 
 def _sessions(members: Sequence[Member]) -> Iterator[str]:
-    """The sessions of all gateways by what they wait for; each environment if there are several."""
+    """The sessions of all gateways by their waits; each environment if there are several."""
     counts = collections.Counter[str]()
     for member in members:
         counts.update({n: v for n, v in member.counters.items() if n.startswith((_OPEN, _CALLING))})
@@ -197,7 +197,7 @@ def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Tabl
 
 
 def wait_of(member: Member, now_s: float) -> str:
-    """Describe what the process waits for and since when. now_s: Unix time."""
+    """Describe the wait of the process and its start. now_s: Unix time."""
     verb = "is held back by" if member.state == "blocked" else "waits for"
     return f"{member.name} {verb} {member.waits_for} ({duration(now_s - member.since_s)})"
 

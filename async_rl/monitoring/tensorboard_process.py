@@ -1,4 +1,4 @@
-"""TensorBoard as a child of the supervisor: bound to loopback or the run's address, and ended
+"""TensorBoard as a child of the supervisor: bound to loopback or the run's address, and stopped
 together with its parent.
 
 The port is chosen before TensorBoard starts, so the URL is known immediately; the page answers a
@@ -24,11 +24,11 @@ from async_rl.core.os import die_with_parent
 _CLOSE_S = 3.0  # it has nothing to save
 _NICENESS = 10  # it reads the event file every second, on cores that generators may use
 _RELOAD_S = "1"
-"""Seconds. Metrics must be visible within 5 s, of which writing them takes a part."""
+"""Seconds. Metrics must be visible within 5 s, and writing them takes a part of that."""
 
 
 class TensorBoard:
-    """A running TensorBoard with these runs under their names. log: the file for what it prints.
+    """A running TensorBoard with these runs under their names. log: the file for its output.
     Raises InfrastructureError if `port` is taken; 0 takes a free one.
     """
 
@@ -63,11 +63,11 @@ class TensorBoard:
 
     @property
     def is_running(self) -> bool:
-        """False once it has ended; its log has the reason."""
+        """False once it has exited; its log has the reason."""
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """Wait until it ends, and return its exit status."""
+        """Wait until it exits, and return its exit status."""
         return self._process.wait()
 
     def close(self) -> None:

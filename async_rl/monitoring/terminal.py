@@ -30,7 +30,7 @@ class Terminal(VisibleConsole):
     """A console whose output may be lost: text that cannot be written is dropped."""
 
     def on_broken_pipe(self) -> None:
-        """Continue without output. The default ends the process, and with it a run."""
+        """Continue without output. The default kills the process, and with it a run."""
         self.drop()
 
     def drop(self) -> None:

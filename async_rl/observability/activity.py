@@ -7,8 +7,8 @@
 
 Rules, which keep the numbers correct when several asyncio tasks and threads of a process are in
 stages at the same time
-- Inside one task the innermost block counts; the outer blocks are suspended until it ends.
-- `busy_s/<stage>`, `wait_s/<what>` and `blocked_s/<what>` are seconds in which at least one task
+- Inside one task the innermost block counts; the outer blocks are suspended until it is left.
+- `busy_s/<stage>`, `wait_s/<what>` and `blocked_s/<what>` are seconds when at least one task
   was in that stage: a union, never a sum.
 - The process is busy while any task is busy, else it waits while any task waits, else it is blocked
   while any task is blocked, else it is idle.  The seconds of the process in these four conditions
@@ -83,7 +83,7 @@ class _Frame:
 
 
 class _Seconds:
-    """Seconds in which at least one block was active."""
+    """Seconds when at least one block was active."""
 
     __slots__ = ("num_active", "since", "total")
 
@@ -122,7 +122,8 @@ class Activity:
             "activity", default=None
         )
         # The active blocks by kind, in order of their activation. The first kind with a block is
-        # the condition of the process: work, else a wait for what is upstream, else what blocks it.
+        # the condition of the process: work, else a wait for a process upstream, else the process
+        # that blocks it.
         self._frames: dict[_Kind, dict[_Frame, None]] = {kind: {} for kind in _Kind}
         # By stage, and by condition of the process.
         self._seconds: dict[str, _Seconds] = {kind.value: _Seconds() for kind in _Kind}
@@ -210,7 +211,7 @@ class Activity:
     @contextlib.contextmanager
     def _inside(self, kind: _Kind, label: str) -> Iterator[None]:
         outer = self._frame.get()
-        # A task that outlives the block in which it was started still has that block as its
+        # A task that outlives the block that started it still has that block as its
         # context.
         while outer is not None and not outer.is_open:
             outer = outer.parent

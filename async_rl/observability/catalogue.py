@@ -23,7 +23,7 @@ _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_<>/]+$")]
 
 
 class MetricKind(enum.StrEnum):
-    """The form in which a metric is recorded."""
+    """The recorded form of a metric."""
 
     SCALAR = "scalar"
     HISTOGRAM = "histogram"

@@ -49,7 +49,8 @@ async def run(context: ProcessContext) -> None:
     else:
         environments = open_environments(config.agent)
     control = load_control(context.run_dir)
-    # The port tells two lives of a supervisor apart in containers, where every pid may be the same.
+    # The port distinguishes two lives of a supervisor in containers, where every pid may be the
+    # same.
     life = f"{control.pid}-{control.address.rpartition(':')[2]}"
     journal = Journal(context.run_dir / "sessions" / context.name, life)
     engines = RemoteEngines(context)
@@ -84,7 +85,7 @@ async def run(context: ProcessContext) -> None:
 
 @contextlib.contextmanager
 def announced(context: ProcessContext, url: str) -> Iterator[None]:
-    """Show the owner of the run, until the block ends, the address at which programs take sessions,
+    """Show the owner of the run, during the block, the address where programs take sessions,
     and the key.
     """
     folder = context.run_dir / "gateways"

@@ -3,8 +3,8 @@ socket and the metrics.
 
 takes: a configuration and a launcher; requests of children and of people; Ctrl-C
 waits for: the learner's end, a failure, or a stop
-returns: the run's directory; exit code 0 (finished or stopped as asked) or 1 (failed, with the root
-cause)
+returns: the run's directory; exit code 0 (finished or stopped on request) or 1 (failed, with the
+root cause)
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class Supervisor:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if fleet.failed.done():
                 raise fleet.failed.result()
-            # A task that ends before it is stopped has failed; after the learner's end that is
+            # A task that returns before it is stopped has failed; after the learner's end that is
             # irrelevant.
             for task in tasks:
                 if task.done() and not done.done():
@@ -258,7 +258,7 @@ class Supervisor:
             stop.cancel()
 
     async def _end_children(self, fleet: Fleet, monitor: Monitor) -> None:
-        """End the learner, which saves, wait for the last evaluation, then end the others."""
+        """Stop the learner, which saves; wait for the last evaluation; stop the other processes."""
         was_requested = self._stop.graceful.is_set()
         self._console.note(
             "stopping: the learner finishes its step and saves (Ctrl-C again to stop immediately)"

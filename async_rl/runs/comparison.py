@@ -1,4 +1,4 @@
-"""Two runs side by side: the first input in which they differ, their settings, results and times.
+"""Two runs side by side: the first input that differs, their settings, results and times.
 
 Within a step, causes come before effects: the weights that it started with, the prompts, the
 sampled tokens, their versions and log-probs, the rewards, the order of the batch, the learning
@@ -155,7 +155,7 @@ Difference = tuple[str, str, Pair]
 
 
 class _Walk:
-    """Walks through two runs. not_compared: the steps in which a record was missing, by reason."""
+    """Walks through two runs. not_compared: the steps that lack a record, by reason."""
 
     def __init__(self, one: _Side, other: _Side) -> None:
         self._sides = (one, other)
@@ -264,7 +264,7 @@ def _rows(one: TrainedGroup, other: TrainedGroup) -> Iterator[Difference]:
 
 
 def _of_lists(subject: str, first: Sequence[str], second: Sequence[str]) -> Iterator[Difference]:
-    """Yield each position at which two lists differ."""
+    """Yield each position where two lists differ."""
     pairs = itertools.zip_longest(first, second, fillvalue="none")
     for index, (one, other) in enumerate(pairs):
         if one != other:
@@ -272,7 +272,7 @@ def _of_lists(subject: str, first: Sequence[str], second: Sequence[str]) -> Iter
 
 
 def _first_unequal(first: Any, second: Any) -> int | None:
-    """Return the first position at which two arrays differ, or None."""
+    """Return the first position where two arrays differ, or None."""
     size = min(len(first), len(second))
     unequal = np.flatnonzero(first[:size] != second[:size])
     if len(unequal):

@@ -1,7 +1,7 @@
 """Access to a live run: its control socket, or its process while that does not answer yet.
 
 Invariants
-- A process is only signalled if it is the one that launched the run (same id and same start time),
+- A process is only signalled if it launched the run (same id and same start time),
   which `launched.json` records.
 - One process at a time launches or resumes a run: it holds the lock of the run's directory.
 """
@@ -30,7 +30,7 @@ from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, Stop
 from async_rl.protocol.membership import PoolCount
 
 MARK = "launched.json"
-# The supervisor answers from memory; longer means that it is gone or hangs.
+# The supervisor answers from memory; longer means that it has exited or hangs.
 _CALL_S = 10.0
 _POLL_S = 1.0
 _LOCK = "lock"

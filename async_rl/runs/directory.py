@@ -1,7 +1,7 @@
 """The directories of runs: which one a person means, and the name of a new one.
 
 Invariants: a run is a directory with a config.yaml; its name is the name of the directory; the
-newest run is the one that was launched last. The name of a new run is like `amber-otter-1120-1931`
+newest run is the run that was launched last. The name of a new run is like `amber-otter-1120-1931`
 (month and day, hour and minute).
 """
 
@@ -48,12 +48,12 @@ def default_output_dir() -> Path:
 
 def find_run(run: str | None, output_dir: Path | None) -> Path:
     """Return the directory of a run, given its name, its directory, or None for the newest. Raises
-    ConfigError if there is none. output_dir: None for that of conf/.
+    ConfigError if there is none. output_dir: None for the directory in conf/.
     """
     output_dir = output_dir or default_output_dir()
     runs = all_runs(output_dir)
     if run is None:
-        # One that failed before its first step is found by its name; its logs tell why.
+        # A run that failed before its first step is found by its name; its logs have the reason.
         started = (
             path for path in runs if ending(path)[0] is not RunState.FAILED or newest_row(path)
         )
@@ -77,7 +77,7 @@ def find_run(run: str | None, output_dir: Path | None) -> Path:
 
 
 def is_directory_of_runs(path: Path) -> bool:
-    """Return whether the path is a directory, but not that of a run."""
+    """Return whether the path is a directory, but not the directory of a run."""
     path = path.expanduser()
     return path.is_dir() and not (path / "config.yaml").is_file()
 

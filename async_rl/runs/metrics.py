@@ -120,7 +120,7 @@ class Curves:
         self._columns: dict[str, array.array[float]] = {}
 
     def refresh(self) -> None:
-        """Read what was written since the last call."""
+        """Read the rows that were written since the last call."""
         with self._lock:
             for row in self._reader.new():
                 self._put(row)

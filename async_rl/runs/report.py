@@ -32,7 +32,7 @@ class Series:
 
 @frozen
 class Graph:
-    """Lines over a common axis. meaning: what the values are, shown as a hint."""
+    """Lines over a common axis. meaning: of the values, shown as a hint."""
 
     title: str
     unit: str
@@ -42,7 +42,7 @@ class Graph:
 
 @frozen
 class Section:
-    """A part of a report: sentences, then a table, then graphs, each of which may be missing."""
+    """A part of a report: sentences, then a table, then graphs; each may be missing."""
 
     title: str = ""
     lines: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Section:
 
 @frozen
 class Report:
-    """What a command found out about one run or two."""
+    """The result of a command about one run or two."""
 
     title: str
     sections: tuple[Section, ...]

@@ -1,4 +1,4 @@
-"""What a run is: its configuration, its state, and its result, while it runs and after its end."""
+"""A run's configuration, state and result, while it runs and after its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunState(enum.StrEnum):
 
     `queued`: its Slurm job has not started. `starting`: its processes do not answer yet. `running`:
     they do. `finished`: it completed all steps. `stopped`: it was stopped by a person or a signal.
-    `failed`: an error ended it. `killed`: it ended without reporting an outcome.
+    `failed`: an error stopped it. `killed`: it exited without reporting an outcome.
     """
 
     QUEUED = "queued"
@@ -46,7 +46,7 @@ class RunState(enum.StrEnum):
 
 
 class _Ending(msgspec.Struct, frozen=True):
-    """state.json, which the supervisor writes when the run ends."""
+    """state.json, which the supervisor writes at the end of the run."""
 
     outcome: RunState
     cause: str = ""
@@ -126,7 +126,7 @@ def status_of(run_dir: Path) -> RunStatus:
 
 
 def live_status(run_dir: Path) -> RunStatus | None:
-    """Return what the run's supervisor answers, or None if it does not answer."""
+    """Return the answer of the run's supervisor, or None if it does not answer."""
     reply = ask_status(run_dir) if living_pid(run_dir) is not None else None
     if reply is None:
         return None
@@ -154,8 +154,8 @@ def stored_status(run_dir: Path) -> RunStatus:
 
 
 def state_of(run_dir: Path) -> tuple[RunState, str]:
-    """Return (state, cause of a failure) of a run from its process and its files, without asking
-    the process.
+    """Return (state, cause of a failure) of a run from its process and its files, without a call
+    of the process.
     """
     if living_pid(run_dir) is not None:
         has_control = (run_dir / CONTROL_FILE).is_file()
@@ -243,7 +243,7 @@ def result_lines(run_dir: Path) -> Iterator[str]:
     saved = checkpoints.versions(run_dir)
     best = result.best(saved)
     if not saved:
-        yield "checkpoints     none: the run ended before its first checkpoint"
+        yield "checkpoints     none: the run stopped before its first checkpoint"
     elif best is None:
         yield f"checkpoints     steps {', '.join(map(str, saved))}"
     else:

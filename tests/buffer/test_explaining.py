@@ -89,7 +89,7 @@ def test_a_page_shows_where_the_time_went_and_needs_no_other_file(
     assert done.returncode == 0, done.stderr
     assert "2400 steps/hour over 10 steps after the first 2" in done.stdout
     assert "this run makes 2400 steps/hour (+0%); the learner waits 67% of the time" in done.stdout
-    assert "the clock of generator-0 differs from that of the buffer by 50.00 s" in done.stdout
+    assert "the clock of generator-0 differs from the clock of the buffer by 50.00 s" in done.stdout
     text = page.read_text()
     assert text.count("█</td>") == 3
     assert "a&lt;b&gt;run" in text

@@ -236,7 +236,7 @@ def test_a_profile_forecasts_as_the_run_does(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has form 0"):
         read_profile(file)
     file.write_text("[]")
-    with pytest.raises(ConfigError, match="is no profile"):
+    with pytest.raises(ConfigError, match="is not a profile"):
         read_profile(file)
 
 

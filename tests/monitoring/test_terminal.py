@@ -205,7 +205,7 @@ def test_a_run_without_a_checkpoint_says_so(config: RunConfig, tmp_path: Path) -
         "learner-0: the loss is not finite",
     ]
     lines = list(result_lines(tmp_path))
-    assert "checkpoints     none: the run ended before its first checkpoint" in lines
+    assert "checkpoints     none: the run stopped before its first checkpoint" in lines
     assert not any("resume" in line for line in lines)
 
 

@@ -39,7 +39,7 @@ class Writer(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One prompt and the queue of its completions; an error in the queue ends the request."""
+    """One prompt and the queue of its completions; an error in the queue fails the request."""
 
     request_id: str
     prompt: list[int]
@@ -118,8 +118,8 @@ class DecodeBatch:
 
 
 class _Temperature:
-    """A logits processor of transformers: divides the logits and keeps the log-probs from which the
-    next token is drawn. It is the last processor: `generate` adds none after it.
+    """A logits processor of transformers: divides the logits and keeps the log-probs that the
+    next token is drawn from. It is the last processor: `generate` adds none after it.
     """
 
     def __init__(self, temperature: float) -> None:

@@ -1,11 +1,11 @@
 """The transformers engine: for debugging, and for models that vLLM does not know.
 
 Slow and simple, with the invariants of engine.py. Requests with equal sampling settings are
-batched; a batch runs in a thread through transformers' `generate` until its last sample ends, then
-the next batch starts. Between two tokens the thread lets others use the model: new weights, or a
-probe. To sleep, a batch ends after its token, and its cache with it; after the next load its
-unfinished samples continue from the tokens that exist. New weights are copied out of their source
-and verified before the model changes.
+batched; a batch runs in a thread through transformers' `generate` until its last sample finishes,
+then the next batch starts. Between two tokens the thread lets other calls use the model: new
+weights, or a probe. To sleep, a batch stops after its token and drops its cache; after the next
+load its unfinished samples continue from the tokens that exist. New weights are copied out of their
+source and verified before the model changes.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class HfEngine:
         for request in (*self._waiting, *self._running):
             request.finished.put_nowait(
                 Unavailable(
-                    f"the transformers engine ended: {cause or 'closed'}; start the generator again"
+                    f"the transformers engine stopped: {cause or 'closed'}; start the generator"
+                    " again"
                 )
             )
 
@@ -180,7 +181,7 @@ class HfEngine:
         return chosen
 
     def _write(self, batch: DecodeBatch, loop: asyncio.AbstractEventLoop) -> None:
-        """Continue the samples until the last one ends or the engine is to sleep."""
+        """Continue the samples until the last one finishes or the engine is to sleep."""
         input_ids, mask = batch.padded(self._pad_token_id, self._device)
         is_sampled = batch.sampling.temperature > 0
         settings = GenerationConfig(

@@ -1,10 +1,10 @@
 """Several policies on one LLM: its base model with the adapter of one slot each (vLLM's LoRA).
 
 Invariants
-- Slot 0 is this run's policy; the others belong to other runs, each to at most one at a time.
-- The label of the LLM's weights has the version of every slot, so a token's label tells the version
-  of the policy that sampled it, whichever slot was loaded meanwhile.
-- An adapter that cannot be read, or that vLLM refuses, changes nothing for anybody.
+- Slot 0 is this run's policy; other slots belong to other runs, each to at most one at a time.
+- The label of the LLM's weights has the version of every slot, so a token's label shows the version
+  of the policy that sampled it, even if a slot was loaded during the request.
+- An adapter that cannot be read, or that vLLM refuses, changes nothing for any run.
 
 Written against vLLM 0.32.
 """
@@ -34,7 +34,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _GONE_S = 90.0
 """A slot whose run has been silent for longer may be given to another."""
 _PLACEHOLDER = "pushed"
-"""vLLM wants a path for an adapter; that of a slot has no other."""
+"""vLLM requires a path for an adapter; the adapter of a slot has no file."""
 
 
 class AppliedAdapter(VllmEngine):
@@ -111,7 +111,7 @@ class Slots:
         return [p.name for p in self.policies[1:] if p.name and now_s - p.seen_s < _GONE_S]
 
     def admit(self, name: str) -> AppliedAdapter:
-        """Return the policy of this name, in a slot of its own from now on.
+        """Return the policy of this name, in a separate slot from now on.
 
         Raises Unavailable if all slots are taken.
         """
@@ -180,8 +180,8 @@ def linear_layers(model_path: Path) -> list[str]:
 
 
 def _write_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None:
-    """Fetch an adapter and write it as PEFT does. Raises WeightsError if it is not the one that
-    was announced.
+    """Fetch an adapter and write it as PEFT does. Raises WeightsError if it does not match
+    the manifest.
     """
     assert source.scaling is not None
     try:

@@ -10,7 +10,7 @@ sends the outputs of a request once it has finished; woken by the queue when idl
 Invariants
 - Calls run between two engine steps, in the order they were made; the scheduler has no step in
   flight then.
-- Every change of weights ends with `resume_scheduler`, which is where scheduler.py separates the
+- Every change of weights finishes with `resume_scheduler`, where scheduler.py separates the
   prefix caches of two versions.
 - Tokens are kept until their request finishes or the label of the weights changes, so all tokens of
   an output have the same label.
@@ -149,7 +149,7 @@ class ThreadedCore(EngineCoreClient):
             call()
 
     def _send(self, outputs: EngineCoreOutputs | None, label: str) -> None:
-        """Send the requests that have finished; keep the tokens of the others."""
+        """Send the requests that have finished; keep the tokens of the other requests."""
         if outputs is None:
             return
         finished = []
@@ -209,7 +209,7 @@ class ThreadedCore(EngineCoreClient):
 
     def _require_alive(self) -> None:
         if self.resources.engine_dead or not self._thread.is_alive():
-            raise EngineDeadError("the thread of the engine core has ended")
+            raise EngineDeadError("the thread of the engine core has exited")
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """Return the next outputs; raises EngineDeadError once the core has died."""

@@ -99,7 +99,7 @@ class Llm:
 
     @contextmanager
     def dirty_on_error(self, version: int) -> Iterator[None]:
-        """Mark the engine as dirty if a change of weights ends early.
+        """Mark the engine as dirty if a change of weights stops early.
 
         A broken broadcast leaves it paused instead, and the load is repeated.
         """
@@ -111,7 +111,7 @@ class Llm:
             root = error.__cause__ or error
             reason = f"{type(root).__name__}: {root}"
             if str(root).endswith(_LOST_WORKER):
-                reason = "a worker process of the engine ended, see the log above"
+                reason = "a worker process of the engine exited, see the log above"
             self._dirty = f"loading version {version} failed half-way ({reason})"
             failure = WeightsError(f"{self._dirty}; start the generator again")
             self.llm.output_processor.propagate_error(failure)
@@ -191,7 +191,8 @@ class VllmEngine:
         return self._vllm.outputs(request_id, token_ids, params, self._lora)
 
     def _completion(self, sample: CompletionOutput, first_s: float) -> Completion:
-        # An aborted sample has too few tokens, and would be trained as if the policy had ended it.
+        # An aborted sample has too few tokens, and would be trained as if the policy had finished
+        # it.
         if sample.finish_reason not in ("stop", "length") or sample.weight_versions is None:
             raise Unavailable(
                 f"vLLM ended sample {sample.index} early ({sample.finish_reason}); the attempt"
@@ -212,7 +213,7 @@ class VllmEngine:
         )
 
     async def sleep(self) -> None:
-        """On a GPU vLLM sleeps at level 2, which drops the weights: the next load brings all of
+        """On a GPU vLLM sleeps at level 2, which drops the weights: the next load restores all of
         them. On a CPU only the blocks of the cache can be freed.
         """
         async with self._vllm.loading:

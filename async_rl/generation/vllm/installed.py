@@ -51,8 +51,8 @@ def tool_parsers(root: Path) -> frozenset[str]:
 
 
 def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
-    """Yield what the installed vLLM lacks: a supported version, and the engine arguments and the
-    parser of generation.vllm.extra. Nothing without vLLM.
+    """Yield the missing parts of the installed vLLM: a supported version, and the engine arguments
+    and the parser of generation.vllm.extra. Nothing without vLLM.
     """
     root = installed()
     if root is None:

@@ -114,7 +114,7 @@ def _lora_settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """The arguments that depend on the device, and those of generation.vllm.extra."""
+    """The arguments that depend on the device, and the arguments of generation.vllm.extra."""
     vllm = config.generation.vllm
     settings: dict[str, Any] = {"gpu_memory_utilization": vllm.gpu_memory_utilization}
     # The project's defaults, which generation.vllm.extra may replace.
@@ -144,7 +144,7 @@ async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> tuple[AsyncLLM, 
     has_core_process = environment.has_core_process(config)
     try:
         # In a thread, so that the event loop continues: this takes seconds on a CPU, minutes on a
-        # GPU, and a process that sends no heartbeat for 15 s is ended.
+        # GPU, and a process that sends no heartbeat for 15 s is killed.
         if has_core_process:
             llm = await asyncio.to_thread(AsyncLLM.from_engine_args, args)
         else:

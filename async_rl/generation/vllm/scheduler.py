@@ -1,7 +1,7 @@
 """vLLM's scheduler with one rule more: no request reads the prefix cache of older weights.
 
-Every block of the cache is hashed with the salt of its request, and the salt is the number of
-weight changes. A change of weights ends with the scheduler leaving its pause; requests that wait
+Each block of the cache is hashed with the salt of its request, and the salt is the number of
+weight changes. A change of weights finishes when the scheduler leaves its pause; requests that wait
 then have not been computed yet, so the new weights will compute them, and they take the new salt. A
 label would not do: a learner that resumed from a checkpoint trains the same version again, to other
 weights.
@@ -58,7 +58,7 @@ class _Salting(Scheduler):
                 self._salt(request)
 
     def _prefill_again(self) -> None:
-        """Let the requests of which a part is prefilled start again: the rest by other weights
+        """Let the partly prefilled requests start again: prefilling the rest by other weights
         would give them tokens of a distribution that no version has, under the label of the new.
         """
         for request in [request for request in self.running if request.is_prefill_chunk]:

@@ -155,7 +155,7 @@ class SharedWeightsExtension:
         """
         request = LoRARequest(str(slot), slot, directory)
         try:
-            # What vLLM's own load in place does, in two parts: the reading needs no pause.
+            # vLLM's own load in place does the same, here in two parts: the reading needs no pause.
             self._staged = self.model_runner.lora_manager._load_adapter(request)
         except (ValueError, OSError, RuntimeError) as error:
             return f"{type(error).__name__}: {error}"

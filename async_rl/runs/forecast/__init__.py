@@ -1,1 +1,3 @@
-"""Forecasts from the recorded times of a run: what it would take, and what would make it faster."""
+"""Forecasts from the recorded times of a run: its duration with other settings, and the changes
+that would make it faster.
+"""

@@ -37,7 +37,7 @@ _LIVE_STEPS = 24  # enough for a mean, few enough that a changed number of gener
 
 
 def explain(run_dir: Path) -> Report:
-    """Report the seconds of each stage of a run, live or ended, and the gain of changes.
+    """Report the seconds of each stage of a run, live or finished, and the gain of changes.
 
     Raises ConfigError or InfrastructureError if not even the metrics of a step are recorded.
     """
@@ -107,8 +107,8 @@ def _forecast(run_dir: Path) -> Iterator[str]:
     for name, (offset_s, error_s) in sorted(clock_offsets(group_times(run_dir)).items()):
         if abs(offset_s) > _NOTED_S + error_s:
             yield (
-                f"the clock of {name} differs from that of the buffer by {-offset_s:.2f} s (within"
-                f" {error_s:.2f} s); the forecast uses no difference between clocks"
+                f"the clock of {name} differs from the clock of the buffer by {-offset_s:.2f} s"
+                f" (within {error_s:.2f} s); the forecast uses no difference between clocks"
             )
 
 
@@ -192,7 +192,7 @@ def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
     has_lengths = all(work.lengths for work in profile.recorded.train)
     if has_lengths and profile.group_size > 3:
         half = profile.group_size // 2
-        text = f"generation.group_size={half}, which gives each step fewer samples"
+        text = f"generation.group_size={half}, so each step has fewer samples"
         yield {"generation.group_size": half}, text
     if base.push_every_steps == 1:
         yield {"weights.push_every_steps": 2}, "weights.push_every_steps=2"

@@ -10,14 +10,14 @@ from async_rl.runs.forecast.recorded import Work
 
 Marks = list[tuple[float, float]]
 """The end of each sample of a group as a share of the group's units, and the seconds of its
-scoring. The sample that ends first is the last entry.
+scoring. The sample that finishes first is the last entry.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
     """A group that a generator writes. ends: (progress of the generator, seconds of scoring) at the
-    end of each sample, the next end last. scored_s: time at which its ended samples are scored.
+    end of each sample, the next end last. scored_s: time when its finished samples are scored.
     """
 
     group: OpenGroup
@@ -33,7 +33,7 @@ class Flight:
 class Generator:
     """One generator: its groups share its speed, and their samples end one by one.
 
-    plans: number of times at which its next end was planned; only the newest plan is valid.
+    plans: number of plans of its next end; only the newest plan is valid.
     slowdown: of a step by each further sample in flight, relative to a step with one sample.
     """
 
@@ -60,7 +60,7 @@ class Generator:
 
     @property
     def next_end_s(self) -> float | None:
-        """Seconds until the first sample ends, if no group is added."""
+        """Seconds until the first sample finishes, if no group is added."""
         if not self._flights:
             return None
         return max(self._flights[0].ends[-1][0] - self._progress, 0.0) * self._unit_s
@@ -82,7 +82,7 @@ class Generator:
         self._advanced_to_s = now_s
 
     def end_sample(self) -> tuple[Flight, float]:
-        """End the next sample; return its group, which is complete if it has no more ends, and the
+        """Finish the next sample; return its group, which is complete without more ends, and the
         seconds of the sample's scoring.
         """
         flight = self._flights[0]

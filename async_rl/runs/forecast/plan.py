@@ -79,7 +79,9 @@ def _speed(word: str, text: str) -> float:
     except ValueError:
         speed = 0.0
     if not 0.001 <= speed <= 1000:
-        raise ConfigError(f"{word}: {text!r} is no speed; 1 is the recorded one, 2 twice as fast")
+        raise ConfigError(
+            f"{word}: {text!r} is not a speed; 1 is the recorded speed, 2 twice as fast"
+        )
     return speed
 
 
@@ -140,9 +142,9 @@ def _inputs(profile: Profile, swept: Sweep, *, is_from_file: bool) -> Iterator[s
         known = "assumed: all" if share is None else f"measured: {share:.0%}"
         yield f"{known} of the learner's time grows with the tokens of its batch"
     if "generation.group_size" in swept:
-        yield "assumed: further samples of a group are as long as those of the next groups"
+        yield "assumed: further samples of a group are as long as the samples of the next groups"
     if "data.max_response_tokens" in swept:
-        yield "assumed: responses that ended at the recorded limit do not become longer"
+        yield "assumed: responses that were cut off at the recorded limit do not become longer"
     if "learner.ranks" in swept:
         yield "assumed: a learner with twice the ranks is twice as fast"
 

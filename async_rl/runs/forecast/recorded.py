@@ -1,10 +1,10 @@
-"""The recorded times of a run, in the form in which a simulation draws them.
+"""The recorded times of a run, in the form that a simulation draws.
 
 An engine writes one token of each sample in flight per step, and a step with n samples takes
 1 + beside x (n - 1) times as long as one with a single sample; `beside` is fitted to the run. The
 work of a group is the time that it would have taken alone: its recorded time, each second divided
-by that factor. A group ends with its longest sample; until then it has on average the sum of its
-lengths divided by the longest in flight.
+by that factor. A group is complete with its longest sample; until then it has on average the sum of
+its lengths divided by the longest in flight.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEAST_SPREAD = 0.2  # of the mean lengths of batches, relative to their mean
 _LARGEST_ERROR = 0.2  # standard error of the share
 _GRID, _ROUNDS = 9, 6  # 1/8, then 1/32, ... of the range: 0.0001 in the end
 _SEEN = 0.999999  # of the error without a slowdown; a smaller difference is rounding
-_WARM_SHARE = 0.2  # of the steps, in which the run fills its buffer; they are left out of rates
+_WARM_SHARE = 0.2  # of the steps: the run fills its buffer, so they are left out of rates
 
 
 @frozen
@@ -46,7 +46,7 @@ class Work:
     """One group. units: seconds of generation if one sample were in flight; scoring_s: from its
     last token to its last score, storing_s: from there until it is stored; load: mean samples in
     flight; lengths: response tokens of each sample, if they were recorded; first: share of the
-    units before the first token; scores: seconds in which each sample would be scored without
+    units before the first token; scores: seconds of scoring each sample without
     waiting for a place, if they were recorded.
     """
 
@@ -67,9 +67,9 @@ class Recorded:
     learner without waits, by step from 1. by_tokens: share of step_s that grows with the tokens of
     a batch, if their numbers differed enough to see it. push_s: from the commit of a step until
     generators have its weights. steps_per_s: measured after the warm-up steps. first_step: of the
-    times, which are those of the newest groups. places_per_unit: places of a verifier for each
+    times; they belong to the newest groups. places_per_unit: places of a verifier for each
     unit of the setting; seen_places: of a verifier, where the recording shows fewer; 0: as set.
-    left_out_s: of steps in which a learner started, with the time in which the run was ended.
+    left_out_s: of steps in which a learner started, with the time when the run was stopped.
     """
 
     train: tuple[Work, ...]
@@ -95,7 +95,7 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
     groups = [
         group
         for group in group_times(run_dir, most=most)
-        # Generators that only evaluate work next to the others, and cost them nothing.
+        # Generators that only evaluate do not delay generators that train.
         if not evaluates_only(config, group.generator)
     ]
     begun_s = min((group.handed_out_s for group in groups), default=math.inf)
@@ -141,7 +141,7 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
 
 
 def _share_by_tokens(own_s: Floats, lengths: Floats) -> float | None:
-    """Fit own_s = a + b x length; return the share of b, or None if the fit cannot tell."""
+    """Fit own_s = a + b x length; return the share of b, or None if the fit is undetermined."""
     x = lengths / lengths.mean()
     if not np.isfinite(x).all() or np.ptp(x) < _LEAST_SPREAD:
         return None
@@ -226,7 +226,7 @@ class _Flights:
 
 
 def _changes(group: GroupTimes, start_s: float, end_s: float, load: float) -> Floats:
-    """Return [N, 2]: the moments at which samples of the group start or end, and how many do.
+    """Return [N, 2]: the moments when samples of the group start or finish, and their number.
 
     If the moments were not recorded, the mean number stands for them: less exact, as many are in
     flight when a group starts and few at its end.
@@ -245,7 +245,7 @@ def _fitted(flights: _Flights, tokens: Floats) -> float:
 
     def error(beside: float) -> float:
         ratios = flights.alone_s(beside) / tokens
-        # Absolute, not squared: groups beside which others were cut off by the end of the recording
+        # Absolute, not squared: groups next to groups that the end of the recording cut off
         # are far off, and squared they would decide.
         return float(np.mean(np.abs(ratios / np.median(ratios) - 1)))
 

@@ -1,6 +1,6 @@
 """A run to forecast: its recorded times, its settings, and the same run with other settings.
 
-The times of a run can be written to a file, a profile, from which another machine can forecast.
+The times of a run can be written to a file, a profile, so that another machine can forecast.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Values = Mapping[str, float]
 class Scenario:
     """The values that may differ from the recorded run. *_speed: 1 is the recorded speed.
     group_size, max_response_tokens: 0 is as recorded. places: the setting that limits the samples
-    scored at the same time in a verifier; 0 is no limit.
+    scored at the same time in a verifier; 0: unlimited.
     """
 
     generators: int
@@ -156,7 +156,7 @@ def read_profile(file: Path) -> Profile:
         raise ConfigError(f"profile={file}: {error.strerror}; name a file of --save") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"profile={file}: is no profile ({error}); name a file of --save"
+            f"profile={file}: is not a profile ({error}); name a file of --save"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What scores samples: at how many places at once, and for how many seconds each.
+"""The scoring of samples: the number of places, and the seconds of each sample.
 
 A sample that waits for a place is recorded as one that is scored for longer. The waits follow from
 the order of arrival and the number of places: the settings', or a smaller one that the recording
@@ -21,7 +21,7 @@ from async_rl.config.run import RunConfig
 from async_rl.rewards.verifier.service import SLOW_S
 
 Floats = npt.NDArray[np.float64]
-_NEWEST = 2048  # samples, from which the number of places is seen
+_NEWEST = 2048  # samples, which show the number of places
 _MOST_SEEN = 33
 _CLEARER = 0.8  # of the spread with the places of the settings; a smaller difference is chance
 _QUICK = 0.1  # quantile of seconds: of samples that hardly wait
@@ -30,7 +30,7 @@ _QUICK = 0.1  # quantile of seconds: of samples that hardly wait
 class Places:
     """The places of the scorer: each scores one sample, and samples are taken in order of arrival.
 
-    number: of places; 0 is no limit.
+    number: of places; 0: unlimited.
     """
 
     def __init__(self, number: int) -> None:
@@ -54,7 +54,9 @@ class Places:
 
 
 def setting_of(config: RunConfig) -> tuple[str, int]:
-    """Return the setting that limits the samples scored at once in a verifier, and its value."""
+    """Return the setting that limits the samples scored at the same time in a verifier, and its
+    value.
+    """
     if functions_of(config.reward):
         return "reward.concurrency", config.reward.concurrency
     return "verifiers.cells", config.verifiers.cells
@@ -64,7 +66,7 @@ def read_scoring(
     groups: Sequence[GroupTimes], config: RunConfig
 ) -> tuple[list[tuple[float, ...]], int, float]:
     """Return for each group the seconds of each sample's scoring without waiting; the places for
-    each unit of the setting; and those of a verifier that the recording shows, 0 if no fewer.
+    each unit of the setting; and a verifier's places that the recording shows, 0 if no fewer.
     """
     if not all(len(group.samples) for group in groups):
         return [() for _ in groups], 1, 0.0
@@ -86,7 +88,7 @@ def read_scoring(
 
 
 def alone_s(written_s: Floats, scored_s: Floats, number: int) -> Floats:
-    """Return the seconds of each sample from the moment at which it had a place. number: of places;
+    """Return the seconds of each sample from the moment when it had a place. number: of places;
     0 is no limit.
     """
     places, seconds = Places(number), scored_s - written_s

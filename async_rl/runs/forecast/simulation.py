@@ -26,7 +26,7 @@ from async_rl.runs.forecast.recorded import Recorded, Work
 from async_rl.runs.forecast.scenario import Scenario, changed_works
 from async_rl.runs.forecast.scoring import Places
 
-# A generator asks for evaluations first, as in the run.
+# A generator requests evaluations first, as in the run.
 _PURPOSES = (Purpose.EVAL, Purpose.TRAIN)
 
 
@@ -58,7 +58,7 @@ class _Events:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        # Equal times are taken in the order in which they were planned, so that a forecast repeats.
+        # Equal times are taken in the order of planning, so that a forecast repeats.
         self._order = itertools.count()
         self._planned: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -180,7 +180,7 @@ class _Run:
         return False
 
     def _plan_next_end(self, generator: Generator) -> None:
-        # A group that was added slows the others down, so the earlier plan is void.
+        # A group that was added slows the other groups down, so the earlier plan is void.
         generator.plans += 1
         plan = generator.plans
         next_end_s = generator.next_end_s

@@ -1,1 +1,1 @@
-"""The web view of runs: a local, read-only web application on what a run leaves on disk."""
+"""The web view of runs: a local, read-only web application on the files of a run."""

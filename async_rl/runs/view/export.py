@@ -137,10 +137,10 @@ class _Pieces(io.RawIOBase):
         return len(piece)
 
     def tell(self) -> int:
-        return self._position  # of the whole file: Parquet's index counts from its beginning
+        return self._position  # of the whole file: Parquet's index counts from its start
 
     def take(self) -> bytes:
-        """Return what was written since the last call."""
+        """Return the bytes that were written since the last call."""
         taken = b"".join(self._written)
         self._written.clear()
         return taken

@@ -100,7 +100,7 @@ class RunView:
         return is_live(self._state()[0])
 
     def status(self) -> RunStatus | None:
-        """Return the live run's answer; None if it does not answer in time or has ended."""
+        """Return the live run's answer; None if it does not answer in time or has exited."""
         if not self.is_live:
             return None
         try:
@@ -161,7 +161,7 @@ class Library:
 
 
 def differences(shown: list[RunView]) -> dict[str, list[str]]:
-    """Return the settings in which runs differ, with the value of each run."""
+    """Return the settings that differ between runs, with the value of each run."""
     names = dict.fromkeys(name for run in shown for name in run.settings)
     skipped = {"run_name", "output_dir"}
     rows = {

@@ -1,4 +1,4 @@
-"""One response for the browser: its tokens with the values by which they can be coloured.
+"""One response for the browser: its tokens with the values that can colour them.
 
 Pure: from a stored group and the text of each token to classes and hints that the template writes.
 """
