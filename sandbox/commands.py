@@ -300,6 +300,8 @@ def _return_product(name: str, target: int) -> None:
 def _copy(name: str, folder: int | None, target: IO[bytes]) -> None:
     """Copy a regular file; links and devices are left out, whatever they refer to."""
     try:
+        # The program may have made the file a link, which could lead outside the directory, or a
+        # named pipe, whose opening would wait for a writer.
         source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return

@@ -102,6 +102,7 @@ def _asleep_s(elapsed_s: float, processes: Sequence[Progress], *, take_turns: bo
 
     take_turns: only one process has work at a time, so their waits add up; otherwise they overlap.
     """
+    # The kernel counts this wait later or never, so no part of the period may count as sleep.
     if any(process.is_blocked for process in processes):
         return 0.0
     waits = [process.waited_ns for process in processes]
@@ -152,6 +153,7 @@ def _measured(
             asleep += max(0.0, elapsed - (cpu - last_cpu)) / _BLIND_FACTOR
         last_cpu = cpu
         new_size = os.fstat(result).st_size
+        # A run has finished: the next run starts with an unused share of the CPU time.
         if new_size != size:
             size, run_cpu, has_shared = new_size, cpu, spec.num_tests > 1
         if cpu > spec.cpu_s or (has_shared and cpu - run_cpu > _SHARED_SHARE * spec.cpu_s):

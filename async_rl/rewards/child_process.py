@@ -74,12 +74,14 @@ class ParentPipes:
         die_with_parent()
         self.incoming, self._outgoing = os.dup(0), os.dup(1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        # A print of the code would otherwise mix with the lines of results.
         os.dup2(2, 1)
 
     def send(self, message: msgspec.Struct) -> None:
         """Write one line."""
         rest = memoryview(_line(message))
         while rest:
+            # A pipe may accept only a part of a long line.
             rest = rest[os.write(self._outgoing, rest) :]
 
 

@@ -65,6 +65,7 @@ class VerdictMemo:
     async def verify(self, problem: CodeProblem, code: str) -> Judged:
         """The result, remembered or new. Raises InfrastructureError as the verifier does."""
         self.num_asked += 1
+        # Without a memo, equal programs are judged separately too, so that nothing is shared.
         if self._size == 0:
             return await self._verifier.verify(problem, code)
         key = hashlib.blake2b(encode([problem, code]), digest_size=16).digest()
@@ -87,10 +88,12 @@ class VerdictMemo:
         try:
             judged = await self._verifier.verify(problem, code)
         finally:
+            # Also after a failure: the next sample with this program must start a new judgement.
             del self._running[key]
         if _LASTING.issuperset(judged.verdicts):
             self._known[key] = judged
             if len(self._known) > self._size:
+                # The least recently used program: a hit moves its entry to the end.
                 self._known.popitem(last=False)
         return judged
 

@@ -65,6 +65,7 @@ class Scorer:
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(self._ask(names, sample()), name="ask reward functions")
             judged = None
+            # The tests are a term too; they run while the functions run.
             if len(names) < len(terms):
                 judged = await self.score_by_tests(prompt, response_text)
         score = self._combined(terms, asking.result(), judged)
@@ -145,6 +146,7 @@ class Scorer:
         started = time.monotonic()
         judged = await self._verdicts(prompt, text, code)
         verdicts = judged.verdicts
+        # Never a reward: the policy would be trained on a failure of the machine.
         if Verdict.INFRASTRUCTURE_ERROR in verdicts:
             raise InfrastructureError(
                 f"the verifier could not judge a response to prompt {prompt.prompt_id}"
@@ -244,6 +246,7 @@ class Control:
 
     async def is_outage(self) -> bool:
         """Return whether nothing can be scored now; True also while nothing has been scored yet."""
+        # Without a sample that was ever scored, nothing shows that the prompt is the cause.
         if self._known is None:
             return True
         is_outage = False

@@ -70,6 +70,7 @@ class TextProcess:
     async def blocks(self, response: str, language: Language = PYTHON) -> list[Block]:
         """The usable fenced blocks, in order. Raises InfrastructureError if the child exited."""
         fenced = fenced_blocks(response, language)
+        # Only Python blocks are parsed, so blocks of other languages need no child.
         if language != PYTHON:
             return fenced
         if sum(len(block.code) for block in fenced) <= _MAX_INLINE_CHARS:
@@ -87,6 +88,8 @@ class TextProcess:
         Raises InfrastructureError if the rule failed, or if the child exited before the deadline.
         """
         reply = await self._ask(Question(response=response, test=test, deadline_s=deadline_s))
+        # The alarm of the child has its default action, which kills it; so this exit code is the
+        # deadline.
         if reply == -signal.SIGALRM:
             return Verdict.TIMEOUT
         if isinstance(reply, int):
@@ -131,6 +134,8 @@ def _reply_to(question: Question) -> Reply:
     if question.test.rule == "math":
         # The first import takes seconds, which must not count against the response.
         importlib.import_module("math_verify")
+    # The default action of the alarm kills the process even inside one long call in C, which a
+    # handler in Python could not interrupt.
     signal.setitimer(signal.ITIMER_REAL, question.deadline_s)
     try:
         return Reply(is_right=is_right(question.test, question.response))
@@ -145,6 +150,7 @@ def _reply_to(question: Question) -> Reply:
     ) as error:
         return Reply(error=f"{type(error).__name__}: {str(error)[:200]}")
     finally:
+        # Otherwise the alarm of this question would kill the process during the next one.
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -87,6 +87,7 @@ class RewardProcess:
                 try:
                     return await child.score(name, sample)
                 except _ChildEnded as ended:
+                    # In the shared process a suspect would stop the calls of other samples again.
                     if ended.is_suspect:
                         break
             return await self._score_alone(name, sample)
@@ -105,6 +106,8 @@ class RewardProcess:
                 await child.kill()
 
     async def _child(self) -> _Child:
+        # Calls that find the process exited at the same time must start one new process, not one
+        # each.
         async with self._starting:
             if self._shared is None or self._shared.has_ended:
                 self._shared = await _Child.start(self._reward, self._timeouts)

@@ -67,6 +67,8 @@ def build_app(
 
     async def verify_batch(request: Request) -> Response:
         batch = await _read(request, BatchRequest)
+        # A batch is admitted whole or not at all: a client can repeat a refused batch, but not a
+        # part of it.
         service.admit(len(batch.requests))
         return _Batch(service, batch.requests, is_packed=_is_packed(request))
 
@@ -118,6 +120,8 @@ class _Guard:
                 in_path, _, rest = scope["path"].removeprefix(_TOKEN_PATH).partition("/")
                 token = in_path.encode()
                 scope = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+            # In constant time, because a comparison that stops early shows how much of the token is
+            # right.
             if not hmac.compare_digest(token, self._token):
                 refused = Refused(
                     401, "the token is missing or wrong: send Authorization: Bearer <token>"
@@ -126,6 +130,8 @@ class _Guard:
                 response.headers["Connection"] = "close"
                 await response(scope, receive, send)
                 return
+            # From here on the connection is exempt from the limits of unknown connections
+            # (serving.py).
             self._known(scope["client"])
         await self._app(scope, receive, send)
 
@@ -184,6 +190,8 @@ class _Batch(Response):
         A fault breaks the answer off, so that the client tries another verifier.
         """
         finished = [await self._finished.get()]
+        # After the last result no other can share the piece, so waiting would only delay the
+        # answer.
         if not is_last:
             await asyncio.sleep(_LINGER_S)
         while not self._finished.empty():
@@ -218,6 +226,7 @@ async def _read(request: Request, expected: type[T]) -> T:
         async with asyncio.timeout(_BODY_S):
             async for chunk in request.stream():
                 body += chunk
+                # Checked for each chunk, because a chunked body announces no length.
                 if len(body) > _MAX_BODY_BYTES:
                     raise Refused(
                         413,

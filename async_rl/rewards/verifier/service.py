@@ -167,6 +167,8 @@ class VerifierService:
                 f"the verifier has {self.num_admitted} programs, and its queue holds"
                 f" {self.queue_size}; try again later",
             )
+        # No await lies between the check and this line, so requests that arrive together cannot
+        # pass the limit together.
         self.num_admitted += count
         self._idle.clear()
 
@@ -181,6 +183,8 @@ class VerifierService:
 
         Infrastructure failures and failures of functions are responses too.
         """
+        # A sample for reward functions needs no jail: functions run in their own process, outside
+        # the cells.
         if request.sample is None:
             response = await self._judge(
                 lambda: self.judge.verify(request),
@@ -205,6 +209,7 @@ class VerifierService:
             with self._activity("scoring"):
                 scores = await self._functions.score(names, sample)
             response = msgspec.structs.replace(response, scores=scores)
+        # The group of functions raises an ExceptionGroup; the response names its first cause.
         except* RewardError as errors:
             failure, verdict = str(root_cause(errors)), Verdict.INFRASTRUCTURE_ERROR
             response = msgspec.structs.replace(response, verdict=verdict, failure=failure)
@@ -252,6 +257,7 @@ class VerifierService:
 
         def move() -> None:
             nonlocal has_moved
+            # Without a spare place the program keeps its place: the cells are then all in use.
             if self._num_spare:
                 self._num_spare, has_moved = self._num_spare - 1, True
                 self._free.release()
@@ -263,6 +269,8 @@ class VerifierService:
         finally:
             slow.cancel()
             self.num_running -= 1
+            # Its place was released when the program moved; a second release would let more than
+            # `num_cells` quick programs run.
             if has_moved:
                 self._num_spare += 1
             else:

@@ -119,6 +119,7 @@ async def serve(
         await ready(url)
         stopped = asyncio.create_task(stopping.wait(), name="stopping")
         await asyncio.wait((server, stopped), return_when=asyncio.FIRST_COMPLETED)
+        # The server may have exited before `stopping`; then this task would outlive the block.
         stopped.cancel()
         if server.done():
             raise Unavailable(f"the HTTP server on {url} ended unexpectedly")
@@ -141,6 +142,8 @@ class Intake:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         reserved = _OWN_DESCRIPTORS + _CELL_DESCRIPTORS * num_cells + ACCEPTED_AT_ONCE
         most = _MOST_CONNECTIONS if hard < 0 else min(_MOST_CONNECTIONS, hard - reserved)
+        # asyncio accepts this many connections whatever the limit is, so a smaller limit has no
+        # effect.
         return cls(max(most, ACCEPTED_AT_ONCE))
 
     def protocol(self, **options: Any) -> asyncio.Protocol:
@@ -193,6 +196,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Forget the connection."""
         if self._deadline is not None:
             self._deadline.cancel()
+        # Aborted connections are counted here too; otherwise they would use up the limit.
         self._intake.closed(self)
         super().connection_lost(error)
 
@@ -201,10 +205,14 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._num_bytes += len(data)
         if self._num_bytes > _UNKNOWN_BYTES:
             self._end_if_unknown()
+        # An aborted connection can still deliver data; parsing it would start a request without a
+        # client.
         if not self.transport.is_closing():
             super().data_received(data)
 
     def _end_if_unknown(self) -> None:
+        # A connection that has shown the token has neither limit: server.py limits the size and the
+        # time of its body.
         if self._intake.is_unknown(self):
             self.transport.abort()
 
@@ -218,6 +226,8 @@ class SparseLog(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is to be written."""
+        # The text without its arguments: a client could vary an argument, and each variant would
+        # count as a new message.
         message = str(record.msg)
         since, count = self._since.get(message, (record.created, 0))
         if record.created - since > _LOGGED_S:
