@@ -86,7 +86,7 @@ FIRST_SCREEN = tuple((title, chart.metrics) for title, chart in _CHARTS.items())
 """The ten numbers to watch: title of the chart and its metrics."""
 
 HOW_TO_READ = {title: chart.reading for title, chart in _CHARTS.items()}
-"""What each of these charts should look like, and what to do if it does not."""
+"""The expected look of each of these charts, and the remedy if it differs."""
 
 
 # The supervisor requests every gauge of every process once per second. The limit is for names that

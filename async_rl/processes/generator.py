@@ -188,7 +188,7 @@ class Generator:
         if life < self._learner_life:
             raise Superseded(
                 f"{self._context.name} has weights of life {self._learner_life} of the learner;"
-                f" those of life {life} are refused"
+                f" weights of life {life} are refused"
             )
         self._learner_life = life
         async with self.sleeping.waking(request.handover) as engine:

@@ -92,7 +92,7 @@ class _Endpoint:
         if self._offers is None:
             raise Refused(409, "the run closes this session itself when its agent has exited")
         self._offers.end(session.token, outcome.error)
-        session.close("its program has ended it")
+        session.close("its program has closed it")
         return json_response({"object": "session.ended"})
 
     async def models(self, request: Request) -> Response:
