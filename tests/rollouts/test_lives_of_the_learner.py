@@ -80,6 +80,6 @@ def test_weights_of_an_earlier_life_are_refused_and_change_nothing(
     answers, context = asyncio.run(load_all(engine, *loads))
     assert engine.loaded == [(1, 7), (2, 6), (2, 7), (3, 6)]
     assert answers[2] == (
-        "generator-0 has weights of life 2 of the learner; those of life 1 are refused"
+        "generator-0 has weights of life 2 of the learner; weights of life 1 are refused"
     )
     assert context.version == 6
