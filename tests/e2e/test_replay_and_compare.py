@@ -79,7 +79,7 @@ def test_a_replay_with_another_setting_differs_and_says_what_it_is_worth(killed:
     assert done.returncode == 0, done.stderr
     assert "with learner.optimizer.lr=0.003 (was " in done.stdout
     assert "equal" not in done.stdout.partition("weights\n")[2].partition(" s\n")[0]
-    assert "the responses are those of the recorded policy" in done.stdout
+    assert "the responses come from the recorded policy" in done.stdout
 
 
 def test_two_ranks_replay_bit_for_bit(two_ranks: Path) -> None:

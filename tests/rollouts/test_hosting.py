@@ -299,7 +299,7 @@ async def test_the_end_of_the_generator_fails_what_is_in_flight(tmp_path: Path) 
         made = asyncio.create_task(samples(engine))
         await until(lambda: len(host.engines[0].policies[0].requests) == 3)
         host.remove("generator-0")
-        with pytest.raises(Unavailable, match=r"generator-0 .* ended before it"):
+        with pytest.raises(Unavailable, match=r"generator-0 .* exited before it"):
             await made
         host.may_answer.set()
         await engine.close()

@@ -53,6 +53,7 @@ from async_rl.rollouts.rollout import trajectory
 from async_rl.sessions import session as session_module
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.session import Call
+from async_rl.sessions.tools import ToolForm
 from async_rl.weights.block import SharedTensors, tensor_spec
 
 VOCABULARY = 48
@@ -61,7 +62,10 @@ TEMPERATURE = 0.7
 TOLERANCE = 1e-4
 MOST_TOKENS = 7
 TOOLS = [{"function": {"name": "f"}}]
-TOOL_CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+# A start that is a whole call, so that a forced call is readable whatever the random model adds.
+WHOLE_CALL = ToolForm(
+    name="hermes", required='<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+)
 SCORE = Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0)
 
 
@@ -145,6 +149,7 @@ class Steps:
 
     async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
         session = self._sessions._by_token[token]
+        session.chat.form = WHOLE_CALL
         texts = ["go "]
         threads: list[list[Any]] = [[user("go")]]
         for index, (kind, pick, limit) in enumerate(self._script):
@@ -167,7 +172,7 @@ class Steps:
                 answers = [await session.repeat(asked) or await session.answer(asked)]
             else:
                 how = {
-                    "tools": {"tools": TOOLS, "begin": TOOL_CALL},
+                    "tools": {"tools": TOOLS, "choice": "required"},
                     "stream": {"tools": [], "is_streamed": True},
                     "stop": {"tools": [], "stops": ("1", "x")},
                 }
@@ -299,6 +304,8 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setattr(session_module, "PIECE_TOKENS", 3)
+        # The form that is read in the gateway.
+        patch.setattr(session_module, "HERMES", WHOLE_CALL)
         made = World(tmp_path_factory.mktemp("models"), runner)
         yield made
         made.close()

@@ -22,13 +22,14 @@ from async_rl.core.types import FloatArray, Group
 
 # The buffer orders a batch by group (buffer/replay.py).
 _MEMBERS = (
-    "SELECT group_id, prompt_id, rewards, num_tokens, oldest_version, newest_version FROM groups"
-    " WHERE state='trained' AND train_version=? ORDER BY group_id"
+    "SELECT group_id, prompt_id, rewards, num_tokens, oldest_version, newest_version FROM steps"
+    " JOIN trained USING (step_id) JOIN groups USING (group_id) WHERE steps.version=? AND undone_s"
+    " IS NULL ORDER BY group_id"
 )
 # A step is complete if none of its groups lost its trajectories.
 _COMPLETE = (
-    "SELECT train_version + 1 FROM groups LEFT JOIN blobs USING (group_id) WHERE state='trained'"
-    " GROUP BY train_version HAVING count(*) = count(blobs.group_id) ORDER BY train_version"
+    "SELECT version FROM steps JOIN trained USING (step_id) LEFT JOIN blobs USING (group_id) WHERE"
+    " undone_s IS NULL GROUP BY version HAVING count(*) = count(blobs.group_id) ORDER BY version"
 )
 _NEWEST = (
     f"SELECT group_id, payload, text, {STEP} FROM groups JOIN blobs USING (group_id) JOIN"
@@ -100,7 +101,7 @@ class Batches:
                 newest_version=newest,
             )
             for group_id, prompt_id, rewards, num_tokens, oldest, newest in (
-                self._connection.execute(_MEMBERS, (step - 1,))
+                self._connection.execute(_MEMBERS, (step,))
             )
         ]
 
