@@ -26,9 +26,8 @@ from async_rl.launchers.commands import launch as command
 from async_rl.launchers.preflight import checks as preflight
 
 MACHINES = {
-    # Two GPUs, as the tutorial says; its text calculates with 80 GB.
-    "docs/tutorials/gpu.md": "cores=32,gpus=2,gpu_gb=80,memory_gb=256,disk_gb=2000",
-    "docs/hardware.md": "cores=32,gpus=1,gpu_gb=80,memory_gb=256,disk_gb=2000",
+    # Two GPUs, as the page says; its text calculates with 80 GB.
+    "docs/hardware.md": "cores=32,gpus=2,gpu_gb=80,memory_gb=256,disk_gb=2000",
 }
 HERE = "cores=8,gpus=0,memory_gb=128,disk_gb=1000"
 MODEL = {
@@ -115,7 +114,7 @@ def test_a_documented_launch_passes_a_dry_run(
 
 def test_the_commands_are_found() -> None:
     documents = {param.values[0] for param in COMMANDS}
-    assert {"docs/tutorials/gpu.md", "docs/quickstart.md", "docs/cluster.md"} <= documents
+    assert {"docs/hardware.md", "docs/quickstart.md", "docs/cluster.md"} <= documents
     assert len(COMMANDS) > 15
     assert ROOT.is_dir()
     assert Machine(cores=(0,), num_gpus=0, memory_mb=1).disk_mb is None
