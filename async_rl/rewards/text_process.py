@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import re
 import signal
-
-import msgspec
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import Value
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import AnswerTest, Verdict
 from async_rl.rewards.answers import is_right
-from async_rl.rewards.child_process import ChildProcess, ParentPipes
+from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes
 from async_rl.rewards.extraction import (
     Block,
     Extraction,
@@ -48,7 +45,7 @@ class Question(Value):
 class Reply(Value):
     """The result of a question. error: the exception that the rule of a test raised."""
 
-    is_right: bool = False
+    verdict: Verdict = Verdict.WRONG_ANSWER
     error: str = ""
     blocks: tuple[Block, ...] = ()
 
@@ -75,12 +72,7 @@ class TextProcess:
             return fenced
         if sum(len(block.code) for block in fenced) <= _MAX_INLINE_CHARS:
             return complete_blocks(response)
-        reply = await self._ask(Question(response=response))
-        if isinstance(reply, int):
-            raise InfrastructureError(
-                f"the process that extracts programs exited with code {reply}"
-            )
-        return list(reply.blocks)
+        return list((await self._ask(Question(response=response))).blocks)
 
     async def verdict(self, test: AnswerTest, response: str, deadline_s: float) -> Verdict:
         """Pass, wrong answer, or timeout.
@@ -88,44 +80,37 @@ class TextProcess:
         Raises InfrastructureError if the rule failed, or if the child exited before the deadline.
         """
         reply = await self._ask(Question(response=response, test=test, deadline_s=deadline_s))
-        # The alarm of the child has its default action, which kills it; so this exit code is the
-        # deadline.
-        if reply == -signal.SIGALRM:
-            return Verdict.TIMEOUT
-        if isinstance(reply, int):
-            raise InfrastructureError(f"the process that compares answers exited with code {reply}")
         if reply.error:
             raise InfrastructureError(
                 f"the answer could not be compared by rule {test.rule}: {reply.error}"
             )
-        return Verdict.PASS if reply.is_right else Verdict.WRONG_ANSWER
+        return reply.verdict
 
-    async def _ask(self, question: Question) -> Reply | int:
-        """The reply, or the exit code of a child that exited without one.
-
-        Questions take turns, so that the exit of the child belongs to one of them.
-        """
+    async def _ask(self, question: Question) -> Reply:
+        # In turns, so that the exit of the child belongs to one question.
         async with self._turn:
-            child = self._child or await ChildProcess.start(_MODULE, Reply)
-            self._child = child
+            if self._child is None:
+                self._child = await ChildProcess.start(_MODULE, Reply)
             try:
-                child.send(question)
-                reply = await child.receive()
-            except BaseException:
-                # Cancelled: the next question would read the reply to this one.
+                return await self._child.ask(question)
+            except BaseException as failure:
+                # Also when cancelled: the next question must not wait for this one's reply.
                 await self.close()
-                raise
-            if reply is not None:
-                return reply
-            self._child = None
-            return await child.exit_code()
+                if not isinstance(failure, ChildEnded):
+                    raise
+                # The alarm of the child has its default action, which kills it; so this exit code
+                # is the deadline.
+                if failure.code == -signal.SIGALRM:
+                    return Reply(verdict=Verdict.TIMEOUT)
+                raise InfrastructureError(
+                    f"the process that reads responses exited with code {failure.code}"
+                ) from failure
 
     async def close(self) -> None:
         """End the child."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            await child.exit_code()
+        if self._child is not None:
+            await self._child.kill()
+            self._child = None
 
 
 def _reply_to(question: Question) -> Reply:
@@ -138,7 +123,8 @@ def _reply_to(question: Question) -> Reply:
     # handler in Python could not interrupt.
     signal.setitimer(signal.ITIMER_REAL, question.deadline_s)
     try:
-        return Reply(is_right=is_right(question.test, question.response))
+        found = is_right(question.test, question.response)
+        return Reply(verdict=Verdict.PASS if found else Verdict.WRONG_ANSWER)
     except (
         ArithmeticError,
         AttributeError,
@@ -157,9 +143,9 @@ def _reply_to(question: Question) -> Reply:
 def main() -> None:
     """The child: reply line by line until its input is closed."""
     parent = ParentPipes()
-    with os.fdopen(parent.incoming, "rb") as lines:
-        for line in lines:
-            parent.send(_reply_to(msgspec.json.decode(line, type=Question)))
+    while True:
+        number, question = parent.receive(Question)
+        parent.send(number, _reply_to(question))
 
 
 if __name__ == "__main__":

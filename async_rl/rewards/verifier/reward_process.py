@@ -1,18 +1,23 @@
-"""The owner of the child process that runs the reward functions (`reward_child.py`).
+"""Reward functions in a child process: the owner's end, and the child that runs them.
 
 Takes calls, waits for the child, and returns scores or raises RewardError; a failure is never a
-score. Invariants: a call fails after `timeouts.function_s`, because its process is killed. The
-other calls of a killed process are repeated in a new one. A call that may be at fault is repeated
-in a process without other calls: when the process was not killed by us, when the blocking call is
-unknown, or when the call is the one that blocks the event loop.
+score. In the child, async functions run on one event loop and plain functions in threads.
+Invariants: a call fails after `timeouts.function_s`, because its process exits then. The other
+calls of that process are repeated in a new one. A call that may be at fault is repeated in a
+process without other calls: the process crashed, or the call may be the one that blocks the event
+loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import inspect
+import os
+import threading
+import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 
@@ -21,33 +26,45 @@ from async_rl.config.reward_terms import functions_of
 from async_rl.config.rewards import RewardConfig
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import ConfigError, RewardError
-from async_rl.rewards.child_process import ChildProcess
-from async_rl.rewards.verifier import reward_child
+from async_rl.core.frozen import Value
+from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes
+from async_rl.rewards.functions import find_function, read_score
 from async_rl.rewards.verifier.protocol import RewardSample
-from async_rl.rewards.verifier.reward_child import (
-    BLOCKING,
-    LOADED,
-    NO_CALL,
-    UNKNOWN_CALL,
-    LoadFunctions,
-    Result,
-    RewardCall,
-)
 
+_MODULE = "async_rl.rewards.verifier.reward_process"
 _TRIES = 3
-_BLOCKING_TIMEOUT_S = 1.0
-"""Time for a process to report which call blocks its event loop. Code in C may block that too."""
-_BLOCKED_LOOP = (
-    " and blocked the event loop: define it with def instead of async def, or await its slow calls"
-)
+"""Processes that may exit because of other calls before a call gets a process of its own."""
+_LATE = 113
+"""Exit code of a process that has reported a late call; few functions exit with this code."""
+_ANSWERS_S = 0.5
+"""Time in which an event loop that is not blocked runs a callback, even on a busy machine."""
+_GRACE_S = 2.0
+"""Time for the child to report a late call, before its owner kills it."""
 
 
-class _ChildEnded(Exception):
-    """The process exited during a call. is_suspect: this call may be the reason."""
+class LoadFunctions(Value):
+    """The first message: the section `reward` of the configuration, and the longest call."""
 
-    def __init__(self, code: int, *, is_suspect: bool) -> None:
-        super().__init__(code)
-        self.code, self.is_suspect = code, is_suspect
+    reward: dict[str, Any]
+    limit_s: float
+
+
+class RewardCall(Value):
+    """One call of a function."""
+
+    function: str
+    sample: RewardSample
+
+
+class Result(Value):
+    """The parts of a score, or the reason why there are none.
+
+    is_suspect: the call may be at fault, and a process of its own would show it.
+    """
+
+    parts: dict[str, float] = msgspec.field(default_factory=dict)
+    error: str = ""
+    is_suspect: bool = False
 
 
 class RewardProcess:
@@ -56,7 +73,7 @@ class RewardProcess:
     def __init__(self, reward: RewardConfig, *, timeouts: TimeoutsConfig) -> None:
         self._reward, self._timeouts = reward, timeouts
         self.names = functions_of(reward)
-        self._shared: _Child | None = None
+        self._shared: ChildProcess[Result] | None = None
         self._starting = asyncio.Lock()
         self._slots = asyncio.Semaphore(reward.concurrency)
         self._alone = asyncio.Lock()
@@ -77,41 +94,83 @@ class RewardProcess:
                 " reward.terms"
             )
         async with asyncio.TaskGroup() as group:
-            tasks = {name: group.create_task(self._score(name, sample)) for name in names}
+            tasks = {
+                name: group.create_task(self._score(RewardCall(function=name, sample=sample)))
+                for name in names
+            }
         return {name: task.result() for name, task in tasks.items()}
 
-    async def _score(self, name: str, sample: RewardSample) -> dict[str, float]:
+    async def _score(self, call: RewardCall) -> dict[str, float]:
         async with self._slots:
             for _ in range(_TRIES):
-                child = await self._child()
-                try:
-                    return await child.score(name, sample)
-                except _ChildEnded as ended:
-                    # In the shared process a suspect would stop the calls of other samples again.
-                    if ended.is_suspect:
-                        break
-            return await self._score_alone(name, sample)
+                result = await self._result(await self._child(), call)
+                if result is not None:
+                    break
+            # In the shared process a suspect would stop the calls of other samples again.
+            if result is None or result.is_suspect:
+                result = await self._result_alone(call)
+        if result.error:
+            raise RewardError(result.error)
+        return result.parts
 
-    async def _score_alone(self, name: str, sample: RewardSample) -> dict[str, float]:
-        """Call the function in a process without other calls, so that its end is this call's."""
+    async def _result_alone(self, call: RewardCall) -> Result:
+        """The result in a process without other calls, so that its exit is this call's fault."""
+        # One at a time, because each process loads the functions and their models again.
         async with self._alone:
-            child = await _Child.start(self._reward, self._timeouts)
+            child = await self._start()
             try:
-                return await child.score(name, sample)
-            except _ChildEnded as ended:
-                raise RewardError(
-                    f"{name} made its process exit with code {ended.code}; it must return a score"
-                ) from ended
+                return await self._result(child, call) or Result(error="exited")
             finally:
                 await child.kill()
 
-    async def _child(self) -> _Child:
+    async def _result(self, child: ChildProcess[Result], call: RewardCall) -> Result | None:
+        """The result of a call; None if its process exited because of another call."""
+        limit_s = self._timeouts.function_s
+        try:
+            async with asyncio.timeout(limit_s + _GRACE_S):
+                return await child.ask(call)
+        except TimeoutError:
+            # Code in C that keeps the interpreter's lock also stops the child's own timers.
+            await child.kill()
+            return Result(error=_late(call, limit_s, is_blocked=True), is_suspect=True)
+        except ChildEnded as ended:
+            if ended.code == _LATE:
+                return None
+            error = f"{call.function} made its process exit with code {ended.code}"
+            return Result(error=f"{error}; it must return a score", is_suspect=True)
+
+    async def _child(self) -> ChildProcess[Result]:
         # Calls that find the process exited at the same time must start one new process, not one
         # each.
         async with self._starting:
             if self._shared is None or self._shared.has_ended:
-                self._shared = await _Child.start(self._reward, self._timeouts)
+                self._shared = await self._start()
             return self._shared
+
+    async def _start(self) -> ChildProcess[Result]:
+        """Start a process and load the functions. Raises ConfigError."""
+        child = await ChildProcess.start(_MODULE, Result)
+        load_s, limit_s = self._timeouts.load_functions_s, self._timeouts.function_s
+        load = LoadFunctions(reward=as_builtins(self._reward), limit_s=limit_s)
+        problem = "cancelled"
+        try:
+            async with asyncio.timeout(load_s):
+                problem = (await child.ask(load)).error
+        except ChildEnded as ended:
+            names = ", ".join(self.names)
+            problem = f"loading {names} made the process exit with code {ended.code}"
+        except TimeoutError:
+            problem = (
+                f"the reward functions were not loaded within {load_s:g} s"
+                " (2/3 of timeouts.start_s); raise timeouts.start_s"
+            )
+        finally:
+            # Also when this task is cancelled: no one has the child yet who could end it.
+            if problem:
+                await child.kill()
+        if problem:
+            raise ConfigError(problem)
+        return child
 
     async def close(self) -> None:
         """End the process."""
@@ -119,125 +178,102 @@ class RewardProcess:
             await self._shared.kill()
 
 
-class _Child:
-    """One process and the calls in it."""
+def _late(call: RewardCall, limit_s: float, *, is_blocked: bool) -> str:
+    advice = (
+        " and blocked the event loop: define it with def instead of async def, or await its slow"
+        " calls"
+    )
+    return (
+        f"{call.function} gave no score within {limit_s:g} s (timeouts.group_s / 12)"
+        f"{advice if is_blocked else ''}; its process was killed"
+    )
 
-    def __init__(self, process: ChildProcess[Result], timeout_s: float) -> None:
-        self._process, self._timeout_s = process, timeout_s
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Result]] = {}
-        self._reading = asyncio.create_task(self._read(), name="read scores")
-        self._was_killed = False
-        self._culprit = NO_CALL
 
-    @classmethod
-    async def start(cls, reward: RewardConfig, timeouts: TimeoutsConfig) -> _Child:
-        """Start a process and load the functions. Raises ConfigError."""
-        process = await ChildProcess.start(reward_child.__name__, Result)
-        child = cls(process, timeouts.function_s)
-        load_s = timeouts.load_functions_s
-        load = LoadFunctions(reward=as_builtins(reward), limit_s=timeouts.function_s)
-        try:
-            async with asyncio.timeout(load_s):
-                loaded = await child._exchange(LOADED, load)
-        except _ChildEnded as ended:
-            raise ConfigError(
-                f"loading {', '.join(functions_of(reward))} made the process exit with code"
-                f" {ended.code}"
-            ) from ended
-        except TimeoutError as late:
-            await child.kill()
-            raise ConfigError(
-                f"the reward functions were not loaded within {load_s:g} s"
-                " (2/3 of timeouts.start_s); raise timeouts.start_s"
-            ) from late
-        except asyncio.CancelledError:
-            # No one has the child yet, so no one else would end it.
-            await child.kill()
-            raise
-        if loaded.error:
-            await child.kill()
-            raise ConfigError(loaded.error)
-        return child
+class _Functions:
+    """The child: its functions, and the threads that run the plain (not async) functions."""
 
-    @property
-    def has_ended(self) -> bool:
-        """True if it accepts no more calls."""
-        return self._was_killed or self._reading.done()
+    def __init__(self, parent: ParentPipes, load: LoadFunctions) -> None:
+        """Load the functions. Raises ConfigError."""
+        reward = RewardConfig.model_validate(load.reward)
+        self._parent, self._limit_s = parent, load.limit_s
+        self._functions = {
+            name: find_function(name, reward, limit_s=load.limit_s) for name in functions_of(reward)
+        }
+        self._threads = ThreadPoolExecutor(reward.concurrency, "reward")
+        self._running: dict[asyncio.Future[object], tuple[int, RewardCall]] = {}
+        self._loop = asyncio.get_running_loop()
 
-    async def score(self, name: str, sample: RewardSample) -> dict[str, float]:
-        """The parts of a score.
+    async def answer(self, number: int, call: RewardCall) -> None:
+        """Call the function and send its score; anything that it raises becomes the error."""
+        function = self._functions[call.function]
+        if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+            work: asyncio.Future[object] = asyncio.ensure_future(function(call.sample))
+        else:
+            work = self._loop.run_in_executor(self._threads, function, call.sample)
+        self._running[work] = (number, call)
+        # A thread of its own: the loop's timers stop while a function blocks the loop.
+        timer = threading.Timer(self._limit_s, self._exit_late, (work,))
+        timer.daemon = True
+        timer.start()
+        await asyncio.wait({work})
+        timer.cancel()
+        del self._running[work]
+        self._parent.send(number, _result_of(call.function, work))
 
-        Raises RewardError if the function failed or hung, _ChildEnded if the process exited during
-        the call.
-        """
-        number = next(self._numbers)
-        call = RewardCall(number=number, function=name, sample=sample)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                result = await self._exchange(number, call)
-        except TimeoutError:
-            await self._on_late(number, name)
-        if result.error:
-            raise RewardError(result.error)
-        return result.parts
+    def _exit_late(self, late: asyncio.Future[object]) -> None:
+        """Report the call that made another one late, and exit. Runs in a thread."""
+        answers = threading.Event()
+        self._loop.call_soon_threadsafe(answers.set)
+        is_blocked = not answers.wait(_ANSWERS_S)
+        # Until the exit: a second late call must not report suspects of its own.
+        with self._parent.sending:
+            running = dict(self._running)
+            if late not in running:
+                return
+            suspects = [late]
+            if is_blocked:
+                # The task of a function's own making is not known; any call may be its owner.
+                blocking: Any = asyncio.current_task(self._loop)
+                suspects = [blocking] if blocking in running else list(running)
+            for work in suspects:
+                number, call = running[work]
+                error = _late(call, self._limit_s, is_blocked=is_blocked)
+                is_suspect = work is not late or len(suspects) > 1
+                self._parent.send(number, Result(error=error, is_suspect=is_suspect))
+            os._exit(_LATE)
 
-    async def _exchange(self, number: int, message: msgspec.Struct) -> Result:
-        if self._reading.done():
-            raise _ChildEnded(await self._process.exit_code(), is_suspect=not self._was_killed)
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        self._process.send(message)
-        try:
-            return await future
-        finally:
-            self._waiting.pop(number, None)
 
-    async def _on_late(self, number: int, name: str) -> NoReturn:
-        """Find the call to blame, and kill the process unless another late call has."""
-        blocking = self._culprit if self.has_ended else await self._blocking_call()
-        culprit = number if blocking == NO_CALL else blocking
-        if not self.has_ended:
-            self._culprit = culprit
-            await self.kill()
-        if culprit != number:
-            raise _ChildEnded(0, is_suspect=culprit == UNKNOWN_CALL)
-        advice = "" if blocking == NO_CALL else _BLOCKED_LOOP
-        raise RewardError(
-            f"{name} gave no score within {self._timeout_s:g} s (timeouts.group_s / 12){advice};"
-            " its process was killed"
-        )
+def _result_of(name: str, work: asyncio.Future[object]) -> Result:
+    error = asyncio.CancelledError() if work.cancelled() else work.exception()
+    if error is not None:
+        # The line that raised, for the author of the function.
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        return Result(error=f"{name} raised {type(error).__name__}: {str(error)[:300]}{where}")
+    try:
+        return Result(parts=read_score(name, work.result()))
+    except RewardError as wrong:
+        return Result(error=str(wrong))
 
-    async def _blocking_call(self) -> int:
-        """The call that blocks the event loop; UNKNOWN_CALL if the process cannot report it."""
-        future = self._waiting.setdefault(BLOCKING, asyncio.get_running_loop().create_future())
-        self._process.interrupt()
-        try:
-            async with asyncio.timeout(_BLOCKING_TIMEOUT_S):
-                return (await asyncio.shield(future)).blocking
-        except TimeoutError:
-            return UNKNOWN_CALL
 
-    async def _read(self) -> None:
+async def _serve() -> None:
+    parent, loop = ParentPipes(), asyncio.get_running_loop()
+    number, load = parent.receive(LoadFunctions)
+    try:
+        functions = _Functions(parent, load)
+    except ConfigError as error:
+        parent.send(number, Result(error=str(error)))
+        return
+    parent.send(number, Result())
+
+    def read() -> None:
         while True:
-            result = await self._process.receive()
-            if result is None:
-                break
-            future = self._waiting.get(result.number)
-            if future is not None and not future.done():
-                future.set_result(result)
-        code = await self._process.exit_code()
-        for number, future in self._waiting.items():
-            if future.done():
-                continue
-            if number == BLOCKING:
-                future.set_result(Result(number=BLOCKING, blocking=UNKNOWN_CALL))
-            else:
-                is_suspect = not self._was_killed or self._culprit in (number, UNKNOWN_CALL)
-                future.set_exception(_ChildEnded(code, is_suspect=is_suspect))
+            asyncio.run_coroutine_threadsafe(functions.answer(*parent.receive(RewardCall)), loop)
 
-    async def kill(self) -> None:
-        """End the process; its calls raise _ChildEnded."""
-        self._was_killed = True
-        self._process.kill()
-        await self._reading
+    # A daemon, so that a function that calls sys.exit ends the process although this thread waits.
+    threading.Thread(target=read, daemon=True).start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve())
