@@ -213,7 +213,7 @@ async def report_of(
         results = []
         # In parts: the trajectories of a large evaluation are gigabytes.
         for group_ids in _parts(list(complete)):
-            for group in await store.read_groups(group_ids):
+            for group in await store.groups(group_ids):
                 prompt = complete[group.group_id]
                 # In a thread: decoding thousands of samples would hold up requests for work.
                 result = await asyncio.to_thread(result_of, prompt, group, decode, extraction)
@@ -221,7 +221,7 @@ async def report_of(
         scalars = evaluation_scalars(results)
     kept = [group_id for group_id, _ in rows[:KEPT_SAMPLES] if group_id in complete]
     # Of the kept groups only: a report that is repeated after a restart shows the same samples.
-    groups = await store.read_groups(kept[:NUM_SHOWN])
+    groups = await store.groups(kept[:NUM_SHOWN])
     texts = [sample_text(complete[group.group_id].text, group, decode) for group in groups]
     return EvaluationReport(
         scalars=scalars,

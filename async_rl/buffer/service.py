@@ -65,7 +65,7 @@ class BufferService:
         clock: Callable[[], float],
         kept_groups: int = KEPT_GROUPS,
     ) -> None:
-        self.state = BufferState(config, prompts, store.recover(), now_s=clock())
+        self.state = BufferState(config, prompts, store.reader.recover(), now_s=clock())
         self._recording = config.recording
         self._kept_steps = math.ceil(kept_groups / config.buffer.groups_per_step)
         # The filter reads the scores of a prompt's newest group, however old that is.
@@ -243,7 +243,7 @@ class BufferService:
         self._num_returns += 1
         undone = []
         if request.version < self.state.replay.learner_version:
-            undone = await self._store.trained_after(request.version)
+            undone = await self._store.reader.trained_after(request.version)
             # Another life may have started.
             self.state.lives.check(life)
         self.state.sync(request.version, undone)
@@ -276,7 +276,7 @@ class BufferService:
 
     async def evaluation_scores(self, _: GetEvaluationScores) -> Message:
         """Reply with the pass rates of the versions that were evaluated."""
-        return EvaluationScores(pass_rates=await self._store.evaluation_scores())
+        return EvaluationScores(pass_rates=await self._store.reader.evaluation_scores())
 
     async def forget_before(self, request: ForgetBefore) -> Message:
         """Delete trajectories that neither a checkpoint nor `recording` needs, and compact the rows

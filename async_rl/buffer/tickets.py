@@ -119,7 +119,7 @@ class Tickets:
             leavers[0].score,
             num_remaining,
         )
-        return [PromptsLeft(position=index, leavers=leavers, num_remaining=num_remaining)]
+        return [PromptsLeft(position=index, leavers=leavers)]
 
     def _num_samples(self, purpose: Purpose) -> int:
         """Samples of a complete group; more may be drawn for a training prompt."""

@@ -46,9 +46,7 @@ async def run(context: ProcessContext) -> None:
     async def watch_rows() -> None:
         await bad_row
 
-    # normal, not full: after a power loss the learner resumes from its newest checkpoint, and the
-    # store is synced before a checkpoint is complete, so later commits would not be used.
-    async with Store(path, durability="normal", clock=time.time) as store:
+    async with Store(path, clock=time.time) as store:
         with context.activity("loading prompts"):
             spare_torch(config)
             tokenizer = load_tokenizer(config, context.model_path)
@@ -120,10 +118,11 @@ class Tasks:
         their step · woken by: their last group
         """
         extraction = self._context.config.reward.extraction
+        reader = self._store.reader
         while True:
             version = await self._service.next_evaluation()
             await self._store.flush()
-            report = await report_of(self._store, version, held_out, decode, extraction=extraction)
+            report = await report_of(reader, version, held_out, decode, extraction=extraction)
             if report.num_failed:
                 self._context.log.warning(
                     "evaluation of version %d: %d prompts have no sample and do not count",
@@ -139,6 +138,7 @@ class Tasks:
         woken by: every change
         """
         replay = self._service.state.replay
+        reader = self._store.reader
         shown = replay.learner_version
         while True:
             await self._service.changed()
@@ -147,9 +147,9 @@ class Tasks:
             if not is_due:
                 continue
             await self._store.flush()
-            trained = [group.group_id for group in await self._store.trained_after(shown - 1)]
+            trained = [group.group_id for group in await reader.trained_after(shown - 1)]
             try:
-                groups = await self._store.read_groups(trained[:NUM_SHOWN])
+                groups = await reader.groups(trained[:NUM_SHOWN])
             except InfrastructureError:
                 continue  # recording=off, and a checkpoint was faster
             if groups:

@@ -185,7 +185,7 @@ def _plain(path: Path, durability: str, payload: bytes, num_batches: int) -> flo
 async def _rate(path: Path, num_tokens: int, num_steps: int) -> float:
     """Return the maximum throughput from put to commit in bytes per second."""
     config = _config("normal")
-    async with Store(path, durability="normal", clock=time.time) as store:
+    async with Store(path, clock=time.time) as store:
         loop = _Loop(BufferService(config, _Prompts(), store, clock=time.monotonic), num_tokens, 0)
         await loop.run(num_steps)
         return loop.bytes_s
@@ -198,7 +198,7 @@ async def _recovery(directory: Path, num_groups: int) -> None:
         config, buffer=replace(config.buffer, groups_per_step=num_groups, max_staleness_versions=0)
     )
     path = directory / "recovery.sqlite"
-    async with Store(path, durability="normal", clock=time.time) as store:
+    async with Store(path, clock=time.time) as store:
         service = BufferService(config, _Prompts(), store, clock=time.monotonic)
         request = RequestWork(
             generator="g", incarnation="a", version=0, credit=num_groups, wait_s=0.0
@@ -206,7 +206,7 @@ async def _recovery(directory: Path, num_groups: int) -> None:
         for ticket in (await service.request_work(request)).tickets:  # type: ignore[attr-defined]
             await service.put_group(PutGroup(group=_group(ticket, 64)))
     started = time.perf_counter()
-    async with Store(path, durability="normal", clock=time.time) as store:
+    async with Store(path, clock=time.time) as store:
         BufferService(config, _Prompts(), store, clock=time.monotonic)
         figure(f"recovery with {num_groups} groups", time.perf_counter() - started, "s", goal="< 2")
 
@@ -251,9 +251,8 @@ async def _measure(directory: Path, num_tokens: int, durability: str, num_steps:
     for round_ in range(ROUNDS):
         path = directory / f"{num_tokens}-{durability}-{round_}"
         config = _config()
-        async with Store(
-            path.with_suffix(".sqlite"), durability=durability, clock=time.time
-        ) as store:
+        async with Store(path.with_suffix(".sqlite"), clock=time.time) as store:
+            store._connection.execute(f"PRAGMA synchronous={durability}")
             service = BufferService(config, _Prompts(), store, clock=time.monotonic)
             loop = _Loop(service, num_tokens, 0)
             await loop.run(num_steps)

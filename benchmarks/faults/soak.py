@@ -32,9 +32,8 @@ import numpy as np
 import psutil
 
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.compaction import compaction
 from async_rl.buffer.store.schema import STORE_FILE
-from async_rl.buffer.store.store import Store
+from async_rl.buffer.store.store import COMPACTION, Store
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
@@ -205,7 +204,7 @@ async def _measure(run_dir: Path, *, version: int, num_steps: int, keep_groups: 
             count_s = time.perf_counter() - started
     process = psutil.Process()
     started = time.perf_counter()
-    async with Store(path, durability="normal", clock=time.time) as store:
+    async with Store(path, clock=time.time) as store:
         prompts = _Prompts()
         service = BufferService(
             config,
@@ -249,8 +248,8 @@ def _age(run_dir: Path, keep_groups: int) -> None:
             for statement in _OLD_ROWS:
                 store.execute(statement, {"first": first, "last": last})
             if last <= kept_from:
-                for sql, values in compaction(first, last):
-                    store.execute(sql, values)
+                for statement in COMPACTION:
+                    store.execute(statement, {"first": first, "last": last})
             store.execute("COMMIT")
         store.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten_before', ?)", (OLD_STEPS,))
     scalars = {name: random.random() for name in _NAMES}
@@ -356,7 +355,7 @@ def main() -> None:
 
 
 async def _empty_store(run_dir: Path) -> None:
-    async with Store(run_dir / STORE_FILE, durability="normal", clock=time.time):
+    async with Store(run_dir / STORE_FILE, clock=time.time):
         pass
 
 

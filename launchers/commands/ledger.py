@@ -128,11 +128,12 @@ async def drop_group(path: Path, group_id: int) -> None:
             f"--drop {group_id}: the group is {actual}; only a training group can be dropped,"
             " before it is trained"
         )
-    async with Store(path, durability="full", clock=time.time) as store:
+    async with Store(path, clock=time.time) as store:
         store.write(
             Dropped(group_id=group_id, reason=DropReason.UNTRAINABLE, message="by async-rl ledger")
         )
-        await store.flush()
+        # On the disk when the command returns: the next process may be on another machine.
+        await store.secure()
 
 
 def promise_of(config: RunConfig) -> Promise:

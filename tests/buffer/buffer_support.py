@@ -159,7 +159,7 @@ async def opened(
 ) -> AsyncIterator[BufferService]:
     """A recovered service on the store at `path`."""
     clock = clock or Clock()
-    async with Store(path / "store.sqlite", durability="normal", clock=clock) as store:
+    async with Store(path / "store.sqlite", clock=clock) as store:
         yield BufferService(
             config, prompts or FakePrompts(), store, clock=clock, kept_groups=kept_groups
         )

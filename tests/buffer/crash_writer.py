@@ -17,7 +17,7 @@ from async_rl.core.heads import summarize
 
 
 async def main() -> None:
-    async with Store(Path(sys.argv[1]), durability="normal", clock=Clock()) as store:
+    async with Store(Path(sys.argv[1]), clock=Clock()) as store:
         group_id = 0
         while True:
             group = make_group(admitted(store, group_id), versions=[0] * 20_000)

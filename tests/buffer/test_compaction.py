@@ -175,7 +175,7 @@ def make_evaluated_history(
                     figures = {"eval/pass_at_1": version / 10}
                     service._store.finish_evaluation(version, figures)
                 await service.forget_before(ForgetBefore(version=version + 1))
-            scores.update(await service._store.evaluation_scores())
+            scores.update(await service._store.reader.evaluation_scores())
 
     run(story())
     with reading(path / "store.sqlite") as connection:

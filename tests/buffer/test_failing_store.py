@@ -38,7 +38,7 @@ def test_a_store_that_another_program_holds_is_told_with_what_to_do(
             open_store(tmp_path)
         holder.close()
         async with open_store(tmp_path) as store:
-            assert [g.group_id for g in store.recover().ready] == [0]
+            assert [g.group_id for g in store.reader.recover().ready] == [0]
 
     run(scenario())
 
@@ -53,7 +53,7 @@ def test_a_request_is_not_answered_by_a_store_that_failed_but_by_the_next_life(
                 await service.put_group(PutGroup(group=make_group(ticket)))
             await take(service, 0)
             failed = asyncio.create_task(service._store.failed())
-            service._store._writer._connection.execute("PRAGMA query_only=1")
+            service._store._connection.execute("PRAGMA query_only=1")
             unanswered = [
                 asyncio.create_task(request)
                 for request in (

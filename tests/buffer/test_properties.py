@@ -117,7 +117,7 @@ class BufferMachine(RuleBasedStateMachine):
     # ---- the buffer's life
 
     def open_buffer(self) -> None:
-        self.store = Store(self.directory / "store.sqlite", durability="normal", clock=self.clock)
+        self.store = Store(self.directory / "store.sqlite", clock=self.clock)
         self.run(self.store.__aenter__())
         self.service = BufferService(
             self.config, FakePrompts(num_train=4, num_held_out=2), self.store, clock=self.clock
@@ -125,21 +125,21 @@ class BufferMachine(RuleBasedStateMachine):
 
     def kill_buffer(self, num_written: int = 0, holder: sqlite3.Connection | None = None) -> None:
         """Lose what is queued and not yet written, as with kill -9, except the first changes."""
-        waiting, lost = self.store._writer._queue, []
+        waiting, lost = self.store._queue, []
         while not waiting.empty():
             lost.append(waiting.get())
-        for item in [item for item in lost if isinstance(item, list)][:num_written]:
+        for item in [item for item in lost if isinstance(item, tuple)][:num_written]:
             waiting.put(item)
         if holder is not None:
             holder.close()
-        self.run(self.store.close())
+        self.run(self.store.__aexit__())
 
     def held_writer(self) -> sqlite3.Connection:
         """Keep the writer from taking more from its queue until this connection is closed."""
         holder = sqlite3.connect(self.directory / "store.sqlite", isolation_level=None)
         holder.execute("BEGIN IMMEDIATE")
-        self.store._writer.put()
-        while not self.store._writer._queue.empty():
+        self.store.put((), {})
+        while not self.store._queue.empty():
             time.sleep(0)
         return holder
 
@@ -523,7 +523,7 @@ class BufferMachine(RuleBasedStateMachine):
                 self.three_more_steps_are_always_possible()
                 self.the_audit_of_the_whole_history_is_clean()
             finally:
-                self.run(self.store.close())
+                self.run(self.store.__aexit__())
                 self.loop.close()
                 shutil.rmtree(self.directory)
 

@@ -49,7 +49,9 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(
             await service.put_group(PutGroup(group=make_group(given[0])))
             assert service.state.finished_evaluations.popleft() == 0
             held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(4)]
-            report = await report_of(service._store, 0, held_out, decode=str, extraction="auto")
+            report = await report_of(
+                service._store.reader, 0, held_out, decode=str, extraction="auto"
+            )
             assert report.scalars == {
                 "eval/pass_at_1": pytest.approx(2 / 3),
                 "eval/pass_at_1_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
@@ -89,7 +91,9 @@ def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(
             await service.put_group(PutGroup(group=make_group(given[0])))
             await service.put_group(PutGroup(group=make_group(given[1], passes=False)))
             held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(2)]
-            report = await report_of(service._store, 0, held_out, decode=str, extraction="auto")
+            report = await report_of(
+                service._store.reader, 0, held_out, decode=str, extraction="auto"
+            )
             assert report.scalars["eval/num_samples"] == 6
             assert report.scalars["eval/pass_at_1"] == report.scalars["eval/pass_at_k"] == 0.5
 
@@ -113,12 +117,14 @@ def test_a_learner_restored_to_an_evaluated_version_gets_its_result_and_samples_
             await service.start_evaluation(StartEvaluation(version=0))
             assert service.state.finished_evaluations.popleft() == 0
             held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(prompts.num_held_out)]
-            report = await report_of(service._store, 0, held_out, decode=str, extraction="auto")
+            report = await report_of(
+                service._store.reader, 0, held_out, decode=str, extraction="auto"
+            )
             assert report.scalars == {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25}
             assert "text of e0" in report.texts["samples/evaluation"]
             with pytest.raises(InfrastructureError, match="no longer contains the trajectories"):
-                await service._store.read_groups([KEPT_SAMPLES])
-            assert len(await service._store.read_groups([KEPT_SAMPLES - 1])) == 1
+                await service._store.reader.groups([KEPT_SAMPLES])
+            assert len(await service._store.reader.groups([KEPT_SAMPLES - 1])) == 1
 
     run(scenario())
 

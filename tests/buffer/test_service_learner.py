@@ -273,12 +273,12 @@ def test_trajectories_that_were_forgotten_are_a_clear_error(tmp_path: Path) -> N
             await take(service, 0)
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
             await service.forget_before(ForgetBefore(version=2))
-            assert len(await service._store.read_groups([0, 1])) == 2
+            assert len(await service._store.reader.groups([0, 1])) == 2
             await service.forget_before(ForgetBefore(version=1))
             with pytest.raises(
                 InfrastructureError, match="no longer contains the trajectories of group 0"
             ):
-                await service._store.read_groups([0])
+                await service._store.reader.groups([0])
             with pytest.raises(
                 ProtocolError,
                 match="starts at version 0, but the trajectories of steps up to 1 are deleted",

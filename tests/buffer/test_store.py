@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from buffer_support import Clock, FakePrompts, make_group, within
@@ -30,7 +30,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 def open_store(path: Path) -> Store:
-    return Store(path / "store.sqlite", durability="normal", clock=Clock())
+    return Store(path / "store.sqlite", clock=Clock())
 
 
 def admitted(store: Store, group_id: int) -> Ticket:
@@ -67,7 +67,7 @@ def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
         async with open_store(tmp_path) as store:
             written = [put(store, i) for i in range(3)]
             await store.flush()
-            for before, after in zip(written, await store.read_groups([0, 1, 2]), strict=True):
+            for before, after in zip(written, await store.reader.groups([0, 1, 2]), strict=True):
                 assert (
                     after.trajectories[1].behavior_logprobs.tolist()
                     == before.trajectories[1].behavior_logprobs.tolist()
@@ -86,13 +86,13 @@ def test_others_read_while_it_writes(tmp_path: Path) -> None:
         async with open_store(tmp_path) as store:
             put(store, 0)
             await store.flush()
-            store._writer._connection.execute("BEGIN IMMEDIATE")
+            store._connection.execute("BEGIN IMMEDIATE")
             reader = sqlite3.connect(tmp_path / "store.sqlite", timeout=0)
             assert reader.execute(
                 "SELECT state, reward_mean, pass_rate FROM groups"
             ).fetchall() == [("ready", 1.0, 1.0)]
             reader.close()
-            store._writer._connection.execute("ROLLBACK")
+            store._connection.execute("ROLLBACK")
 
     run(scenario())
 
@@ -128,7 +128,7 @@ def test_a_failed_write_ends_the_store_and_keeps_what_was_committed(tmp_path: Pa
             put(store, 0)
             await store.flush()
             failed = asyncio.create_task(store.failed())
-            store._writer._connection.execute("PRAGMA max_page_count=1")
+            store._connection.execute("PRAGMA max_page_count=1")
             for group_id in range(1, 2000):
                 put(store, group_id)
             with pytest.raises(InfrastructureError, match="full"):
@@ -138,7 +138,7 @@ def test_a_failed_write_ends_the_store_and_keeps_what_was_committed(tmp_path: Pa
             with pytest.raises(InfrastructureError, match="full"):
                 await failed
         async with open_store(tmp_path) as store:
-            ready = [g.group_id for g in store.recover().ready]
+            ready = [g.group_id for g in store.reader.recover().ready]
             assert ready == list(range(len(ready)))
             assert 1 <= len(ready) < 2000
 
@@ -185,7 +185,7 @@ def test_ten_thousand_stored_groups_are_recovered_in_two_seconds(tmp_path: Path)
             await store.flush()
         started = time.process_time()
         async with open_store(tmp_path) as store:
-            assert len(store.recover().ready) == 10_000
+            assert len(store.reader.recover().ready) == 10_000
         assert time.process_time() - started < 2.0
 
     run(scenario())
@@ -214,24 +214,22 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(
 
     async def scenario() -> None:
         async with open_store(tmp_path) as store:
-            ready = [g.group_id for g in store.recover().ready]
+            ready = [g.group_id for g in store.reader.recover().ready]
             assert ready[: len(acknowledged)] == acknowledged
             assert ready == list(range(len(ready)))
-            groups = await store.read_groups(ready)
+            groups = await store.reader.groups(ready)
             assert [len(g.trajectories[0].token_ids) for g in groups] == [20_002] * len(ready)
-            assert store._reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert store.reader._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
     run(scenario())
 
 
-@pytest.mark.parametrize(("durability", "level"), [("normal", 1), ("full", 2)])
-def test_each_commit_is_synced_as_the_durability_says(
-    tmp_path: Path, durability: Literal["normal", "full"], level: int
-) -> None:
-    store = Store(tmp_path / "store.sqlite", durability=durability, clock=Clock())
-    pragma = store._writer._connection.execute("PRAGMA synchronous").fetchone()
-    assert pragma == (level,)
-    store._files.close()
+def test_sqlite_syncs_the_log_before_it_moves_it_into_the_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_store(tmp_path) as store:
+            assert store._connection.execute("PRAGMA synchronous").fetchone() == (1,)
+
+    run(scenario())
 
 
 def test_the_log_stays_short_although_the_writer_never_rests(

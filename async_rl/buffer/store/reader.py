@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,8 +14,9 @@ from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.store.writer import connect
 from async_rl.core import codec
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpose
+from async_rl.core.types import NO_VERSION, DropReason, Group
 
+T = TypeVar("T")
 _LEARNER_VERSION = "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
 _NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM steps"
 # The newest group may be compacted while an older one, which it overtook, is not.
@@ -29,16 +30,20 @@ _NEXT_INDEX = (
 )
 _FORGOTTEN = "SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'"
 # Without INDEXED BY, SQLite may scan the table, which takes seconds in a long run.
+_OPEN_ROWS = "groups INDEXED BY groups_open WHERE state IN ('issued', 'generating')"
+# The row keeps the generator of the last attempt for the ledger, but no generator works on an
+# issued group.
 _OPEN = (
-    "SELECT group_id, purpose, position, state, attempt, generator, incarnation, version,"
-    f" coalesce(evaluation, {NO_VERSION}), (SELECT count(*) FROM transitions WHERE group_id="
-    f"groups.group_id AND reason IN ('{DropReason.SCORING_OUTAGE}', '{DropReason.NOT_TAKEN}')),"
-    " prompt_id FROM groups INDEXED BY"
-    " groups_open WHERE state IN ('issued', 'generating') ORDER BY group_id"
+    "SELECT group_id, purpose, position AS \"index\", state, attempt, iif(state='issued', '',"
+    " generator) AS generator, iif(state='issued', '', incarnation) AS incarnation, version,"
+    f" coalesce(evaluation, {NO_VERSION}) AS evaluation, (SELECT count(*) FROM transitions WHERE"
+    f" group_id=groups.group_id AND reason IN ('{DropReason.SCORING_OUTAGE}',"
+    f" '{DropReason.NOT_TAKEN}')) AS num_spared FROM {_OPEN_ROWS} ORDER BY group_id"
 )
+_PROMPT_IDS = f"SELECT group_id, prompt_id FROM {_OPEN_ROWS}"
 _STORED = (
-    f"SELECT group_id, oldest_version, newest_version, coalesce(train_version, {NO_VERSION}) FROM"
-    " groups INDEXED BY {index} WHERE {where} ORDER BY group_id"
+    f"SELECT group_id, oldest_version, newest_version, coalesce(train_version, {NO_VERSION}) AS"
+    " planned FROM groups INDEXED BY {index} WHERE {where} ORDER BY group_id"
 )
 _READY = _STORED.format(index="groups_ready", where="state='ready' AND purpose='train'")
 _LEASED = _STORED.format(index="groups_leased", where="state='leased'")
@@ -74,20 +79,17 @@ class StoreReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._reader = connect(path)
+        self._connection = connect(path)
         # Reads run on worker threads, and a connection serves one thread at a time.
         self._reading = threading.Lock()
-        self.forgotten_before = self._one(_FORGOTTEN)
-        self.compacted_steps = self._one(_COMPACTED)
 
-    def close_reader(self) -> None:
+    def close(self) -> None:
         """Close the connection."""
         with self._reading:  # a read that outlives its caller still uses the connection
-            self._reader.close()
+            self._connection.close()
 
     def recover(self) -> Recovered:
         """The state that the file contains. Call it before anything is written."""
-        rows = self._rows(_OPEN)
         learner_version = self._one(_LEARNER_VERSION)
         return Recovered(
             learner_version=learner_version,
@@ -96,30 +98,41 @@ class StoreReader:
             newest_version=self._one(_NEWEST_VERSION),
             next_group_id=self._one(_NEXT_GROUP),
             next_index=self._one(_NEXT_INDEX),
-            open=[_open_group(row) for row in rows],
-            prompt_ids={row[0]: row[-1] for row in rows},
-            ready=self._stored(_READY),
-            leased=self._stored(_LEASED),
+            open=self._objects(OpenGroup, _OPEN),
+            prompt_ids=dict(self._rows(_PROMPT_IDS)),
+            ready=self._objects(StoredGroup, _READY),
+            leased=self._objects(StoredGroup, _LEASED),
             counts={(state, reason): count for state, reason, count in self._rows(_COUNTS)},
-            evaluations={version: bool(is_done) for version, is_done in self._rows(_EVALUATIONS)},
+            evaluations=dict(self._rows(_EVALUATIONS)),
             left=list(self._decoded(_LEFT)),
             rewards=self._decoded(_REWARDS),
         )
 
+    def forgotten_before(self) -> int:
+        """The version before which the learner cannot start any more."""
+        return self._one(_FORGOTTEN)
+
+    def compacted_steps(self) -> int:
+        """The last step whose groups were replaced by sums."""
+        return self._one(_COMPACTED)
+
+    def free_bytes(self) -> int:
+        """The bytes in pages of the file that are not used."""
+        return self._one("PRAGMA freelist_count") * self._one("PRAGMA page_size")
+
     async def trained_after(self, version: int) -> list[StoredGroup]:
         """Groups trained by steps after `version`, planned for the version they were trained on."""
-        return await asyncio.to_thread(self._stored, _TRAINED, version)
+        return await asyncio.to_thread(self._objects, StoredGroup, _TRAINED, version)
 
-    async def read_groups(self, group_ids: Sequence[int]) -> list[Group]:
+    async def groups(self, group_ids: Sequence[int]) -> list[Group]:
         """The trajectories of these groups, in this order. Raises InfrastructureError if some are
         not stored.
         """
-        return await asyncio.to_thread(self._read_groups, group_ids)
+        return await asyncio.to_thread(self._groups, group_ids)
 
     async def evaluation_groups(self, version: int) -> list[tuple[int, bool]]:
         """(group id, is complete) of each group of an evaluation, in the order of its prompts."""
-        rows = await asyncio.to_thread(self._rows, _EVALUATION, version)
-        return [(group_id, bool(is_complete)) for group_id, is_complete in rows]
+        return await asyncio.to_thread(self._rows, _EVALUATION, version)
 
     async def evaluation_figures(self, version: int) -> dict[str, float] | None:
         """The reported metrics of an evaluation; None if it was not reported."""
@@ -130,7 +143,7 @@ class StoreReader:
         """Mean pass rate of each finished evaluation, by version."""
         return dict(await asyncio.to_thread(self._rows, _SCORES))
 
-    def _read_groups(self, group_ids: Sequence[int]) -> list[Group]:
+    def _groups(self, group_ids: Sequence[int]) -> list[Group]:
         groups = []
         for group_id in group_ids:
             rows = self._rows(_BLOB, group_id)
@@ -141,13 +154,13 @@ class StoreReader:
             groups.append(codec.decode(rows[0][0], Group))
         return groups
 
-    def _stored(self, query: str, *parameters: int) -> list[StoredGroup]:
-        return [
-            StoredGroup(
-                group_id=group_id, oldest_version=oldest, newest_version=newest, planned=planned
-            )
-            for group_id, oldest, newest, planned in self._rows(query, *parameters)
-        ]
+    def _objects(self, kind: type[T], query: str, *parameters: int) -> list[T]:
+        """The rows as objects of `kind`, whose fields are the columns."""
+        with self._reading:
+            cursor = self._connection.execute(query, parameters)
+            names = [name for name, *_ in cursor.description]
+            rows = cursor.fetchall()
+        return [msgspec.convert(dict(zip(names, row, strict=True)), kind) for row in rows]
 
     def _decoded(self, query: str) -> Iterator[tuple[int, list[Any]]]:
         """(number, list) of rows with a JSON list, read when they are iterated."""
@@ -156,28 +169,7 @@ class StoreReader:
 
     def _rows(self, query: str, *parameters: int) -> list[tuple[Any, ...]]:
         with self._reading:
-            return self._reader.execute(query, parameters).fetchall()
+            return self._connection.execute(query, parameters).fetchall()
 
     def _one(self, query: str) -> int:
         return int(self._rows(query)[0][0])
-
-
-def _open_group(row: Sequence[Any]) -> OpenGroup:
-    group_id, purpose, index, state, attempt, generator, incarnation, version, *rest = row
-    evaluation, num_spared, _ = rest
-    # The row keeps the generator of the last attempt for the ledger, but no generator works on it
-    # now.
-    if state == GroupState.ISSUED:
-        generator = incarnation = ""
-    return OpenGroup(
-        group_id=group_id,
-        purpose=Purpose(purpose),
-        index=index,
-        state=GroupState(state),
-        attempt=attempt,
-        generator=generator,
-        incarnation=incarnation,
-        version=version,
-        evaluation=evaluation,
-        num_spared=num_spared,
-    )

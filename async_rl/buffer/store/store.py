@@ -7,24 +7,24 @@ Invariants
   changes.
 - One process writes: a second one is refused by a lock on `<path>.lock`, which the kernel releases
   with its process.  Others read at any time (WAL).
+- Old groups are replaced by sums (`compact`), so that the ledger of a long run stays small: a
+  trained group takes 424 bytes in `groups`, `transitions` and `trained`; its share of the sums of
+  its step is one byte. Dropped groups and reported evaluations as old as these steps are counted by
+  state and reason, and the samples of such an evaluation are deleted.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
 from async_rl.buffer import changes
-from async_rl.buffer.store.compaction import MOST_STEPS, compaction
 from async_rl.buffer.store.reader import StoreReader
-from async_rl.buffer.store.statements import statements_of, to_json
-from async_rl.buffer.store.writer import Writer, hold_lock
+from async_rl.buffer.store.writer import Writer
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import SampleId
 from async_rl.core.types import FloatArray, Group, Purpose
@@ -39,45 +39,91 @@ _SHOWN_STEPS = 2
 KEPT_SAMPLES = 16
 """The number of groups of a reported evaluation whose trajectories stay stored."""
 
-_ADVANTAGES = "INSERT OR REPLACE INTO advantages SELECT group_id, ?, ? FROM blobs WHERE group_id=?"
-_REPORT = "UPDATE evaluations SET finished_s=?, figures=? WHERE version=?"
+_ADVANTAGES = (
+    "INSERT OR REPLACE INTO advantages SELECT group_id, :sample, :payload FROM blobs WHERE"
+    " group_id=:group_id"
+)
+_REPORT = "UPDATE evaluations SET finished_s=:now_s, figures=:figures WHERE version=:version"
 _DELETE_REPORTED = (
-    "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=? AND"
-    " position>=?)"
+    "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=:version AND"
+    f" position>={KEPT_SAMPLES})"
 )
 _FORGET = (
     "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups INDEXED BY groups_by_batch"
-    " WHERE train_version>=? AND train_version<? AND state='trained')"
+    " WHERE train_version>=:first AND train_version<:last AND state='trained')"
 )
 _FORGET_ADVANTAGES = "DELETE FROM advantages WHERE group_id NOT IN (SELECT group_id FROM blobs)"
-_FORGOTTEN = "INSERT OR REPLACE INTO meta VALUES ('forgotten_before', ?)"
+_FORGOTTEN = "INSERT OR REPLACE INTO meta VALUES ('forgotten_before', :last)"
+
+_MOST_STEPS = 1000
+"""Compacted steps of one transaction: a resumed run may have many, and puts wait until it is
+committed.
+"""
+_TRAINED = (
+    "SELECT group_id FROM trained WHERE step_id IN (SELECT step_id FROM steps WHERE undone_s IS"
+    " NULL AND version>:first AND version<=:last)"
+)
+# Groups that were closed untrained. Only ids below the id of a compacted group are looked at:
+# nearly all of these have no rows any more, so no index by state is needed. A resumed run continues
+# after the newest id and position, which belong to a group that keeps its sums.
+_ENDED = (
+    "SELECT group_id FROM groups WHERE group_id < (SELECT max(last_group_id) FROM compacted WHERE"
+    " version>:first AND version<=:last) AND (purpose='train' AND state='dropped' AND"
+    " coalesce(train_version, 0) < :last OR purpose='eval' AND state IN ('ready', 'dropped') AND"
+    " (evaluation IS NULL OR evaluation IN (SELECT version FROM evaluations WHERE finished_s IS NOT"
+    " NULL AND version<=:last)))"
+)
 
 
-class Store(StoreReader):
-    """The store with its one writer. Use it as an async context manager.
+def _count(kind: str, name: str, groups: str) -> str:
+    return (
+        f"INSERT INTO compacted_counts SELECT {kind}, {name}, count(*) FROM groups WHERE group_id"
+        f" IN ({groups}) GROUP BY 1, 2 ON CONFLICT DO UPDATE SET number = number + excluded.number"
+    )
+
+
+def _delete(groups: str, *tables: str) -> list[str]:
+    return [f"DELETE FROM {table} WHERE group_id IN ({groups})" for table in tables]
+
+
+COMPACTION = (
+    # The sums before the deletions: they are computed from the rows.
+    "INSERT INTO compacted SELECT steps.version, count(*), max(group_id), max(position),"
+    " sum(num_tokens), sum(num_trained_tokens), avg(reward_mean) FROM steps JOIN trained USING"
+    " (step_id) JOIN groups USING (group_id) WHERE undone_s IS NULL AND steps.version>:first AND"
+    " steps.version<=:last GROUP BY steps.version",
+    _count("'age'", "max(train_version - oldest_version, 0)", _TRAINED),
+    _count("'generator'", "generator", _TRAINED),
+    # The last table is read by the selection of rows in all other tables.
+    *_delete(_TRAINED, "transitions", "advantages", "groups", "trained"),
+    _count("purpose || ' ' || state", "reason", _ENDED),
+    *_delete(_ENDED, "transitions", "advantages", "blobs", "trained", "groups"),
+)
+"""The SQL that compacts the groups of the steps after :first up to :last, and other groups of that
+time that were not trained.
+"""
+
+
+class Store(Writer):
+    """The store with its one writer and the `reader` of its process.
 
     clock: Unix seconds.
     """
 
-    def __init__(
-        self, path: Path, *, durability: Literal["normal", "full"], clock: Callable[[], float]
-    ) -> None:
-        with contextlib.ExitStack() as stack:
-            # First: a second process must not even create tables or recover the log.
-            stack.enter_context(hold_lock(path))
-            self._writer = Writer(path, durability=durability)
-            stack.callback(self._writer.close_file)
-            super().__init__(path)
-            stack.callback(self.close_reader)
-            self._clock = clock
-            self._groups: dict[int, Group] = {}
-            self._files = stack.pop_all()
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
+        super().__init__(path)
+        self.reader = StoreReader(path)
+        self._files.callback(self.reader.close)
+        self._clock = clock
+        self._groups: dict[int, Group] = {}
+        self.forgotten_before = self.reader.forgotten_before()
+        self._compacted = self.reader.compacted_steps()
 
     def write(self, change: changes.Change) -> None:
         """Queue a change of the state. A complete training group stays in memory until it is
         trained or dropped, so that the learner's reads do not wait for the disk.
         """
-        self._writer.put(*statements_of(change, self._clock()))
+        self._put_now(change.statements, change.parameters)
         match change:
             case changes.Completed(group=group) if group.purpose is Purpose.TRAIN:
                 self._groups[group.group_id] = group
@@ -93,7 +139,7 @@ class Store(StoreReader):
         """
         missing = [group_id for group_id in group_ids if group_id not in self._groups]
         if missing:
-            groups = await self.read_groups(missing)
+            groups = await self.reader.groups(missing)
             self._groups.update(zip(missing, groups, strict=True))
         return [self._groups[group_id] for group_id in group_ids]
 
@@ -101,27 +147,23 @@ class Store(StoreReader):
         """Queue (sample, advantage of each response token) of groups whose trajectories are stored.
         Only people read them.
         """
-        for (group_id, number), values in advantages:
+        for (group_id, sample), values in advantages:
             # float16 has three digits, which is enough for people, in half the bytes of float32.
             payload = values.astype(np.float16).tobytes()
-            self._writer.put((_ADVANTAGES, (number, payload, group_id)))
+            row = {"group_id": group_id, "sample": sample, "payload": payload}
+            self.put((_ADVANTAGES,), row)
 
     def finish_evaluation(self, version: int, figures: dict[str, float]) -> None:
         """The metrics of an evaluation were reported: delete its trajectories except a few."""
-        self._writer.put(
-            (_REPORT, (self._clock(), to_json(figures), version)),
-            (_DELETE_REPORTED, (version, KEPT_SAMPLES)),
-        )
+        row = {"version": version, "figures": changes.to_json(figures)}
+        self._put_now((_REPORT, _DELETE_REPORTED), row)
 
     def forget_before(self, version: int) -> None:
         """Delete the trajectories of groups trained by steps up to `version`; the learner can then
         no longer go back before it.
         """
-        self._writer.put(
-            (_FORGET, (self.forgotten_before, version)),
-            (_FORGET_ADVANTAGES, ()),
-            (_FORGOTTEN, (version,)),
-        )
+        steps = {"first": self.forgotten_before, "last": version}
+        self.put((_FORGET, _FORGET_ADVANTAGES, _FORGOTTEN), steps)
         self.forgotten_before = version
 
     def last_not_kept(self, recording: Literal["off", "times", "full"], trained: int) -> int:
@@ -136,7 +178,7 @@ class Store(StoreReader):
             return last
         disk = shutil.disk_usage(self._path.parent)
         # Deleted rows leave pages that later ones fill; the file does not shrink.
-        free_bytes = disk.free + self._one("PRAGMA freelist_count") * self._one("PRAGMA page_size")
+        free_bytes = disk.free + self.reader.free_bytes()
         if free_bytes >= min(_LEAST_FREE_BYTES, _LEAST_FREE_SHARE * disk.total):
             return self.forgotten_before
         return min(last, self.forgotten_before - (self.forgotten_before - trained) // 10)
@@ -155,37 +197,10 @@ class Store(StoreReader):
         a time; their trajectories must be deleted.
         """
         # The next call compacts the rest.
-        last = min(version, self.compacted_steps + MOST_STEPS)
-        if last > self.compacted_steps:
-            self._writer.put(*compaction(self.compacted_steps, last))
-            self.compacted_steps = last
+        last = min(version, self._compacted + _MOST_STEPS)
+        if last > self._compacted:
+            self.put(COMPACTION, {"first": self._compacted, "last": last})
+            self._compacted = last
 
-    async def flush(self) -> None:
-        """Wait until everything queued so far is committed. Raises InfrastructureError if it could
-        not be.
-        """
-        await self._writer.flush()
-
-    async def secure(self) -> None:
-        """Return once everything queued so far is on the disk. Raises InfrastructureError if it
-        could not be written.
-        """
-        await self._writer.flush()
-        # In a thread: a sync of a busy disk takes seconds, and requests for work must not wait.
-        await asyncio.to_thread(self._writer.sync_files)
-
-    async def failed(self) -> None:
-        """Wait until the store fails, and raise its InfrastructureError."""
-        await self._writer.failed()
-
-    async def close(self) -> None:
-        """Commit the queue and close the file."""
-        await self._writer.finish()
-        self._files.close()
-
-    async def __aenter__(self) -> Self:
-        self._writer.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    def _put_now(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> None:
+        self.put(statements, {**parameters, "now_s": self._clock()})

@@ -20,9 +20,10 @@ import fcntl
 import queue
 import sqlite3
 import threading
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Self
 
 from async_rl.buffer.store.schema import SCHEMA_VERSION, TABLES
 from async_rl.core import codec
@@ -30,12 +31,8 @@ from async_rl.core.checksums import sync
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.types import Group
 
-Statement = tuple[str, tuple[Any, ...] | Group]
-"""SQL with its parameters. A Group stands for (group_id, encoded group), so that it is encoded on
-the writer's thread.
-"""
-
-_Item = list[Statement] | Future[None] | None
+_Statements = tuple[Iterable[str], Mapping[str, Any]]
+_Item = _Statements | Future[None] | None
 
 # Trajectories of one transaction: more would delay the reply to a put behind many others.
 _TRANSACTION_BYTES = 16 * 2**20
@@ -46,7 +43,7 @@ _LONGEST_LOG_PAGES = 64 * 2**20 // _PAGE_BYTES
 _BUSY_MS = 30_000  # a person who reads with plain SQL may lock the file for a while
 
 
-def connect(path: Path, *, durability: Literal["normal", "full"] = "normal") -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
     """Open a connection in autocommit mode, for one thread at a time. Raises InfrastructureError if
     the file cannot be opened.
     """
@@ -56,7 +53,9 @@ def connect(path: Path, *, durability: Literal["normal", "full"] = "normal") -> 
         raise InfrastructureError(f"{path} cannot be opened as a store: {error}") from error
     try:
         connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
-        connection.execute(f"PRAGMA synchronous={durability}")
+        # normal, not full: after a power loss the learner resumes from its newest checkpoint, and
+        # the store is synced before a checkpoint is complete, so later commits would not be used.
+        connection.execute("PRAGMA synchronous=normal")
     except sqlite3.Error as error:
         connection.close()
         raise InfrastructureError(f"{path} is not a usable store: {error}") from error
@@ -82,15 +81,14 @@ def snapshot(path: Path, target: Path) -> None:
 
 
 class Writer:
-    """The one writing connection with its queue and its threads.
+    """The one writing connection with its queue and its threads: an async context manager.
 
-    Creates the tables in a new file. Raises InfrastructureError if the file has another schema or
-    is not a store.
+    Creates the tables in a new file. Raises Unavailable if another process writes the file,
+    InfrastructureError if it has another schema or is not a store.
     """
 
-    def __init__(self, path: Path, *, durability: Literal["normal", "full"]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._connection = connect(path, durability=durability)
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         # Daemons: a process with a failed event loop must exit, even if the disk hangs.
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
@@ -99,13 +97,15 @@ class Writer:
         self._is_due: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._unmoved_bytes = 0
         self._is_log_long = False
-        try:
-            self._create_tables()
-        except (sqlite3.Error, InfrastructureError) as error:
-            self._connection.close()
-            if isinstance(error, sqlite3.Error):
+        with contextlib.ExitStack() as stack:
+            # First: a second process must not even create tables or recover the log.
+            stack.enter_context(_hold_lock(path))
+            self._connection = stack.enter_context(contextlib.closing(connect(path)))
+            try:
+                self._create_tables()
+            except sqlite3.Error as error:
                 raise _unwritable(path, error) from error
-            raise
+            self._files = stack.pop_all()
 
     def _create_tables(self) -> None:
         execute = self._connection.execute
@@ -124,14 +124,11 @@ class Writer:
         # Fails now, not in the middle of the run, if the file cannot be written.
         self._connection.executescript(f"BEGIN IMMEDIATE; {set_version} ROLLBACK;")
 
-    def start(self) -> None:
-        """Begin to write."""
-        self._thread.start()
-        self._mover.start()
-
-    def put(self, *statements: Statement) -> None:
-        """Queue one change."""
-        self._queue.put(list(statements))
+    def put(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> None:
+        """Queue one change: SQL and the values of its names. A Group stands for its encoded bytes,
+        so that it is encoded on the writer's thread.
+        """
+        self._queue.put((statements, parameters))
 
     async def flush(self) -> None:
         """Wait for the commit of all that was put. Raises InfrastructureError if it failed."""
@@ -141,11 +138,16 @@ class Writer:
             commit = self._failed
         await asyncio.wrap_future(commit)
 
-    def sync_files(self) -> None:
-        """Return once all commits so far are on the disk, whatever the durability. Raises
-        InfrastructureError.
+    async def secure(self) -> None:
+        """Return once all that was put is on the disk. Raises InfrastructureError if it could not
+        be written.
         """
-        # With durability=normal SQLite syncs the log only before it moves it into the file. SQLite
+        await self.flush()
+        # In a thread: a sync of a busy disk takes seconds, and requests for work must not wait.
+        await asyncio.to_thread(self._sync_files)
+
+    def _sync_files(self) -> None:
+        # With synchronous=normal SQLite syncs the log only before it moves it into the file. SQLite
         # syncs the file, which must not be opened here: closing it would release SQLite's locks,
         # and the next reader that closes would delete the log.
         log = self._path.with_name(self._path.name + "-wal")
@@ -159,17 +161,19 @@ class Writer:
         """Wait until a write fails, and raise its error."""
         await asyncio.shield(asyncio.wrap_future(self._failed))
 
-    async def finish(self) -> None:
-        """Commit the queue and stop the threads."""
+    async def __aenter__(self) -> Self:
+        self._thread.start()
+        self._mover.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Commit the queue, stop the threads and close the file."""
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
         # After the writer, whose last commit may still make a checkpoint due.
         self._is_due.put(False)
         await asyncio.to_thread(self._mover.join)
-
-    def close_file(self) -> None:
-        """Close the file; after `finish` if it was started."""
-        self._connection.close()
+        self._files.close()
 
     def _run(self) -> None:
         """takes: queued changes · waits for: the queue · returns: commits · stops: at None or at
@@ -195,10 +199,10 @@ class Writer:
         item = self._queue.get()
         self._connection.execute("BEGIN IMMEDIATE")
         while True:
-            if isinstance(item, list):
-                size += self._apply(item)
-            elif item is not None:
+            if isinstance(item, Future):
                 flushes.append(item)
+            elif item is not None:
+                size += self._apply(*item)
             # Until the queue is empty: one sync of the disk then covers the puts of all generators.
             if item is None or size > _TRANSACTION_BYTES or self._queue.empty():
                 break
@@ -237,15 +241,16 @@ class Writer:
             notice = self._is_due.get()
         return notice
 
-    def _apply(self, statements: list[Statement]) -> int:
+    def _apply(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> int:
         """Execute one change; return the bytes of trajectories that it wrote."""
         size = 0
-        for sql, parameters in statements:
-            if isinstance(parameters, Group):
-                # On this thread, not in the event loop: a group of long samples takes milliseconds.
-                payload = codec.encode(parameters)
-                size += len(payload)
-                parameters = (parameters.group_id, payload)
+        payload = parameters.get("payload")
+        if isinstance(payload, Group):
+            # On this thread, not in the event loop: a group of long samples takes milliseconds.
+            encoded = codec.encode(payload)
+            size = len(encoded)
+            parameters = {**parameters, "payload": encoded}
+        for sql in statements:
             self._connection.execute(sql, parameters)
         return size
 
@@ -269,7 +274,7 @@ def _unwritable(path: Path, error: sqlite3.Error | OSError) -> InfrastructureErr
     return InfrastructureError(f"{path} cannot be written: {error}; {remedy}, then resume the run")
 
 
-def hold_lock(path: Path) -> IO[str]:
+def _hold_lock(path: Path) -> IO[str]:
     """Lock `<path>.lock` until it is closed or the process exits."""
     lock = path.with_name(path.name + ".lock").open("w")
     try:
