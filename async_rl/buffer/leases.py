@@ -29,7 +29,7 @@ class Leases:
         # Longer than the generator's own limit: the generator fails a slow group and says why, and
         # the buffer only collects tickets that no process works on.
         self.ticket_s = longest_s + self.lease_s
-        if config.placement == "colocated":
+        if config.devices.are_handed_over:
             # A generator's own time limits stop while it sleeps, which is for at most this long.
             self.ticket_s += config.timeouts.stall_s
         self._heard_s = dict.fromkeys(generators, now_s)

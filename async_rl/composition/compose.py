@@ -79,7 +79,7 @@ def as_written(conf: str) -> Tree:
     """Return the composition of `conf` for a machine without GPUs, with `${...}` left as written;
     for docs/.
     """
-    tree, _ = compose_files(source_of(conf), ["hardware=cpu"], "local", this_machine())
+    tree, _ = compose_files(source_of(conf), ["hardware=cpu"], this_machine(), is_cluster=False)
     expand(tree)
     return tree
 
@@ -104,11 +104,10 @@ def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[Ru
     source = source_of(conf)
     given = read_overrides(overrides, source.directories)
     chosen = {**dict(schema.flatten(source.content)), **dict(given.values)}
-    # The preset of conf/hardware depends on the launcher. The schema reports an unknown launcher;
-    # until then no preset may use its nodes.
-    launcher = str(chosen.get("launcher", "local"))
-    known = launcher if launcher in variants()["launcher"] else "local"
-    tree, preset = compose_files(source, given.groups, known, machine)
+    # The preset of conf/hardware uses the nodes of a cluster. The schema reports an unknown
+    # launcher later; it has no nodes.
+    launcher = variants()["launcher"].get(str(chosen.get("launcher")), {})
+    tree, preset = compose_files(source, given.groups, machine, is_cluster="nodes" in launcher)
     config = _validated(tree, given, source)
     # What the person wrote stays as written; only settings that nobody chose are fitted to the
     # machine.

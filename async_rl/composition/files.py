@@ -128,16 +128,18 @@ def _read_user_file(conf: str, path: Path) -> Tree:
 
 
 def compose_files(
-    source: Source, groups: Sequence[str], launcher: str, machine: Machine
+    source: Source, groups: Sequence[str], machine: Machine, *, is_cluster: bool
 ) -> tuple[Tree, str]:
     """Return the tree that hydra composes from files, with `${...}` as written, and the preset of
     conf/hardware. Raises ConfigError.
+
+    is_cluster: the launcher divides the nodes of a cluster.
     """
     OmegaConf.register_new_resolver("with_files", with_files, replace=True)
     OmegaConf.register_new_resolver("with_held_out", with_held_out, replace=True)
-    for name, function in hardware.resolvers(machine, launcher).items():
+    fitting = hardware.preset_for(machine, is_cluster=is_cluster)
+    for name, function in hardware.resolvers(machine, fitting).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
-    fitting = hardware.preset_for(machine, launcher)
     with readable_errors(source, groups):
         if source.path is None:
             tree, preset = _hydra_once(source.conf, tuple(groups), fitting)
@@ -145,7 +147,7 @@ def compose_files(
             folder = source.path.resolve().parent
             words = (*groups, f"hydra.searchpath=['file://{folder}']")
             tree, preset = _hydra(USER_CONFIG, words, fitting)
-    if preset == "cluster" and launcher == "local":
+    if preset == hardware.CLUSTER and not is_cluster:
         raise ConfigError(
             "hardware=cluster with launcher=local: the preset divides the nodes of a cluster; set"
             " launcher=ray or launcher=slurm, or leave hardware out"

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from async_rl.config.placement import PLACEMENTS
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import UNKNOWN_DISK, Machine
@@ -18,6 +19,7 @@ from async_rl.data.embedded import TINY_CODER
 from async_rl.planning.presets import fitted
 from async_rl.planning.shape import ModelShape, embedded_shape, shape_from_hf
 
+CLUSTER = "cluster"
 _FITTED_PRESETS = ("cpu", "gpu", "gpus")
 """The presets of one machine. The memory of a cluster's nodes is not known here."""
 
@@ -25,10 +27,10 @@ _FORM = "cores=64,gpus=8,gpu_gb=80,memory_gb=512,disk_gb=2000"
 _NEEDED, _OPTIONAL = {"cores", "gpus", "memory_gb"}, {"gpu_gb", "disk_gb"}
 
 
-def preset_for(machine: Machine, launcher: str) -> str:
-    """Return the file of conf/hardware: `cluster`, or for one machine a file by number of GPUs."""
-    if launcher != "local":
-        return "cluster"
+def preset_for(machine: Machine, *, is_cluster: bool) -> str:
+    """Return the file of conf/hardware: CLUSTER, or for one machine a file by number of GPUs."""
+    if is_cluster:
+        return CLUSTER
     return {0: "cpu", 1: "gpu"}.get(machine.num_gpus, "gpus")
 
 
@@ -67,16 +69,18 @@ def pretended_machine(text: str) -> Machine:
     )
 
 
-def resolvers(machine: Machine, launcher: str) -> dict[str, Callable[..., Any]]:
-    """Return the functions that conf/hardware/*.yaml call, by name, for this machine."""
+def resolvers(machine: Machine, preset: str) -> dict[str, Callable[..., Any]]:
+    """Return the functions that conf/hardware/*.yaml call, by name, for this machine, whose preset
+    is `preset`.
+    """
     return {
-        "this_hardware": lambda: preset_for(machine, launcher),
+        "this_hardware": lambda: preset,
         "gpus": lambda: machine.num_gpus,
         "share_of_cores": lambda part, parts: shares_of_nodes(machine, part, parts),
         "learning": learning,
         "generating": generating,
         "in_turns": lambda in_turns, at_once, placement: (
-            in_turns if placement == "colocated" else at_once
+            in_turns if PLACEMENTS[placement].are_handed_over else at_once
         ),
         "with_gpus": lambda with_them, without, gpus: with_them if gpus else without,
     }

@@ -21,6 +21,7 @@ from async_rl.config.base import (
     Text,
     absolute,
 )
+from async_rl.core.frozen import frozen
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -78,14 +79,19 @@ class ModelConfig(Section):
     """train all weights (none), or an adapter on frozen weights (lora)"""
 
     @property
+    def adapter(self) -> LoraAdapter | None:
+        """The adapter that is trained; None if all weights are."""
+        return self.lora if isinstance(self.lora, LoraAdapter) else None
+
+    @property
     def is_applied(self) -> bool:
         """Whether engines apply the adapter to their base model, instead of merging it."""
-        return isinstance(self.lora, LoraAdapter) and (self.lora.slots > 0 or self.is_hosted)
+        return self.adapter is not None and (self.adapter.slots > 0 or self.is_hosted)
 
     @property
     def is_hosted(self) -> bool:
         """Whether engines of another run serve the adapter."""
-        return isinstance(self.lora, LoraAdapter) and self.lora.host is not None
+        return self.adapter is not None and self.adapter.host is not None
 
 
 class VllmConfig(Section):
@@ -108,6 +114,24 @@ class VllmConfig(Section):
     text"""
 
 
+@frozen
+class ProvidedEngine:
+    """What an engine can do. reads_vllm: the settings of generation.vllm have an effect;
+    serves_adapters: of several runs at a time; maps_device_memory: reads weights from the memory
+    of another process on its GPU.
+    """
+
+    reads_vllm: bool = False
+    serves_adapters: bool = False
+    maps_device_memory: bool = False
+
+
+ENGINES = {
+    "vllm": ProvidedEngine(reads_vllm=True, serves_adapters=True, maps_device_memory=True),
+    "hf": ProvidedEngine(),
+}
+
+
 class GenerationConfig(Section):
     """Sampling of the responses, and the engine."""
 
@@ -126,6 +150,11 @@ class GenerationConfig(Section):
     max_attempts: PositiveInt
     """attempts to generate a group before it is dropped"""
     vllm: VllmConfig
+
+    @property
+    def provided(self) -> ProvidedEngine:
+        """What the engine can do; a plug-in can do none of it."""
+        return ENGINES.get(self.engine, ProvidedEngine())
 
 
 class PoolConfig(Section):

@@ -22,6 +22,21 @@ class LaunchConfig(Section):
     # The supervisor runs in a job, on a node that is not known before.
     is_submitted: ClassVar = False
 
+    @property
+    def has_shared_run_dir(self) -> bool:
+        """Return whether every process has the run's directory."""
+        return True
+
+    @property
+    def uses_one_node(self) -> bool:
+        """Return whether every process runs on the same node, so that loopback reaches it."""
+        return self.is_one_machine
+
+    @property
+    def cpus_per_node(self) -> int:
+        """The CPUs of each node; 0 if a process may have all CPUs of its node."""
+        return 0
+
 
 class LocalLaunch(LaunchConfig):
     """Processes of this machine."""
@@ -44,9 +59,6 @@ class ClusterLaunch(LaunchConfig):
     GPU"""
     learner_cpus: PositiveInt
     """CPUs reserved for each learner rank, and its number of threads; with a GPU at least 2"""
-    shared_run_dir: bool
-    """output_dir is on a filesystem that all nodes share; false: buffer and learner run on the
-    supervisor's node"""
     node_kind: str | None
     """nodes of the generators: with ray a custom resource, 1 for each generator (ray
     start --resources), with slurm a feature of the node (srun --constraint); null = any node"""
@@ -59,10 +71,23 @@ class RayLaunch(ClusterLaunch):
     address: Text
     """HOST:PORT of a cluster's head; auto = the cluster this machine belongs to; local = start a
     new one on this machine"""
+    shared_run_dir: bool
+    """output_dir is on a filesystem that all nodes share; false: buffer and learner run on the
+    supervisor's node"""
+
+    @property
+    def has_shared_run_dir(self) -> bool:
+        """Return whether every process has the run's directory."""
+        return self.shared_run_dir
+
+    @property
+    def uses_one_node(self) -> bool:
+        """Return whether the run starts a cluster of its own on this machine."""
+        return self.address == "local"
 
 
 class SlurmLaunch(ClusterLaunch):
-    """Steps of one Slurm job."""
+    """Steps of one Slurm job, whose nodes share output_dir."""
 
     kind: Literal["slurm"]
     # Slurm assigns a GPU to one step only.
@@ -72,6 +97,11 @@ class SlurmLaunch(ClusterLaunch):
     """further options of sbatch, such as --partition=gpu, --account=us, --constraint=a100 or
     --time=12:00:00 (without it 24 hours); with --cpus-per-task=N each node gives N CPUs, otherwise
     nodes are exclusive"""
+
+    @property
+    def uses_one_node(self) -> bool:
+        """Return whether the job has one node."""
+        return self.nodes == 1
 
     @property
     def cpus_per_node(self) -> int:

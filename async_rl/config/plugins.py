@@ -70,7 +70,6 @@ POLICY_LOSS = Kind(
 ADVANTAGE = Kind(group="async_rl.advantages", takes=("rewards",), named=("groups",))
 GRADIENT = Kind(group="async_rl.gradients", takes=("pieces",))
 CORRECTION = Kind(group="async_rl.corrections", takes=("log_ratio",), named=("sequences",))
-PROVIDED_ENGINES = ("vllm", "hf")
 DATA_SOURCE = Kind(group="async_rl.data_sources")
 
 

@@ -22,6 +22,7 @@ from async_rl.config.data import DataConfig
 from async_rl.config.generation import GenerationConfig, GeneratorsConfig, ModelConfig
 from async_rl.config.launchers import Launch
 from async_rl.config.learner import LearnerConfig
+from async_rl.config.placement import PLACEMENTS, OwnDevices
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.rollout import RolloutConfig
 from async_rl.config.running import (
@@ -74,6 +75,11 @@ class RunConfig(Section):
     network: NetworkConfig
     supervisor: SupervisorConfig
     timeouts: TimeoutsConfig
+
+    @property
+    def devices(self) -> OwnDevices:
+        """The use of devices by generators and learner."""
+        return PLACEMENTS[self.placement]
 
     @property
     def agent(self) -> Agent:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, import_external, load_function
+from async_rl.config.generation import ENGINES
+from async_rl.config.plugins import ENGINE, import_external, load_function
 from async_rl.config.run import RunConfig
 from async_rl.generation.engine import OpenEngine
 
@@ -26,7 +27,7 @@ def engine_opener(config: RunConfig, model_path: Path, *, rank: int = 0) -> Open
         from async_rl.generation.vllm.opening import vllm_opener
 
         return vllm_opener(config, model_path, seed)
-    if config.generation.engine not in PROVIDED_ENGINES:
+    if config.generation.engine not in ENGINES:
         opener = load_function("generation.engine", config.generation.engine, ENGINE)
         opened: OpenEngine = opener(config, model_path, seed=seed)
         return opened

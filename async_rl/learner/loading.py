@@ -19,7 +19,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from async_rl.batching.batch import collate, rows_as_group
 from async_rl.batching.packing import pack
-from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import use_segments
@@ -61,10 +60,9 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
 
     # The policy last: FSDP's wrappers cannot be copied. Each copy is sharded before the next is
     # made, so that at most two whole models are in main memory if they are loaded whole.
-    lora = config.model.lora
-    has_adapter = isinstance(lora, LoraAdapter)
+    adapter = config.model.adapter
     frozen: Policy | BasePolicy | None = None
-    if reference is not None and not has_adapter:
+    if reference is not None and adapter is None:
         # A reference that follows the policy in small steps needs float32.
         dtype = torch.float32 if reference.ref_ema_eta else ranks.dtype
         copy = policy.frozen_copy(dtype)
@@ -75,10 +73,10 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
         critic_model = Critic(policy.lm, context=ranks.context)
         prefix = f"{policy.lm.base_model_prefix}."
         sharded(critic_model, critic_model.backbone, prefix, torch.float32)
-    if isinstance(lora, LoraAdapter):
-        add_adapter(policy.lm, lora)
+    if adapter is not None:
+        add_adapter(policy.lm, adapter)
     policy = sharded(policy, policy.lm, "", torch.float32)
-    if reference is not None and has_adapter:
+    if reference is not None and adapter is not None:
         frozen = BasePolicy(policy)
     return LearnerModels(policy=policy, reference=frozen, critic=critic_model)
 

@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.stateful import Stateful
 from async_rl.batching.batch import Batch, BatchPart, collate, collate_part, rows_as_group, whole
 from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
-from async_rl.config.generation import LoraAdapter
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
@@ -110,7 +109,7 @@ class Trainer:
         stateful: dict[str, Stateful] = {"objective": state}
         if self._moving_reference is not None:
             stateful["reference"] = ModelState(self._moving_reference)
-        if isinstance(config.model.lora, LoraAdapter):
+        if config.model.adapter is not None:
             # The checkpoint has the adapter alone, which is of no use with other base weights.
             stateful["base"] = BaseSum(model_path)
         self._checkpointer = Checkpointer(self._ranks, trained, stateful)

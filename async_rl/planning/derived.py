@@ -102,8 +102,7 @@ def _pools(config: RunConfig) -> Rows:
 
 def _lost_sessions(config: RunConfig) -> Rows:
     """The effect of the loss of a gateway, if no other one has the records of its sessions."""
-    launch = config.launcher
-    if not config.agent.is_used or launch.kind == "local" or launch.shared_run_dir:
+    if not config.agent.is_used or config.launcher.has_shared_run_dir:
         return []
     text = (
         "are lost with their gateway and drawn anew; with launcher.shared_run_dir=true another one"
@@ -113,7 +112,7 @@ def _lost_sessions(config: RunConfig) -> Rows:
 
 
 def _turns(config: RunConfig) -> Rows:
-    if config.placement != "colocated":
+    if not config.devices.are_handed_over:
         return []
     steps = config.weights.push_every_steps
     groups = steps * config.buffer.groups_per_step
@@ -141,7 +140,7 @@ def _sizes(config: RunConfig, shape: ModelShape | None) -> Rows:
             ("memory estimate", f"{memory} and the model"),
         ]
     rows = [("model", f"{shape.num_parameters / 1e6:,.2f} M parameters")]
-    if config.generation.engine == "vllm" and config.generation.vllm.kv_cache_mb:
+    if config.generation.provided.reads_vllm and config.generation.vllm.kv_cache_mb:
         rows.append(("KV cache", f"{kv_cache_tokens(config, shape):,} tokens per generator"))
     rows += _gpu_memory(config, shape)
     disk = gb(disk_mb(config, shape))
@@ -156,7 +155,7 @@ def _gpu_memory(config: RunConfig, shape: ModelShape) -> Rows:
     if config.learner.gpus_each == 0:
         return []
     needed = gb(gpu_memory_mb(config, "learner", shape))
-    if config.placement != "colocated":
+    if not config.devices.are_handed_over:
         return [("GPU memory", f"learner {needed} for each rank")]
     kept = gb(round(learner_memory(config, shape).kept / 2**20))
     return [

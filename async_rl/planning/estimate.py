@@ -157,10 +157,7 @@ def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:
             training += memory.saved
         # A push gathers one tensor at a time and writes the published form.
         return _mb(max(training + memory.published, memory.loaded))
-    waiting = memory.offloaded
-    if config.placement == "colocated":
-        # In the generators' turn the models and moments are in main memory.
-        waiting += memory.kept
+    waiting = memory.offloaded + config.devices.resting_bytes(memory.kept)
     # The checkpoint that is being written, and the block of published weights, which rank 0 has;
     # the plan divides it among the ranks.
     training = waiting + memory.saved + memory.published / config.learner.ranks

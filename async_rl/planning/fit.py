@@ -53,7 +53,7 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
             f" {shape.num_heads} attention heads of the model, which the ranks divide;"
             f" set it to a divisor of {shape.num_heads}"
         )
-    if config.generation.engine == "vllm" and not config.model.is_hosted:
+    if config.generation.provided.reads_vllm and not config.model.is_hosted:
         problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
     total = total_memory_mb(config, shape)
     if total > machine.memory_mb:
@@ -104,8 +104,7 @@ def _gpu_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Ite
             users[index].append(spec)
     for specs in users.values():
         loads = {spec.name: gpu_load_mb(config, spec, shape, machine.gpu_mb) for spec in specs}
-        # Processes that take turns are never on the GPU together.
-        taken_mb = max(loads.values()) if config.placement == "colocated" else sum(loads.values())
+        taken_mb = config.devices.used_mb(loads.values())
         if taken_mb > machine.gpu_mb:
             parts = " and ".join(f"{name} {gb(load)}" for name, load in loads.items())
             remedies = (_remedy(config, spec, shape, machine) for spec in specs)
@@ -118,9 +117,7 @@ def _gpu_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Ite
 
 def _remedy(config: RunConfig, spec: ProcessSpec, shape: ModelShape, machine: Machine) -> str:
     """Return the smallest change that fits a process to its share of a GPU."""
-    share_mb = machine.gpu_mb * min(spec.gpus, 1.0)
-    if config.placement == "colocated":
-        share_mb = machine.gpu_mb
+    share_mb = config.devices.room_mb(machine.gpu_mb, spec.gpus)
     if spec.role == "generator":
         return _generator_remedy(config, spec, shape, share_mb)
     learner = config.learner

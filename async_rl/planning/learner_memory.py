@@ -8,7 +8,6 @@ the memory outside tensors (CUDA's context, the buffers of NCCL, gaps of the all
 
 from __future__ import annotations
 
-from async_rl.config.generation import LoraAdapter
 from async_rl.config.learner import CACHE_TOKENS, MOMENTS_PIECE_BYTES
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
@@ -55,8 +54,8 @@ def has_own_critic(config: RunConfig) -> bool:
 
 def policy_parameters(config: RunConfig, shape: ModelShape) -> int:
     """Return the number of trained parameters of the policy: all, or only its adapter's."""
-    lora = config.model.lora
-    if not isinstance(lora, LoraAdapter):
+    adapter = config.model.adapter
+    if adapter is None:
         return shape.num_parameters
     hidden = shape.hidden_size
     mlp = shape.mlp_width
@@ -64,13 +63,13 @@ def policy_parameters(config: RunConfig, shape: ModelShape) -> int:
     sides |= dict.fromkeys(("k_proj", "v_proj"), hidden + shape.kv_width)
     sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + mlp)
     # Layers of other names count as the widest.
-    chosen = [sides.get(name, hidden + mlp) for name in lora.targets] or sides.values()
-    return shape.num_layers * lora.rank * sum(chosen)
+    chosen = [sides.get(name, hidden + mlp) for name in adapter.targets] or sides.values()
+    return shape.num_layers * adapter.rank * sum(chosen)
 
 
 def has_adapter(config: RunConfig) -> bool:
     """Return whether the policy's own weights are frozen."""
-    return config.model.lora.kind != "none"
+    return config.model.adapter is not None
 
 
 def trained_parameters(config: RunConfig, shape: ModelShape) -> int:

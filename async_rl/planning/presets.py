@@ -125,7 +125,7 @@ def _on_one_gpu(
     """
     engine = engine_mb(config, shape)
     least = _cache_mb(config, shape, _CACHED_SEQUENCES)
-    takes_turns = config.placement == "colocated"
+    takes_turns = config.devices.are_handed_over
     best = config
     for best in learner_forms(config, given):
         learner = gpu_memory_mb(best, "learner", shape)

@@ -55,7 +55,7 @@ async def run(context: ProcessContext) -> None:
         generator = Generator(context, await import_engine(context))
         try:
             # On a shared device the engine starts when the first push allows it.
-            if not generator.is_colocated:
+            if not generator.is_handed_over:
                 await generator.sleeping.start()
             await until_serving.aclose()
             await generator.serve()
@@ -95,7 +95,7 @@ class Generator:
         self.sleeping = Sleeping(open_engine, context.activity)
         self.groups = Groups(context, self._rollouts, self.sleeping)
         self._hosting = Hosting(context, self.sleeping)
-        self.is_colocated = context.config.placement == "colocated"
+        self.is_handed_over = context.config.devices.are_handed_over
         self._version_changed = asyncio.Event()
         self._draining = asyncio.Event()
         self._completed = asyncio.Event()
@@ -105,7 +105,7 @@ class Generator:
     async def serve(self) -> None:
         """Answer the learner and the supervisor from now on."""
         # A colocated engine starts with the first push, so it has no devices for a broadcast yet.
-        devices = [] if self.is_colocated else await self.sleeping.engine.weight_devices()
+        devices = [] if self.is_handed_over else await self.sleeping.engine.weight_devices()
         await self._context.serve(
             {
                 LoadWeights: self._load_weights,
@@ -123,7 +123,7 @@ class Generator:
     async def work(self) -> None:
         """Make groups until a drain or a stop."""
         owned = {"follow verifiers": self._rollouts.follow_verifiers(self._context.directory)}
-        if self.is_colocated:
+        if self.is_handed_over:
             owned["start the engine"] = self.sleeping.start_when_called()
             owned["report sleep"] = self.sleeping.report()
         await work_until(self._context.stopping, self._make(), owned)

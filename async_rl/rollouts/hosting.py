@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.config.generation import LoraAdapter
 from async_rl.config.pools import seat
 from async_rl.core.errors import AsyncRLError, ConfigError, EngineDead, Unavailable, WeightsError
 from async_rl.core.os import exit_of
@@ -140,11 +139,11 @@ class HostedEngine:
     """One policy on another run's generator, as an `Engine`."""
 
     def __init__(self, context: ProcessContext) -> None:
-        lora = context.config.model.lora
-        assert isinstance(lora, LoraAdapter)
-        assert lora.host is not None
+        adapter = context.config.model.adapter
+        assert adapter is not None
+        assert adapter.host is not None
         self._context = context
-        self._host = Path(lora.host)
+        self._host = Path(adapter.host)
         self._name = f"{context.run_dir.name}/{context.name}"
         self._policy = f"{self._name}/{context.incarnation}"
         self._timeouts = context.config.timeouts

@@ -75,10 +75,10 @@ def write_adapter(
     directory: Path, tensors: Mapping[str, Tensor], lm: nn.Module, model: ModelConfig
 ) -> None:
     """Write an adapter as PEFT's directory. tensors: whole, with the names of `adapter_weights`."""
-    assert isinstance(model.lora, LoraAdapter), "the caller has an adapter"
+    assert model.adapter is not None, "the caller has an adapter"
     directory.mkdir(parents=True, exist_ok=True)
     targets = sorted({name.rpartition(".")[2] for name, _ in _adapted(lm)})
-    described = _peft_config(model.lora, targets)
+    described = _peft_config(model.adapter, targets)
     described.base_model_name_or_path = model.path
     described.save_pretrained(directory)
     save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -148,13 +148,13 @@ def adapter_weights(lm: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 @torch.no_grad()
 def whole_adapter(lm: nn.Module, config: ModelConfig) -> Adapter | None:
     """Copy the adapter to main memory; None without one (collective)."""
-    if not isinstance(config.lora, LoraAdapter):
+    if config.adapter is None:
         return None
     tensors = {}
     for name, parameter in adapter_weights(lm):
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         tensors[name] = whole.to("cpu", copy=True).contiguous()
-    return Adapter(tensors=tensors, scaling=config.lora.alpha / config.lora.rank)
+    return Adapter(tensors=tensors, scaling=config.adapter.alpha / config.adapter.rank)
 
 
 def _adapted(lm: nn.Module) -> Iterator[tuple[str, Any]]:

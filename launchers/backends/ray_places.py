@@ -42,7 +42,7 @@ def bundles_of(
     """Return the role that owns the process's placement group, and the bundles of the group; empty
     if it needs none. A colocated generator uses the learner's.
     """
-    is_colocated = spec.role == "generator" and config.placement == "colocated"
+    is_colocated = spec.role == "generator" and config.devices.are_handed_over
     if spec.role == "learner" or is_colocated:
         return "learner", learner_bundles(
             config, supervisor_host=supervisor_host, is_own_cluster=is_own_cluster
@@ -78,10 +78,10 @@ def learner_bundles(
     generator_cpus = cluster.generator_cpus
     if is_own_cluster:
         bundle["CPU"] = generator_cpus = 0
-    elif not cluster.shared_run_dir:
+    elif not cluster.has_shared_run_dir:
         bundle[f"node:{supervisor_host}"] = _NODE_SHARE
     bundles = [dict(bundle) for _ in range(config.learner.ranks)]
-    if config.placement == "colocated":
+    if config.devices.are_handed_over:
         count = config.generators.count
         bundles[0]["CPU"] += count * generator_cpus
         bundles[0]["GPU"] += count * config.generators.gpus_each

@@ -43,7 +43,7 @@ def export(
     run_dir = find_run(run, output_dir)
     config = config_of(run_dir)
     version = saved_version(run_dir, step)
-    if adapter and config.model.lora.kind == "none":
+    if adapter and config.model.adapter is None:
         raise ConfigError(
             f"{run_dir.name} has model.lora=none and so no adapter; omit --adapter to write the"
             " model"

@@ -17,7 +17,7 @@ from async_rl.composition.hardware import model_shape
 from async_rl.config.algorithm import PluginAdvantage
 from async_rl.config.checks.machine import machine_problems
 from async_rl.config.checks.run import raise_if_any
-from async_rl.config.generation import is_local_model
+from async_rl.config.generation import ENGINES, is_local_model
 from async_rl.config.plugins import (
     ADVANTAGE,
     AGENT,
@@ -26,7 +26,6 @@ from async_rl.config.plugins import (
     ENGINE,
     GRADIENT,
     POLICY_LOSS,
-    PROVIDED_ENGINES,
     Kind,
     is_plugin,
     load_function,
@@ -102,7 +101,7 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     if isinstance(config.algorithm.step_scale, PluginStepScale):
         setting = "algorithm.step_scale.fn"
         yield from _plugin_problems(setting, config.algorithm.step_scale.fn, GRADIENT)
-    if config.generation.engine not in PROVIDED_ENGINES:
+    if config.generation.engine not in ENGINES:
         yield from _plugin_problems("generation.engine", config.generation.engine, ENGINE)
     shape = model_shape(config)
     if shape is not None and config.launcher.is_one_machine:
@@ -113,7 +112,7 @@ def _package_problems(config: RunConfig) -> Iterator[str]:
     """Yield the packages of extras that the run needs and that are not installed."""
     needed = {"torch": "a run", "transformers": "a run", "tensorboard": "a run"}
     needed |= {"starlette": "the verifiers of a run", "uvicorn": "the verifiers of a run"}
-    if config.generation.engine == "vllm":
+    if config.generation.provided.reads_vllm:
         needed["vllm"] = "generation.engine=vllm"
         yield from vllm_problems(config.generation.vllm.extra)
     if config.monitoring.wandb is not None:

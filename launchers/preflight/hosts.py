@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError
 from async_rl.planning.learner_memory import longest_sequence
@@ -13,8 +12,8 @@ from async_rl.planning.learner_memory import longest_sequence
 
 def host_problems(config: RunConfig) -> Iterator[str]:
     """Yield the reasons why the engines of that run cannot serve this one."""
-    lora = config.model.lora
-    if not isinstance(lora, LoraAdapter) or lora.host is None:
+    lora = config.model.adapter
+    if lora is None or lora.host is None:
         return
     given, directory = f"model.lora.host={lora.host}", Path(lora.host)
     if not (directory / "config.yaml").is_file():
@@ -29,9 +28,9 @@ def host_problems(config: RunConfig) -> Iterator[str]:
     except (AsyncRLError, OSError, ValueError) as error:
         yield f"{given}: {error}"
         return
-    theirs = host.model.lora
-    if not isinstance(theirs, LoraAdapter) or theirs.slots < 2:
-        slots = theirs.slots if isinstance(theirs, LoraAdapter) else 0
+    theirs = host.model.adapter
+    if theirs is None or theirs.slots < 2:
+        slots = 0 if theirs is None else theirs.slots
         yield (
             f"{given}: that run has model.lora.slots={slots}; start it with model.lora=lora"
             " model.lora.slots=2, or more for more runs"

@@ -187,7 +187,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         ),
         (
             ["launcher=slurm", "generators.gpus_each=0.5"],
-            "Slurm assigns whole GPUs to a step; set it to 1",
+            "launcher=slurm assigns whole GPUs to a process; set it to 1",
         ),
         (
             ["launcher=slurm", 'launcher.extra=["--cpus-per-task=2"]', "launcher.learner_cpus=4"],

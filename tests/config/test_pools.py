@@ -248,7 +248,7 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
         ),
         (
             ("launcher=slurm", *BIG, "generators.pools.big.gpus_each=0.5"),
-            "generators.pools.big.gpus_each=0.5: Slurm assigns whole GPUs",
+            "generators.pools.big.gpus_each=0.5: launcher=slurm assigns whole",
         ),
         (
             (

@@ -89,7 +89,7 @@ def test_each_process_gets_gpus_out_of_those_that_the_user_left() -> None:
 
 
 def test_gpus_that_the_packages_cannot_use_leave_the_run_on_the_cpu_and_are_said() -> None:
-    assert preset_for(LAPTOP, "local") == "cpu"
+    assert preset_for(LAPTOP, is_cluster=False) == "cpu"
     assert described(LAPTOP) == "2 cores, no GPUs (1 unused: torch or vLLM is a CPU build), 15 GB"
     (line,) = machine_problems(
         compose("ppo_code", ["learner.gpus_each=1", "generators.cores=[0]", "learner.cores=[1]"]),

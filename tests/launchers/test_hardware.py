@@ -38,7 +38,7 @@ EIGHT = pretended_machine("cores=64,gpus=8,memory_gb=512")
 def test_a_machine_gets_the_preset_that_fits_it(
     machine: Machine, launcher: str, preset: str
 ) -> None:
-    assert preset_for(machine, launcher) == preset
+    assert preset_for(machine, is_cluster=launcher != "local") == preset
     config, chosen = compose_for(machine, "ppo_code", [f"launcher={launcher}"])
     assert chosen == preset
     assert list(machine_problems(config, machine)) == []
@@ -78,9 +78,9 @@ def test_the_pretrained_model_of_two_cores_starts_on_every_machine(
 
 def test_every_preset_can_be_the_choice_of_some_machine() -> None:
     reached = {
-        preset_for(machine, launcher)
+        preset_for(machine, is_cluster=is_cluster)
         for machine in (CPU, ONE, EIGHT)
-        for launcher in ("local", "ray")
+        for is_cluster in (False, True)
     }
     assert reached == {path.stem for path in (CONF_DIR / "hardware").glob("*.yaml")}
 

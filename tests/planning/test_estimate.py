@@ -279,7 +279,8 @@ def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings
     ("settings", "is_told"),
     [
         (["rollout.fn=[a:b]", "launcher=ray"], True),
-        (["rollout.fn=[a:b]", "launcher=slurm"], True),
+        # The nodes of a Slurm job share output_dir.
+        (["rollout.fn=[a:b]", "launcher=slurm"], False),
         (["rollout.fn=[a:b]", "launcher=ray", "launcher.shared_run_dir=true"], False),
         (["rollout.fn=[a:b]"], False),
         (["launcher=ray"], False),

@@ -61,16 +61,38 @@ def section_classes(path: str) -> list[str]:
     return [str(spec["title"]) for spec in section_specs()[place] if leaf in spec["properties"]]
 
 
+@functools.cache
+def properties() -> dict[tuple[str, str], frozenset[str]]:
+    """(class, property) of the schema, and the attributes that the property reads."""
+    return {
+        (section.name, function.name): read_attributes(ast.unparse(function))
+        for path in (ROOT / "async_rl" / "config").glob("*.py")
+        for section in ast.parse(path.read_text()).body
+        if isinstance(section, ast.ClassDef)
+        for function in section.body
+        if isinstance(function, ast.FunctionDef)
+    }
+
+
 def is_read(path: str) -> bool:
     """Whether a file that has to do with the setting's section reads an attribute of the setting's
-    name.
+    name, or a property of the section that does.
     """
     parents, _, leaf = path.rpartition(".")
     section = parents.rpartition(".")[2]
-    mention = rf"\b({'|'.join(section_classes(path))})\b" + (
-        rf"|\.{section}\b" if section else r"|\bconfig\." + leaf
+    classes = section_classes(path)
+    names = {
+        leaf,
+        *(
+            name
+            for (owner, name), reads in properties().items()
+            if owner in classes and leaf in reads
+        ),
+    }
+    mention = rf"\b({'|'.join(classes)})\b" + (
+        rf"|\.{section}\b" if section else rf"|\bconfig\.({'|'.join(names)})\b"
     )
-    return any(leaf in reads and re.search(mention, text) for text, reads in product_files())
+    return any(names & reads and re.search(mention, text) for text, reads in product_files())
 
 
 @pytest.mark.parametrize("path", list(settings()))

@@ -123,10 +123,33 @@ def modules() -> frozenset[str]:
     return frozenset(module(path) for path in product())
 
 
-KIND_OF_LAUNCHER = re.compile(r"launcher\.kind\s*(?:[!=]=|in\b)")
+KINDS = {"local", "ray", "slurm", "colocated", "disaggregated", "vllm", "hf", "lora"}
+OPENERS = {
+    "async_rl/config/launchers.py",
+    "async_rl/core/machine.py",
+    "async_rl/generation/opener.py",
+    "launchers/backends/ray_actors.py",
+    "launchers/migration/areal_now.py",
+}
+"""Files that choose an engine by its name, or where a name means something else: an address of Ray,
+a package, an engine of AReaL.
+"""
 
 
-def test_launchers_are_asked_what_they_can_do() -> None:
-    """A comparison with a launcher's name has to be found again for each new launcher."""
-    found = [name(path) for path in product() if KIND_OF_LAUNCHER.search(path.read_text())]
-    assert found == [], "ask launcher.is_one_machine and the like (config/launchers.py)"
+def compared_kinds(path: Path) -> set[str]:
+    """Names of launchers, placements, engines and adapters that a file compares a value with."""
+    return {
+        str(part.value)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare | ast.MatchValue)
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and part.value in KINDS
+    }
+
+
+def test_settings_are_asked_what_they_can_do() -> None:
+    """A comparison with a name has to be found again for each new launcher or engine."""
+    found = {name(path): kinds for path in product() if (kinds := compared_kinds(path))}
+    assert found.keys() <= OPENERS, (
+        "ask config.launcher, config.devices, config.generation.provided or config.model.adapter"
+    )

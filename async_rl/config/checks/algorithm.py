@@ -45,7 +45,7 @@ def _objective(config: RunConfig) -> Iterator[str]:
             " algorithm.advantage=gae"
         )
     reference = algorithm.reference
-    if reference is not None and reference.ref_ema_eta > 0 and config.model.lora.kind != "none":
+    if reference is not None and reference.ref_ema_eta > 0 and config.model.adapter is not None:
         yield (
             f"algorithm.kl.ref_ema_eta={reference.ref_ema_eta:g} with model.lora=lora: the"
             " reference is the model without its adapter, which cannot move; set"

@@ -18,7 +18,7 @@ def placement_problems(config: RunConfig) -> Iterator[str]:
             " and a learner of one rank share; set placement=colocated, generation.engine=vllm,"
             " learner.ranks=1, and gpus_each=0.5 for both, or set weights.transfer=auto"
         )
-    if config.placement != "colocated":
+    if not config.devices.are_handed_over:
         return
     yield from _handovers(config)
     yield from _devices(config)
@@ -28,12 +28,13 @@ def has_shared_gpu(config: RunConfig) -> bool:
     """Return whether the generator can map the learner's memory: a vLLM generator on the same GPU
     as a learner of one rank.
     """
-    is_shared = (
-        config.placement == "colocated"
+    return (
+        config.devices.are_handed_over
         and config.generators.gpus_each > 0
         and config.learner.gpus_each > 0
+        and config.generation.provided.maps_device_memory
+        and config.learner.ranks == 1
     )
-    return is_shared and config.generation.engine == "vllm" and config.learner.ranks == 1
 
 
 def _handovers(config: RunConfig) -> Iterator[str]:

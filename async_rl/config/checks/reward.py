@@ -52,7 +52,7 @@ def _agent(config: RunConfig) -> Iterator[str]:
             f"reward.placement={config.reward.placement} with {name}: only the last answer is"
             " scored; set reward.placement=end"
         )
-    if config.placement == "colocated":
+    if config.devices.are_handed_over:
         yield f"placement=colocated with {name}: not supported; set placement=disaggregated"
     if config.generators.pools:
         yield (

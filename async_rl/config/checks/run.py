@@ -18,7 +18,8 @@ from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
 from async_rl.config.checks.vllm_extra import extra_problems
 from async_rl.config.checks.weights import weights_problems
-from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, is_plugin
+from async_rl.config.generation import ENGINES
+from async_rl.config.plugins import ENGINE, is_plugin
 from async_rl.config.pools import config_of, generator_pools, in_words_of
 from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.config.run import RunConfig
@@ -152,12 +153,12 @@ def _engine(config: RunConfig) -> Iterator[str]:
     vllm = config.generation.vllm
     generation = config.generation
     group_size = generation.generation_size or generation.group_size
-    if generation.engine not in PROVIDED_ENGINES and not is_plugin(generation.engine, ENGINE):
+    if generation.engine not in ENGINES and not is_plugin(generation.engine, ENGINE):
         yield (
-            f"generation.engine={generation.engine}: must be one of {', '.join(PROVIDED_ENGINES)},"
+            f"generation.engine={generation.engine}: must be one of {', '.join(ENGINES)},"
             " package.module:function, file.py:function, or an entry point of async_rl.engines"
         )
-    if config.generation.engine != "vllm":
+    if not config.generation.provided.reads_vllm:
         return
     # The samples of a group share one prefill of their prompt, if they are decoded together.
     if vllm.max_num_seqs < group_size:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.config.running import FileTransfer
 
@@ -31,20 +30,20 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
             " weights.push_every_steps=1"
         )
     yield from _adapter(config)
-    launch, transfer = config.launcher, weights.transfer
-    is_local_folder = launch.kind == "ray" and not launch.shared_run_dir
-    if isinstance(transfer, FileTransfer) and transfer.path is None and is_local_folder:
+    transfer = weights.transfer
+    is_in_run = isinstance(transfer, FileTransfer) and transfer.path is None
+    if is_in_run and not config.launcher.has_shared_run_dir:
         yield (
-            "weights.transfer=filesystem with launcher=ray and launcher.shared_run_dir=false: other"
-            " nodes cannot read the run's directory; set weights.transfer.path to a URL that all"
-            " nodes can read, or launcher.shared_run_dir=true"
+            "weights.transfer=filesystem with launcher.shared_run_dir=false: other nodes cannot"
+            " read the run's directory; set weights.transfer.path to a URL that all nodes can read,"
+            " or launcher.shared_run_dir=true"
         )
 
 
 def _adapter(config: RunConfig) -> Iterator[str]:
     """Yield the problems of an adapter that an engine applies, its own or another run's."""
-    lora = config.model.lora
-    if not isinstance(lora, LoraAdapter) or not config.model.is_applied:
+    lora = config.model.adapter
+    if lora is None or not config.model.is_applied:
         return
     given = f"model.lora.slots={lora.slots}"
     if lora.host is not None:
@@ -59,12 +58,12 @@ def _adapter(config: RunConfig) -> Iterator[str]:
                 f"{given} with generators.gpus_each={config.generators.gpus_each:g}: generators"
                 " without an engine use no GPU; set generators.gpus_each=0"
             )
-    if config.generation.engine != "vllm":
+    if not config.generation.provided.serves_adapters:
         yield (
             f"{given} with generation.engine={config.generation.engine}: only vLLM serves several"
             " adapters at a time; set generation.engine=vllm"
         )
-    if config.placement == "colocated":
+    if config.devices.are_handed_over:
         yield (
             f"{given} with placement=colocated: the engine would sleep while other runs use it; set"
             " placement=disaggregated"

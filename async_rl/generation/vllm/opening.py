@@ -16,7 +16,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
-from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.config.vllm_extra import extra_arguments, num_workers
 from async_rl.core.errors import ConfigError
@@ -43,12 +42,12 @@ def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
     facts = read_model_facts(model_path)
     args = engine_args(config, model_path, facts, seed)
     end_token_ids = () if config.data.ignores_end else facts.end_token_ids
-    lora = config.model.lora
+    adapter = config.model.adapter
 
     async def open_engine() -> VllmEngine:
         llm, has_spare = await open_llm(config, args)
-        if isinstance(lora, LoraAdapter) and lora.slots:
-            return Slots(Llm(llm), lora.slots, end_token_ids).own
+        if adapter is not None and adapter.slots:
+            return Slots(Llm(llm), adapter.slots, end_token_ids).own
         return VllmEngine(Llm(llm), end_token_ids, has_spare=has_spare)
 
     return open_engine
@@ -102,13 +101,13 @@ def engine_args(
 
 
 def _lora_settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
-    lora = config.model.lora
-    if not isinstance(lora, LoraAdapter) or not lora.slots:
+    adapter = config.model.adapter
+    if adapter is None or not adapter.slots:
         return {}
     return {
         "enable_lora": True,
-        "max_loras": lora.slots,
-        "max_lora_rank": min(rank for rank in LORA_RANKS if rank >= lora.rank),
+        "max_loras": adapter.slots,
+        "max_lora_rank": min(rank for rank in LORA_RANKS if rank >= adapter.rank),
         "lora_target_modules": linear_layers(model_path),
     }
 
@@ -130,7 +129,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
             settings["gpu_memory_utilization"] = _NO_SHARE
     if vllm.enforce_eager:
         settings["compilation_config"] = {"mode": 0}
-    if uses_gpu(config) and config.placement == "colocated":
+    if uses_gpu(config) and config.devices.are_handed_over:
         # Memory that vLLM can release must come from its own allocator from the start.
         settings["enable_sleep_mode"] = True
     return settings

@@ -90,7 +90,7 @@ class Profile:
 
 def refuse_unsimulated(config: RunConfig) -> None:
     """Raise ConfigError for a run whose order of events is not simulated."""
-    if config.placement == "colocated":
+    if config.devices.are_handed_over:
         raise ConfigError("placement=colocated: turns of generators and learner are not simulated")
 
 
