@@ -5,10 +5,12 @@ Pure: from stored values and the text of each token to an object that rich print
 
 from __future__ import annotations
 
+import bisect
 import enum
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Group as Lines
@@ -38,11 +40,64 @@ LEGEND = {
     ),
 }
 NOT_SAMPLED = "\u27e8text that the policy did not sample\u27e9"
-# 13 % of normally distributed values are beyond it.
-_MUCH = 1.5  # root mean squares of the group's advantages
-_ZERO = 1e-6
+_PROBABILITIES = (0.1, 0.5, 0.9)  # a token below the first is a surprise
+# In root mean squares of the group's advantages: 13 % of normally distributed values are beyond
+# 1.5, and 1e-6 is zero after rounding.
+_ADVANTAGES = (-1.5, -0.5, -1e-6, 1e-6, 0.5, 1.5)
+_PROBABILITY_STYLES = ("red", "yellow", "", "green")
+_ADVANTAGE_STYLES = ("bold red", "red", "red", "", "green", "green", "bold green")
 _VERSION_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
-_PROBABILITIES = ((0.9, "green"), (0.5, ""), (0.1, "yellow"), (0.0, "red"))
+
+
+class Token(NamedTuple):
+    """A response token and its values. text: what it adds to the response. logprob, version: of the
+    policy that sampled it. advantage: in root mean squares of its group's advantages.
+    """
+
+    text: str
+    token_id: int
+    is_sampled: bool
+    logprob: float
+    version: int
+    advantage: float
+
+    @property
+    def probability(self) -> float:
+        """The probability of the token when it was sampled."""
+        return math.exp(self.logprob)
+
+    @property
+    def probability_grade(self) -> int:
+        """The class of its probability, 0 to 3."""
+        return bisect.bisect(_PROBABILITIES, self.probability)
+
+    @property
+    def advantage_grade(self) -> int:
+        """The class of its advantage, 0 to 6; 3 is none."""
+        return bisect.bisect(_ADVANTAGES, self.advantage)
+
+    def style(self, colour: Colour) -> str:
+        """Return the style of its text in a terminal."""
+        match colour:
+            case Colour.VERSION:
+                return _VERSION_STYLES[self.version % len(_VERSION_STYLES)]
+            case Colour.LOGPROB:
+                return _PROBABILITY_STYLES[self.probability_grade]
+            case Colour.ADVANTAGE:
+                return _ADVANTAGE_STYLES[self.advantage_grade]
+
+
+def tokens_of(
+    group: Group, index: int, pieces: Sequence[str], advantages: FloatArray | None
+) -> list[Token]:
+    """Return the response tokens of a sample. pieces: the text of each; advantages: float32 of all
+    response tokens of the group, if a step with a critic stored them.
+    """
+    sample = group.trajectories[index]
+    columns = (sample.token_ids, sample.loss_mask, sample.behavior_logprobs, sample.versions)
+    values = [column[sample.prompt_length :].tolist() for column in columns]
+    own = _token_advantages(group, index, advantages)
+    return [Token(*row) for row in zip(pieces, *values, own, strict=True)]
 
 
 def page(
@@ -59,14 +114,15 @@ def page(
     all response tokens of the group.
     """
     sample = group.trajectories[index]
-    versions = sample.versions[sample.loss_mask].tolist()
+    tokens = tokens_of(group, index, pieces, advantages)
+    versions = [token.version for token in tokens if token.is_sampled]
     span = f"versions {min(versions)} to {max(versions)}" if versions else "nothing trained"
     trained = "not trained yet" if step is None else f"step {step}"
     title = f"group {group.group_id}, sample {index}  {group.prompt_id}  {trained}"
     return Lines(
         Text(f"{title}  {group.generator}  {span}", style="bold"),
         Text(prompt.strip(), style="dim"),
-        _response(sample, pieces, colour, token_advantages(group, index, advantages)),
+        _response(sample, tokens, colour),
         _verdict(group, sample),
         Text(),
     )
@@ -79,54 +135,28 @@ def is_passed(sample: Trajectory) -> bool:
     return bool(verdicts) and all(verdict is Verdict.PASS for verdict in verdicts)
 
 
-def _response(
-    sample: Trajectory, pieces: Sequence[str], colour: Colour, advantages: Sequence[float]
-) -> Text:
+def _response(sample: Trajectory, tokens: Sequence[Token], colour: Colour) -> Text:
     text = Text()
-    start = sample.prompt_length
-    tokens = zip(
-        pieces,
-        sample.versions[start:].tolist(),
-        sample.behavior_logprobs[start:].tolist(),
-        advantages,
-        sample.loss_mask[start:].tolist(),
-        strict=True,
-    )
     version_before = None
     was_sampled = True
-    positions = iter(range(start, len(sample.token_ids)))
-    for piece, version, logprob, advantage, is_sampled in tokens:
+    for position, token in enumerate(tokens, sample.prompt_length):
         # A segment of an agent's session repeats what it shares with an earlier one.
-        if next(positions) in sample.starts:
+        if position in sample.starts:
             text.append("\n[segment]\n", style="dim")
-        if is_sampled != was_sampled:
-            text.append("\u27e9" if is_sampled else "\u27e8", style="dim")
-            was_sampled = is_sampled
-        if not is_sampled:
-            text.append(piece, style="dim italic")
+        if token.is_sampled != was_sampled:
+            text.append("\u27e9" if token.is_sampled else "\u27e8", style="dim")
+            was_sampled = token.is_sampled
+        if not token.is_sampled:
+            text.append(token.text, style="dim italic")
             continue
-        if colour == Colour.VERSION:
-            if version != version_before:
-                text.append(f"[{version}]", style="dim")
-                version_before = version
-            style = _VERSION_STYLES[version % len(_VERSION_STYLES)]
-        elif colour == Colour.LOGPROB:
-            probability = math.exp(logprob)
-            style = next(style for least, style in _PROBABILITIES if probability >= least)
-        else:
-            style = _advantage_style(advantage)
-        text.append(piece, style=style)
+        if colour is Colour.VERSION and token.version != version_before:
+            text.append(f"[{token.version}]", style="dim")
+            version_before = token.version
+        text.append(token.text, style=token.style(colour))
     return text
 
 
-def _advantage_style(advantage: float) -> str:
-    if abs(advantage) < _ZERO:
-        return ""
-    style = "green" if advantage > 0 else "red"
-    return f"bold {style}" if abs(advantage) > _MUCH else style
-
-
-def token_advantages(group: Group, index: int, advantages: FloatArray | None) -> list[float]:
+def _token_advantages(group: Group, index: int, advantages: FloatArray | None) -> list[float]:
     """Return the advantage of each response token of the sample, in units of the group's root mean
     square; without stored advantages from the sample's reward.
     """
@@ -142,13 +172,19 @@ def token_advantages(group: Group, index: int, advantages: FloatArray | None) ->
     return values
 
 
+def verdicts_of(sample: Trajectory) -> list[tuple[str, int]]:
+    """Return (verdict, number of equal neighbours) of the tests."""
+    runs = itertools.groupby(sample.score.verdicts)
+    return [(verdict.value, len(list(same))) for verdict, same in runs]
+
+
 def _verdict(group: Group, sample: Trajectory) -> Text:
     """Return the reward with its parts and the verdicts, with equal neighbours counted."""
     score = sample.score
-    verdicts = []
-    for verdict, same in itertools.groupby(score.verdicts):
-        number = len(list(same))
-        verdicts.append(verdict.value if number == 1 else f"{number} x {verdict.value}")
+    verdicts = [
+        verdict if number == 1 else f"{number} x {verdict}"
+        for verdict, number in verdicts_of(sample)
+    ]
     text = f"reward {score.reward:g} (mean of its group {_mean(group):.2f})"
     for name, value in sorted(score.parts.items()):
         text += f", {name} {value:g}"

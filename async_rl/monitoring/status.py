@@ -203,13 +203,17 @@ def wait_of(member: Member, now_s: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in the two units that matter: `4 s`, `3 min 20 s`, `2 h 5 min`."""
+    """A time span in the two units that matter: `4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    hours = whole // 3600
+    # Up to two days people count in hours.
+    return (
+        f"{hours} h {whole % 3600 // 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    )
 
 
 def short_path(path: Path) -> str:

@@ -35,7 +35,7 @@ _LEARNER = ("loss/", "policy/", "value/", "advantage/", "reward/")
 _TIMES = ("time/", "stage_s/", "wait_s/", "blocked_s/")
 _LEAST_S = 0.001  # of a stage that is listed
 _NEWEST_SHARE = 0.2  # of the steps: a mean over them hides the noise of single steps
-_NOT_OBJECTIVE = ("run_name", "output_dir")
+NOT_OBJECTIVE = ("run_name", "output_dir")
 
 Rows = Mapping[int, Mapping[str, float]]
 Pair = tuple[str, str]
@@ -50,7 +50,7 @@ def compare(one: Path, other: Path) -> Report:
     settings = {
         path: (schema.show(old), schema.show(new))
         for path, (old, new) in changes(config_of(one), config_of(other)).items()
-        if path not in _NOT_OBJECTIVE
+        if path not in NOT_OBJECTIVE
     }
     first, second = (
         {int(row["step"]): row for row in RowReader(path).new()} for path in directories

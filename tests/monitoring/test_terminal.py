@@ -279,7 +279,14 @@ def test_a_failure_is_told_with_its_cause(config: RunConfig, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (-3, "0 s")],
+    [
+        (0.4, "0 s"),
+        (59, "59 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (270_000, "3 d 3 h"),
+        (-3, "0 s"),
+    ],
 )
 def test_durations_are_told_in_the_units_that_matter(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -167,11 +167,12 @@ def test_responses_of_two_runs_are_side_by_side(client: TestClient) -> None:
         ("/runs/one/prompt?prompt_id=x", "has no prompt x"),
         ("/runs/one/samples?step=x", "the address of this page is wrong"),
         ("/curves", "choose runs"),
+        ("/curves?run=one&smoothing=1", "the address of this page is wrong"),
         ("/pair?run=one", "1 runs are chosen; choose two"),
         ("/compare?run=one", "1 runs are chosen; choose two"),
         ("/runs/one/plan", "recorded steps; at least 8 are needed"),
         ("/runs/one/trajectories.csv", "there are jsonl, parquet"),
-        ("/static/server.py", "no such file"),
+        ("/static/server.py", "Not Found"),
     ],
 )
 def test_a_wrong_address_is_explained(client: TestClient, address: str, reason: str) -> None:

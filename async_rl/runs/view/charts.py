@@ -9,6 +9,7 @@ import itertools
 import math
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from async_rl.core.frozen import frozen
 from async_rl.runs.report import Floats, Graph
@@ -25,6 +26,9 @@ FRAME = {
     "bottom": HEIGHT - BOTTOM,
 }
 """Edges of the area that the lines are drawn in, for the templates."""
+Span = tuple[float, float]
+_ACROSS: Span = (LEFT, WIDTH - RIGHT)
+_UP: Span = (HEIGHT - BOTTOM, TOP)  # positions grow downwards, values upwards
 _MOST_POINTS = 300  # more than pixels of a line only make the page larger
 _NUM_TICKS = 4
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -55,8 +59,8 @@ class Chart:
 
     graph: Graph
     lines: list[Line]
-    x: tuple[float, float]
-    y: tuple[float, float]
+    x: Span
+    y: Span
     x_ticks: list[Tick]
     y_ticks: list[Tick]
 
@@ -86,8 +90,8 @@ def line_chart(graph: Graph, *, smoothing: float = 0.0) -> Chart | None:
         ],
         x=x,
         y=y,
-        x_ticks=[Tick(at=_x_of(value, x), label=number(value)) for value in ticks(*x)],
-        y_ticks=[Tick(at=_y_of(value, y), label=number(value)) for value in ticks(*y)],
+        x_ticks=_ticks(x, _ACROSS),
+        y_ticks=_ticks(y, _UP),
     )
 
 
@@ -116,32 +120,44 @@ def _nice(step: float) -> float:
     return magnitude * next(nice for nice in _NICE if nice * magnitude >= step * (1 - 1e-9))
 
 
-def _span(values: Floats, *, is_padded: bool) -> tuple[float, float]:
-    low, high = float(values.min()), float(values.max())
+def _span(values: Floats, *, is_padded: bool) -> Span:
+    low = float(values.min())
+    high = float(values.max())
     if low == high:
         # A constant has no range, so its own size is used as the scale.
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+        half = (abs(low) or 1.0) / 2
+        low -= half
+        high += half
     margin = (high - low) * 0.05 if is_padded else 0.0
     return low - margin, high + margin
 
 
-def _x_of(value: float, x: tuple[float, float]) -> float:
-    return round(LEFT + (value - x[0]) / (x[1] - x[0]) * (WIDTH - LEFT - RIGHT), 1)
+def _drawn(values: ArrayLike, span: Span, edges: Span) -> list[float]:
+    """Return the positions of values between the edges of the drawing that show the span."""
+    low, high = span
+    shares = (np.asarray(values) - low) / (high - low)
+    return [round(at, 1) for at in (edges[0] + shares * (edges[1] - edges[0])).tolist()]
 
 
-def _y_of(value: float, y: tuple[float, float]) -> float:
-    return round(HEIGHT - BOTTOM - (value - y[0]) / (y[1] - y[0]) * (HEIGHT - TOP - BOTTOM), 1)
+def _ticks(span: Span, edges: Span) -> list[Tick]:
+    values = ticks(*span)
+    return [
+        Tick(at=at, label=number(value))
+        for at, value in zip(_drawn(values, span, edges), values, strict=True)
+    ]
 
 
-def _points(xs: Floats, ys: Floats, x: tuple[float, float], y: tuple[float, float]) -> str:
+def _points(xs: Floats, ys: Floats, x: Span, y: Span) -> str:
     if len(xs) > _MOST_POINTS:
         # Means of neighbours keep the level, which every n-th value alone would not.
         bounds = np.linspace(0, len(xs), _MOST_POINTS + 1).astype(int)[:-1]
         sizes = np.diff([*bounds, len(xs)])
-        xs, ys = np.add.reduceat(xs, bounds) / sizes, np.add.reduceat(ys, bounds) / sizes
+        xs = np.add.reduceat(xs, bounds) / sizes
+        ys = np.add.reduceat(ys, bounds) / sizes
+    across = _drawn(xs, x, _ACROSS)
+    up = _drawn(ys, y, _UP)
     if len(xs) == 1:
         # A line of one point would be invisible.
-        at, value = _x_of(xs[0], x), _y_of(ys[0], y)
-        return f"{at - 3:g},{value:g} {at + 3:g},{value:g}"
-    pairs = zip(xs.tolist(), ys.tolist(), strict=True)
-    return " ".join(f"{_x_of(at, x):g},{_y_of(value, y):g}" for at, value in pairs)
+        across = [across[0] - 3, across[0] + 3]
+        up *= 2
+    return " ".join(f"{at:g},{value:g}" for at, value in zip(across, up, strict=True))

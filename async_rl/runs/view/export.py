@@ -119,36 +119,28 @@ def _jsonl(samples: Iterable[dict[str, Any]]) -> Iterator[bytes]:
         yield msgspec.json.encode(sample) + b"\n"
 
 
-class _Pieces(io.RawIOBase):
-    """A file that is only written, and whose content is taken away piece by piece."""
+class _Pieces(io.BytesIO):
+    """A file whose content is taken away piece by piece while it is written."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._written: list[bytes] = []
-        self._position = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        piece = bytes(data)
-        self._written.append(piece)
-        self._position += len(piece)
-        return len(piece)
+    _num_taken = 0
 
     def tell(self) -> int:
-        return self._position  # of the whole file: Parquet's index counts from its start
+        """Return the position in the whole file, because Parquet's index counts from its start."""
+        return self._num_taken + super().tell()
 
     def take(self) -> bytes:
         """Return the bytes that were written since the last call."""
-        taken = b"".join(self._written)
-        self._written.clear()
+        taken = self.getvalue()
+        self._num_taken += len(taken)
+        self.seek(0)
+        self.truncate()
         return taken
 
 
 def _parquet(samples: Iterable[dict[str, Any]]) -> Iterator[bytes]:
     """Yield the file in pieces of some hundred rows, so that memory does not grow with the run."""
-    pieces, remaining = _Pieces(), iter(samples)
+    pieces = _Pieces()
+    remaining = iter(samples)
     with pq.ParquetWriter(pa.PythonFile(pieces, mode="w"), SCHEMA, compression="zstd") as writer:
         while piece := list(itertools.islice(remaining, _ROWS_PER_PIECE)):
             listed = [{**row, "parts": list(row["parts"].items())} for row in piece]

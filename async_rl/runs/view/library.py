@@ -8,19 +8,21 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from async_rl.buffer.store.browse import Browser, browsing
 from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.composition.schema import flatten
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
+from async_rl.runs.comparison import NOT_OBJECTIVE
 from async_rl.runs.directory import all_runs
 from async_rl.runs.metrics import Curves
 from async_rl.runs.samples import Decode, decoder
@@ -34,10 +36,10 @@ from async_rl.runs.status import (
     state_of,
 )
 
-T = TypeVar("T")
 _SIZE_S = 60.0  # the files of a long run take a while to count
 _STATE_S = 1.0
-_LABELS = ("model.path", "algorithm.advantage.kind", "algorithm.policy_loss.kind")
+_KEPT = 4096  # runs; each keeps some kilobytes
+_LABELS = ("model.path", "algorithm.advantage", "algorithm.policy_loss")
 _ANSWER_S = 1.5
 """A run that does not answer in this time is shown from its files: a page must not wait for it."""
 _CALLS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="status")
@@ -80,24 +82,24 @@ class RunView:
         self.path = path
         self.name = path.name
         self.curves = Curves(path)
-        self._size = _remembered(_SIZE_S, functools.partial(_size_of, path))
-        self._state = _remembered(_STATE_S, functools.partial(state_of, path))
-        self._settings: tuple[int, dict[str, Any]] = (0, {})
 
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting of the run's config.yaml by its path; empty if it cannot be read."""
-        file = self.path / "config.yaml"
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            changed_ns = file.stat().st_mtime_ns
-            if changed_ns != self._settings[0]:
-                self._settings = changed_ns, dict(_flat(msgspec.yaml.decode(file.read_bytes())))
-        return self._settings[1]
+        try:
+            # A resume writes the file again.
+            return _settings(self.path, (self.path / "config.yaml").stat().st_mtime_ns)
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    @property
+    def _state(self) -> tuple[RunState, str]:
+        return _state_of(self, int(time.monotonic() / _STATE_S))
 
     @property
     def is_live(self) -> bool:
         """Return whether its processes run or its job waits."""
-        return is_live(self._state()[0])
+        return is_live(self._state[0])
 
     def status(self) -> RunStatus | None:
         """Return the live run's answer; None if it does not answer in time or has exited."""
@@ -111,7 +113,7 @@ class RunView:
     def summary(self) -> Summary:
         """Return the run in one line."""
         self.curves.refresh()
-        state, cause = self._state()
+        state, cause = self._state
         values = [self.settings.get(name) for name in _LABELS]
         return Summary(
             name=self.name,
@@ -121,7 +123,7 @@ class RunView:
             num_steps=int(self.settings.get("num_steps", 0)),
             settings=", ".join(str(value) for value in values if value),
             result=result_of(self.curves),
-            size_bytes=self._size(),
+            size_bytes=_size_of(self.path, int(time.monotonic() / _SIZE_S)),
         )
 
     def store(self) -> AbstractContextManager[Browser]:
@@ -160,43 +162,33 @@ class Library:
         raise ConfigError(f"{self.directory} has no run {name}")
 
 
-def differences(shown: list[RunView]) -> dict[str, list[str]]:
+def differences(shown: Sequence[RunView]) -> dict[str, list[str]]:
     """Return the settings that differ between runs, with the value of each run."""
     names = dict.fromkeys(name for run in shown for name in run.settings)
-    skipped = {"run_name", "output_dir"}
-    rows = {
-        name: [str(run.settings.get(name, "–")) for run in shown]
-        for name in names
-        if name not in skipped
+    rows = {name: [str(run.settings.get(name, "–")) for run in shown] for name in names}
+    return {
+        name: values
+        for name, values in rows.items()
+        if len(set(values)) > 1 and name not in NOT_OBJECTIVE
     }
-    return {name: values for name, values in rows.items() if len(set(values)) > 1}
 
 
-def _size_of(run_dir: Path) -> int:
+# Results are kept by file and by time, so that a page of a thousand runs reads only what changed.
+@functools.lru_cache(_KEPT)
+def _settings(run_dir: Path, _changed_ns: int) -> dict[str, Any]:
+    return dict(flatten(msgspec.yaml.decode((run_dir / "config.yaml").read_bytes())))
+
+
+@functools.lru_cache(_KEPT)
+def _state_of(run: RunView, _second: int) -> tuple[RunState, str]:
+    return state_of(run.path)
+
+
+@functools.lru_cache(_KEPT)
+def _size_of(run_dir: Path, _minute: int) -> int:
     total = 0
     for path in run_dir.rglob("*"):
         with contextlib.suppress(OSError):  # the run deletes files at the same time
             status = path.lstat()
             total += status.st_size if not path.is_dir() else 0
     return total
-
-
-def _remembered(seconds: float, function: Callable[[], T]) -> Callable[[], T]:
-    """Return `function` with its last result used again for some seconds."""
-    known: list[tuple[float, T]] = []
-
-    def recent() -> T:
-        now = time.monotonic()
-        if not known or now - known[0][0] > seconds:
-            known[:] = [(now, function())]
-        return known[0][1]
-
-    return recent
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from async_rl.buffer.store import browse
 from async_rl.buffer.store.browse import Filter
 from async_rl.core.errors import ConfigError, Unavailable
-from async_rl.core.types import FloatArray, Group
+from async_rl.core.frozen import frozen
+from async_rl.core.types import FloatArray, Group, Trajectory
+from async_rl.monitoring.rollout_page import Token, tokens_of, verdicts_of
 from async_rl.observability.catalogue import FIRST_SCREEN, describe
 from async_rl.runs.comparison import compare
 from async_rl.runs.forecast.explain import explain
@@ -21,7 +24,6 @@ from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.report import Graph, Report, Section, Series
 from async_rl.runs.samples import pieces
 from async_rl.runs.view.library import Library, RunView, differences
-from async_rl.runs.view.samples import Response, response
 
 Content = dict[str, Any]
 _STAGES = (("busy", "stage_s"), ("waiting", "wait_s"), ("blocked", "blocked_s"))
@@ -29,6 +31,40 @@ _ROLES = ("generator", "gateway", "verifier", "buffer", "learner")
 _STEPS_OF_MEAN = 20
 _MOST_WATERFALL = 40
 _NUM_PAIRED = 4
+_MOST_RUNS = 8  # of one page of curves: as many as there are colours
+
+
+class Query(Filter, frozen=True, kw_only=True, omit_defaults=True):
+    """The parameters of a page's address: the filter of groups, and on other pages the names of
+    runs, the smoothing, axis and section of curves, and the words of `async-rl plan`.
+    """
+
+    run: tuple[str, ...] = ()
+    # At a weight of 1 the mean of the past would never change.
+    smoothing: Annotated[float, msgspec.Meta(ge=0.0, le=0.99)] = 0.0
+    x: Literal["step", "time_s"] = "step"
+    section: str = ""
+    words: str = msgspec.field(default="", name="set")
+
+
+@frozen
+class Visit:
+    """A request for a page. path: the variable parts of its address."""
+
+    library: Library
+    path: Mapping[str, Any]
+    query: Query
+
+    @property
+    def run(self) -> RunView:
+        """The run of the page. Raises ConfigError if there is none of this name."""
+        return self.library.run(self.path["run"])
+
+    def two_runs(self) -> list[RunView]:
+        """Return the chosen runs. Raises ConfigError if they are not two."""
+        if len(self.query.run) != 2:
+            raise ConfigError(f"{len(self.query.run)} runs are chosen; choose two")
+        return list(map(self.library.run, self.query.run))
 
 
 class Bar(NamedTuple):
@@ -39,26 +75,51 @@ class Bar(NamedTuple):
     seconds: float
 
 
-def overview(library: Library) -> Content:
+@frozen
+class Response:
+    """One sample of a group. verdicts: (result, number of equal neighbours). versions: the smallest
+    and the largest of its trained tokens, if there are any.
+    """
+
+    index: int
+    tokens: list[Token]
+    trajectory: Trajectory
+    advantage: float
+    verdicts: list[tuple[str, int]]
+    versions: list[int]
+
+
+def overview(visit: Visit) -> Content:
     """Return all runs in one line each."""
-    return {"summaries": [run.summary() for run in library.runs()]}
+    return {"summaries": [run.summary() for run in visit.library.runs()]}
 
 
-def curves(shown: Sequence[RunView], *, smoothing: float, x: str, section: str) -> Content:
-    """Return the charts of several runs. x: step or time_s; section: of the metrics' names; empty
-    for the ten charts to look at first.
+def curves_page(visit: Visit) -> Content:
+    """Return the charts of the chosen runs. Raises ConfigError if they are none or too many."""
+    names = visit.query.run
+    if not names:
+        raise ConfigError("choose runs: mark them on the first page")
+    if len(names) > _MOST_RUNS:
+        raise ConfigError(f"{len(names)} runs are chosen; choose at most {_MOST_RUNS}")
+    return _curves([visit.library.run(name) for name in names], visit.query)
+
+
+def _curves(shown: Sequence[RunView], query: Query) -> Content:
+    """Return the charts of several runs: of a section of the metrics' names, or the ten charts to
+    look at first.
     """
     for run in shown:
         run.curves.refresh()
     known = sorted({name for run in shown for name in run.curves.names})
+    charts: Sequence[tuple[str, tuple[str, ...]]] = FIRST_SCREEN
+    if query.section:
+        charts = [(name, (name,)) for name in known if name.startswith(f"{query.section}/")]
     return {
         "shown": shown,
-        "graphs": [_graph(title, names, shown, x) for title, names in _charts(known, section)],
+        "graphs": [_graph(title, names, shown, query.x) for title, names in charts],
         "sections": list(dict.fromkeys(name.partition("/")[0] for name in known)),
-        "section": section,
-        "smoothing": smoothing,
-        "x": x,
-        "differences": differences(list(shown)),
+        "query": query,
+        "differences": differences(shown),
         "is_live": any(run.is_live for run in shown),
     }
 
@@ -81,32 +142,39 @@ def _graph(title: str, names: Sequence[str], shown: Sequence[RunView], x: str) -
     )
 
 
-def plan_page(run: RunView, words: str) -> Content:
-    """Return where the time of a run went, and forecasts of it with other settings. words: as of
-    `async-rl plan`. Raises ConfigError for words that the forecast does not know.
+def plan_page(visit: Visit) -> Content:
+    """Return where the time of a run went, and forecasts of it with other settings. Raises
+    ConfigError for words that the forecast does not know.
     """
+    run = visit.run
+    words = visit.query.words
     reports = [explain(run.path)]
     if words:
         swept = sweep(words.split())
         reports.append(plan(profile_of(run.path), swept, Options()))
-    return {"run": run, "reports": reports, "words": words}
+    return {"page": "plan", "run": run, "reports": reports, "words": words}
+
+
+def compare_page(visit: Visit) -> Content:
+    """Return the comparison of the two chosen runs."""
+    return {"page": "compare", "reports": [comparison(*visit.two_runs())]}
 
 
 def comparison(first: RunView, second: RunView) -> Report:
     """Return the first difference of two runs, their settings, results, times and curves."""
-    content = curves([first, second], smoothing=0.0, x="step", section="")
-    graphs = Section(graphs=tuple(content["graphs"]))
+    graphs = Section(graphs=tuple(_curves([first, second], Query())["graphs"]))
     report = compare(first.path, second.path)
     return replace(report, sections=(*report.sections, graphs))
 
 
-def run_page(run: RunView, step: int | None) -> Content:
-    """Return a run's result, charts, stages, processes and ages. step: of the waterfall; default:
-    the newest one.
+def run_page(visit: Visit) -> Content:
+    """Return a run's result, charts, stages, processes and ages, and the waterfall of the chosen or
+    the newest step.
     """
-    content = curves([run], smoothing=0.0, x="step", section="")
+    run = visit.run
+    content = _curves([run], Query())
     summary = run.summary()
-    chosen = summary.step if step is None else step
+    chosen = summary.step if visit.query.step is None else visit.query.step
     waterfall: dict[int, list[browse.Span]] = {}
     ages: list[tuple[int, int]] = []
     # A run that has stored nothing yet has a page that says so.
@@ -128,8 +196,10 @@ def run_page(run: RunView, step: int | None) -> Content:
     }
 
 
-def sample_list(run: RunView, chosen: Filter) -> Content:
+def sample_list(visit: Visit) -> Content:
     """Return the groups that pass a filter."""
+    run = visit.run
+    chosen = visit.query
     with run.store() as store:
         # One row more than a page shows whether there is a next page.
         rows = store.groups(chosen, most=browse.PAGE + 1)
@@ -145,8 +215,10 @@ def sample_list(run: RunView, chosen: Filter) -> Content:
     }
 
 
-def group_page(run: RunView, group_id: int) -> Content:
+def group_page(visit: Visit) -> Content:
     """Return one group with all its responses. Raises ConfigError if the run has no such group."""
+    run = visit.run
+    group_id = visit.path["group_id"]
     with run.store() as store:
         row = store.one_group(group_id)
         if row is None:
@@ -156,11 +228,13 @@ def group_page(run: RunView, group_id: int) -> Content:
     return {"run": run, "row": row, "prompt": prompt, "responses": _responses(run, stored)}
 
 
-def prompt_page(run: RunView, prompt_id: str, purpose: str) -> Content:
+def prompt_page(visit: Visit) -> Content:
     """Return a prompt with its newest groups. Raises ConfigError if it is unknown."""
-    chosen = Filter(prompt_id=prompt_id, purpose=purpose)
+    run = visit.run
+    prompt_id = visit.query.prompt_id
+    chosen = Filter(prompt_id=prompt_id, purpose=visit.query.purpose)
     with run.store() as store:
-        prompt = store.prompt_text(purpose, prompt_id)
+        prompt = store.prompt_text(chosen.purpose, prompt_id)
         rows = store.groups(chosen, most=browse.PAGE)
     if not prompt and not rows:
         raise ConfigError(f"{run.name} has no prompt {prompt_id}")
@@ -176,10 +250,13 @@ def prompt_page(run: RunView, prompt_id: str, purpose: str) -> Content:
     return {"run": run, "prompt_id": prompt_id, "prompt": prompt, "rows": rows, "graph": graph}
 
 
-def pair_page(first: RunView, second: RunView, prompt_id: str, purpose: str) -> Content:
+def pair_page(visit: Visit) -> Content:
     """Return the newest stored responses of two runs to one prompt, side by side; without a prompt
     the prompts that both have.
     """
+    first, second = visit.two_runs()
+    prompt_id = visit.query.prompt_id
+    chosen = Filter(stored=True, prompt_id=prompt_id, purpose=visit.query.purpose)
     content: Content = {"first": first, "second": second, "prompt_id": prompt_id}
     with first.store() as one, second.store() as other:
         if not prompt_id:
@@ -188,13 +265,11 @@ def pair_page(first: RunView, second: RunView, prompt_id: str, purpose: str) -> 
                 "common": [(known, kind, one.prompt_text(kind, known)) for known, kind in common]
             }
         sides = []
-        chosen = Filter(stored=True, prompt_id=prompt_id, purpose=purpose)
         for run, store in ((first, one), (second, other)):
-            rows = store.groups(chosen, most=1)
-            stored = store.trajectories(rows[0].group_id) if rows else None
-            responses = _responses(run, stored)[:_NUM_PAIRED]
-            sides.append((run, rows[0] if rows else None, responses))
-        prompt = one.prompt_text(purpose, prompt_id)
+            row = next(iter(store.groups(chosen, most=1)), None)
+            stored = None if row is None else store.trajectories(row.group_id)
+            sides.append((run, row, _responses(run, stored)[:_NUM_PAIRED]))
+        prompt = one.prompt_text(chosen.purpose, prompt_id)
     return content | {"sides": sides, "prompt": prompt}
 
 
@@ -205,10 +280,21 @@ def _responses(run: RunView, read: tuple[Group, bytes] | None) -> list[Response]
     advantages: FloatArray | None = None
     if stored:
         advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
-    return [
-        response(group, index, pieces(sample, run.decode), advantages)
-        for index, sample in enumerate(group.trajectories)
-    ]
+    responses = []
+    for index, sample in enumerate(group.trajectories):
+        tokens = tokens_of(group, index, pieces(sample, run.decode), advantages)
+        versions = sorted(token.version for token in tokens if token.is_sampled)
+        responses.append(
+            Response(
+                index=index,
+                tokens=tokens,
+                trajectory=sample,
+                advantage=float(np.mean([token.advantage for token in tokens] or [0.0])),
+                verdicts=verdicts_of(sample),
+                versions=versions[:1] + versions[-1:],
+            )
+        )
+    return responses
 
 
 def _label(run: str, metric: str, num_runs: int, num_metrics: int) -> str:
@@ -217,13 +303,6 @@ def _label(run: str, metric: str, num_runs: int, num_metrics: int) -> str:
     if num_metrics > 1:
         parts.append(metric.rpartition("/")[2].replace("_", " "))
     return " ".join(parts)
-
-
-def _charts(known: Sequence[str], section: str) -> Sequence[tuple[str, tuple[str, ...]]]:
-    """Return (title, metrics) of each chart."""
-    if not section:
-        return FIRST_SCREEN
-    return [(name, (name,)) for name in known if name.startswith(f"{section}/")]
 
 
 def _bars(run: RunView) -> Mapping[str, list[Bar]]:
@@ -245,7 +324,6 @@ def _bars(run: RunView) -> Mapping[str, list[Bar]]:
     }
 
 
-def as_query(chosen: Filter, **changes: object) -> dict[str, object]:
-    """Return the parameters of a page's address that give this filter with some changes."""
-    fields = {name: getattr(chosen, name) for name in chosen.__struct_fields__} | changes
-    return {name: value for name, value in fields.items() if value not in (None, "", False)}
+def as_query(chosen: Query, **changes: Any) -> dict[str, Any]:
+    """Return the parameters of a page's address that give this query with some changes."""
+    return dict(msgspec.to_builtins(msgspec.structs.replace(chosen, **changes)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from async_rl.monitoring import status
+
 _LARGE, _SMALL = 1e4, 1e-3
 
 
@@ -22,17 +24,12 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time in the two largest units that it has."""
+    """Return a time in the two largest units that it has; stages of a step are short, so times
+    below ten seconds have a decimal.
+    """
     if seconds is None:
         return "–"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    return f"{seconds:.1f} s" if seconds < 10 else status.duration(seconds)
 
 
 def size(num_bytes: float) -> str:
