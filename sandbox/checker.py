@@ -1,7 +1,8 @@
-"""A checker of a row, run in a child on the output of a program, as contests run checkers.
+"""Children that decide about an output after its program has exited: by comparing a large value, or
+by the checker of a row, as contests run checkers.
 
-The checker is trusted as tests are, but its input is hostile; so it runs in a child like a
-program, after the program has exited. Forms: *kattis*, arguments input, answer, feedback directory,
+A checker is trusted as tests are, but its input is hostile; so it runs in a child like a program.
+Forms: *kattis*, arguments input, answer, feedback directory,
 the output on standard input, exit status 42 accepts and 43 rejects; *testlib*, arguments input,
 output, answer, exit status 0 accepts and 1, 2, 4 and 8 reject. Any other end is the checker's own
 failure. A cell has no files to give it: `open` knows the names of its arguments.
@@ -16,19 +17,29 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from . import preload
+from .comparison import Comparison, Printed, Returned
 from .programs import Runner, describe, describe_text, exit_status, open_streams, run_main
-from .protocol import JobSpec, Kind
+from .protocol import CHECKER_ENDS, JobSpec, Kind
 
 _INPUT, _OUTPUT, _ANSWER, _FEEDBACK = "/input", "/output", "/answer", "/feedback/"
 _ARGUMENTS = {
     "kattis": (_INPUT, _ANSWER, _FEEDBACK),
     "testlib": (_INPUT, _OUTPUT, _ANSWER),
 }
-ENDS = {
-    "kattis": {42: Kind.PASSED, 43: Kind.FAILED},
-    "testlib": {0: Kind.PASSED, **dict.fromkeys((1, 2, 4, 8), Kind.FAILED)},
-}
 _MESSAGE = f"{_FEEDBACK}judgemessage.txt"
+
+
+class Comparer(Runner):
+    """Compares one thing. Result: LOADED, then PASSED or FAILED."""
+
+    def run(self, relative_tolerance: float, fields: tuple[Any, ...]) -> int:
+        """Compare. fields: of a Returned, or of a Printed, which has fewer."""
+        self.frame(-1, Kind.LOADED, self.now(), b"0")
+        started, comparison = self.now(), Comparison(relative_tolerance=relative_tolerance)
+        emitted = Returned if len(fields) == len(Returned._fields) else Printed
+        failure = emitted(*fields).failure(comparison)
+        self.frame(0, Kind.FAILED if failure else Kind.PASSED, started, describe_text(failure))
+        return 0
 
 
 class Checker(Runner):
@@ -60,7 +71,7 @@ class Checker(Runner):
         problem = run_main(compiled)
         if problem is None or isinstance(problem, SystemExit):
             status = exit_status(problem) if problem else 0
-            kind = ENDS[form].get(status, Kind.BROKEN_TEST)
+            kind = CHECKER_ENDS[form].get(status, Kind.BROKEN_TEST)
             said = files_by_name.message() or sys.stderr.getvalue()
             message = describe_text(said.strip() or f"the checker exited with status {status}")
         else:

@@ -1,9 +1,9 @@
 """Comparison of a value or a text that a program emitted with the expected one. All values are
 plain and decoded; comparing them runs no code of the program.
 
-The host compares small ones itself. `Comparer` compares large ones in a child of a cell, because
-values that a program chose may take any time and memory to decode: the limits of a child apply, and
-the program has exited before the child starts.
+The host compares small ones itself. A child of a cell compares large ones (`checker.Comparer`),
+because values that a program chose may take any time and memory to decode: the limits of a child
+apply, and the program has exited before the child starts.
 
 Rules
 - Call tests compare exact types at every level: True is not 1, 1 is not 1.0, a list is not a tuple,
@@ -27,10 +27,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from itertools import repeat, zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from .programs import Runner, describe_text
-from .protocol import Kind
 from .values import decode, unwrapped
 
 _ABSOLUTE_SHARE = 1e-3
@@ -44,28 +42,8 @@ _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
-class Rules(Protocol):
-    """The rules of comparing printed text; core.types.OutputRules has the meanings."""
-
-    @property
-    def layout(self) -> str:
-        """Lines, tokens or exact."""
-
-    @property
-    def ignores_case(self) -> bool:
-        """Upper and lower case are equal."""
-
-    @property
-    def relative_tolerance(self) -> float:
-        """The tolerance of numbers, as a share of the expected number."""
-
-    @property
-    def absolute_tolerance(self) -> float:
-        """The tolerance of numbers, as a difference."""
-
-
-class PlainRules(NamedTuple):
-    """Rules as they enter a cell."""
+class Rules(NamedTuple):
+    """The rules of comparing printed text; core.output_rules.OutputRules has the meanings."""
 
     layout: str = "lines"
     ignores_case: bool = False
@@ -97,39 +75,21 @@ class Returned(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """A printed text and the expected text."""
+    """A printed text and the expected text. rules: a plain tuple, which can enter a cell."""
 
     output: bytes
     expected: str
-    rules: PlainRules
+    rules: tuple[Any, ...]
 
     def failure(self, comparison: Comparison) -> str:
         """The reason why it is wrong; empty if it is right."""
         output = self.output.decode(errors="replace")
-        if comparison.outputs_equal(output, self.expected, self.rules):
+        if comparison.outputs_equal(output, self.expected, Rules(*self.rules)):
             return ""
         return f"printed {shorten(output)}, not {shorten(self.expected)}"
 
 
-class Comparer(Runner):
-    """Compares one thing in a child. Result: LOADED, then PASSED or FAILED."""
-
-    def run(self, relative_tolerance: float, fields: tuple[Any, ...]) -> int:
-        """Compare. fields: of a Returned, or of a Printed, which has fewer."""
-        self.frame(-1, Kind.LOADED, self.now(), b"0")
-        started, comparison = self.now(), Comparison(relative_tolerance=relative_tolerance)
-        emitted: Returned | Printed
-        if len(fields) == len(Returned._fields):
-            emitted = Returned(*fields)
-        else:
-            emitted = Printed(fields[0], fields[1], PlainRules(*fields[2]))
-        failure = emitted.failure(comparison)
-        kind = Kind.FAILED if failure else Kind.PASSED
-        self.frame(0, kind, started, describe_text(failure))
-        return 0
-
-
-_PLAIN = PlainRules()
+_DEFAULT = Rules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +137,7 @@ class Comparison:
         tolerance = self.relative_tolerance
         return math.isclose(value, expected, rel_tol=tolerance, abs_tol=_ABSOLUTE_SHARE * tolerance)
 
-    def outputs_equal(self, output: str, expected: str, rules: Rules = _PLAIN) -> bool:
+    def outputs_equal(self, output: str, expected: str, rules: Rules = _DEFAULT) -> bool:
         """Return whether two outputs are equal by the rules for text.
 
         Reads both line by line, so that a wrong output costs no more than its right part.

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from resource import setrlimit as set_limit
 
 from . import child, linux, namespaces, programs, seccomp, watch
-from .checker import Checker
+from .checker import Checker, Comparer
 from .child import Jail, Page, Part
-from .comparison import Comparer
 from .judge import Solver, Test
 from .programs import Calls, Streams
 from .protocol import (

@@ -17,10 +17,7 @@ import importlib
 import os
 import sys
 import types
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any, NoReturn
 
 from . import values
@@ -29,15 +26,6 @@ from .protocol import Frame, JobSpec, Kind, TestCode, read_frame
 
 _MAX_REQUEST_BYTES = 1 << 30
 _FRAME_OVERHEAD_BYTES = 200
-_MODULES = (
-    "collections", "copy", "functools", "itertools", "json", "math", "operator", "random", "re",
-    "string", "sys",
-)  # fmt: skip
-_TYPES = (Counter, OrderedDict, defaultdict, deque, Decimal, Fraction)
-OFFERED = frozenset((*_MODULES, *(offered.__name__ for offered in _TYPES)))
-"""Modules and types that a test may use without importing them. No functions: tests of `gcd` or
-`reduce` call the functions of the program.
-"""
 _ANSWERS = frozenset({Kind.VALUE, Kind.ERROR, Kind.EXIT, Kind.MEMORY, Kind.TOO_LARGE})
 _FATAL = frozenset({"AssertionError", "NameError", "StopIteration", "StopAsyncIteration"})
 """Exceptions of the program that fail the test. A test raises an AssertionError itself; a NameError
@@ -130,24 +118,23 @@ class Test(Runner):
 
     def _execute(self, test: TestCode) -> None:
         namespace: dict[str, Any] = {"__name__": "test"}
-        sources = ((test.setup, "setup"), (test.code, "test"))
-        codes = [compile(source, name, "exec", dont_inherit=True) for source, name in sources]
+        sources = {"imports": test.imports, "setup": test.setup, "test": test.code}
+        imports, setup, code = (
+            compile(source, name, "exec", dont_inherit=True) for name, source in sources.items()
+        )
         solution = types.ModuleType("solution")
         solution.__dict__.update(__getattr__=self._proxy, __all__=[])
         sys.modules["solution"] = solution
-        proxies = {}
-        for name in test.free:
-            if name in OFFERED:
-                namespace[name] = _offered(name)
-            else:
-                namespace[name] = proxies[name] = self._proxy(name)
-        exec(codes[0], namespace)
+        exec(imports, namespace)
+        proxies = {name: self._proxy(name) for name in test.free}
+        namespace.update(proxies)
+        exec(setup, namespace)
         if all(namespace[name] is not proxy for name, proxy in proxies.items()):
             namespace.update({name: self._proxy(name) for name in test.tested})
         if "unittest" in test.code:
             # It would run the tests of __main__ and leave; they are run below.
             importlib.import_module("unittest").main = lambda *_, **__: None  # type: ignore[attr-defined]
-        exec(codes[1], namespace)
+        exec(code, namespace)
         for case in list(_cases(namespace)):
             case()
 
@@ -220,12 +207,6 @@ class _Raised(Exception):
     def __init__(self, body: bytes) -> None:
         super().__init__()
         self.body = body
-
-
-def _offered(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(name)
-    return next(offered for offered in _TYPES if offered.__name__ == name)
 
 
 def _cases(namespace: dict[str, Any]) -> Iterator[Callable[[], Any]]:

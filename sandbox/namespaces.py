@@ -13,11 +13,8 @@ import os
 from collections.abc import Sequence
 
 from . import linux
+from .protocol import CELL_UID
 
-CELL_UID = 61_184
-"""Host uid and gid of a cell whose server is root: the first of systemd's range for services
-without a fixed user.
-"""
 SCRATCH = "/tmp"
 SCRATCH_BYTES = 16 << 20
 _INODE_BYTES = 1 << 16

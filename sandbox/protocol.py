@@ -23,6 +23,10 @@ NAMESPACES, LANDLOCK, NOTHING = 1, 2, 3
 """Levels of the jail, the strongest first."""
 JOBS, COMMANDS = "jobs", "commands"
 """Kinds of cells: Python programs, and programs of other languages."""
+CELL_UID = 61_184
+"""Host uid and gid of a cell whose server is root: the first of systemd's range for services
+without a fixed user.
+"""
 PAYLOAD, RESULT, FIRST_STREAM = 0, 1, 2
 STDIN, STDOUT, STDERR, PRODUCT, FIRST_FILE = 0, 1, 2, 3, 4
 MAX_DESCRIPTORS = 200
@@ -51,13 +55,14 @@ class Mode(enum.IntEnum):
 class TestCode(NamedTuple):
     """A test as its child gets it.
 
-    free: global names that setup and test use but do not bind, builtins excepted; tested: the names
-    of the function under test, which the program defines even if Python has a function of that
-    name.
+    imports: statements that setup and test may leave out; free: global names that neither these nor
+    Python bind; tested: the names of the function under test, which the program defines even if
+    Python has a function of that name.
     """
 
     setup: str
     code: str
+    imports: str
     free: list[str]
     tested: list[str]
 
@@ -198,6 +203,13 @@ class Kind(enum.Enum):
     PASSED = b"p"
     FAILED = b"w"
     BROKEN_TEST = b"t"
+
+
+CHECKER_ENDS = {
+    "kattis": {42: Kind.PASSED, 43: Kind.FAILED},
+    "testlib": {0: Kind.PASSED, **dict.fromkeys((1, 2, 4, 8), Kind.FAILED)},
+}
+"""Exit status of a checker, by its form -> the decision."""
 
 
 class Frame(NamedTuple):

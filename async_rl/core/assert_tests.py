@@ -18,8 +18,20 @@ from collections.abc import Iterator, Sequence, Set
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import AssertTest, CodeProblem
-from async_rl.sandbox.judge import OFFERED
 
+# No functions: tests of `gcd` or `reduce` call the functions of the program.
+OFFERED = {
+    "collections": "import collections", "copy": "import copy", "functools": "import functools",
+    "itertools": "import itertools", "json": "import json", "math": "import math",
+    "operator": "import operator", "random": "import random", "re": "import re",
+    "string": "import string", "sys": "import sys",
+    "Counter": "from collections import Counter",
+    "OrderedDict": "from collections import OrderedDict",
+    "defaultdict": "from collections import defaultdict",
+    "deque": "from collections import deque",
+    "Decimal": "from decimal import Decimal", "Fraction": "from fractions import Fraction",
+}  # fmt: skip
+"""The import statement of each module and type that a test may use without importing it."""
 _BUILTINS = frozenset(vars(builtins))
 _SOLUTION = "solution"
 
@@ -28,15 +40,20 @@ _SOLUTION = "solution"
 class Asked:
     """The names of the program that a test uses.
 
-    free: global names that setup and test use but do not bind, builtins excepted; tested: names of
-    the functions under test, which may also be names of builtins.
+    free: global names that setup and test use but do not bind, builtins and OFFERED excepted;
+    tested: names of the functions under test, which may also be names of builtins; bound: names
+    that setup and test bind, "*" if only running them would show all; imports: the statements of
+    OFFERED that the test needs.
     """
 
     free: frozenset[str] = frozenset()
     tested: frozenset[str] = frozenset()
+    bound: frozenset[str] = frozenset()
+    imports: str = ""
     fault: str = ""
 
 
+# A data set repeats its setup, and a request its test: each is read once.
 @functools.lru_cache(maxsize=4096)
 def asked_by(setup: str, code: str) -> Asked:
     """Read a test with its setup."""
@@ -49,15 +66,22 @@ def asked_by(setup: str, code: str) -> Asked:
                 compile(module, "test", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return Asked(fault=f"it does not compile ({type(error).__name__}: {error})")
-    in_setup, in_test = (frozenset(_assigned(table)) for table in tables)
+    in_setup, in_test = (_bound(*pair) for pair in zip(tables, modules, strict=True))
     bound = in_setup | in_test
-    free = frozenset().union(*map(_globals_used, tables)) - bound - _BUILTINS
+    used = {symbol.get_name() for symbol in _globals(*tables) if symbol.is_referenced()}
+    free = frozenset(used - bound - _BUILTINS)
     tested = frozenset(_tested(modules[1]))
     fault = next(_unsupported(modules[1]), "")
-    asked = (free - OFFERED) | (tested & (_BUILTINS | in_setup) - in_test)
+    asked = (free - OFFERED.keys()) | (tested & (_BUILTINS | in_setup) - in_test)
     if not fault and not asked and _SOLUTION not in _imported(modules[1]):
         fault = "it does not use the program, so every program would pass"
-    return Asked(free=free, tested=tested, fault=fault)
+    return Asked(
+        free=free - OFFERED.keys(),
+        tested=tested,
+        bound=bound,
+        imports="\n".join(OFFERED[name] for name in sorted(free & OFFERED.keys())),
+        fault=fault,
+    )
 
 
 def require_usable(origin: str, problem: CodeProblem) -> None:
@@ -92,19 +116,21 @@ def _imported(module: ast.Module) -> Set[str]:
     return names
 
 
-def _globals_used(table: symtable.SymbolTable) -> Iterator[str]:
-    is_module = table.get_type() == "module"
-    for symbol in table.get_symbols():
-        if symbol.is_referenced() and (is_module or symbol.is_global()):
-            yield symbol.get_name()
-    for child in table.get_children():
-        yield from _globals_used(child)
+def _globals(*tables: symtable.SymbolTable) -> Iterator[symtable.Symbol]:
+    """The global names of modules, in every scope that uses or binds them."""
+    for table in tables:
+        is_module = table.get_type() == "module"
+        yield from (each for each in table.get_symbols() if is_module or each.is_global())
+        yield from _globals(*table.get_children())
 
 
-def _assigned(module: symtable.SymbolTable) -> Iterator[str]:
-    for symbol in module.get_symbols():
-        if symbol.is_assigned() or symbol.is_imported():
-            yield symbol.get_name()
+def _bound(table: symtable.SymbolTable, module: ast.Module) -> frozenset[str]:
+    names = {
+        each.get_name() for each in _globals(table) if each.is_assigned() or each.is_imported()
+    }
+    # The symbols do not show an `import *`.
+    names |= {each.name for each in ast.walk(module) if isinstance(each, ast.alias)} & {"*"}
+    return frozenset(names)
 
 
 def _tested(module: ast.Module) -> Iterator[str]:

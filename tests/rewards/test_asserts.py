@@ -67,6 +67,24 @@ def test_place_to_round_at_does_not_stall_the_server() -> None:
     assert time.process_time() - started < 1
 
 
+@pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        ("def f(x): return str(x)", "assert f(2) == '%d' % 2"),
+        ("def f(x): return 1j", "assert f(1) ** 2 == -1"),
+        ("def f(x): return 10 ** x", "assert f(100000) == 10 ** 100000"),
+        ("def f(x): return 1.4", "assert round(f(1)) == 2"),
+        ("def f(x): return 3", "assert math + f(1) == 5"),
+    ],
+)
+def test_an_operator_without_a_bound_and_a_name_of_the_setup_are_left_to_the_judge(
+    jail: Jail, code: str, test: str
+) -> None:
+    tests = [AssertTest(code=test)]
+    setup = "def round(x): return int(x) + 1\nmath = 2" if "round" in test or "math" in test else ""
+    assert jail.verify(VerifyRequest(code=code, tests=tests, setup=setup)).verdict == "pass"
+
+
 SOLUTION = """
 import collections, sys
 def add(a, b=1): return a + b

@@ -20,14 +20,23 @@ from typing import Any, NamedTuple
 
 from async_rl.core.assert_tests import asked_by, leftmost_call
 from async_rl.core.frozen import frozen
-from async_rl.rewards.verifier.pure_expressions import FUNCTIONS, NotPure, require_pure, value_of
+from async_rl.rewards.verifier.pure_expressions import (
+    FUNCTIONS,
+    NotPure,
+    TooLarge,
+    require_pure,
+    value_of,
+)
 from async_rl.sandbox.comparison import shorten
-from async_rl.sandbox.judge import OFFERED
 from async_rl.sandbox.protocol import TestCode
 from async_rl.sandbox.values import unwrapped
 
 _MAX_SOURCE_CHARS = 200
-_KNOWN = frozenset(vars(builtins)) | OFFERED
+_BUILTINS = frozenset(vars(builtins))
+_RAISED = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError,
+    TypeError, ValueError,
+)  # fmt: skip
 
 
 class FunctionCall(NamedTuple):
@@ -47,22 +56,18 @@ class Assertion:
     expression: ast.expr
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """The truth of the expression on the returned values. Raises its exceptions."""
+        """The truth of the expression on the returned values. Raises TooLarge or its exceptions."""
         return bool(value_of(self.expression, [unwrapped(value) for value in values]))
 
     def failure(self, values: Sequence[Any]) -> str:
-        """The reason why the returned values are wrong; empty if the assertion holds."""
+        """The reason why the returned values are wrong; empty if the assertion holds.
+
+        Raises TooLarge.
+        """
         try:
             if self.holds(values):
                 return ""
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except _RAISED as error:
             return f"{self.source} raised {type(error).__name__}: {str(error)[:100]}"
         return f"{self.source} failed for {', '.join(map(shorten, values))}"
 
@@ -74,40 +79,24 @@ def take_apart(code: str, setup: str) -> tuple[Assertion, ...] | None:
     None if the test contains anything else, or no assert statement. setup: code that the test may
     use.
     """
+    asked = asked_by(setup, code)
+    # An expression would use Python's own functions in place of the test's.
+    if asked.fault or asked.bound & {"*", *FUNCTIONS}:
+        return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = ast.parse(code)
-            known = _KNOWN | _bound(module) | _bound(ast.parse(setup))
-        assertions = tuple(_assertion(*pair, known) for pair in _asserts(module.body))
-        return assertions or None
-    except (SyntaxError, ValueError, RecursionError, MemoryError, NotPure):
+            pairs = _asserts(ast.parse(code).body)
+            return tuple(_assertion(*pair, asked.free) for pair in pairs) or None
+    except (NotPure, TooLarge, *_RAISED):
+        # Also an argument that cannot be evaluated: the judge process will raise its error.
         return None
-    except (ArithmeticError, TypeError, LookupError, AttributeError):
-        # An argument that cannot be evaluated: the judge process will raise the error.
-        return None
-
-
-def _bound(module: ast.Module) -> set[str]:
-    """Names that the code may define. Raises NotPure if only running it would show them."""
-    names = set()
-    for node in ast.walk(module):
-        match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.alias(name="*"):
-                raise NotPure("import *")
-            case ast.alias(name=name, asname=other):
-                names.add(other or name.partition(".")[0])
-    return names
 
 
 def judged_test(setup: str, code: str) -> TestCode:
     """A test for a judge process."""
     asked = asked_by(setup, code)
-    return TestCode(setup, code, sorted(asked.free), sorted(asked.tested))
+    return TestCode(setup, code, asked.imports, sorted(asked.free), sorted(asked.tested))
 
 
 _Renamed = Mapping[str, str]
@@ -157,13 +146,13 @@ def _is_data(statement: ast.stmt) -> bool:
     return False
 
 
-def _assertion(statement: ast.Assert, renamed: _Renamed, known: frozenset[str]) -> Assertion:
-    asked = {*renamed, *(_called(statement.test) - known)}
+def _assertion(statement: ast.Assert, renamed: _Renamed, free: Set[str]) -> Assertion:
+    if not free | _BUILTINS >= set(renamed.values()):
+        raise NotPure("the setup defines the function under test")
+    asked = {*renamed, *(_called(statement.test) & free)}
     if not asked:
         # `assert sum(10, 15) == 6` tests a function of the program that has a builtin's name.
-        asked = {*filter(None, [leftmost_call(statement.test)])} & set(vars(builtins))
-    if known & (set(renamed.values()) - set(vars(builtins))):
-        raise NotPure("the setup defines the function under test")
+        asked = {*filter(None, [leftmost_call(statement.test)])} & _BUILTINS
     source = ast.unparse(statement)[:_MAX_SOURCE_CHARS]  # before the splitter changes it
     splitter = _Splitter(renamed, asked)
     expression = splitter.visit(statement.test)
@@ -201,6 +190,4 @@ class _Splitter(ast.NodeTransformer):
 
 def _constant(node: ast.expr) -> Any:
     require_pure(node)
-    if any(isinstance(inner, ast.Name) and inner.id not in FUNCTIONS for inner in ast.walk(node)):
-        raise NotPure("an argument that is not constant")
-    return value_of(node, [])
+    return value_of(node, ())

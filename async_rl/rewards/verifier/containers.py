@@ -20,7 +20,7 @@ from pathlib import Path
 
 from async_rl.core.errors import Unsupported
 from async_rl.core.types import ContainerTest
-from async_rl.sandbox.namespaces import CELL_UID
+from async_rl.sandbox.protocol import CELL_UID
 
 PID, REPORT = "pid", "report"
 """Files of a container's directory: process id of the command, written when it starts."""

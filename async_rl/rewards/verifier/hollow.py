@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import keyword
 
-from async_rl.core.assert_tests import asked_by
+from async_rl.core.assert_tests import OFFERED, asked_by
 from async_rl.core.types import AnswerTest, AssertTest, CallTest, CodeProblem, Verdict
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
-from async_rl.sandbox.judge import OFFERED
 
 
 def hollow_program(problem: CodeProblem) -> str:
@@ -23,7 +22,7 @@ def hollow_program(problem: CodeProblem) -> str:
             names.add(test.function)
         elif isinstance(test, AssertTest):
             asked = asked_by(problem.setup, test.code)
-            names |= (asked.free | asked.tested) - OFFERED
+            names |= (asked.free | asked.tested) - OFFERED.keys()
     usable = sorted(name for name in names if name.isidentifier() and not keyword.iskeyword(name))
     return "".join(f"def {name}(*args, **keywords): pass\n" for name in usable)
 

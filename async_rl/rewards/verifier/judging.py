@@ -59,7 +59,8 @@ from async_rl.rewards.verifier.program import (
     with_rest,
 )
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
-from async_rl.rewards.verifier.rulings import Rulings, TooLarge
+from async_rl.rewards.verifier.pure_expressions import TooLarge
+from async_rl.rewards.verifier.rulings import Rulings
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.comparison import shorten
@@ -196,7 +197,7 @@ class Judge:
                 try:
                     return await self._checks(assertions, program, has_call_names=False)
                 except TooLarge:
-                    # A judge process compares in a cell, with the program's limits.
+                    # A judge process compares in a cell, within the program's limits.
                     return await self._until_failure(self._judged, tests, program)
         return await self._until_failure(self._judged, tests, program)
 

@@ -16,9 +16,16 @@ from typing import NamedTuple
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Verdict
 from async_rl.sandbox.cell import CommandOutcome, Outcome
-from async_rl.sandbox.checker import ENDS
 from async_rl.sandbox.comparison import shorten
-from async_rl.sandbox.protocol import CommandSpec, Ending, Frame, JobSpec, Kind, Reply
+from async_rl.sandbox.protocol import (
+    CHECKER_ENDS,
+    CommandSpec,
+    Ending,
+    Frame,
+    JobSpec,
+    Kind,
+    Reply,
+)
 
 _LARGE_SHARE = 0.9
 """A child that was killed with this share of its memory limit in use counts as out of memory."""
@@ -283,7 +290,7 @@ def _command_ruling(
 def read_check(outcome: CommandOutcome, spec: CommandSpec, form: str, output_bytes: int) -> Ruling:
     """The ruling of a checker in C++ by how it exited. Raises ChildFault."""
     reply = outcome.reply
-    kind = ENDS[form].get(reply.code) if reply.ending == Ending.EXITED else None
+    kind = CHECKER_ENDS[form].get(reply.code) if reply.ending == Ending.EXITED else None
     if kind is Kind.PASSED:
         return Ruling(Verdict.PASS)
     if kind is Kind.FAILED:

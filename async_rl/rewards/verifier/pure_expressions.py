@@ -11,6 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from async_rl.sandbox.values import hashable
@@ -18,11 +19,14 @@ from async_rl.sandbox.values import hashable
 _MAX_SIZE = 200_000
 """Largest product or power, in bits of an integer or items of a sequence."""
 _SEQUENCES = (str, list, tuple, bytes)
-_NUMBERS = (int, float, bool)
 
 
 class NotPure(Exception):
     """The expression contains something outside the subset."""
+
+
+class TooLarge(Exception):
+    """The values are too large to be compared here, or too costly for an operator."""
 
 
 def _bits(value: Any) -> int:
@@ -31,35 +35,31 @@ def _bits(value: Any) -> int:
     return 64 if type(value) in (float, complex) else _MAX_SIZE + 1
 
 
-def _multiply(left: Any, right: Any) -> Any:
-    if type(left) in _SEQUENCES and type(right) is int:
-        size = len(left) * right
-    else:
-        size = _bits(left) + _bits(right)
-    if size > _MAX_SIZE:
-        raise OverflowError("too large a product")
-    return left * right
+def _sum_of_bits(left: Any, right: Any) -> int:
+    return _bits(left) + _bits(right)
 
 
-def _power(left: Any, right: Any) -> Any:
-    if type(left) is int and type(right) is int and _bits(left) * abs(right) > _MAX_SIZE:
-        raise OverflowError("too large a power")
-    if type(left) not in (int, float) or type(right) not in (int, float):
-        raise TypeError("power of numbers only")
-    return left**right
+def _size_of_product(left: Any, right: Any) -> int:
+    is_repeated = type(left) in _SEQUENCES and type(right) is int
+    return len(left) * right if is_repeated else _sum_of_bits(left, right)
 
 
-def _of_numbers(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The operator for numbers only: `%` on a string can produce gigabytes."""
+def _size_of_power(left: Any, right: Any) -> int:
+    return _bits(left) * abs(right) if type(right) is int else _sum_of_bits(left, right)
 
+
+def _bounded(
+    function: Callable[[Any, Any], Any], size: Callable[[Any, Any], int]
+) -> Callable[[Any, Any], Any]:
     def apply(left: Any, right: Any) -> Any:
-        if type(left) not in _NUMBERS or type(right) not in _NUMBERS:
-            raise TypeError("numbers only")
+        if size(left, right) > _MAX_SIZE:
+            raise TooLarge
         return function(left, right)
 
     return apply
 
 
+# Shifts are absent: `1 << n` has no bound, and a judge process computes it within limits.
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -76,14 +76,15 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.UAdd: operator.pos,
     ast.Add: operator.add,
     ast.Sub: operator.sub,
-    ast.Mult: _multiply,
-    ast.Div: _of_numbers(operator.truediv),
-    ast.FloorDiv: _of_numbers(operator.floordiv),
-    ast.Mod: _of_numbers(operator.mod),
-    ast.Pow: _power,
     ast.BitOr: operator.or_,
     ast.BitAnd: operator.and_,
     ast.BitXor: operator.xor,
+    ast.Mult: _bounded(operator.mul, _size_of_product),
+    ast.Pow: _bounded(operator.pow, _size_of_power),
+    ast.Div: _bounded(operator.truediv, _sum_of_bits),
+    ast.FloorDiv: _bounded(operator.floordiv, _sum_of_bits),
+    # For numbers only: `%` on a string can produce gigabytes.
+    ast.Mod: _bounded(operator.mod, _sum_of_bits),
 }
 _FUNCTIONS = (abs, all, any, bool, float, int, len, list, max, min, sorted, str, sum, tuple)
 
@@ -113,22 +114,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 _MATH_NAMES = ("isclose", "sqrt", "floor", "ceil", "isnan", "pi", "e", "inf", "nan")
 _MATH = {name: getattr(math, name) for name in _MATH_NAMES}
+_DISPLAYS: dict[type[ast.expr], Callable[..., Any]] = {
+    ast.Tuple: tuple, ast.List: list, ast.Set: set
+}  # fmt: skip
 _KNOWN = (
-    *_OPERATORS,
-    ast.Constant,
-    ast.Tuple,
-    ast.List,
-    ast.Set,
-    ast.UnaryOp,
-    ast.BinOp,
-    ast.BoolOp,
-    ast.Compare,
-    ast.Subscript,
-    ast.Slice,
-    ast.And,
-    ast.Or,
-    ast.Load,
-)
+    *_OPERATORS, *_DISPLAYS, ast.Constant, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare,
+    ast.Subscript, ast.Slice, ast.boolop, ast.Load,
+)  # fmt: skip
 
 
 def require_pure(expression: ast.expr) -> None:
@@ -140,17 +132,16 @@ def require_pure(expression: ast.expr) -> None:
 
 def _is_pure(node: ast.AST) -> bool:
     match node:
-        case ast.Name():
-            return node.id.isdecimal() or node.id in FUNCTIONS or node.id == "math"
-        case ast.Attribute():
-            return (
-                isinstance(node.value, ast.Name) and node.value.id == "math" and node.attr in _MATH
-            )
-        case ast.Call():
-            if isinstance(node.func, ast.Name) and node.func.id == "sum":
-                return len(node.args) == 1 and not node.keywords  # joining lists takes n^2 time
-            is_named = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
-            return is_named or isinstance(node.func, ast.Attribute)
+        case ast.Name(id=name):
+            return name.isdecimal() or name in FUNCTIONS or name == "math"
+        case ast.Attribute(value=ast.Name(id="math"), attr=name):
+            return name in _MATH
+        case ast.Call(func=ast.Name(id="sum")):
+            return len(node.args) == 1 and not node.keywords  # joining lists takes n^2 time
+        case ast.Call(func=ast.Name(id=name)):
+            return name in FUNCTIONS
+        case ast.Call(func=ast.Attribute()):
+            return True
         case ast.Dict():
             return None not in node.keys  # {**other}
         case ast.keyword():
@@ -161,7 +152,7 @@ def _is_pure(node: ast.AST) -> bool:
 def value_of(node: ast.expr | None, values: Sequence[Any]) -> Any:
     """The value of an expression that `require_pure` accepted; `Name('0')` is values[0].
 
-    Raises the exceptions of the expression.
+    Raises TooLarge, or the exceptions of the expression.
     """
     compute = functools.partial(value_of, values=values)
     match node:
@@ -173,12 +164,8 @@ def value_of(node: ast.expr | None, values: Sequence[Any]) -> Any:
             return values[int(node.id)] if node.id.isdecimal() else FUNCTIONS[node.id]
         case ast.Attribute():
             return _MATH[node.attr]
-        case ast.Tuple():
-            return tuple(map(compute, node.elts))
-        case ast.List():
-            return list(map(compute, node.elts))
-        case ast.Set():
-            return set(map(compute, node.elts))
+        case ast.Tuple() | ast.List() | ast.Set():
+            return _DISPLAYS[type(node)](map(compute, node.elts))
         case ast.Dict():
             return dict(zip(map(compute, node.keys), map(compute, node.values), strict=True))
         case ast.UnaryOp():
@@ -186,9 +173,17 @@ def value_of(node: ast.expr | None, values: Sequence[Any]) -> Any:
         case ast.BinOp():
             return _OPERATORS[type(node.op)](compute(node.left), compute(node.right))
         case ast.BoolOp():
-            return _any_or_all(node, compute)
+            for part in node.values:
+                value = compute(part)
+                if bool(value) is isinstance(node.op, ast.Or):
+                    break
+            return value
         case ast.Compare():
-            return _compare(node, compute)
+            # Lazy, as in Python: nothing after the first comparison that fails is computed.
+            pairs = pairwise(map(compute, (node.left, *node.comparators)))
+            return all(
+                _OPERATORS[type(op)](*pair) for op, pair in zip(node.ops, pairs, strict=True)
+            )
         case ast.Call():
             keywords = {str(keyword.arg): compute(keyword.value) for keyword in node.keywords}
             return compute(node.func)(*map(compute, node.args), **keywords)
@@ -197,23 +192,3 @@ def value_of(node: ast.expr | None, values: Sequence[Any]) -> Any:
         case ast.Slice():
             return slice(compute(node.lower), compute(node.upper), compute(node.step))
     raise NotPure(ast.dump(node))
-
-
-def _any_or_all(node: ast.BoolOp, compute: Callable[[ast.expr], Any]) -> Any:
-    result: Any = None
-    for part in node.values:
-        result = compute(part)
-        if bool(result) is isinstance(node.op, ast.Or):
-            break
-    return result
-
-
-def _compare(node: ast.Compare, compute: Callable[[ast.expr], Any]) -> Any:
-    left, result = compute(node.left), True
-    for op, comparator in zip(node.ops, node.comparators, strict=True):
-        right = compute(comparator)
-        result = _OPERATORS[type(op)](left, right)
-        if not result:
-            break
-        left = right
-    return result

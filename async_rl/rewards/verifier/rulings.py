@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from async_rl.config.plugins import CHECKER, load_function
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.errors import ConfigError, InfrastructureError, Unsupported
@@ -24,9 +26,9 @@ from async_rl.rewards.verifier.asserts import Assertion
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.outcomes import Ruling, read_judged
 from async_rl.rewards.verifier.program import Program
+from async_rl.rewards.verifier.pure_expressions import TooLarge
 from async_rl.sandbox.comparison import (
     Comparison,
-    PlainRules,
     Printed,
     Returned,
     call_text,
@@ -44,10 +46,6 @@ _ROOM = 40
 """Memory of a decoded value, in multiples of its bytes."""
 
 _RIGHT = Ruling(Verdict.PASS)
-
-
-class TooLarge(Exception):
-    """The values of an assertion are too large to be compared here."""
 
 
 class Rulings:
@@ -84,12 +82,8 @@ class Rulings:
         expected = test.output.encode(errors="replace")
         if output == expected:
             return _RIGHT
-        rules = test.rules
-        plain = PlainRules(
-            rules.layout, rules.ignores_case, rules.relative_tolerance, rules.absolute_tolerance
-        )
-        size = len(output) + len(expected)
-        return await self._compared(Printed(output, test.output, plain), size, program)
+        printed = Printed(output, test.output, msgspec.structs.astuple(test.rules))
+        return await self._compared(printed, len(output) + len(expected), program)
 
     async def of_assertion(self, assertion: Assertion, bodies: list[bytes]) -> Ruling:
         """The ruling on the values of an assert statement. Raises TooLarge."""
@@ -106,8 +100,7 @@ class Rulings:
             message = emitted.failure(self._comparison)
             return Ruling(Verdict.WRONG_ANSWER, message) if message else _RIGHT
         limits = program.limits.with_memory(_ROOM * size)
-        fields = tuple(tuple(part) if isinstance(part, PlainRules) else part for part in emitted)
-        payload = (self._comparison.relative_tolerance, fields)
+        payload = (self._comparison.relative_tolerance, tuple(emitted))
         return (await program.run(Mode.COMPARE, payload, read_judged, limits=limits)).ruling
 
     async def _checked(
