@@ -159,7 +159,7 @@ class RemoteScorer:
     async def _share_of_tests(self, sample: RewardSample) -> dict[str, float]:
         code = await self._text.code(sample.response, self._extraction)
         if code is None:
-            return {"score": 0.0}
+            return {SCORE: 0.0}
         request = VerifyRequest(
             code=code, tests=sample.tests, setup=sample.setup, stop_at_first_failure=False
         )
@@ -171,8 +171,7 @@ class RemoteScorer:
             )
         if answer.verdict is Verdict.TEST_ERROR:
             raise RewardError(f"a test of the sample is broken: {answer.tests[-1].message}")
-        num_passed = sum(test.verdict is Verdict.PASS for test in answer.tests)
-        return {"score": num_passed / max(len(answer.tests), len(sample.tests))}
+        return {SCORE: answer.share(len(sample.tests))}
 
     async def _post(self, url: str, message: msgspec.Struct) -> bytes:
         reply = await self._http.post(url, content=msgspec.json.encode(message))

@@ -108,6 +108,11 @@ class VerifyResponse(Value):
     scores: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
     failure: str = ""
 
+    def share(self, num_tests: int) -> float:
+        """The share of passed tests, as if the tests that did not run had failed."""
+        num_passed = sum(test.verdict is Verdict.PASS for test in self.tests)
+        return num_passed / max(len(self.tests), num_tests)
+
 
 class BatchRequest(Value):
     """Several programs; each is answered by one line when it finishes."""

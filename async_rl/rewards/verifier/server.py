@@ -25,9 +25,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from async_rl.core.errors import DataError
 from async_rl.rewards.verifier.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest
 from async_rl.rewards.verifier.service import Refused, VerifierService
-from async_rl.rewards.verifier.wire import FORMS, Form
+from async_rl.rewards.verifier.wire import Form, Reply
+from async_rl.rewards.verifier.wire_scores import FORMS
 from async_rl.wire.http import while_connected
 
 T = TypeVar("T")
@@ -72,17 +74,20 @@ def build_app(
         service.admit(len(batch.requests))
         return _Batch(service, batch.requests, is_packed=_is_packed(request))
 
-    async def foreign(form: Form[msgspec.Struct], request: Request) -> Response:
-        body = await _read(request, form.body)
-        programs = form.requests(body)
-        for program in programs:
-            await service.require(program)
+    async def foreign(form: type[Form], request: Request) -> Response:
+        body = await _read(request, form)
         try:
+            programs = body.requests()
+        except (DataError, ValueError) as error:
+            raise Refused(400, f"bad request: {error}") from error
+        try:
+            for program in programs:
+                await service.require(program)
             service.admit(1)
+            return _json_response(await admitted(request, body.answer(service, programs)))
         except Refused as refused:
             status = form.statuses.get(refused.status, refused.status)
             raise Refused(status, str(refused)) from refused
-        return _json_response(await admitted(request, form.answer(service, body, programs)))
 
     async def health(request: Request) -> Response:
         return _reply(request, service.health())
@@ -96,7 +101,10 @@ def build_app(
             Route("/verify_batch", verify_batch, methods=["POST"]),
             Route("/health", health, methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
-            *(Route(form.path, partial(foreign, form), methods=["POST"]) for form in FORMS),
+            *(
+                Route(path, partial(foreign, form), methods=["POST"])
+                for path, form in FORMS.items()
+            ),
         ],
         exception_handlers={Refused: _refuse, ClientDisconnect: _disconnected},
     )
@@ -254,7 +262,7 @@ def _reply(request: Request, value: msgspec.Struct) -> Response:
     return _json_response(value)
 
 
-def _json_response(value: msgspec.Struct) -> Response:
+def _json_response(value: msgspec.Struct | Reply) -> Response:
     return Response(msgspec.json.encode(value), media_type=_JSON)
 
 
