@@ -141,10 +141,11 @@ def effective_sequences(log_ratio: Tensor, *, sequences: Parts) -> float:
     return float(weights.sum().square() / (len(logs) * weights.square().sum()))
 
 
-def step_scale(effective_share: float, *, bound: float) -> float:
-    """Return the factor of the learning rate: sqrt(min(1, effective_share / bound)).
+def step_scale(effective_share: float) -> float:
+    """Return the factor of the learning rate: sqrt(effective_share), as in VCPO (arXiv 2602.17616).
 
-    VCPO (arXiv 2602.17616) has bound = 1.  The square root is the rule of AdamW-style optimizers:
-    the step grows with the square root of the batch.
+    The square root is the rule of AdamW-style optimizers: the step grows with the square root of
+    the batch.
     """
-    return float(min(1.0, effective_share / bound) ** 0.5)
+    # Rounding may raise the share of equal weights above 1.
+    return float(min(1.0, effective_share) ** 0.5)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-"""Several attempts fit into the learner's wait for a batch (timeouts.stall_s / 3)."""
+"""Several attempts fit into the learner's wait for a batch (10/3 timeouts.start_s)."""
 MOST_SPARED = 10
 """Attempts of one group that an outage does not count: three minutes of trials.
 

@@ -146,12 +146,11 @@ class NoStepScale(Section):
 
 
 class EffectiveStepScale(Section):
-    """The learning rate follows the effective sample size of the batch."""
+    """The learning rate of an update is multiplied by the square root of the effective share of its
+    sequences.
+    """
 
     kind: Literal["effective_sequences"]
-    bound: Annotated[float, Field(gt=0, le=1)]
-    """effective share of the batch's sequences below which the learning rate is multiplied by
-    sqrt(share / bound); 1 = VCPO"""
 
 
 class PluginStepScale(Section):

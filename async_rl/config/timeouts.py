@@ -1,4 +1,4 @@
-"""Time limits: four settings, and formulas of all others.
+"""Time limits: three settings, and formulas of all others.
 
 Part of the schema in `run.py`, whose invariants hold here.  The formulas keep the limits in order:
 the interval of heartbeats is below the silence after which a process is killed, which is below a
@@ -19,12 +19,10 @@ class TimeoutsConfig(Section):
     """one remote call; the interval of heartbeats is derived from it"""
     start_s: PositiveFloat
     """start of a process without progress (reading, memory, a new stage); the time limits of a
-    weight push are derived from it"""
+    weight push, and of a run without a learner step, are derived from it"""
     group_s: PositiveFloat
     """generating and scoring one group of up to 1,200 tokens per sample; in proportion for longer
     ones, until the measured rate is known"""
-    stall_s: PositiveFloat
-    """time without a learner step after which the run fails"""
 
     def longest_group_s(self, max_tokens: int) -> float:
         """group_s, and for samples above 1,200 tokens in proportion: the bound of every group.
@@ -125,6 +123,15 @@ class TimeoutsConfig(Section):
         even if it waits for another that is as slow.
         """
         return self.group_s / 12
+
+    @property
+    def stall_s(self) -> float:
+        """10 start_s: time without a learner step after which the run fails.
+
+        A generator that restarts delivers nothing for start_s, and its engine may fail to start
+        more than once before max_restarts ends the run with a better message.
+        """
+        return 10 * self.start_s
 
     @property
     def take_s(self) -> float:

@@ -119,7 +119,7 @@ class ModelOptimizer:
             )
         scale = changed_value / norm_value if norm_value else 1.0
         if isinstance(self._rule, EffectiveStepScale):
-            scale = step_scale(effective_share, bound=self._rule.bound)
+            scale = step_scale(effective_share)
             self._scale_rate(scale)
         # Read once: on a GPU a comparison for each piece would wait for its arrival.
         is_clipped = bool(changed > self._config.grad_clip)

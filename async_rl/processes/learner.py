@@ -96,7 +96,7 @@ class Learner:
         self._pusher = Pusher(context, pool, device, rank_device=rank_device, life=start.life)
         self._saver = Saver(context, pool, life=start.life)
         self._taker = Taker(context, device, pool.fetch, life=start.life)
-        self._age_watch = AgeWatch(context.config.algorithm.step_scale, context.log)
+        self._age_watch = AgeWatch(context.log)
         self._version, self._life = start.version, start.life
 
     async def train(self) -> None:

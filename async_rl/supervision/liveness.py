@@ -155,8 +155,7 @@ class StallWatch:
                 pass
             yield self._sentence()
             if not await self._progresses_within(config.stall_s):
-                limit = f"timeouts.stall_s={config.stall_s:g}"
-                raise RunFailed(f"{self._sentence()} ({limit})")
+                raise RunFailed(f"{self._sentence()} (10 timeouts.start_s = {config.stall_s:g} s)")
             yield ""
 
     async def _progresses_within(self, limit_s: float) -> bool:

@@ -2,7 +2,8 @@
 
 The weights of whole sequences become uneven before a policy collapses on old data, so the warning
 comes while the learning rate is lowered (`algorithm.step_scale`), or could still be.
-Invariant: one warning when the share falls below the bound, one message when it is above it again.
+Invariant: one warning when the mean share falls below the bound, one message when it is above the
+bound again.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ import logging
 import statistics
 from collections.abc import Mapping
 
-from async_rl.config.policy_losses import EffectiveStepScale, StepScale
-
-# Without a bound of the settings: the mean share over this many steps separates the runs of the
-# league that collapsed from the runs that did not (docs/staleness.md).
+# The mean share over this many steps separates the runs of the league that collapsed from the runs
+# that did not (docs/staleness.md).
 _FEW = 0.35
 _NUM_STEPS = 10
 
@@ -23,15 +22,9 @@ _NUM_STEPS = 10
 class AgeWatch:
     """The state of one learner's warnings."""
 
-    def __init__(self, settings: StepScale, log: logging.Logger) -> None:
+    def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._bound = _FEW
-        num_steps = _NUM_STEPS
-        # A bound of 1 lowers nearly every step a little, so it must not warn at every step.
-        if isinstance(settings, EffectiveStepScale) and settings.bound < 1:
-            self._bound = settings.bound
-            num_steps = 1
-        self._shares = collections.deque[float](maxlen=num_steps)
+        self._shares = collections.deque[float](maxlen=_NUM_STEPS)
         self._is_low = False
         self.stage = "training"
 
@@ -47,7 +40,7 @@ class AgeWatch:
         self._shares.append(share)
         share = statistics.fmean(self._shares)
         was_low = self._is_low
-        self._is_low = share < self._bound
+        self._is_low = share < _FEW
         self.stage = "training"
         if self._is_low:
             self.stage = (
@@ -61,7 +54,7 @@ class AgeWatch:
                 " learning rate, or set algorithm.step_scale=effective_sequences",
                 step,
                 100 * share,
-                100 * self._bound,
+                100 * _FEW,
                 scale,
             )
         if was_low and not self._is_low:

@@ -91,7 +91,7 @@ class Taker:
             elif time.monotonic() > deadline_s:
                 raise DeadlineExceeded(
                     f"no batch for version {train_version} within {limit_s:g} s"
-                    f" (timeouts.stall_s / 3); the buffer waits for {taken.waits_for}"
+                    f" (timeouts.start_s x 10 / 3); the buffer waits for {taken.waits_for}"
                 )
 
     def _may_come(self) -> bool:

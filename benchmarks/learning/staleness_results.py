@@ -65,7 +65,7 @@ SETTINGS = (
 # 16 updates need 16 groups; a step of a cell has 8.
 OWN_SETTINGS = dict.fromkeys(("cispo", "dapo"), ("learner.minibatches=8",))
 # Combinations without a file of their own: name, the file of the base, and the added settings.
-_SCALED = ("algorithm.step_scale=effective_sequences", "algorithm.step_scale.bound=1.0")
+_SCALED = ("algorithm.step_scale=effective_sequences",)
 COMBINATIONS = {
     "gspo+scale": ("gspo", _SCALED),
     "gspo+cosine": ("gspo", ("learner.optimizer.schedule=cosine",)),

@@ -87,10 +87,9 @@ def test_the_effective_share_survives_weights_that_no_float_holds() -> None:
 
 
 def test_the_step_is_lowered_only_below_the_bound() -> None:
-    assert step_scale(1.0, bound=1.0) == 1.0
-    assert step_scale(0.25, bound=1.0) == 0.5
-    assert step_scale(0.6, bound=0.5) == 1.0
-    assert step_scale(0.125, bound=0.5) == 0.5
+    assert step_scale(1.0) == 1.0
+    assert step_scale(1.0 + 1e-9) == 1.0
+    assert step_scale(0.25) == 0.5
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -168,7 +168,6 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         ),
         (["timeouts.group_s=24"], "not above sandbox.timeout_s=6: "),
         (["timeouts.group_s=48", "reward.mode=fraction"], "for each of the 2 tests"),
-        (["timeouts.stall_s=540"], "is not above 3 timeouts.start_s = 540"),
         (["run_name=a/b"], "becomes a directory's name"),
         (["network.host=0.0.0.0"], "is not an address to connect to"),
         (["launcher=ray", "network.host=127.0.0.1"], "other machines cannot reach it"),

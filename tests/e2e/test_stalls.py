@@ -21,11 +21,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PATIENT = (
     *SMALL,
-    # Nothing but the stall may end a process here; it is reported after 6 s (stall_s / 30) and ends
-    # the run after 180 s, above three starts.
-    "timeouts.start_s=40",
+    # Nothing but the stall may end a process here; it is reported after 6 s (start_s / 3) and ends
+    # the run after 180 s.
+    "timeouts.start_s=18",
     "timeouts.call_s=200",
-    "timeouts.stall_s=180",
     "num_steps=100000",
 )
 
@@ -147,7 +146,7 @@ def test_past_the_deadline_the_run_ends_with_that_sentence(stalled: Stalled) -> 
         "learner-0 has sent no heartbeat for",
         "buffer is held back by admission",
         "generator-0 is held back by admission: the learner is behind",
-        "(timeouts.stall_s=180)",
+        "(10 timeouts.start_s = 180 s)",
     ):
         assert part in sentence, run.terminal
     assert run.processes() == []

@@ -3,7 +3,7 @@
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.rollouts.groups import Pace
 
-LIMITS = TimeoutsConfig(call_s=10, start_s=180, group_s=120, stall_s=1800)
+LIMITS = TimeoutsConfig(call_s=10, start_s=180, group_s=120)
 
 
 def test_a_long_answer_has_time_before_any_rate_is_known() -> None:

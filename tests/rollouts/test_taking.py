@@ -54,7 +54,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
     directory.update(Members(revision=1, members=members))
     no_pool: Any = None
     context: Any = SimpleNamespace(
-        config=compose_unchecked("grpo_code", [f"timeouts.stall_s={3 * timeout_s}"]),
+        config=compose_unchecked("grpo_code", [f"timeouts.start_s={0.3 * timeout_s}"]),
         run_dir=Path("run"),
         incarnation="life",
         host="127.0.0.1",
@@ -65,7 +65,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
     return asyncio.run(Taker(context, Device(), no_pool, life=0)._take(5))
 
 
-@pytest.mark.proves("timeouts.stall_s")
+@pytest.mark.proves("timeouts.start_s")
 def test_a_batch_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_for() -> None:
     with pytest.raises(
         DeadlineExceeded,

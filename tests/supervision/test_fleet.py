@@ -21,9 +21,9 @@ from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
 MAX_RESTARTS = 2
-LIMITS = TimeoutsConfig(call_s=0.2, start_s=0.5, group_s=120, stall_s=1800)
+LIMITS = TimeoutsConfig(call_s=0.2, start_s=0.5, group_s=120)
 """A process is lost after 0.3 s. For tests of that alone: nobody here sends a heartbeat."""
-CALM = TimeoutsConfig(call_s=60, start_s=120, group_s=120, stall_s=1800)
+CALM = TimeoutsConfig(call_s=60, start_s=120, group_s=120)
 """A process is lost after 90 s, so a machine that stands still for a second loses none."""
 
 

@@ -37,7 +37,7 @@ def test_a_second_stall_is_told_as_soon_as_the_first_however_far_the_deadline_is
     async def main() -> None:
         registry = Registry()
         registry.register(Register(name="learner-0", role="learner", pid=1, address="tcp://x"))
-        limits = replace(LIMITS, stall_s=1.5)
+        limits = replace(LIMITS, start_s=0.15)
         stall_watch = watch(registry, limits)
         beat(registry, stall_watch, 1)
         reports = stall_watch.reports()
@@ -55,7 +55,7 @@ def test_a_stall_is_told_once_and_taken_back_and_ends_the_run_with_the_sentence(
         registry = Registry()
         found: list[str] = []
         registry.register(Register(name="learner-0", role="learner", pid=1, address="tcp://x"))
-        limits = replace(LIMITS, call_s=10, stall_s=0.5)
+        limits = replace(LIMITS, call_s=10, start_s=0.05)
         stall_watch = watch(registry, limits)
         beat(registry, stall_watch, 1)
         async with asyncio.timeout(10):
@@ -65,7 +65,7 @@ def test_a_stall_is_told_once_and_taken_back_and_ends_the_run_with_the_sentence(
             found += [await anext(reports), await anext(reports)]
             with pytest.raises(
                 RunFailed,
-                match=(r"no learner step after version 2 .*a batch.*timeouts\.stall_s=0\.5"),
+                match=(r"no learner step after version 2 .*a batch.*10 timeouts\.start_s = 0\.5 s"),
             ):
                 await anext(reports)
         return found

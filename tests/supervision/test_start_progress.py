@@ -14,7 +14,7 @@ from async_rl.runtime.context import PROGRESS_MB, moved_mb
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
-LIMITS = TimeoutsConfig(call_s=0.1, start_s=0.2, group_s=120, stall_s=1800)
+LIMITS = TimeoutsConfig(call_s=0.1, start_s=0.2, group_s=120)
 NAME = "generator-0"
 
 

@@ -137,7 +137,7 @@ def test_a_member_that_dies_before_all_ranks_have_met_does_not_keep_the_others_w
 ) -> None:
     generators = {"a": Generator(), "b": Generator()}
     learner = fleet(
-        generators, "timeouts.start_s=3000", "timeouts.stall_s=10000"
+        generators, "timeouts.start_s=3000"
     )  # half of it is longer than the test may take
 
     async def story() -> None:
@@ -170,7 +170,7 @@ def test_a_member_that_hangs_holds_up_the_end_of_the_learner_for_seconds_only(
     fleet: Callable[..., Learner], caplog: pytest.LogCaptureFixture
 ) -> None:
     generators = {"a": Generator(misfortune="wait")}
-    learner = fleet(generators, "timeouts.start_s=3000", "timeouts.stall_s=10000")
+    learner = fleet(generators, "timeouts.start_s=3000")
     waited_s = []
 
     async def story() -> None:

@@ -273,11 +273,3 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
             f" out first; raise timeouts.group_s above {4 * most * limit_s:g}, or lower"
             " sandbox.timeout_s"
         )
-    # A generator that restarts delivers nothing for start_s; a learner that gave up before would
-    # end the run for a failure that the supervisor repairs.
-    if timeouts.take_s <= timeouts.start_s:
-        yield (
-            f"timeouts.stall_s={timeouts.stall_s:g} is not above 3 timeouts.start_s"
-            f" = {3 * timeouts.start_s:g}: a generator's restart would count as a stalled run;"
-            " raise timeouts.stall_s or lower timeouts.start_s"
-        )
