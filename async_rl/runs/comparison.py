@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from async_rl.core.errors import AsyncRLError, InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Group, Trajectory
 from async_rl.observability.catalogue import FIRST_SCREEN
-from async_rl.runs.metrics import RowReader
+from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Report, Section, Table
 from async_rl.runs.samples import Decode, decoder
 from async_rl.runs.status import config_of
@@ -52,9 +53,7 @@ def compare(one: Path, other: Path) -> Report:
         for path, (old, new) in changes(config_of(one), config_of(other)).items()
         if path not in NOT_OBJECTIVE
     }
-    first, second = (
-        {int(row["step"]): row for row in RowReader(path).new()} for path in directories
-    )
+    first, second = (newest_rows(path, 0) for path in directories)
     try:
         lines = tuple(_divergence(directories, (first, second)))
     except InfrastructureError as error:
@@ -85,19 +84,24 @@ def _means(one: Rows, other: Rows, names: Sequence[str], *, share: float) -> dic
     """Return the mean of each metric over the newest share of the steps, by name."""
     table = {}
     for name in names:
-        values = [_mean(rows, name, share) for rows in (one, other)]
-        if any(value is not None and abs(value) >= _LEAST_S for value in values):
-            first, second = ("-" if value is None else f"{value:.4g}" for value in values)
-            table[name] = first, second
+        first = _mean(one, name, share)
+        second = _mean(other, name, share)
+        if any(abs(value) >= _LEAST_S for value in (first, second)):
+            table[name] = (_shown(first), _shown(second))
     return table
 
 
-def _mean(rows: Rows, name: str, share: float) -> float | None:
-    column = np.array([row[name] for _, row in sorted(rows.items()) if name in row])
-    column = column[np.isfinite(column)]
-    if not len(column):
-        return None
-    return float(column[-max(1, round(share * len(column))) :].mean())
+def _mean(rows: Rows, name: str, share: float) -> float:
+    """Return the mean; NaN if no step has the metric."""
+    column = [row.get(name, math.nan) for _, row in sorted(rows.items())]
+    known = list(filter(math.isfinite, column))
+    if not known:
+        return math.nan
+    return statistics.fmean(known[-max(1, round(share * len(known))) :])
+
+
+def _shown(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
 
 
 def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> Iterator[str]:
@@ -117,18 +121,19 @@ def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> I
             )
             for path, rows in zip(directories, metrics, strict=True)
         ]
-        walk = _Walk(sides[0], sides[1])
-        for step in steps:
-            difference = next(walk.differences(step), None)
-            if difference is not None:
-                subject, where, values = difference
-                yield f"the runs first differ at step {step}: {subject}, {where}"
-                for name, value in zip(names, values, strict=True):
-                    yield f"  {name}: {value}"
-                break
+        not_compared: dict[str, list[int]] = {}
+        for step, found in _differences(sides, steps):
+            if isinstance(found, str):
+                not_compared.setdefault(found, []).append(step)
+                continue
+            subject, where, values = found
+            yield f"the runs first differ at step {step}: {subject}, {where}"
+            for name, value in zip(names, values, strict=True):
+                yield f"  {name}: {value}"
+            break
         else:
             yield f"no difference in the {len(steps)} steps that both runs have"
-    for reason, missing in walk.not_compared.items():
+    for reason, missing in not_compared.items():
         yield f"not compared: {reason} (steps {missing[0]} to {missing[-1]})"
 
 
@@ -150,101 +155,95 @@ class _Side:
     checksums: Mapping[int, int]
 
 
+Sides = Sequence[_Side]
 Difference = tuple[str, str, Pair]
 """The subject, such as `reward`; where in the step; the two values as text."""
 
 
-class _Walk:
-    """Walks through two runs. not_compared: the steps that lack a record, by reason."""
+def _differences(sides: Sides, steps: Sequence[int]) -> Iterator[tuple[int, Difference | str]]:
+    """Yield (step, difference), causes first, or (step, reason why a part is not compared)."""
+    for step in steps:
+        parts = itertools.chain(
+            _weights(sides, "weights before the step", step - 1),
+            _batches(sides, step),
+            _metrics(sides, step),
+            _weights(sides, "weights after the step", step),
+        )
+        for found in parts:
+            yield step, found
 
-    def __init__(self, one: _Side, other: _Side) -> None:
-        self._sides = (one, other)
-        self.not_compared: dict[str, list[int]] = {}
 
-    def differences(self, step: int) -> Iterator[Difference]:
-        """Yield the differences of a step, causes first."""
-        yield from self._weights("weights before the step", step - 1)
-        first, second = (side.batches.rows(step) for side in self._sides)
-        if first and second:
-            yield from self._batches(step, first, second)
-        else:
-            self._note("the rows of the batch were compacted", step)
-        yield from self._metrics(step)
-        yield from self._weights("weights after the step", step)
+def _weights(sides: Sides, subject: str, version: int) -> Iterator[Difference]:
+    one, other = (side.checksums.get(version) for side in sides)
+    # A version that was not pushed has no checksum; the next pushed version shows the difference.
+    if one is not None and other is not None and one != other:
+        yield subject, f"checksum of version {version}", (f"{one:x}", f"{other:x}")
 
-    def _note(self, reason: str, step: int) -> None:
-        self.not_compared.setdefault(reason, []).append(step)
 
-    def _weights(self, subject: str, version: int) -> Iterator[Difference]:
-        one, other = (side.checksums.get(version) for side in self._sides)
-        # A version that was not pushed has no checksum; the next pushed version shows the
-        # difference.
-        if one is not None and other is not None and one != other:
-            yield subject, f"checksum of version {version}", (f"{one:x}", f"{other:x}")
-
-    def _batches(
-        self, step: int, first: list[TrainedGroup], second: list[TrainedGroup]
-    ) -> Iterator[Difference]:
-        prompts = [[row.prompt_id for row in rows] for rows in (first, second)]
-        if sorted(prompts[0]) != sorted(prompts[1]):
-            yield from _of_lists("prompts of the batch", sorted(prompts[0]), sorted(prompts[1]))
-            return
-        # Groups of one prompt are compared at any position: the order is a later cause.
-        pairs = list(zip(_by_prompt(first), _by_prompt(second), strict=True))
-        pairs.sort()
-        one, other = (side.batches.batch(step) for side in self._sides)
-        if one is None or other is None:
-            self._note("the trajectories are not stored in both runs (recording=full)", step)
-        else:
-            for i, j in pairs:
-                yield from self._samples(first[i].prompt_id, one[i], other[j])
-        # The rows outlive the trajectories.
+def _batches(sides: Sides, step: int) -> Iterator[Difference | str]:
+    first, second = (side.batches.rows(step) for side in sides)
+    if not (first and second):
+        yield "the rows of the batch were compacted"
+        return
+    prompts = [[row.prompt_id for row in rows] for rows in (first, second)]
+    if sorted(prompts[0]) != sorted(prompts[1]):
+        yield from _of_lists("prompts of the batch", sorted(prompts[0]), sorted(prompts[1]))
+        return
+    # Groups of one prompt are compared at any position: the order is a later cause.
+    pairs = sorted(zip(_by_prompt(first), _by_prompt(second), strict=True))
+    one, other = (side.batches.batch(step) for side in sides)
+    if one is None or other is None:
+        yield "the trajectories are not stored in both runs (recording=full)"
+    else:
         for i, j in pairs:
-            yield from _rows(first[i], second[j])
-        yield from _of_lists("order of the batch", *prompts)
+            yield from _samples(sides, first[i].prompt_id, one[i], other[j])
+    # The rows outlive the trajectories.
+    for i, j in pairs:
+        yield from _rows(first[i], second[j])
+    yield from _of_lists("order of the batch", *prompts)
 
-    def _samples(self, prompt_id: str, first: Group, second: Group) -> Iterator[Difference]:
-        samples = itertools.zip_longest(first.trajectories, second.trajectories)
-        for index, (one, other) in enumerate(samples):
-            where = f"prompt {prompt_id}, sample {index}"
-            if one is None or other is None:
-                counts = str(len(first.trajectories)), str(len(second.trajectories))
-                yield "samples", where, counts
-                return
-            yield from self._tokens(where, one, other)
-            if one.score.reward != other.score.reward:
-                yield "reward", where, (str(one.score.reward), str(other.score.reward))
 
-    def _tokens(self, where: str, one: Trajectory, other: Trajectory) -> Iterator[Difference]:
-        for subject, left, right in (
-            ("sampled token", one.token_ids, other.token_ids),
-            ("version of a token", one.versions, other.versions),
-            ("log-prob of the generator", one.behavior_logprobs, other.behavior_logprobs),
-            ("trained tokens", one.loss_mask, other.loss_mask),
-        ):
-            position = _first_unequal(left, right)
-            if position is None:
-                continue
-            values = [
-                str(array[position]) if position < len(array) else "the end"
-                for array in (left, right)
-            ]
-            if left is one.token_ids:
-                values = [
-                    f"{value} {side.decode([int(value)])!r}" if value.isdecimal() else value
-                    for side, value in zip(self._sides, values, strict=True)
-                ]
-            yield subject, f"{where}, token {position}", (values[0], values[1])
+def _samples(sides: Sides, prompt_id: str, first: Group, second: Group) -> Iterator[Difference]:
+    samples = itertools.zip_longest(first.trajectories, second.trajectories)
+    for index, (one, other) in enumerate(samples):
+        where = f"prompt {prompt_id}, sample {index}"
+        if one is None or other is None:
+            counts = str(len(first.trajectories)), str(len(second.trajectories))
+            yield "samples", where, counts
+            return
+        yield from _tokens(sides, where, one, other)
+        if one.score.reward != other.score.reward:
+            yield "reward", where, (str(one.score.reward), str(other.score.reward))
 
-    def _metrics(self, step: int) -> Iterator[Difference]:
-        one, other = (side.metrics[step] for side in self._sides)
-        names = [name for name in one if name.startswith(_LEARNER) and name in other]
-        # The learning rate is an input of the step.
-        for name in sorted(names, key=lambda name: name not in _LEARNING_RATES):
-            values = one[name], other[name]
-            if values[0] != values[1] and not all(map(math.isnan, values)):
-                subject = "learning rate" if name in _LEARNING_RATES else "metric"
-                yield subject, name, (f"{values[0]:.9g}", f"{values[1]:.9g}")
+
+def _tokens(sides: Sides, where: str, one: Trajectory, other: Trajectory) -> Iterator[Difference]:
+    for subject, left, right in (
+        ("sampled token", one.token_ids, other.token_ids),
+        ("version of a token", one.versions, other.versions),
+        ("log-prob of the generator", one.behavior_logprobs, other.behavior_logprobs),
+        ("trained tokens", one.loss_mask, other.loss_mask),
+    ):
+        position = _first_unequal(left, right)
+        if position is None:
+            continue
+        values = []
+        for side, array in zip(sides, (left, right), strict=True):
+            value = str(array[position]) if position < len(array) else "the end"
+            if subject == "sampled token" and value.isdecimal():
+                value += f" {side.decode([int(value)])!r}"
+            values.append(value)
+        yield subject, f"{where}, token {position}", (values[0], values[1])
+
+
+def _metrics(sides: Sides, step: int) -> Iterator[Difference]:
+    one, other = (side.metrics[step] for side in sides)
+    names = [name for name in one if name.startswith(_LEARNER) and name in other]
+    # The learning rate is an input of the step.
+    for name in sorted(names, key=lambda name: name not in _LEARNING_RATES):
+        values = one[name], other[name]
+        if values[0] != values[1] and not all(map(math.isnan, values)):
+            subject = "learning rate" if name in _LEARNING_RATES else "metric"
+            yield subject, name, (f"{values[0]:.9g}", f"{values[1]:.9g}")
 
 
 def _by_prompt(rows: Sequence[TrainedGroup]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import itertools
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,12 +36,9 @@ class Metrics(Mapping[str, Column]):
         KeyError: No step has reported a metric of this name.
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, float]]) -> None:
-        listed = list(rows)
-        names = dict.fromkeys(name for row in listed for name in row)
+    def __init__(self, columns: Mapping[str, Iterable[float]]) -> None:
         self._columns = {
-            name: np.array([row.get(name, math.nan) for row in listed], dtype=np.float64)
-            for name in names
+            name: np.array(column, dtype=np.float64) for name, column in columns.items()
         }
 
     def __getitem__(self, name: str) -> Column:
@@ -99,7 +97,8 @@ class RowReader:
         with self._path.open("rb") as file:
             file.seek(self._offset - len(self._last))
             if file.read(len(self._last)) != self._last:
-                self._offset, self._last = 0, b""
+                self._offset = 0
+                self._last = b""
                 file.seek(0)
             return file.read()
 
@@ -130,6 +129,11 @@ class Curves:
         """The metrics that at least one row has, without the step and its time."""
         return sorted(self._columns.keys() - {STEP, "time_s"})
 
+    def columns(self) -> Metrics:
+        """Return a copy of all columns."""
+        with self._lock:
+            return Metrics(self._columns)
+
     def last(self, name: str) -> float | None:
         """Return the newest value of a metric, or None if no row has it."""
         values = self.points(name)[1]
@@ -140,18 +144,18 @@ class Curves:
         with self._lock:
             if name not in self._columns or x not in self._columns:
                 return np.empty(0), np.empty(0)
-            xs, values = np.array(self._columns[x]), np.array(self._columns[name])
-        is_known = np.isfinite(values) & np.isfinite(xs)
-        xs, values = xs[is_known], values[is_known]
+            both = np.array([self._columns[x], self._columns[name]])
+        both = both[:, np.isfinite(both).all(axis=0)]
         # Step 0 has an evaluation only, which may be written after step 1.
-        order = np.argsort(xs, kind="stable")
-        return xs[order], values[order]
+        xs, values = both[:, np.argsort(both[0], kind="stable")]
+        return xs, values
 
     def _put(self, row: Mapping[str, float]) -> None:
         num_rows = len(self._row_of)
         position = self._row_of.setdefault(int(row[STEP]), num_rows)
-        for name in row.keys() - self._columns.keys():
-            self._columns[name] = array.array("d", [math.nan]) * num_rows
+        for name in row:
+            if name not in self._columns:
+                self._columns[name] = array.array("d", [math.nan]) * num_rows
         for name, column in self._columns.items():
             value = row.get(name, math.nan)
             if position == num_rows:
@@ -162,25 +166,22 @@ class Curves:
 
 def newest_rows(run_dir: Path, first_step: int) -> dict[int, dict[str, float]]:
     """Return the rows from this step on, by step, however long the file is."""
-    rows: dict[int, dict[str, float]] = {}
-    for _, line in lines_backwards(run_dir / "metrics.jsonl"):
-        row = _row(line)
-        if row and row["step"] < first_step:
-            break
-        if row:
-            rows.setdefault(int(row["step"]), row)
-    return rows
+    rows = itertools.takewhile(lambda row: row["step"] >= first_step, _backwards(run_dir))
+    # Of two rows of a step the newer one counts, so it comes last.
+    return {int(row["step"]): row for row in reversed(list(rows))}
 
 
 def newest_row(run_dir: Path) -> dict[str, float]:
     """Return the last complete row, without the metrics that the step did not report; empty if
     there is none.
     """
-    for _, line in lines_backwards(run_dir / "metrics.jsonl"):
-        row = _row(line)
-        if row:
-            return {name: value for name, value in row.items() if not math.isnan(value)}
-    return {}
+    row = next(_backwards(run_dir), {})
+    return {name: value for name, value in row.items() if not math.isnan(value)}
+
+
+def _backwards(run_dir: Path) -> Iterator[dict[str, float]]:
+    rows = (_row(line) for _, line in lines_backwards(run_dir / "metrics.jsonl"))
+    return filter(None, rows)
 
 
 def _row(line: bytes) -> dict[str, float]:

@@ -29,11 +29,11 @@ from pathlib import Path
 
 from async_rl.composition.compose import compose_unchecked
 from async_rl.core.frozen import frozen
-from async_rl.launchers.commands.plan import profile_of
 from async_rl.runs.forecast.explain import predict
 from async_rl.runs.forecast.recorded import Recorded, Work
-from async_rl.runs.forecast.scenario import Profile, Scenario, Values, with_values
+from async_rl.runs.forecast.scenario import Profile, Scenario, Values, profile_of, with_values
 from async_rl.runs.forecast.simulation import simulate
+from async_rl.runs.status import config_of
 from benchmarks.control.timed_device import Device
 from benchmarks.control.timed_run import play
 from benchmarks.figures import figure
@@ -142,7 +142,7 @@ def played(jobs: Mapping[str, Job], steps: int) -> dict[str, Profile]:
             process.start()
         for process in processes:
             process.join()
-        return {name: profile_of(path) for name, path in directories.items()}
+        return {name: profile_of(path, config_of(path)) for name, path in directories.items()}
 
 
 def launched(jobs: Mapping[str, Job], steps: int, keep: Path) -> dict[str, Profile]:
@@ -167,7 +167,7 @@ def launched(jobs: Mapping[str, Job], steps: int, keep: Path) -> dict[str, Profi
                 if ended.returncode:
                     raise SystemExit(terminal.read())
             (scratch / "ended").touch()
-        return profile_of(scratch / "run")
+        return profile_of(scratch / "run", config_of(scratch / "run"))
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         return dict(zip(jobs, pool.map(launch, jobs.values()), strict=True))

@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from async_rl.launchers.commands.plan import profile_of
 from async_rl.runs.forecast.explain import predict
-from async_rl.runs.forecast.scenario import Values, with_values
+from async_rl.runs.forecast.scenario import Values, profile_of, with_values
 from async_rl.runs.forecast.simulation import simulate
+from async_rl.runs.status import config_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/tutorials/slow_run.md"
 PROGRAM = str(Path(sys.executable).with_name("async-rl"))
@@ -53,11 +53,12 @@ def main() -> None:
         changed = {word.partition("=")[0] for word in (*changes, "run_name=")}
         words = [word for word in slow if word.partition("=")[0] not in changed]
         shown(folder, "launch", *words, *changes, f"run_name={name}")
-        return profile_of(folder / "runs" / name).recorded.steps_per_s
+        run_dir = folder / "runs" / name
+        return profile_of(run_dir, config_of(run_dir)).recorded.steps_per_s
 
     own = launch("slow", [])
     print(shown(folder, "explain", "slow"))
-    source = profile_of(folder / "runs/slow")
+    source = profile_of(folder / "runs/slow", config_of(folder / "runs/slow"))
     for number, change in enumerate(predict(source).changes):
         words = words_of(change.case)
         gain = launch(f"change{number}", words) / own - 1

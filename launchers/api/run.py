@@ -24,7 +24,7 @@ from async_rl.runs.control import (
     wait_for_run,
 )
 from async_rl.runs.directory import find_run
-from async_rl.runs.metrics import Metrics, RowReader
+from async_rl.runs.metrics import Curves, Metrics, RowReader
 from async_rl.runs.samples import MOST_GROUPS, Sample, samples
 from async_rl.runs.status import RunState, RunStatus, config_of, status_of
 
@@ -166,7 +166,9 @@ class Run:
 
     def metrics(self) -> Metrics:
         """Return the metrics of all steps so far as columns, float64 [steps] each."""
-        return Metrics(RowReader(self.directory).new())
+        curves = Curves(self.directory)
+        curves.refresh()
+        return curves.columns()
 
     def _ends_within(self, seconds: float) -> bool:
         pid = living_pid(self.directory)

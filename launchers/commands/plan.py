@@ -24,6 +24,7 @@ from async_rl.runs.forecast.scenario import (
     read_profile,
     write_profile,
 )
+from async_rl.runs.status import config_of
 
 _CALIBRATION = ("num_steps=24", "evaluation.every_steps=0", "monitoring.tensorboard_port=null")
 """Long enough for a warm-up of five steps and a mean over the later steps."""
@@ -80,7 +81,8 @@ def plan(
         if is_from_file:
             profile = read_profile(Path(file))
         else:
-            profile = profile_of(find_run(source, output_dir))
+            run_dir = find_run(source, output_dir)
+            profile = profile_of(run_dir, config_of(run_dir))
     if save is not None:
         write_profile(profile, save)
     print_report(planning.plan(profile, swept, options, is_from_file=is_from_file))
@@ -105,7 +107,8 @@ def _measured(settings: Sequence[str]) -> Profile:
             raise InfrastructureError(
                 f"the calibration exited with code {code}; its last lines are above"
             )
-        return profile_of(Path(scratch, "calibration"))
+        run_dir = Path(scratch, "calibration")
+        return profile_of(run_dir, config_of(run_dir))
 
 
 def _costs(prices: str | None) -> tuple[float, float] | None:

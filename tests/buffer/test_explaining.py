@@ -26,7 +26,7 @@ from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep
 from async_rl.runs.forecast.explain import best_change, live_rates
 from async_rl.runs.forecast.recorded import read_times
-from async_rl.runs.forecast.scenario import scenario_of
+from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.server import build_app
@@ -163,14 +163,14 @@ def test_a_long_run_is_explained_by_its_newest_groups(run_dir: Path) -> None:
     recorded = read_times(run_dir, config, most=18)
     assert (recorded.first_step, len(recorded.train)) == (4, 18)
     assert recorded.steps_per_s == pytest.approx(2 / 3)
-    assert scenario_of(config, recorded).num_steps == 9
+    assert profile_of(run_dir, config, most=18).scenario.num_steps == 9
 
 
 def test_a_plan_takes_the_setting_by_which_the_run_scores(run_dir: Path) -> None:
     config = base.replace(
         config_of(run_dir), verifiers=base.replace(config_of(run_dir).verifiers, cells=8)
     )
-    assert scenario_of(config, read_times(run_dir, config)).places == 8
+    assert profile_of(run_dir, config).scenario.places == 8
     done = run_command(["plan", run_dir, "verifiers.cells=1,2", "verifiers.count=1,4"])
     assert done.returncode == 0, done.stderr
     # A verifier takes 0.6 GB.

@@ -177,7 +177,6 @@ def profile(times: Recorded) -> Profile:
         origin="run",
         recorded=times,
         scenario=BASE,
-        ranks=1,
         group_size=4,
         generator_mb=1024,
         total_mb=4096,
@@ -243,5 +242,5 @@ def test_a_profile_forecasts_as_the_run_does(tmp_path: Path) -> None:
 def test_only_splits_of_the_devices_are_forecast() -> None:
     given = profile(recorded(units=1.0, step_s=1.0))
     swept = sweep(["generators.count=1..3", "learner.ranks=1..3"])
-    splits = [tuple(chosen.values()) for chosen, _ in forecasts(given, swept, 4)]
+    splits = [tuple(chosen.values()) for chosen, _, _ in forecasts(given, swept, 4)]
     assert splits == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]

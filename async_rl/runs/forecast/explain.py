@@ -12,14 +12,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.runs.forecast.recorded import read_times
-from async_rl.runs.forecast.scenario import (
-    Profile,
-    Values,
-    profile_of,
-    refuse_unsimulated,
-    scenario_of,
-    with_values,
-)
+from async_rl.runs.forecast.scenario import Profile, Values, profile_of, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
 from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Report, Section, Table
@@ -41,18 +34,19 @@ def explain(run_dir: Path) -> Report:
 
     Raises ConfigError or InfrastructureError if not even the metrics of a step are recorded.
     """
-    title, first_step, steps_per_s = _measured(run_dir)
+    config = config_of(run_dir)
+    title, first_step, steps_per_s = _measured(run_dir, config)
     stages = tuple(_stages(run_dir, first_step, steps_per_s))
     table = Table(columns=("process", "", "stage", "s/step", "share", ""), rows=stages)
-    forecast = Section(lines=tuple(_forecast(run_dir)))
+    forecast = Section(lines=tuple(_forecast(run_dir, config)))
     return Report(title=title, sections=(Section(table=table), forecast))
 
 
-def _measured(run_dir: Path) -> tuple[str, int, float]:
+def _measured(run_dir: Path, config: RunConfig) -> tuple[str, int, float]:
     """Return a title, the first step of the means, and the steps per second."""
     paused_s = 0.0
     try:
-        recorded = read_times(run_dir, config_of(run_dir))
+        recorded = read_times(run_dir, config)
     except InfrastructureError:
         # Without a readable store the metrics still have the seconds of each stage.
         step_s = [r["time/step_s"] for r in newest_rows(run_dir, 1).values() if "time/step_s" in r]
@@ -96,10 +90,10 @@ def _stages(run_dir: Path, first_step: int, steps_per_s: float) -> Iterator[tupl
                 yield role, kind, stage, f"{seconds:.3f}", f"{share:.0%}", bar
 
 
-def _forecast(run_dir: Path) -> Iterator[str]:
+def _forecast(run_dir: Path, config: RunConfig) -> Iterator[str]:
     """Yield the forecast, or why there is none, and how exact the clocks are."""
     try:
-        profile = profile_of(run_dir)
+        profile = profile_of(run_dir, config)
     except (ConfigError, InfrastructureError) as error:
         yield f"no forecast: {error}; the table is all that explain can show"
         return
@@ -203,7 +197,7 @@ def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
 def best_change(run_dir: Path) -> str:
     """Return the change that would make a live run fastest, or why there is no forecast."""
     try:
-        found = predict(profile_of(run_dir, most=_newest_groups(config_of(run_dir))))
+        found = predict(_newest(run_dir, config_of(run_dir)))
     except (ConfigError, InfrastructureError) as error:
         return f"no forecast: {error}"
     if abs(found.error) > _TRUSTED_ERROR:
@@ -224,19 +218,17 @@ def live_rates(run_dir: Path, config: RunConfig, numbers: Sequence[int]) -> dict
     """
     if config.recording == "off":
         raise ConfigError("recording=off")
-    refuse_unsimulated(config)
-    recorded = read_times(run_dir, config, most=_newest_groups(config))
-    scenario = scenario_of(config, recorded)
+    profile = _newest(run_dir, config)
     rates = {
-        number: simulate(replace(scenario, generators=number), recorded).steps_per_s
+        number: simulate(replace(profile.scenario, generators=number), profile.recorded).steps_per_s
         for number in numbers
     }
-    error = rates[numbers[0]] / recorded.steps_per_s - 1
+    error = rates[numbers[0]] / profile.recorded.steps_per_s - 1
     if abs(error) > _TRUSTED_ERROR:
         raise ConfigError(f"the simulated rate differs from the measured one by {error:+.0%}")
     return rates
 
 
-def _newest_groups(config: RunConfig) -> int:
-    """Return how many groups a forecast of a live run reads."""
-    return _LIVE_STEPS * config.buffer.groups_per_step
+def _newest(run_dir: Path, config: RunConfig) -> Profile:
+    """Return the times of the newest steps of a live run."""
+    return profile_of(run_dir, config, most=_LIVE_STEPS * config.buffer.groups_per_step)

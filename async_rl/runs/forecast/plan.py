@@ -11,7 +11,7 @@ import numpy as np
 from async_rl.composition.problems import nearest
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
-from async_rl.runs.forecast.scenario import FIELDS, Profile, Values, with_values
+from async_rl.runs.forecast.scenario import FIELDS, Profile, Scenario, Values, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
 from async_rl.runs.report import Graph, Report, Section, Series, Table
 
@@ -109,18 +109,13 @@ def plan(profile: Profile, swept: Sweep, options: Options, *, is_from_file: bool
 
 def forecasts(
     profile: Profile, swept: Sweep, devices: int | None
-) -> Iterator[tuple[Values, Forecast]]:
+) -> Iterator[tuple[Values, Scenario, Forecast]]:
     """Yield the values of each combination that fits the devices, and its forecast."""
     for values in itertools.product(*swept.values()):
         chosen = dict(zip(swept, values, strict=True))
-        if devices is None or sum(_split(profile, chosen)) <= devices:
-            yield chosen, simulate(with_values(profile, chosen), profile.recorded)
-
-
-def _split(profile: Profile, chosen: Values) -> tuple[float, float]:
-    """Return the number of generators and the number of learner ranks."""
-    generators = chosen.get("generators.count", profile.scenario.generators)
-    return generators, chosen.get("learner.ranks", profile.ranks)
+        scenario = with_values(profile, chosen)
+        if devices is None or scenario.generators + scenario.ranks <= devices:
+            yield chosen, scenario, simulate(scenario, profile.recorded)
 
 
 def _inputs(profile: Profile, swept: Sweep, *, is_from_file: bool) -> Iterator[str]:
@@ -149,45 +144,46 @@ def _inputs(profile: Profile, swept: Sweep, *, is_from_file: bool) -> Iterator[s
         yield "assumed: a learner with twice the ranks is twice as fast"
 
 
-def _cells(profile: Profile, chosen: Values, forecast: Forecast, options: Options) -> Iterator[str]:
+def _cells(
+    profile: Profile, chosen: Values, scenario: Scenario, forecast: Forecast, options: Options
+) -> Iterator[str]:
     yield from (f"{value:g}" for value in chosen.values())
     per_hour = forecast.steps_per_s * 3600
-    groups = chosen.get("buffer.groups_per_step", profile.scenario.groups_per_step)
     yield f"{per_hour:.0f}"
-    yield f"{per_hour * groups:.0f}"
+    yield f"{per_hour * scenario.groups_per_step:.0f}"
     yield f"{forecast.learner_waits:.0%}"
     yield f"{forecast.generators_idle:.0%}"
     yield f"{forecast.age:.2f}"
-    generators, ranks = _split(profile, chosen)
-    yield _memory_gb(profile, chosen, generators)
+    yield _memory_gb(profile, scenario)
     if options.num_steps is not None:
         yield f"{options.num_steps / per_hour:.2f}" if per_hour else "never"
     if options.prices is not None:
-        price = generators * options.prices[0] + ranks * options.prices[1]
+        price = scenario.generators * options.prices[0] + scenario.ranks * options.prices[1]
         # Without a number of steps the cost of 1,000 steps, so that rows can be compared.
         num_steps = options.num_steps or 1000
         yield f"{price / per_hour * num_steps:.2f}" if per_hour else "never"
 
 
-def _memory_gb(profile: Profile, chosen: Values, generators: float) -> str:
+def _memory_gb(profile: Profile, scenario: Scenario) -> str:
     if profile.total_mb is None or profile.generator_mb is None:
         return "unknown"
     base = profile.scenario
-    verifiers = chosen.get("verifiers.count", base.verifiers) - base.verifiers
-    more_mb = (generators - base.generators) * profile.generator_mb
-    return f"{(profile.total_mb + more_mb + verifiers * profile.verifier_mb) / 1024:.1f}"
+    total_mb = profile.total_mb
+    total_mb += (scenario.generators - base.generators) * profile.generator_mb
+    total_mb += (scenario.verifiers - base.verifiers) * profile.verifier_mb
+    return f"{total_mb / 1024:.1f}"
 
 
-def _graphs(rows: Sequence[tuple[Values, Forecast]]) -> tuple[Graph, ...]:
+def _graphs(rows: Sequence[tuple[Values, Scenario, Forecast]]) -> tuple[Graph, ...]:
     """Return curves over the setting with the most values, one line for each combination of the
     other values.
     """
-    values = {path: {chosen[path] for chosen, _ in rows} for path in rows[0][0]}
+    values = {path: {chosen[path] for chosen, _, _ in rows} for path in rows[0][0]}
     across = max(values, key=lambda path: len(values[path]), default="")
     if not across or len(values[across]) == 1:
         return ()
     lines: dict[str, list[tuple[float, Forecast]]] = {}
-    for chosen, forecast in rows:
+    for chosen, _, forecast in rows:
         label = " ".join(
             f"{path}={value:g}"
             for path, value in chosen.items()

@@ -20,9 +20,8 @@ from async_rl.core.frozen import frozen
 from async_rl.planning.estimate import memory_mb, total_memory_mb
 from async_rl.runs.forecast.recorded import Recorded, Work, read_times
 from async_rl.runs.forecast.scoring import setting_of
-from async_rl.runs.status import config_of
 
-_FORM = 2
+_FORM = 3
 FIELDS = {
     "generators.count": "generators",
     "generation.max_concurrent_groups": "slots",
@@ -49,7 +48,7 @@ Values = Mapping[str, float]
 class Scenario:
     """The values that may differ from the recorded run. *_speed: 1 is the recorded speed.
     group_size, max_response_tokens: 0 is as recorded. places: the setting that limits the samples
-    scored at the same time in a verifier; 0: unlimited.
+    scored at the same time in a verifier; 0: unlimited. ranks: of the learner.
     """
 
     generators: int
@@ -66,11 +65,12 @@ class Scenario:
     generation_speed: float = 1.0
     verifiers: int = 1
     places: int = 0
+    ranks: float = 1
 
 
 @frozen
 class Profile:
-    """origin: name of the measured run. scenario: the settings of that run. ranks: of its learner.
+    """origin: name of the measured run. scenario: the settings of that run.
     group_size: samples of a group. generator_mb, verifier_mb: memory of one process, total_mb: of
     the whole run; None: unknown. place_setting: the setting that limits the samples scored at the
     same time.
@@ -79,7 +79,6 @@ class Profile:
     origin: str
     recorded: Recorded
     scenario: Scenario
-    ranks: int
     group_size: int
     generator_mb: int | None
     total_mb: int | None
@@ -88,44 +87,35 @@ class Profile:
     form: int = _FORM
 
 
-def refuse_unsimulated(config: RunConfig) -> None:
-    """Raise ConfigError for a run whose order of events is not simulated."""
-    if config.devices.are_handed_over:
-        raise ConfigError("placement=colocated: turns of generators and learner are not simulated")
-
-
-def scenario_of(config: RunConfig, recorded: Recorded) -> Scenario:
-    """Return the scenario of the recorded run itself."""
-    return Scenario(
-        generators=recorded.num_generators,
-        slots=config.generation.max_concurrent_groups,
-        groups_per_step=config.buffer.groups_per_step,
-        max_staleness_versions=config.buffer.max_staleness_versions,
-        push_every_steps=config.weights.push_every_steps,
-        evaluate_every_steps=config.evaluation.every_steps if recorded.evaluation else 0,
-        num_steps=len(recorded.step_s),
-        verifiers=config.verifiers.count,
-        places=setting_of(config)[1],
-    )
-
-
-def profile_of(run_dir: Path, *, most: int = MOST_GROUPS) -> Profile:
+def profile_of(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> Profile:
     """Return the measured times of the newest `most` groups. Raises ConfigError if they are too few
-    or if the run cannot be simulated.
+    or if the order of events of the run is not simulated.
     """
-    config = config_of(run_dir)
-    refuse_unsimulated(config)
+    if config.placement == "colocated":
+        raise ConfigError("placement=colocated: turns of generators and learner are not simulated")
     recorded = read_times(run_dir, config, most=most)
     shape = model_shape(config)
+    place_setting, places = setting_of(config)
     return Profile(
         origin=run_dir.name,
         recorded=recorded,
-        scenario=scenario_of(config, recorded),
-        ranks=config.learner.ranks,
+        scenario=Scenario(
+            generators=recorded.num_generators,
+            slots=config.generation.max_concurrent_groups,
+            groups_per_step=config.buffer.groups_per_step,
+            max_staleness_versions=config.buffer.max_staleness_versions,
+            push_every_steps=config.weights.push_every_steps,
+            # Without a recorded evaluation its duration is unknown.
+            evaluate_every_steps=config.evaluation.every_steps if recorded.evaluation else 0,
+            num_steps=len(recorded.step_s),
+            verifiers=config.verifiers.count,
+            places=places,
+            ranks=config.learner.ranks,
+        ),
         group_size=config.generation.group_size,
         generator_mb=None if shape is None else memory_mb(config, "generator", shape),
         total_mb=None if shape is None else total_memory_mb(config, shape),
-        place_setting=setting_of(config)[0],
+        place_setting=place_setting,
         verifier_mb=memory_mb(config, "verifier", shape),
     )
 
@@ -171,16 +161,14 @@ def with_values(profile: Profile, chosen: Values) -> Scenario:
                 f"{path}: the forecast knows no effect of it, as this run scores by"
                 f" {profile.place_setting}"
             )
-    changed: dict[str, Any] = {
-        FIELDS[path]: value for path, value in chosen.items() if path != "learner.ranks"
-    }
+    changed: dict[str, Any] = {FIELDS[path]: value for path, value in chosen.items()}
     scenario: Scenario = replace(base, **changed)
     # The learner's time grows with the tokens of its batch and falls with the number of ranks.
     tokens = scenario.groups_per_step / base.groups_per_step
     tokens *= _tokens_ratio(profile.recorded.train, scenario)
     share = 1.0 if profile.recorded.by_tokens is None else profile.recorded.by_tokens
     slower = 1 - share + share * tokens
-    faster = chosen.get("learner.ranks", profile.ranks) / profile.ranks
+    faster = scenario.ranks / base.ranks
     return replace(scenario, learner_speed=scenario.learner_speed / slower * faster)
 
 

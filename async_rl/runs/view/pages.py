@@ -23,6 +23,7 @@ from async_rl.runs.forecast.plan import Options, plan, sweep
 from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.report import Graph, Report, Section, Series
 from async_rl.runs.samples import pieces
+from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library, RunView, differences
 
 Content = dict[str, Any]
@@ -151,7 +152,7 @@ def plan_page(visit: Visit) -> Content:
     reports = [explain(run.path)]
     if words:
         swept = sweep(words.split())
-        reports.append(plan(profile_of(run.path), swept, Options()))
+        reports.append(plan(profile_of(run.path, config_of(run.path)), swept, Options()))
     return {"page": "plan", "run": run, "reports": reports, "words": words}
 
 
