@@ -91,7 +91,7 @@ def profile_of(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
     """Return the measured times of the newest `most` groups. Raises ConfigError if they are too few
     or if the order of events of the run is not simulated.
     """
-    if config.placement == "colocated":
+    if config.devices.are_handed_over:
         raise ConfigError("placement=colocated: turns of generators and learner are not simulated")
     recorded = read_times(run_dir, config, most=most)
     shape = model_shape(config)
