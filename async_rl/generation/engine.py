@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -19,48 +18,8 @@ from typing import Any, Protocol, runtime_checkable
 from async_rl.core.errors import ConfigError, WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.protocol.generator import Completed, LoadReport
+from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
-
-
-@frozen
-class Completion:
-    """One finished sample: position t of each array is about its t-th new token, including the
-    end-of-sequence token.
-
-    token_ids int32 [N], logprobs float32 [N] (of the distribution sampled from, after temperature),
-    versions int32 [N].
-    is_truncated: stopped by the length limit, without an end-of-sequence token.
-    first_s: monotonic seconds when the first token existed; NaN: the engine does not say.
-    """
-
-    index: int
-    token_ids: IntArray
-    logprobs: FloatArray
-    versions: IntArray
-    is_truncated: bool
-    first_s: float = math.nan
-
-    @classmethod
-    def received(cls, index: int, completed: Completed) -> Completion:
-        """Return the sample that another process's engine wrote."""
-        return cls(
-            index=index,
-            token_ids=completed.token_ids,
-            logprobs=completed.logprobs,
-            versions=completed.versions,
-            is_truncated=completed.is_truncated,
-        )
-
-    @property
-    def completed(self) -> Completed:
-        """The part that a gateway receives."""
-        return Completed(
-            token_ids=self.token_ids,
-            logprobs=self.logprobs,
-            versions=self.versions,
-            is_truncated=self.is_truncated,
-        )
 
 
 class Generates(Protocol):
@@ -133,10 +92,6 @@ class Engine(Protocol):
 
 class Guests(Protocol):
     """The policies of other runs on an engine, by name."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of those that gave a sign of life lately."""
 
     def admit(self, name: str) -> Engine:
         """Return the policy of this name, which has a place from now on. Raises Unavailable if all

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from async_rl.core.types import Ticket
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Drain
@@ -116,8 +117,12 @@ async def _work(
         groups.weights_loaded()
         context.group.create_task(groups.report_version(), name="report version")
 
+    def closed(ticket: Ticket) -> None:
+        journal.forget(ticket.group_id)
+        engines.forget(ticket)
+
     groups = Groups(
-        context, rollouts, engines, on_closed=lambda ticket: journal.forget(ticket.group_id)
+        context, rollouts, engine=lambda: engines, limit=asyncio.timeout, on_closed=closed
     )
 
     async def drain(_: Drain) -> Message:

@@ -93,7 +93,12 @@ class Generator:
             maker=open_conversations(context.config, tokenizer),
         )
         self.sleeping = Sleeping(open_engine, context.activity)
-        self.groups = Groups(context, self._rollouts, self.sleeping)
+        self.groups = Groups(
+            context,
+            self._rollouts,
+            engine=lambda: self.sleeping.engine,
+            limit=self.sleeping.limit,
+        )
         self._hosting = Hosting(context, self.sleeping)
         self.is_handed_over = context.config.devices.are_handed_over
         self._version_changed = asyncio.Event()
@@ -165,7 +170,7 @@ class Generator:
             self._num_completing -= 1
             self._completed.set()
         self._context.activity.count("tokens_generated", len(done.token_ids))
-        return Continuation(completed=done.completed)
+        return Continuation(completed=done)
 
     async def _read_calls(self, request: ReadCalls) -> Message:
         """Read the tool calls of an answer for an agent, next to the engine's steps."""

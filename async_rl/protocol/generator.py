@@ -7,10 +7,14 @@ policy: the name of another run's policy that this generator serves too (rollout
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from async_rl.core.frozen import Value
-from async_rl.core.types import FloatArray, IntArray, Sampling
+from async_rl.core.types import NO_VERSION, BoolArray, FloatArray, IntArray, Sampling
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 
@@ -60,22 +64,67 @@ class Probe(Message):
     policy: str = ""
 
 
-class Completed(Value):
-    """The tokens that the policy wrote after a row of tokens; arrays as in generation's Completion.
+class Completion(Value):
+    """Tokens after a row of tokens, which the policy wrote or, in a sample of several turns, read.
 
+    Position t of each array is about the t-th new token, including an end-of-sequence token:
+    token_ids int32 [N]; logprobs float32 [N], of the distribution sampled from, after temperature;
+    versions int32 [N]. A token that the policy only read has log-prob 0 and NO_VERSION.
     is_truncated: stopped by the length limit, without an end-of-sequence token.
+    index: among the samples of one request. first_s: monotonic seconds of the engine's machine when
+    the first token existed; NaN: unknown.
     """
 
     token_ids: IntArray
     logprobs: FloatArray
     versions: IntArray
     is_truncated: bool
+    index: int = 0
+    first_s: float = math.nan
+
+    @property
+    def is_written(self) -> BoolArray:
+        """True for the tokens that the policy wrote."""
+        is_written: BoolArray = self.versions != NO_VERSION
+        return is_written
+
+
+def only_read(token_ids: IntArray) -> Completion:
+    """Return tokens that the policy reads and is not trained on."""
+    return Completion(
+        token_ids=token_ids,
+        logprobs=np.zeros(len(token_ids), np.float32),
+        versions=np.full(len(token_ids), NO_VERSION, np.int32),
+        is_truncated=False,
+    )
+
+
+def joined(parts: Sequence[Completion]) -> Completion:
+    """Return consecutive parts as one."""
+    return Completion(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        versions=np.concatenate([part.versions for part in parts]),
+        is_truncated=parts[-1].is_truncated,
+        first_s=parts[0].first_s,
+    )
+
+
+def cut(whole: Completion, kept: slice) -> Completion:
+    """Return a part of consecutive tokens; a part without the end is truncated."""
+    token_ids = whole.token_ids[kept]
+    return Completion(
+        token_ids=token_ids,
+        logprobs=whole.logprobs[kept],
+        versions=whole.versions[kept],
+        is_truncated=whole.is_truncated or len(token_ids) < len(whole.token_ids),
+    )
 
 
 class Continuation(Message):
     """The answer to Complete."""
 
-    completed: Completed
+    completed: Completion
 
 
 class Complete(Message):

@@ -22,7 +22,7 @@ from async_rl.config.run import RunConfig
 from async_rl.config.vllm_extra import tool_parser
 from async_rl.core.errors import AgentError
 from async_rl.core.types import CodeTest, IntArray, Prompt, Sampling, Score, Ticket, Verdict
-from async_rl.protocol.generator import Completed
+from async_rl.protocol.generator import Completion
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rollouts.conversation import Write, Written
 from async_rl.rollouts.environments import Environments
@@ -75,12 +75,12 @@ class Agents:
         """Return one sample. verifier: runs the programs of its Python tool."""
         name = f"{ticket.group_id}.{ticket.attempt}.{index}"
 
-        async def answer(call: str, token_ids: IntArray, limit: int) -> Completed:
+        async def answer(call: str, token_ids: IntArray, limit: int) -> Completion:
             known = self._journal.take(ticket, index, token_ids, limit)
             if known is not None:
                 return known
             limited = msgspec.structs.replace(sampling, max_new_tokens=limit)
-            completed = (await write(f"{name}/{call}", token_ids, limited)).completed
+            completed = await write(f"{name}/{call}", token_ids, limited)
             self._journal.add(ticket, index, token_ids, completed)
             return completed
 
@@ -120,16 +120,12 @@ class Agents:
                 "the agent gave no reward, and its row has no tests that the verifiers could run;"
                 " return a reward, post one, or add tests to the row"
             )
-        row = session.record.row()
+        tokens, starts = session.record.row()
         return Written(
-            token_ids=row.token_ids,
-            logprobs=row.logprobs,
-            versions=row.versions,
-            is_written=row.is_written,
-            is_truncated=session.is_truncated,
+            tokens=msgspec.structs.replace(tokens, is_truncated=session.is_truncated),
             answer=session.last_text,
-            transcript=self._chat.decode(row.token_ids),
-            starts=row.starts,
+            transcript=self._chat.decode(tokens.token_ids),
+            starts=starts,
             score=score,
         )
 

@@ -16,7 +16,6 @@ Conversations makes one Conversation per sample, the only class that users' func
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -27,18 +26,8 @@ from async_rl.config.plugins import load_rollout
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import (
-    NO_VERSION,
-    BoolArray,
-    CodeTest,
-    FloatArray,
-    IntArray,
-    Prompt,
-    Sampling,
-    Score,
-    Ticket,
-)
-from async_rl.generation.engine import Completion
+from async_rl.core.types import CodeTest, IntArray, Prompt, Sampling, Score, Ticket
+from async_rl.protocol.generator import Completion, joined, only_read
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import TestResult
 
@@ -52,33 +41,17 @@ class RolloutEnded(AsyncRLError):
 
 @frozen
 class Written:
-    """A sample without its score: arrays over the tokens after the prompt, as in Trajectory.
+    """A sample without its score. tokens: all after the prompt.
 
-    answer: the text to score. transcript: all text after the prompt. starts: positions in these
-    arrays where a further segment starts. score: the one that an environment gave.
-    first_s: of the first turn, as in Completion.
+    answer: the text to score. transcript: all text after the prompt. starts: positions in `tokens`
+    where a further segment starts. score: the one that an environment gave.
     """
 
-    token_ids: IntArray
-    logprobs: FloatArray
-    versions: IntArray
-    is_written: BoolArray
-    is_truncated: bool
+    tokens: Completion
     answer: str
     transcript: str
     starts: tuple[int, ...] = ()
     score: Score | None = None
-    first_s: float = math.nan
-
-
-@frozen
-class _Part:
-    """Text of the policy (is_written) or text that it reads."""
-
-    token_ids: IntArray
-    logprobs: FloatArray
-    versions: IntArray
-    is_written: bool
 
 
 class Conversation:
@@ -109,10 +82,11 @@ class Conversation:
         self._write = write
         self._tokenizer = tokenizer
         self._client = client
-        self._parts: list[_Part] = []
+        self._parts: list[Completion] = []
+        self._num_parts = 0
+        """Parts up to the last turn: text after it has no effect on any trained token."""
         self._num_tokens = 0
         self._is_truncated = False
-        self._first_s = math.nan
 
     async def write(self, *, max_tokens: int | None = None) -> str:
         """Let the policy continue; return its text without special tokens.
@@ -133,9 +107,8 @@ class Conversation:
         sampling = msgspec.structs.replace(self._sampling, max_new_tokens=limit)
         before = np.concatenate([self.prompt.token_ids, *(part.token_ids for part in self._parts)])
         done = await self._write(f"{self._name}.{self.num_turns}", before, sampling)
-        self._append(done.token_ids, done.logprobs, done.versions, is_written=True)
-        if self.num_turns == 0:
-            self._first_s = done.first_s
+        self._append(done)
+        self._num_parts = len(self._parts)
         self.num_turns += 1
         # A turn that only reached its own limit does not truncate the sample.
         self._is_truncated = done.is_truncated and len(done.token_ids) >= room
@@ -154,12 +127,7 @@ class Conversation:
                 f"{len(ids)} more tokens do not fit into the response of"
                 f" {self._sampling.max_new_tokens} (data.max_response_tokens)"
             )
-        self._append(
-            np.array(ids, np.int32),
-            np.zeros(len(ids), np.float32),
-            np.full(len(ids), NO_VERSION, np.int32),
-            is_written=False,
-        )
+        self._append(only_read(np.array(ids, np.int32)))
 
     async def test(
         self, program: str, tests: Sequence[CodeTest], setup: str = ""
@@ -176,37 +144,19 @@ class Conversation:
         answer: the text to score; None = the last turn. Raises RolloutEnded when the policy wrote
         nothing.
         """
-        # Text after the last turn has no effect on any trained token.
-        while self._parts and not self._parts[-1].is_written:
-            self._parts.pop()
-        if not self._parts:
+        if not self._num_parts:
             raise RolloutEnded(
                 "rollout.fn returned before the policy wrote anything; call write() at least once"
             )
-        parts = self._parts
-        token_ids = np.concatenate([part.token_ids for part in parts])
+        parts = self._parts[: self._num_parts]
+        tokens = msgspec.structs.replace(joined(parts), is_truncated=self._is_truncated)
         if answer is None:
             answer = self._decode(parts[-1].token_ids)
-        return Written(
-            token_ids=token_ids,
-            logprobs=np.concatenate([part.logprobs for part in parts]),
-            versions=np.concatenate([part.versions for part in parts]),
-            is_written=np.concatenate(
-                [np.full(len(part.token_ids), part.is_written) for part in parts]
-            ),
-            is_truncated=self._is_truncated,
-            answer=answer,
-            transcript=self._decode(token_ids),
-            first_s=self._first_s,
-        )
+        return Written(tokens=tokens, answer=answer, transcript=self._decode(tokens.token_ids))
 
-    def _append(
-        self, token_ids: IntArray, logprobs: FloatArray, versions: IntArray, *, is_written: bool
-    ) -> None:
-        self._parts.append(
-            _Part(token_ids=token_ids, logprobs=logprobs, versions=versions, is_written=is_written)
-        )
-        self._num_tokens += len(token_ids)
+    def _append(self, part: Completion) -> None:
+        self._parts.append(part)
+        self._num_tokens += len(part.token_ids)
 
     def _decode(self, ids: IntArray) -> str:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
@@ -252,17 +202,3 @@ def open_conversations(config: RunConfig, tokenizer: Any) -> Conversations | Non
     """
     lead = load_rollout(config.rollout)
     return None if lead is None else Conversations(config, tokenizer, lead)
-
-
-def one_answer(done: Completion, text: str) -> Written:
-    """Return the sample of a single turn."""
-    return Written(
-        token_ids=done.token_ids,
-        logprobs=done.logprobs,
-        versions=done.versions,
-        is_written=np.ones(len(done.token_ids), np.bool_),
-        is_truncated=done.is_truncated,
-        answer=text,
-        transcript=text,
-        first_s=done.first_s,
-    )

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import functools
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.rewards import RemoteTerm
@@ -52,35 +52,38 @@ sequences at a time is slower for each of them.
 """
 
 
-class Source(Protocol):
-    """The engine of the groups, and time limits that run while it may be used."""
-
-    @property
-    def engine(self) -> Generates:
-        """The engine."""
-
-    def limit(self, timeout_s: float, /) -> contextlib.AbstractAsyncContextManager[None]:
-        """As asyncio.timeout, without the time when the engine may not be used."""
+_REASONS: Sequence[tuple[type[Exception], DropReason]] = (
+    (RewardError, DropReason.REWARD_FAILED),
+    (NotTaken, DropReason.NOT_TAKEN),
+    (AgentError, DropReason.AGENT_FAILED),
+    (InfrastructureError, DropReason.SCORING_FAILED),
+    (Exception, DropReason.GENERATION_FAILED),
+)
+"""The reason by the cause of a failure: the first that fits."""
 
 
 class Groups:
     """The groups that one generator makes.
 
-    on_closed: called once the attempt has failed, or its group is with the buffer.
+    engine: returns the engine of a group that starts. limit: as asyncio.timeout, without the time
+    when the engine may not be used. on_closed: called once the attempt has failed, or its group is
+    with the buffer.
     """
 
     def __init__(
         self,
         context: ProcessContext,
         rollouts: Rollouts,
-        source: Source,
         *,
+        engine: Callable[[], Generates],
+        limit: Callable[[float], AbstractAsyncContextManager[object]],
         on_closed: Callable[[Ticket], None] = lambda ticket: None,
     ) -> None:
         self._context = context
         self._config = context.config
         self._rollouts = rollouts
-        self._source = source
+        self._engine = engine
+        self._limit = limit
         self._on_closed = on_closed
         self._pace = Pace(context.config.timeouts, context.config.data.max_response_tokens)
         self._buffer = context.peer("buffer")
@@ -189,28 +192,19 @@ class Groups:
         started_s = time.monotonic()
         written = functools.partial(self._on_written, ticket)
         try:
-            async with self._source.limit(limit_s):
-                group = await self._rollouts.group(ticket, self._source.engine, written=written)
+            async with self._limit(limit_s):
+                group = await self._rollouts.group(ticket, self._engine(), written=written)
         except TimeoutError:
             message = f"not done after {limit_s:g} s (timeouts.group_s)"
             await self._fail(ticket, DropReason.GENERATION_FAILED, message)
         except Exception as error:  # a bad rollout is data; see docs/architecture.md
             cause = root_cause(error)
-            is_reward = isinstance(cause, RewardError)
             # A restart of the generator starts a new engine; further groups would fail too.
             if isinstance(cause, EngineDead):
                 raise
-            if is_reward and "function_failure" in self._config.reward.stop_on:
+            if isinstance(cause, RewardError) and "function_failure" in self._config.reward.stop_on:
                 raise
-            reason = DropReason.GENERATION_FAILED
-            if is_reward:
-                reason = DropReason.REWARD_FAILED
-            elif isinstance(cause, NotTaken):
-                reason = DropReason.NOT_TAKEN
-            elif isinstance(cause, AgentError):
-                reason = DropReason.AGENT_FAILED
-            elif isinstance(cause, InfrastructureError):
-                reason = DropReason.SCORING_FAILED
+            reason = next(reason for kind, reason in _REASONS if isinstance(cause, kind))
             if await self._rollouts.is_outage(cause):
                 reason = DropReason.SCORING_OUTAGE
                 # In the live line: an HTTP error has several lines.

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import platform
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from async_rl.config.pools import seat
@@ -28,7 +30,6 @@ from async_rl.core.errors import AsyncRLError, ConfigError, EngineDead, Unavaila
 from async_rl.core.os import exit_of
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import (
-    Completion,
     Engine,
     Guests,
     Hosts,
@@ -39,6 +40,7 @@ from async_rl.generation.engine import (
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
     Complete,
+    Completion,
     Continuation,
     Leave,
     LoadReport,
@@ -113,7 +115,7 @@ class Hosting:
             # This run may have no group in flight, so nothing else would show the dead engine.
             self._context.group.create_task(_end(str(error)), name="engine dead")
             raise Unavailable(f"{self._context.name}: {error}") from error
-        return Continuation(completed=done.completed)
+        return Continuation(completed=done)
 
 
 async def _end(reason: str) -> None:
@@ -291,7 +293,8 @@ class HostedEngine:
         # The time limit of the group expires before this deadline.
         limit_s = self._timeouts.longest_group_s(self._context.config.data.max_response_tokens)
         reply: Continuation = await self._call(request, limit_s)
-        return Completion.received(index, reply.completed)
+        # The host may be another machine, whose clock says nothing here.
+        return msgspec.structs.replace(reply.completed, index=index, first_s=math.nan)
 
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Let the host's engine load the adapter between two of its steps."""

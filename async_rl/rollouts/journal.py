@@ -27,7 +27,7 @@ from pathlib import Path
 from async_rl.core.codec import decode, encode
 from async_rl.core.frozen import Value
 from async_rl.core.types import IntArray, Ticket
-from async_rl.protocol.generator import Completed
+from async_rl.protocol.generator import Completion
 
 _SIZE = struct.Struct("<I")
 _LIFE = "records-of-life-"
@@ -39,7 +39,7 @@ class _Record(Value, frozen=True):
     attempt: int
     sample: int
     before: bytes
-    completed: Completed
+    completed: Completion
 
 
 class Journal:
@@ -58,7 +58,7 @@ class Journal:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._known: dict[int, list[_Record]] = {}
 
-    def take(self, ticket: Ticket, sample: int, before: IntArray, limit: int) -> Completed | None:
+    def take(self, ticket: Ticket, sample: int, before: IntArray, limit: int) -> Completion | None:
         """Return what another life wrote here, with at most `limit` tokens; None if nothing."""
         if ticket.group_id not in self._known:
             self._known[ticket.group_id] = self._read(ticket.group_id)
@@ -73,7 +73,7 @@ class Journal:
                 return known.pop(index).completed
         return None
 
-    def add(self, ticket: Ticket, sample: int, before: IntArray, completed: Completed) -> None:
+    def add(self, ticket: Ticket, sample: int, before: IntArray, completed: Completion) -> None:
         """Write one answer. In the page cache it survives the process, not the machine."""
         record = _Record(
             attempt=ticket.attempt, sample=sample, before=_digest(before), completed=completed

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, Unavailable
-from async_rl.core.types import NO_VERSION, Sampling
-from async_rl.generation.engine import Completion
+from async_rl.core.types import NO_VERSION, Sampling, Ticket
 from async_rl.protocol.generator import (
     CallsRead,
     Complete,
+    Completion,
     Continuation,
     EngineVersion,
     ReadCalls,
@@ -54,24 +54,15 @@ class RemoteEngines:
         self._has_weights = asyncio.Event()
 
     @property
-    def engine(self) -> RemoteEngines:
-        """The engine of a rollout."""
-        return self
-
-    @property
     def version(self) -> int:
         """The oldest version among the generators that have weights."""
         return min(self._versions.values(), default=NO_VERSION)
 
-    @contextlib.asynccontextmanager
-    async def limit(self, timeout_s: float) -> AsyncIterator[None]:
-        """As asyncio.timeout."""
-        async with asyncio.timeout(timeout_s):
-            yield
-
-    def forget(self, session: str) -> None:
-        """The session is closed: no further call starts with this id."""
-        self._chosen.pop(session, None)
+    def forget(self, ticket: Ticket) -> None:
+        """Free the choices of the sessions of an attempt that is closed."""
+        attempt = f"{ticket.group_id}.{ticket.attempt}."
+        for session in [session for session in self._chosen if session.startswith(attempt)]:
+            del self._chosen[session]
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
@@ -87,7 +78,7 @@ class RemoteEngines:
         del prompt_token_ids
         for index in range(num_samples):
             continuation: Continuation = await self._call(session, request)
-            yield Completion.received(index, continuation.completed)
+            yield msgspec.structs.replace(continuation.completed, index=index)
 
     async def read_calls(self, request: ReadCalls) -> CallsRead:
         """Let a generator read the tool calls of an answer; always the same one, as long as it

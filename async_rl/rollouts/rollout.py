@@ -31,7 +31,6 @@ from async_rl.core.errors import (
 )
 from async_rl.core.frozen import frozen
 from async_rl.core.types import (
-    NO_VERSION,
     Group,
     IntArray,
     Prompt,
@@ -41,13 +40,14 @@ from async_rl.core.types import (
     Ticket,
     Trajectory,
 )
-from async_rl.generation.engine import Completion, Generates, one_completion
+from async_rl.generation.engine import Generates, one_completion
 from async_rl.observability.activity import Activity
+from async_rl.protocol.generator import Completion, joined, only_read
 from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import Control, Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
-from async_rl.rollouts.conversation import Write, Written, one_answer
+from async_rl.rollouts.conversation import Write, Written
 from async_rl.runtime.directory import Directory
 
 _SCORING_FAILURES = (RewardError, InfrastructureError)
@@ -214,7 +214,7 @@ class Rollouts:
 
     def _one_answer(self, done: Completion) -> Written:
         text = self._tokenizer.decode(done.token_ids.tolist(), skip_special_tokens=True)
-        return one_answer(done, text)
+        return Written(tokens=done, answer=text, transcript=text)
 
     async def _complete(
         self, engine: Generates, request_id: str, token_ids: IntArray, sampling: Sampling
@@ -225,7 +225,7 @@ class Rollouts:
     def _score_later(self, samples: _Samples, index: int, done: Written) -> None:
         # The generators that serve a gateway count the tokens that they write for it.
         if not self._config.agent.is_used:
-            self._activity.count("tokens_generated", int(done.is_written.sum()))
+            self._activity.count("tokens_generated", int(done.tokens.is_written.sum()))
         ticket = samples.ticket
         samples.scoring[index] = samples.group.create_task(
             self._score(samples, done), name=f"score {ticket.group_id}.{ticket.attempt}.{index}"
@@ -243,8 +243,8 @@ class Rollouts:
                 score = await self._scorer.score_steps(
                     ticket.prompt,
                     done.answer,
-                    num_tokens=len(done.token_ids),
-                    tokens_until=functools.partial(self._tokens_until, done.token_ids),
+                    num_tokens=len(done.tokens.token_ids),
+                    tokens_until=functools.partial(self._tokens_until, done.tokens.token_ids),
                     sample=asked,
                 )
         if done.score is None:
@@ -252,7 +252,7 @@ class Rollouts:
         self._activity.count("samples_scored", 1)
         clock: tuple[float, ...] = ()
         if self._config.recording != "off":
-            moments = (done.first_s, written_s, time.monotonic())
+            moments = (done.tokens.first_s, written_s, time.monotonic())
             clock = tuple(moment - samples.started_s for moment in moments)
         return trajectory(ticket.prompt, done, score, clock=clock)
 
@@ -294,15 +294,14 @@ def trajectory(
 ) -> Trajectory:
     """Return the sample after its prompt; the tokens of the prompt are not trained."""
     num_prompt = len(prompt.token_ids)
-    no_logprobs = np.zeros(num_prompt, np.float32)
-    no_versions = np.full(num_prompt, NO_VERSION, np.int32)
+    whole = joined([only_read(prompt.token_ids), done.tokens])
     return Trajectory(
-        token_ids=np.concatenate([prompt.token_ids, done.token_ids]).astype(np.int32),
+        token_ids=whole.token_ids.astype(np.int32),
         prompt_length=num_prompt,
-        loss_mask=np.concatenate([np.zeros(num_prompt, np.bool_), done.is_written]),
-        behavior_logprobs=np.concatenate([no_logprobs, done.logprobs]).astype(np.float32),
-        versions=np.concatenate([no_versions, done.versions]).astype(np.int32),
-        is_truncated=done.is_truncated,
+        loss_mask=whole.is_written,
+        behavior_logprobs=whole.logprobs.astype(np.float32),
+        versions=whole.versions.astype(np.int32),
+        is_truncated=done.tokens.is_truncated,
         score=score,
         starts=tuple(num_prompt + start for start in done.starts),
         clock=clock,
@@ -318,12 +317,12 @@ def reward_sample(ticket: Ticket, done: Written) -> RewardSample:
         prompt=prompt.text,
         response=done.answer,
         transcript=done.transcript,
-        token_ids=done.token_ids.tolist(),
-        is_written=done.is_written.tolist(),
+        token_ids=done.tokens.token_ids.tolist(),
+        is_written=done.tokens.is_written.tolist(),
         data_source=prompt.data_source,
         row=msgspec.json.decode(problem.row or "{}"),
         tests=problem.tests,
         setup=problem.setup,
-        is_truncated=done.is_truncated,
+        is_truncated=done.tokens.is_truncated,
         max_tokens=ticket.sampling.max_new_tokens,
     )

@@ -15,20 +15,19 @@ from starlette.types import ExceptionHandler
 
 from async_rl.core.errors import AsyncRLError
 
-_JSON = "application/json"
-_KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "api_error",
+}
+"""The types of errors of both APIs, by the status; any other is an invalid_request_error."""
 
 
-class Refused(Exception):
+class Refused(AsyncRLError):
     """The request is answered by an error. code: OpenAI's name of the reason, where it has one."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-    ) -> None:
+    def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
@@ -36,7 +35,14 @@ class Refused(Exception):
 
 def json_response(value: Any, status: int = 200) -> Response:
     """Return a response with this value as its body."""
-    return Response(msgspec.json.encode(value), status, media_type=_JSON)
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def refusal_of(error: AsyncRLError) -> Refused:
+    """Return the refusal for an error: any other than a refusal is a failure of the engine."""
+    if isinstance(error, Refused):
+        return error
+    return Refused(503, f"no engine answers: {error}", code="engine_unavailable")
 
 
 def error_of(refused: Refused) -> dict[str, Any]:
@@ -44,34 +50,24 @@ def error_of(refused: Refused) -> dict[str, Any]:
     more in it.
     """
     kind = _KINDS.get(refused.status, "invalid_request_error")
-    if refused.status >= 500:
-        kind = "api_error"
     error = {"message": str(refused), "type": kind, "param": None, "code": refused.code}
     return {"type": "error", "error": error}
 
 
-def outage(error: AsyncRLError) -> Refused:
-    """Return the refusal for a failure of the engine, which clients repeat."""
-    return Refused(503, f"no engine answers: {error}", code="engine_unavailable")
-
-
-async def _refuse(_: Request, refused: Exception) -> Response:
-    assert isinstance(refused, Refused)
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, AsyncRLError)
+    refused = refusal_of(error)
     response = json_response(error_of(refused), refused.status)
+    # Clients repeat the request then.
     if refused.status == 503:
         response.headers["Retry-After"] = "1"
     return response
 
 
-async def _unavailable(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AsyncRLError)
-    return await _refuse(request, outage(error))
-
-
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return json_response(error_of(Refused(error.status_code, message)), error.status_code)
+    return await _refuse(request, Refused(error.status_code, message))
 
 
 async def _disconnected(_: Request, __: Exception) -> Response:
@@ -79,8 +75,7 @@ async def _disconnected(_: Request, __: Exception) -> Response:
 
 
 HANDLERS: Mapping[Any, ExceptionHandler] = {
-    Refused: _refuse,
-    AsyncRLError: _unavailable,
+    AsyncRLError: _refuse,
     HTTPException: _no_route,
     ClientDisconnect: _disconnected,
 }

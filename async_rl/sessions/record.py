@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from async_rl.core.frozen import frozen
-from async_rl.core.types import NO_VERSION, BoolArray, FloatArray, IntArray
-from async_rl.protocol.generator import Completed
+from async_rl.core.types import IntArray
+from async_rl.protocol.generator import Completion, cut, joined, only_read
 
 History = tuple[str, ...]
 """One key per message of a request; the first is the key of the tools."""
@@ -54,7 +54,7 @@ class Turn:
     context: Context
     history: History
     limit: int
-    answer: Completed | None = None
+    answer: Completion | None = None
     prompt: str = ""
     text: str = ""
 
@@ -67,22 +67,6 @@ class Turn:
     def num_written(self) -> int:
         """Tokens of the answer; while it is written, as many as it may get."""
         return self.limit if self.answer is None else len(self.answer.token_ids)
-
-
-@frozen
-class Row:
-    """A session as one row of tokens after the prompt, as in Trajectory.
-
-    token_ids int32 [L], logprobs float32 [L], versions int32 [L], is_written bool [L]. starts: the
-    positions in the row where a segment starts that does not continue the prompt.
-    """
-
-    token_ids: IntArray
-    logprobs: FloatArray
-    versions: IntArray
-    is_written: BoolArray
-    starts: tuple[int, ...]
-    num_segments: int
 
 
 class Record:
@@ -174,7 +158,7 @@ class Record:
         return number
 
     def finish(
-        self, number: int, answer: Completed, *, reply: str = "", prompt: str = "", text: str = ""
+        self, number: int, answer: Completion, *, reply: str = "", prompt: str = "", text: str = ""
     ) -> None:
         """Record the answer, which the agent may see from now on.
 
@@ -204,42 +188,27 @@ class Record:
 
     # ---- the sample
 
-    def row(self) -> Row:
-        """Return the served turns as one row. Raises ValueError without any."""
+    def row(self) -> tuple[Completion, tuple[int, ...]]:
+        """Return the served turns as one row after the prompt, and the positions in it where a
+        segment starts that does not continue the prompt. Raises ValueError without any turn.
+        """
         ends = self._segment_ends(None)
         if not ends:
             raise ValueError("the session has no answer of the policy")
-        parts: list[tuple[IntArray, FloatArray, IntArray, BoolArray]] = []
-        starts: list[int] = []
         trained: set[int] = set()
-        size = 0
-        for index, end in enumerate(ends):
-            part = self._segment(end, trained)
-            if index == 0 and self._begins_with_prompt(end):
-                skipped = len(self._prompt)
-                part = (part[0][skipped:], part[1][skipped:], part[2][skipped:], part[3][skipped:])
-            else:
-                starts.append(size)
-            parts.append(part)
-            size += len(part[0])
-        ids, logprobs, versions, written = zip(*parts, strict=True)
-        return Row(
-            token_ids=np.concatenate(ids),
-            logprobs=np.concatenate(logprobs),
-            versions=np.concatenate(versions),
-            is_written=np.concatenate(written),
-            starts=tuple(starts),
-            num_segments=len(ends),
-        )
+        segments = [self._segment(end, trained) for end in ends]
+        row = joined(segments)
+        starts = np.cumsum([0, *(len(segment.token_ids) for segment in segments[:-1])])
+        # Only the first segment may continue the prompt, which is not a part of the row.
+        if self._begins_with_prompt(ends[0]):
+            num_prompt = len(self._prompt)
+            row = cut(row, slice(num_prompt, None))
+            starts = starts[1:] - num_prompt
+        return row, tuple(starts.tolist())
 
-    def _segment(
-        self, end: int, trained: set[int]
-    ) -> tuple[IntArray, FloatArray, IntArray, BoolArray]:
-        """The arrays of the path to a turn. Turns on it that are not in `trained` are trained."""
-        path = self.path(end)
-        logprobs = np.zeros(len(path), np.float32)
-        versions = np.full(len(path), NO_VERSION, np.int32)
-        is_written = np.zeros(len(path), np.bool_)
+    def _segment(self, end: int, trained: set[int]) -> Completion:
+        """The path to a turn. Turns on it that are not in `trained` are trained."""
+        segment = only_read(self.path(end))
         number: int | None = end
         num_kept = self._turns[end].num_written
         while number is not None:
@@ -249,11 +218,10 @@ class Record:
             if number not in trained and num_kept == turn.num_written:
                 trained.add(number)
                 written = slice(turn.prefix_length, turn.prefix_length + num_kept)
-                logprobs[written] = turn.answer.logprobs
-                versions[written] = turn.answer.versions
-                is_written[written] = True
+                segment.logprobs[written] = turn.answer.logprobs
+                segment.versions[written] = turn.answer.versions
             number, num_kept = turn.context.parent, turn.context.num_kept
-        return path, logprobs, versions, is_written
+        return segment
 
     def _segment_ends(self, more: Context | None) -> list[int]:
         """The last turns of segments: no other turn continues them whole."""
@@ -278,25 +246,3 @@ class Record:
 
     def _served(self) -> list[tuple[int, Turn]]:
         return [(n, turn) for n, turn in self._turns.items() if turn.answer is not None]
-
-
-def joined(parts: Sequence[Completed]) -> Completed:
-    """Return consecutive pieces as one answer."""
-    return Completed(
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        versions=np.concatenate([part.versions for part in parts]),
-        is_truncated=parts[-1].is_truncated,
-    )
-
-
-def cut(written: Completed, num_kept: int) -> Completed:
-    """Return the first tokens of an answer; one that is cut has no end token."""
-    if num_kept == len(written.token_ids):
-        return written
-    return Completed(
-        token_ids=written.token_ids[:num_kept],
-        logprobs=written.logprobs[:num_kept],
-        versions=written.versions[:num_kept],
-        is_truncated=True,
-    )

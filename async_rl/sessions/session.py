@@ -21,11 +21,11 @@ import numpy as np
 
 from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
-from async_rl.protocol.generator import Completed
+from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.chat import Chat, before_stop, certain, key_of
 from async_rl.sessions.errors import Refused
-from async_rl.sessions.record import Context, History, Record, cut, joined
-from async_rl.sessions.tools import HERMES, chosen, parse_answer
+from async_rl.sessions.record import Context, History, Record
+from async_rl.sessions.tools import HERMES, as_text, calls_of, chosen, parse_answer
 
 PIECE_TOKENS = 32
 """A piece is a request of the engine, which costs about as much as a few tokens: 32 keep that cost
@@ -35,7 +35,7 @@ Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
 """Runs the program of a request in the jail; returns what JSON can express, and whether the program
 failed to run. Raises Refused.
 """
-Write = Callable[[str, IntArray, int], Awaitable[Completed]]
+Write = Callable[[str, IntArray, int], Awaitable[Completion]]
 """(id of the call, tokens so far, most new tokens) -> the policy's continuation."""
 
 
@@ -65,9 +65,20 @@ class Answer:
     number: int
     text: str
     message: dict[str, Any]
-    written: Completed
+    written: Completion
     why: str
     num_prompt_tokens: int
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """The tool calls of the answer."""
+        return calls_of(self.message)
+
+    @property
+    def content(self) -> str | None:
+        """The text without tool calls; None if the answer only calls tools."""
+        text: str = self.message["content"]
+        return text if text or not self.calls else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,7 +193,7 @@ class Session:
         room = self._room(call.context)
         limit = room if call.max_tokens is None else min(room, call.max_tokens)
         number = self.record.begin(call.context, call.history, limit=limit)
-        written: Completed | None = None
+        written: Completion | None = None
         seen = ""
         message: dict[str, Any] | None = None
         try:
@@ -205,14 +216,17 @@ class Session:
             elif message:
                 self._finish(number, call, written, text, message)
             else:
-                self._finish(number, call, written, seen, parse_answer(call.start + seen))
+                self._finish(number, call, written, seen, as_text(call.start + seen))
         self.is_truncated = written.is_truncated and len(written.token_ids) >= room
         on_text(text[len(seen) :])
         return self._answer(call, number, written, text, message)
 
-    async def _message(self, call: Call, written: Completed, text: str) -> dict[str, Any]:
+    async def _message(self, call: Call, written: Completion, text: str) -> dict[str, Any]:
         """Return a complete answer as a message, its tool calls read."""
         shown = call.start + text
+        if call.in_pieces:
+            # The agent has read all of it as text, and repeats it as text.
+            return as_text(shown)
         ids = written.token_ids
         is_cut = written.is_truncated and self._text(ids, call.stops)[1] is None
         # A parser would complete a call that the limit has cut.
@@ -224,9 +238,9 @@ class Session:
 
     async def _pieces(
         self, call: Call, number: int, limit: int
-    ) -> AsyncIterator[tuple[Completed, str, bool]]:
+    ) -> AsyncIterator[tuple[Completion, str, bool]]:
         """Yield after each piece: the answer so far, its text, and whether it is complete."""
-        parts: list[Completed] = []
+        parts: list[Completion] = []
         is_last = False
         while not is_last:
             left = limit - sum(len(part.token_ids) for part in parts)
@@ -241,11 +255,11 @@ class Session:
             text, num_kept = self._text(written.token_ids, call.stops)
             is_last = not part.is_truncated or size == left or num_kept is not None
             if num_kept is not None:
-                written = cut(written, num_kept)
+                written = cut(written, slice(num_kept))
             yield written, text, is_last
 
     def _finish(
-        self, number: int, call: Call, written: Completed, text: str, message: dict[str, Any]
+        self, number: int, call: Call, written: Completion, text: str, message: dict[str, Any]
     ) -> None:
         self.last_text = message["content"]
         # Without messages a later request is recognized by its text.
@@ -253,7 +267,7 @@ class Session:
         self.record.finish(number, written, reply=key_of(message), prompt=call.prompt, text=whole)
 
     def _answer(
-        self, call: Call, number: int, written: Completed, text: str, message: dict[str, Any]
+        self, call: Call, number: int, written: Completion, text: str, message: dict[str, Any]
     ) -> Answer:
         why = "stop"
         if "tool_calls" in message:

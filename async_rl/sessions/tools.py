@@ -102,6 +102,16 @@ def calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
     return calls
 
 
+def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """Return a tool call as messages of a chat template have it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def as_text(text: str) -> dict[str, Any]:
+    """Return an answer without tool calls as a message."""
+    return {"role": "assistant", "content": text}
+
+
 def assistant(
     text: str, content: str, calls: Sequence[tuple[str, str, str | bytes]]
 ) -> dict[str, Any]:
@@ -115,12 +125,11 @@ def assistant(
         try:
             value = msgspec.json.decode(arguments, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return {"role": "assistant", "content": text}
-        function = {"name": name, "arguments": value}
-        read.append({"id": call_id or _new_id(), "type": "function", "function": function})
+            return as_text(text)
+        read.append(tool_call(call_id or f"call_{secrets.token_hex(12)}", name, value))
     if not read:
-        return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": content, "tool_calls": read}
+        return as_text(text)
+    return {**as_text(content), "tool_calls": read}
 
 
 def parse_answer(text: str) -> dict[str, Any]:
@@ -133,10 +142,6 @@ def parse_answer(text: str) -> dict[str, Any]:
         try:
             written = msgspec.json.decode(match[1], type=_WrittenCall)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return {"role": "assistant", "content": text}
+            return as_text(text)
         calls.append(("", written.name, bytes(written.arguments)))
     return assistant(text, text.partition("<tool_call>")[0].rstrip(), calls)
-
-
-def _new_id() -> str:
-    return f"call_{secrets.token_hex(12)}"

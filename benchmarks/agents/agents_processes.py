@@ -30,7 +30,7 @@ from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import (
     Complete,
-    Completed,
+    Completion,
     Continuation,
     EngineVersion,
     WatchVersion,
@@ -126,11 +126,11 @@ async def engine(folder: Path, kind: str) -> None:
         answering.cancel()
 
 
-def invented(request: Complete) -> Completed:
+def invented(request: Complete) -> Completion:
     """Return an answer that depends on the request only."""
     count = min(ANSWER, request.sampling.max_new_tokens)
     rng = np.random.default_rng(len(request.token_ids))
-    return Completed(
+    return Completion(
         token_ids=rng.integers(300, 600, count).astype(np.int32),
         logprobs=np.full(count, -0.5, np.float32),
         versions=np.zeros(count, np.int32),
@@ -194,12 +194,12 @@ async def gateway(folder: Path, address: str, num_sessions: int) -> None:
 def session_of(index: int, chat: Chat, engines: RemoteEngines) -> Session:
     """Return a session as the gateway of a run opens it."""
 
-    async def write(call: str, token_ids: Any, limit: int) -> Completed:
+    async def write(call: str, token_ids: Any, limit: int) -> Completion:
         sampling = Sampling(temperature=1.0, max_new_tokens=limit)
         completions = engines.generate(f"{index}/{call}", token_ids.tolist(), 1, sampling)
         done = await anext(completions)
         await completions.aclose()
-        return Completed(
+        return Completion(
             token_ids=done.token_ids,
             logprobs=done.logprobs,
             versions=done.versions,

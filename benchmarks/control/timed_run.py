@@ -124,7 +124,13 @@ def generator(
         return TimedEngine(inner, device)
 
     sleeping = Sleeping(opened, context.activity)
-    return context, inner, sleeping, Groups(context, rollouts, sleeping)  # type: ignore[arg-type]
+    groups = Groups(
+        context,  # type: ignore[arg-type]
+        rollouts,
+        engine=lambda: sleeping.engine,
+        limit=sleeping.limit,
+    )
+    return context, inner, sleeping, groups
 
 
 async def learn(

@@ -14,11 +14,12 @@ from async_rl.composition.compose import compose
 from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
 from async_rl.core.types import IntArray, Sampling
-from async_rl.generation.engine import Completion, Engine
+from async_rl.generation.engine import Engine
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
-from async_rl.generation.vllm.installed import installed
+from async_rl.launchers.preflight.vllm import installed
 from async_rl.learner.trainer import Trainer
+from async_rl.protocol.generator import Completion
 from async_rl.protocol.weights import Manifest, Source
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.ipc import ExportedWeights

@@ -39,9 +39,9 @@ from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.extras import missing
 from async_rl.core.machine import Machine, package_problem
 from async_rl.data.model_files import model_problems
-from async_rl.generation.vllm.installed import vllm_problems
 from async_rl.launchers.backends.backend import backend_of
 from async_rl.launchers.preflight.hosts import host_problems
+from async_rl.launchers.preflight.vllm import vllm_problems
 from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.rewards.functions import check_functions

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import numpy as np
@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from async_rl.buffer.service import BufferService
 from async_rl.config.base import replace
 from async_rl.core.types import CodeProblem, Prompt, Purpose, Sampling, Trajectory
-from async_rl.generation.engine import Completion
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork
+from async_rl.protocol.generator import Completion
 from async_rl.protocol.learner import CommitStep
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.groups import Groups
@@ -185,7 +185,8 @@ class Fleet:
         groups = Groups(
             context,
             rollouts,
-            cast(Any, self.engine),
+            engine=lambda: self.engine,
+            limit=asyncio.timeout,
             on_closed=lambda ticket: journal.forget(ticket.group_id),
         )
         groups.weights_loaded()

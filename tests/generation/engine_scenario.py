@@ -8,7 +8,6 @@ collector).
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import sys
 import time
@@ -70,7 +69,7 @@ async def group(
     async for done in engine.generate(name, tokens, num_samples, settings):
         said = {
             key: value.tolist() if isinstance(value, np.ndarray) else value
-            for key, value in dataclasses.asdict(done).items()
+            for key, value in msgspec.structs.asdict(done).items()
         }
         samples.append(said)
     return {"prompt": tokens, "temperature": settings.temperature or 1.0, "samples": samples}

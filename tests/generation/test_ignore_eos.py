@@ -13,8 +13,8 @@ from composing import compose
 from generation_support import END_TOKENS, make_model, weights_of, worst_difference
 
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import Completion
 from async_rl.generation.opener import engine_opener
+from async_rl.protocol.generator import Completion
 from async_rl.weights.block import SharedTensors, tensor_spec
 
 PROMPT = list(range(10, 40))

@@ -16,8 +16,9 @@ from composing import compose
 from async_rl.config.checks.vllm_extra import extra_problems
 from async_rl.config.vllm_extra import extra_arguments, tool_parser
 from async_rl.core.errors import ConfigError
-from async_rl.generation.vllm import installed as vllm
+from async_rl.generation.vllm import installed
 from async_rl.generation.vllm.installed import VERSIONS, is_supported
+from async_rl.launchers.preflight import vllm
 from benchmarks.qualification.vllm_names import Use, missing, uses
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ def test_versions_outside_of_the_range_are_not_supported(version: str, expected:
 
 
 def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "installed_version", lambda: "0.35.2")
+    monkeypatch.setattr(installed, "installed_version", lambda: "0.35.2")
     [problem] = vllm.vllm_problems([])
     assert problem.startswith("vLLM 0.35.2 is installed; this release supports 0.32.0 and later")
     assert "install vllm==0.32.0" in problem

@@ -29,9 +29,9 @@ from async_rl.core.types import (
     Score,
     Ticket,
 )
-from async_rl.generation.engine import Completion
 from async_rl.monitoring.rollout_page import page
 from async_rl.observability.activity import Activity
+from async_rl.protocol.generator import Completion
 from async_rl.rollouts.conversation import Conversation, open_conversations
 from async_rl.rollouts.rollout import Rollouts
 

@@ -215,10 +215,6 @@ def test_a_session_that_nobody_takes_goes_back_and_does_not_count(tmp_path: Path
         async def call(request: Any, *, timeout_s: float) -> None:
             failures.append(request)
 
-        @contextlib.asynccontextmanager
-        async def limit(limit_s: float) -> AsyncIterator[None]:
-            yield
-
         context: Any = SimpleNamespace(
             config=gateway.config,
             name="gateway-0",
@@ -226,8 +222,7 @@ def test_a_session_that_nobody_takes_goes_back_and_does_not_count(tmp_path: Path
             log=SimpleNamespace(warning=lambda *_: None),
             peer=lambda _: SimpleNamespace(call=call),
         )
-        source: Any = SimpleNamespace(engine=Parrot(), limit=limit)
-        groups = Groups(context, gateway.rollouts, source)
+        groups = Groups(context, gateway.rollouts, engine=Parrot, limit=asyncio.timeout)
         working = asyncio.create_task(groups._roll_out(ticket(2, list(TESTS))))
         # One is taken, the other is not, so the group cannot be complete.
         session = await gateway.take()

@@ -28,14 +28,14 @@ from async_rl.core.types import (
     StepScore,
     Ticket,
 )
-from async_rl.generation.engine import Completion, Engine
+from async_rl.generation.engine import Engine
 from async_rl.observability.activity import Activity
 from async_rl.processes.generator import import_engine
 from async_rl.protocol.buffer import FailGroup
+from async_rl.protocol.generator import Completion
 from async_rl.protocol.membership import Member, Members
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.rollout import Rollouts
-from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.directory import Directory
 
 
@@ -103,11 +103,10 @@ def scripted_rollouts(config: RunConfig) -> Rollouts:
 
 
 def scripted_groups(context: Any, engine: Any = None) -> tuple[Groups, Rollouts]:
-    async def opened() -> Engine:
-        return engine or ScriptedEngine()  # type: ignore[return-value]
-
     rollouts = scripted_rollouts(context.config)
-    return Groups(context, rollouts, Sleeping(opened, context.activity)), rollouts
+    engine = engine or ScriptedEngine()
+    groups = Groups(context, rollouts, engine=lambda: engine, limit=asyncio.timeout)
+    return groups, rollouts
 
 
 def ticket_of(num_samples: int, purpose: Purpose = Purpose.TRAIN) -> Ticket:
@@ -295,7 +294,6 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
 
     async def run() -> None:
         groups, rollouts = scripted_groups(context)
-        await groups._source.start()
         rollouts.group = failing  # type: ignore[method-assign]
         rollouts.is_outage = not_an_outage  # type: ignore[method-assign]
         try:
@@ -331,7 +329,6 @@ def test_an_engine_that_died_ends_its_generator_and_fails_no_group(error: Except
 
     async def run() -> None:
         groups, rollouts = scripted_groups(context, DeadEngine(error))
-        await groups._source.start()
         try:
             await groups._roll_out(ticket_of(2))
         finally:

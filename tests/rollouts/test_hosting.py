@@ -20,10 +20,17 @@ from composing import compose
 
 from async_rl.core.errors import AsyncRLError, EngineDead, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, IntArray, Sampling
-from async_rl.generation.engine import Completion
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message, message_schema
-from async_rl.protocol.generator import Complete, LoadReport, LoadWeights, Logprobs, Probe, Visit
+from async_rl.protocol.generator import (
+    Complete,
+    Completion,
+    LoadReport,
+    LoadWeights,
+    Logprobs,
+    Probe,
+    Visit,
+)
 from async_rl.protocol.membership import Member, Members, WatchMembers
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.hosting import HostedEngine, Hosting

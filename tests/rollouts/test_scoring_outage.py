@@ -63,7 +63,6 @@ async def roll_out(scorer: FailingScorer, *prompts: str, words: Sequence[str] = 
         activity=activity, log=logging.getLogger("test"), peer=lambda _: buffer,
     )  # fmt: skip
     groups, rollouts = scripted_groups(context)
-    await groups._source.start()
     rollouts._scorer = scorer  # type: ignore[assignment]
     rollouts._control = Control(scorer, limit_s=1.0)  # type: ignore[arg-type]
     try:

@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 
 from async_rl.core.types import IntArray
-from async_rl.protocol.generator import Completed
+from async_rl.protocol.generator import Completion
 from async_rl.sessions.chat import Chat, Reader
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.record import Record
@@ -68,6 +68,17 @@ class Words:
         )
 
 
+class Row:
+    """The row of a session, as its record returns it."""
+
+    def __init__(self, session: Session) -> None:
+        self.tokens, self.starts = session.record.row()
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.starts) + (self.starts[:1] != (0,))
+
+
 class Policy:
     """Writes the next of `texts`, each followed by the end token, and notes what it was shown."""
 
@@ -76,18 +87,18 @@ class Policy:
         self._texts = iter(texts)
         self._left: list[int] = []
         self.version = 0
-        self.served: list[tuple[tuple[int, ...], Completed]] = []
+        self.served: list[tuple[tuple[int, ...], Completion]] = []
 
     def say(self, text: str) -> None:
         """Write this next."""
         self._texts = iter([text])
 
-    async def __call__(self, name: str, before: IntArray, limit: int) -> Completed:
+    async def __call__(self, name: str, before: IntArray, limit: int) -> Completion:
         if name.endswith(".0"):
             text = next(self._texts)
             self._left = [*self._words(text, add_special_tokens=False)["input_ids"], 0]
         ids, self._left = self._left[:limit], self._left[limit:]
-        done = Completed(
+        done = Completion(
             token_ids=np.array(ids, np.int32),
             logprobs=-np.arange(1, len(ids) + 1, dtype=np.float32) - len(self.served),
             versions=np.full(len(ids), self.version, np.int32),

@@ -7,7 +7,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from sessions_support import CHATML, Policy, endpoint, open_session
+from sessions_support import CHATML, Policy, Row, endpoint, open_session
 
 from async_rl.sessions.session import Session
 
@@ -46,7 +46,7 @@ def test_an_agent_with_a_tool_is_one_segment() -> None:
         assert [last.content[0].text, last.stop_reason] == ["2", "end_turn"]
         assert last.usage.output_tokens == 2
 
-    assert use(agent, [f"I add {CALL}", "2"]).record.row().num_segments == 1
+    assert Row(use(agent, [f"I add {CALL}", "2"])).num_segments == 1
 
 
 def test_streams_of_text_and_of_tool_calls() -> None:

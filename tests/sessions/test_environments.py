@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from composing import compose
-from sessions_support import CHATML, endpoint, open_session
+from sessions_support import CHATML, Row, endpoint, open_session
 
 from async_rl.sessions.session import Session
 from async_rl.sessions.worker import Endpoint
@@ -127,9 +127,12 @@ def test_a_verifiers_environment_is_played_and_scored_by_its_rewards(
     assert [row["prompt"] for row in written] == ["0 + 1", "1 + 1", "2 + 1"]
     session, policy = open_session(CHATML, ["3"])
     assert asyncio.run(play(adapter, written[2], session)) == {"is_right": 2.0, "is_short": 0.5}
-    row = session.record.row()
+    row = Row(session)
     # What is trained is what the policy wrote, a 3 and the end token.
-    assert row.token_ids[row.is_written].tolist() == policy.served[0][1].token_ids.tolist()
+    assert (
+        row.tokens.token_ids[row.tokens.is_written].tolist()
+        == policy.served[0][1].token_ids.tolist()
+    )
     session, _ = open_session(CHATML, ["7"])
     assert asyncio.run(play(adapter, written[2], session)) == {"is_right": 0.0, "is_short": 0.5}
 
@@ -144,7 +147,7 @@ def test_the_agents_of_a_verifiers_environment_are_segments_of_one_sample(
     session, policy = open_session(CHATML, ["1", "5"])
     assert asyncio.run(play(adapter, row, session)) == {"is_right": 1.0, "is_short": 0.5}
     assert len(policy.served) == 2
-    assert session.record.row().num_segments == 2
+    assert Row(session).num_segments == 2
 
 
 def test_a_failed_episode_of_verifiers_is_no_reward(
@@ -175,7 +178,7 @@ def test_a_gymnasium_environment_reads_and_writes_text(
     session, policy = open_session(CHATML, answers, prompt="guess")
     assert asyncio.run(play(adapter, number_is_0, session)) == reward
     assert len(policy.served) == turns
-    assert session.record.row().num_segments == 1, "every turn continues the one before"
+    assert Row(session).num_segments == 1, "every turn continues the one before"
 
 
 def test_an_episode_without_room_ends_as_it_is() -> None:

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from sessions_support import CHATML, Policy, endpoint, open_session
+from sessions_support import CHATML, Policy, Row, endpoint, open_session
 
 from async_rl.core.errors import Unavailable
 from async_rl.sessions.session import Session
@@ -64,7 +64,7 @@ def test_an_agent_with_a_tool_is_one_segment() -> None:
         assert done.usage.completion_tokens == 2
 
     session = use(agent, [f"I add {CALL}", "2"])
-    assert session.record.row().num_segments == 1
+    assert Row(session).num_segments == 1
     assert session.last_text == "2"
 
 
@@ -85,8 +85,22 @@ def test_a_stream_has_the_text_of_the_answer_in_pieces() -> None:
         assert chunks[-2].choices[0].finish_reason == "stop"
         assert chunks[-1].usage.completion_tokens == 120
 
-    row = use(agent, [text]).record.row()
-    assert row.is_written.sum() == 120
+    row = Row(use(agent, [text]))
+    assert row.tokens.is_written.sum() == 120
+
+
+def test_a_streamed_call_of_no_tool_is_text_and_is_recognized_in_the_history() -> None:
+    async def agent(client: Any, session: Session, policy: Policy) -> None:
+        create = client.chat.completions.create
+        stream = await create(model="policy", messages=[user("go")], stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+        text = "".join(choice.delta.content or "" for choice in chunks)
+        assert "<tool_call>" in text
+        assert [c.finish_reason for c in chunks if c.finish_reason] == ["stop"]
+        history = [user("go"), {"role": "assistant", "content": text}, user("on")]
+        await create(model="policy", messages=history)
+
+    assert Row(use(agent, [CALL, "yes"])).num_segments == 1
 
 
 def test_a_streamed_tool_call_is_put_together_by_the_client() -> None:
@@ -110,8 +124,8 @@ def test_a_required_tool_begins_the_answer_and_is_not_trained() -> None:
         )
         assert reply.choices[0].message.tool_calls[0].function.arguments == '{"b":2}'
 
-    row = use(agent, ['{"b": 2}}</tool_call>']).record.row()
-    assert row.is_written.sum() == 14
+    row = Row(use(agent, ['{"b": 2}}</tool_call>']))
+    assert row.tokens.is_written.sum() == 14
 
 
 def test_n_answers_are_branches_of_one_sample() -> None:
@@ -124,7 +138,7 @@ def test_n_answers_are_branches_of_one_sample() -> None:
         content = reply.choices[0].logprobs.content
         assert [len(content), content[-1].token] == [2, "<|im_end|>"]
 
-    assert use(agent, []).record.row().num_segments == 3
+    assert Row(use(agent, [])).num_segments == 3
 
 
 def test_stop_and_max_tokens_end_an_answer() -> None:
@@ -160,7 +174,7 @@ def test_completions_continue_text_and_token_ids() -> None:
 
     session = use(agent, ["one two"])
     # The first answer is a segment with its end token, and again without it before the second.
-    assert session.record.row().num_segments == 3
+    assert Row(session).num_segments == 3
 
 
 def test_models_are_listed() -> None:
@@ -318,9 +332,9 @@ def test_a_call_that_ends_before_anything_was_read_leaves_nothing(asked: Any) ->
         reply = await client.chat.completions.create(model="policy", messages=[user("go")])
         assert reply.choices[0].message.content == "later"
 
-    row = use(agent, [" ".join(["w"] * 60)]).record.row()
+    row = Row(use(agent, [" ".join(["w"] * 60)]))
     assert row.num_segments == 1
-    assert int(row.is_written.sum()) == 2
+    assert int(row.tokens.is_written.sum()) == 2
 
 
 def test_a_session_that_was_closed_says_so() -> None:

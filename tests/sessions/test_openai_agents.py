@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from sessions_support import CHATML, endpoint, open_session
+from sessions_support import CHATML, Row, endpoint, open_session
 
 # Read by the package when it is imported: it would send traces to its maker.
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
@@ -46,7 +46,7 @@ def test_an_agent_with_a_tool_is_trained_as_it_is(monkeypatch: pytest.MonkeyPatc
                     name="adder", instructions="use the tool", tools=[add], model="policy"
                 )
                 assert await run(agent) == "the sum is 3"
-            row = session.record.row()
+            row = Row(session)
             assert row.num_segments == 1, "the second request repeats what was served"
             assert len(session.record.turns) == 2
 

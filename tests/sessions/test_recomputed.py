@@ -42,10 +42,10 @@ from async_rl.core.types import (
     Ticket,
     Trajectory,
 )
-from async_rl.generation.engine import Completion, one_completion
+from async_rl.generation.engine import one_completion
 from async_rl.generation.hf.engine import HfEngine, hf_opener
 from async_rl.learner.loading import load_policy
-from async_rl.protocol.generator import Completed
+from async_rl.protocol.generator import Completion
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.journal import Journal
@@ -117,7 +117,7 @@ class Changing:
                 yield done
 
 
-Drawn = list[tuple[tuple[int, ...], Completed]]
+Drawn = list[tuple[tuple[int, ...], Completion]]
 
 
 class Noted(Journal):
@@ -127,7 +127,7 @@ class Noted(Journal):
         super().__init__(folder, "1")
         self._drawn = drawn
 
-    def add(self, ticket: Ticket, sample: int, before: IntArray, completed: Completed) -> None:
+    def add(self, ticket: Ticket, sample: int, before: IntArray, completed: Completion) -> None:
         super().add(ticket, sample, before, completed)
         self._drawn.append((tuple(before.tolist()), completed))
 

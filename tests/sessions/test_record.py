@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions_support import CHATML, END, TEMPLATES, TRIMS, Policy, open_session
+from sessions_support import CHATML, END, TEMPLATES, TRIMS, Policy, Row, open_session
 
 from async_rl.sessions.errors import Refused
-from async_rl.sessions.record import Row
 from async_rl.sessions.session import Call, Session
 
 
@@ -30,10 +29,10 @@ def segments(row: Row, prompt: Any) -> list[tuple[Any, slice]]:
     starts = list(row.starts)
     if not starts or starts[0] > 0:
         starts.insert(0, 0)
-    ends = [*starts[1:], len(row.token_ids)]
+    ends = [*starts[1:], len(row.tokens.token_ids)]
     found = []
     for start, end in zip(starts, ends, strict=True):
-        ids = row.token_ids[start:end]
+        ids = row.tokens.token_ids[start:end]
         if start not in row.starts:
             ids = np.concatenate([prompt, ids])
         found.append((ids, slice(start, end)))
@@ -44,7 +43,7 @@ def trained(row: Row, prompt: Any) -> list[tuple[Any, ...]]:
     """(ids before, ids, log-probs, versions) of each run of trained tokens."""
     runs = []
     for ids, place in segments(row, prompt):
-        mask, size = row.is_written[place], place.stop - place.start
+        mask, size = row.tokens.is_written[place], place.stop - place.start
         offset = len(ids) - size
         edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
         for start, end in edges.reshape(-1, 2):
@@ -52,9 +51,9 @@ def trained(row: Row, prompt: Any) -> list[tuple[Any, ...]]:
             runs.append(
                 (
                     tuple(ids[: offset + start].tolist()),
-                    tuple(row.token_ids[at].tolist()),
-                    tuple(row.logprobs[at].tolist()),
-                    tuple(row.versions[at].tolist()),
+                    tuple(row.tokens.token_ids[at].tolist()),
+                    tuple(row.tokens.logprobs[at].tolist()),
+                    tuple(row.tokens.versions[at].tolist()),
                 )
             )
     return runs
@@ -73,14 +72,14 @@ def test_a_repeated_history_continues_the_recorded_tokens() -> None:
     ask(session, [user("go"), first, user("on")])
     before, done = policy.served[0]
     assert policy.served[1][0][: len(before) + len(done.token_ids)] == (*before, *done.token_ids)
-    row = session.record.row()
+    row = Row(session)
     assert row.num_segments == 1
-    text = session.chat.decode(row.token_ids, with_special=True)
+    text = session.chat.decode(row.tokens.token_ids, with_special=True)
     assert text == (
         f"<|im_start|>user\ngo{END}\n<|im_start|>assistant\none two{END}\n"
         f"<|im_start|>user\non{END}\n<|im_start|>assistant\nthree{END}"
     )
-    assert row.is_written.sum() == 4 + 2
+    assert row.tokens.is_written.sum() == 4 + 2
 
 
 def test_a_rewritten_history_is_a_further_segment() -> None:
@@ -88,7 +87,7 @@ def test_a_rewritten_history_is_a_further_segment() -> None:
     first = ask(session, [user("go")])
     changed = {**first, "content": "one, in short"}
     ask(session, [user("go"), changed, user("on")])
-    row = session.record.row()
+    row = Row(session)
     assert row.num_segments == 2
     assert sorted(trained(row, session.record._prompt)) == sorted(served(policy))
 
@@ -97,9 +96,9 @@ def test_a_segment_that_begins_with_the_prompt_continues_it() -> None:
     session, _ = open_session("", ["one", "two"], prompt="add")
     first = ask(session, [user("add")])
     ask(session, [user("add"), first, user("on")])
-    row = session.record.row()
+    row = Row(session)
     assert (row.num_segments, row.starts) == (1, ())
-    assert session.chat.decode(row.token_ids, with_special=True) == f"one{END}on\ntwo{END}"
+    assert session.chat.decode(row.tokens.token_ids, with_special=True) == f"one{END}on\ntwo{END}"
 
 
 def test_an_answer_that_is_cut_is_closed_for_the_next_one() -> None:
@@ -115,8 +114,8 @@ def test_an_answer_ends_before_its_stop_text() -> None:
     session, _ = open_session(CHATML, ["one two stop three"])
     message = ask(session, [user("go")], stops=("stop",))
     assert message["content"] == "one two "
-    row = session.record.row()
-    written = row.token_ids[row.is_written]
+    row = Row(session)
+    written = row.tokens.token_ids[row.tokens.is_written]
     assert session.chat.decode(written) == "one two stop"
 
 
@@ -135,7 +134,7 @@ def test_a_call_without_room_is_refused_and_counts_as_truncation() -> None:
         ask(session, [user("go"), first, user("a b c d e f g h i j k l")])
     assert refused.value.code == "context_length_exceeded"
     assert session.is_truncated
-    assert session.record.row().num_segments == 1
+    assert Row(session).num_segments == 1
 
 
 def complete(session: Session, prompt: str) -> str:
@@ -149,7 +148,7 @@ def test_a_text_prompt_without_the_stop_text_continues_the_tokens_before_it() ->
     assert complete(session, "go ") == "one "
     assert complete(session, "go one more ") == "three"
     assert session.chat.decode(np.array(policy.served[1][0])) == "go one more "
-    row = session.record.row()
+    row = Row(session)
     # The whole answer is trained in a segment of its own, and only read in the other one.
     assert row.num_segments == 2
     assert sum(len(ids) for _, ids, *_ in trained(row, session.record._prompt)) == 3 + 2
@@ -160,9 +159,9 @@ def test_text_prompts_continue_by_their_text() -> None:
     chat = session.chat
     assert complete(session, "go ") == "one "
     assert complete(session, "go one stop more ") == "three"
-    row = session.record.row()
+    row = Row(session)
     assert row.num_segments == 1
-    assert chat.decode(row.token_ids) == "go one stop more three"
+    assert chat.decode(row.tokens.token_ids) == "go one stop more three"
     assert sorted(trained(row, session.record._prompt))[0][1] == (
         policy.served[0][1].token_ids[:3].tolist() and tuple(policy.served[0][1].token_ids[:3])
     )
@@ -215,11 +214,11 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
         threads.append([*thread, message])
     if not policy.served:
         return
-    row = session.record.row()
+    row = Row(session)
     assert sorted(trained(row, session.record._prompt)) == sorted(served(policy))
-    assert len(row.token_ids) == session.record.num_tokens()
-    assert not row.logprobs[~row.is_written].any()
-    assert (row.versions[~row.is_written] == -1).all()
+    assert len(row.tokens.token_ids) == session.record.num_tokens()
+    assert not row.tokens.logprobs[~row.tokens.is_written].any()
+    assert (row.tokens.versions[~row.tokens.is_written] == -1).all()
     # A segment is not part of another one.
     paths = [tuple(ids.tolist()) for ids, _ in segments(row, session.record._prompt)]
     assert len(paths) == row.num_segments

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from sessions_support import CHATML, Policy, endpoint, open_session
+from sessions_support import CHATML, Policy, Row, endpoint, open_session
 
 from async_rl.sessions.session import Session
 
@@ -47,7 +47,7 @@ def test_an_agent_with_a_tool_is_one_segment() -> None:
         assert last.usage.output_tokens == 2
         assert last.usage.input_tokens > first.usage.input_tokens
 
-    assert use(agent, [f"I add {CALL}", "2"]).record.row().num_segments == 1
+    assert Row(use(agent, [f"I add {CALL}", "2"])).num_segments == 1
 
 
 def test_an_earlier_response_stands_for_its_history() -> None:
@@ -59,11 +59,11 @@ def test_an_earlier_response_stands_for_its_history() -> None:
         )
         assert last.output_text == "4"
         assert last.previous_response_id == first.id
-        with pytest.raises(openai.BadRequestError, match="no response of this session"):
+        with pytest.raises(openai.BadRequestError, match="is not a response of this session"):
             await client.responses.create(model="policy", input="x", previous_response_id="resp_1")
 
     session = use(agent, ["2"])
-    assert session.record.row().num_segments == 1
+    assert Row(session).num_segments == 1
     assert [turn.answer is not None for turn in session.record.turns] == [True, True]
 
 

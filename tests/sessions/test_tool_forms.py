@@ -18,7 +18,7 @@ import numpy as np
 import openai
 import pytest
 from composing import compose
-from sessions_support import END, Policy, endpoint, open_session
+from sessions_support import END, Policy, Row, endpoint, open_session
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -242,10 +242,10 @@ class Agent:
 
 
 def served_is_trained(session: Session, policy: Policy) -> None:
-    row = session.record.row()
+    row = Row(session)
     served = [written.token_ids for _, written in policy.served]
     # Segments are in the order of their ends; here each answer ends one, or continues it.
-    trained = row.token_ids[row.is_written]
+    trained = row.tokens.token_ids[row.tokens.is_written]
     assert sorted(np.concatenate(served).tolist()) == sorted(trained.tolist())
     for turn in session.record.turns:
         assert turn.answer is not None
@@ -377,13 +377,15 @@ def test_a_tool_loop_is_one_segment_with_the_ids_that_were_served(form: Form) ->
         await client.chat.completions.create(model="policy", messages=messages, tools=[TOOL])
 
     agent = Agent(form, [form.call, form.call, "done", "again"])
-    row = agent.run(play).record.row()
+    row = Row(agent.run(play))
     assert row.num_segments == 2
     words = agent.session.chat
-    first = row.token_ids[: row.starts[-1]] if row.starts[-1] else row.token_ids
+    first = row.tokens.token_ids[: row.starts[-1]] if row.starts[-1] else row.tokens.token_ids
     text = words.decode(first, with_special=True)
     loop = f"{form.call}{END}\n[tool]1{END}\n[assistant]{form.call}{END}\n[tool]2{END}\n"
-    assert f"{loop}[assistant]done{END}" in words.decode(row.token_ids, with_special=True), text
+    assert f"{loop}[assistant]done{END}" in words.decode(row.tokens.token_ids, with_special=True), (
+        text
+    )
 
 
 @each_form
@@ -401,8 +403,10 @@ def test_a_forced_call_is_begun_for_the_policy_and_only_its_rest_is_trained(
         assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1})
 
     agent = Agent(form, [rest])
-    row = agent.run(play).record.row()
-    written = agent.session.chat.decode(row.token_ids[row.is_written], with_special=True)
+    row = Row(agent.run(play))
+    written = agent.session.chat.decode(
+        row.tokens.token_ids[row.tokens.is_written], with_special=True
+    )
     assert written == rest + END
 
 
@@ -415,8 +419,8 @@ def test_tools_that_must_not_be_used_are_not_shown_and_calls_remain_text(form: F
         assert reply.choices[0].message.content == "text"
 
     agent = Agent(form, ["text"])
-    row = agent.run(play).record.row()
-    assert "TOOLS" not in agent.session.chat.decode(row.token_ids)
+    row = Row(agent.run(play))
+    assert "TOOLS" not in agent.session.chat.decode(row.tokens.token_ids)
 
 
 CODER = next(form for form in FORMS if form.name == "qwen3_coder")
@@ -508,8 +512,8 @@ def test_a_template_that_needs_the_call_before_its_result_is_followed() -> None:
     template = agent.session.chat._tokenizer.chat_template
     begin = "{% for m in messages %}"
     agent.session.chat._tokenizer.chat_template = template.replace(begin, begin + needs)
-    row = agent.run(play).record.row()
-    text = agent.session.chat.decode(row.token_ids, with_special=True)
+    row = Row(agent.run(play))
+    text = agent.session.chat.decode(row.tokens.token_ids, with_special=True)
     assert row.num_segments == 1
     assert f"{CODER.call}{END}\n[tool]1{END}\n[assistant]done{END}" in text.replace(
         f"{END}[tool]", f"{END}\n[tool]"

@@ -7,34 +7,15 @@ import math
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from async_rl.core.errors import Unavailable
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import Completion
-
-
-class Writer(Protocol):
-    """The part of the engine that a batch uses."""
-
-    @property
-    def version(self) -> int:
-        """Version of the current weights."""
-
-    @property
-    def end_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a sample."""
-
-    @property
-    def is_asleep(self) -> bool:
-        """The batch is to end after this token; unfinished samples are continued later."""
-
-    def give_way(self) -> int:
-        """Let others use the model between two tokens; returns the version from now on."""
+from async_rl.protocol.generator import Completion
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -82,8 +63,8 @@ class DecodeBatch:
     """Samples that the model writes together; their requests have equal sampling settings."""
 
     def __init__(self, requests: list[Request]) -> None:
-        self.requests = requests
         self.sampling = requests[0].sampling
+        self._table = torch.empty(0)
         self.rows = [
             Row(request, index) for request in requests for index in range(request.num_samples)
         ]
@@ -116,97 +97,53 @@ class DecodeBatch:
         num_written = [len(row.token_ids) for row in self.rows]
         return zlib.crc32(f"{seed} {groups}{num_written if any(num_written) else ''}".encode())
 
-
-class _Temperature:
-    """A logits processor of transformers: divides the logits and keeps the log-probs that the
-    next token is drawn from. It is the last processor: `generate` adds none after it.
-    """
-
-    def __init__(self, temperature: float) -> None:
-        self._temperature = temperature
-        self.table = torch.empty(0)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """scores [B, V] -> float32 [B, V], the logits that the token is drawn from."""
-        scores = scores.float() / self._temperature
-        self.table = scores.log_softmax(-1)
+    def temper(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """A logits processor of transformers: scores [B, V] -> float32 [B, V], the logits that the
+        next token is drawn from. It is the last one: `generate` adds none after it.
+        """
+        # Temperature 0 takes the largest logit, with the log-prob at temperature 1.
+        scores = scores.float() / (self.sampling.temperature or 1.0)
+        self._table = scores.log_softmax(-1)
         return scores
 
-
-class Recorder:
-    """A stopping criterion of transformers. Records tokens, log-probs and versions after each token
-    of the batch, and hands over finished samples.
-    """
-
-    def __init__(self, batch: DecodeBatch, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
-        self.processor = _Temperature(batch.sampling.temperature or 1.0)
-        self._rows = batch.rows
-        self._writer = writer
-        self._loop = loop
-        self._version = writer.version
-
-    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        """input_ids int64 [B, L] with the new token last -> bool [B], True where the sample needs
-        no more tokens.
-        """
-        drawn = input_ids[:, -1]
-        token_ids = drawn.tolist()
-        picked = self.processor.table.gather(-1, drawn[:, None])
-        logprobs = picked[:, 0].tolist()
-        for row, token_id, logprob in zip(self._rows, token_ids, logprobs, strict=True):
-            if not row.is_done:
-                self._append(row, token_id, logprob)
-        # The version of the next token: new weights can only come in this call.
-        self._version = self._writer.give_way()
-        ends = self._writer.is_asleep
-        return torch.tensor([ends or not row.is_open for row in self._rows], device=drawn.device)
-
-    def _append(self, row: Row, token_id: int, logprob: float) -> None:
-        if not row.token_ids:
-            row.first_s = time.monotonic()
-        row.token_ids.append(token_id)
-        row.logprobs.append(logprob)
-        row.versions.append(self._version)
-        has_ended = token_id in self._writer.end_token_ids
-        row.is_done = has_ended or len(row.token_ids) == row.request.sampling.max_new_tokens
-        # The thread of a cancelled batch may outlive the event loop.
-        if row.is_done and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(
-                row.request.finished.put_nowait, row.completion(is_truncated=not has_ended)
-            )
+    def record(
+        self, drawn: torch.Tensor, version: int, end_token_ids: Sequence[int]
+    ) -> list[tuple[Request, Completion]]:
+        """Add the newest token of each sample, int64 [B]; return the samples that it finishes."""
+        logprobs = self._table.gather(-1, drawn[:, None])[:, 0].tolist()
+        finished = []
+        for row, token_id, logprob in zip(self.rows, drawn.tolist(), logprobs, strict=True):
+            # transformers pads a sample that has ended while others continue.
+            if row.is_done:
+                continue
+            if not row.token_ids:
+                row.first_s = time.monotonic()
+            row.token_ids.append(token_id)
+            row.logprobs.append(logprob)
+            row.versions.append(version)
+            has_ended = token_id in end_token_ids
+            row.is_done = has_ended or len(row.token_ids) == self.sampling.max_new_tokens
+            if row.is_done:
+                finished.append((row.request, row.completion(is_truncated=not has_ended)))
+        return finished
 
 
 class ModelLock:
-    """A lock whose owner can let all waiting threads go first."""
+    """A lock whose owner can let a waiting thread go first."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._is_taken = False
-        self._num_waiting = 0
+        self._model = threading.Lock()
+        # The waiting thread that is next has it, so the owner that gives way comes after that one.
+        self._turn = threading.Lock()
 
     def __enter__(self) -> None:
-        with self._changed:
-            self._num_waiting += 1
-            self._changed.wait_for(lambda: not self._is_taken)
-            self._num_waiting -= 1
-            self._is_taken = True
+        with self._turn:
+            self._model.acquire()
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._is_taken = False
-            self._changed.notify_all()
+        self._model.release()
 
     def give_way(self) -> None:
-        """Return with the lock, after all threads that waited for it. Only for its owner."""
-        with self._changed:
-            if not self._num_waiting:
-                return
-            self._is_taken = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._num_waiting and not self._is_taken)
-            self._is_taken = True
-
-    def wait_until_free(self) -> None:
-        """Return once no thread has the lock."""
-        with self:
-            return
+        """Return with the lock, after a thread that waited for it. Only for its owner."""
+        self._model.release()
+        self.__enter__()

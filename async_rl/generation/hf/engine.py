@@ -24,15 +24,14 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import (
-    Completion,
     ModelFacts,
     OpenEngine,
     read_model_facts,
     require_version,
 )
 from async_rl.generation.environment import uses_gpu
-from async_rl.generation.hf.decoding import DecodeBatch, ModelLock, Recorder, Request
-from async_rl.protocol.generator import LoadReport
+from async_rl.generation.hf.decoding import DecodeBatch, ModelLock, Request
+from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, SharedBlock, Source
 from async_rl.weights.block import SharedTensorsReader, tensor_views
 from async_rl.weights.routes import Receivers
@@ -53,7 +52,7 @@ def hf_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
             dtype=getattr(torch, config.model.dtype),
             trust_remote_code=config.model.trust_remote_code,
         )
-        return model.to(_device_of(config)).eval()
+        return model.to("cuda" if uses_gpu(config) else "cpu").eval()
 
     async def open_engine() -> HfEngine:
         try:
@@ -65,10 +64,6 @@ def hf_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
     return open_engine
 
 
-def _device_of(config: RunConfig) -> torch.device:
-    return torch.device("cuda" if uses_gpu(config) else "cpu")
-
-
 class HfEngine:
     """`generate` of transformers behind the `Engine` interface."""
 
@@ -78,17 +73,16 @@ class HfEngine:
         self._max_samples = config.generation.vllm.max_num_seqs
         # Any id will do: padding is masked, and not every model names a padding token.
         self._pad_token_id = facts.end_token_ids[0]
-        self.end_token_ids = () if config.data.ignores_end else facts.end_token_ids
-        """The tokens that end a sample."""
-        self._device = _device_of(config)
+        self._end_token_ids = () if config.data.ignores_end else facts.end_token_ids
+        self._device: torch.device = model.device
         self.version = NO_VERSION
         """Version of the current weights."""
         self._receivers = Receivers(0, self._device)
         self._lock = ModelLock()
         self._waiting: list[Request] = []
         self._has_waiting = asyncio.Event()
-        self.is_asleep = False
-        """The batch is to end after this token."""
+        # The batch is to end after this token; its samples are continued after the next load.
+        self._is_asleep = False
         self._awake = asyncio.Event()
         self._awake.set()
         self._running: list[Request] = []
@@ -112,8 +106,12 @@ class HfEngine:
         self._runner.cancel()
         await asyncio.wait([self._runner])
         # The thread of a cancelled batch returns at its next token.
-        await asyncio.to_thread(self._lock.wait_until_free)
+        await asyncio.to_thread(self._wait_until_free)
         self._receivers.close()
+
+    def _wait_until_free(self) -> None:
+        with self._lock:
+            return
 
     def _fail_all(self, runner: asyncio.Task[None]) -> None:
         cause = None if runner.cancelled() else runner.exception()
@@ -189,33 +187,42 @@ class HfEngine:
             # The whole vocabulary; a greedy configuration may not name it.
             **({"top_k": 0} if is_sampled else {}),
             max_new_tokens=batch.num_remaining,
-            eos_token_id=list(self.end_token_ids) or [_NO_TOKEN],
+            eos_token_id=list(self._end_token_ids) or [_NO_TOKEN],
             pad_token_id=self._pad_token_id,
         )
+
+        def after_token(written: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+            """A stopping criterion of transformers: written int64 [B, L] with the new token last ->
+            bool [B], True where the sample needs no more tokens.
+            """
+            finished = batch.record(written[:, -1], self.version, self._end_token_ids)
+            # The thread of a cancelled batch may outlive the event loop.
+            if not loop.is_closed():
+                for request, done in finished:
+                    loop.call_soon_threadsafe(request.finished.put_nowait, done)
+            # New weights can only come in this call, so a token has the version of its whole step.
+            if not self._is_asleep:
+                self._lock.give_way()
+            stops = [self._is_asleep or not row.is_open for row in batch.rows]
+            return torch.tensor(stops, device=written.device)
+
         with self._lock, torch.no_grad():
-            if self.is_asleep:
+            if self._is_asleep:
                 return
             # `generate` draws from the global generator; no other thread draws under the lock.
             torch.manual_seed(batch.seed(self._seed))
-            recorder = Recorder(batch, self, loop)
             self._model.generate(
                 input_ids,
                 attention_mask=mask,
                 generation_config=settings,
-                logits_processor=[recorder.processor],
-                stopping_criteria=[recorder],
+                logits_processor=[batch.temper],
+                stopping_criteria=[after_token],
             )
-
-    def give_way(self) -> int:
-        """Let others use the model between two tokens; returns the version from now on."""
-        if not self.is_asleep:
-            self._lock.give_way()
-        return self.version
 
     async def sleep(self) -> None:
         """End the batch after its token, and move the model off the device."""
         self._require_open()
-        self.is_asleep = True
+        self._is_asleep = True
         self._awake.clear()
         await asyncio.to_thread(self._leave_device)
 
@@ -241,7 +248,7 @@ class HfEngine:
         started_s = time.perf_counter()
         tensors = await asyncio.to_thread(_copy_out, manifest, source, self._receivers)
         pause_s = await asyncio.to_thread(self._exchange, manifest.version, tensors)
-        self.is_asleep = False
+        self._is_asleep = False
         self._awake.set()
         return LoadReport(
             version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s

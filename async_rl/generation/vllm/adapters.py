@@ -71,11 +71,7 @@ class AppliedAdapter(VllmEngine):
         self._slots.check_model(manifest)
         with tempfile.TemporaryDirectory(prefix="async_rl-adapter-") as directory:
             await asyncio.to_thread(_write_peft, manifest, source, Path(directory))
-            args = (self._index + 1, directory)
-            if self._vllm.thread is not None:
-                refusals = await self._vllm.thread.beside_async("stage_adapter", *args)
-            else:
-                refusals = await self._vllm.llm.collective_rpc("stage_adapter", args=args)
+            refusals = await self._vllm.beside("stage_adapter", self._index + 1, directory)
         for refusal in filter(None, refusals):
             raise WeightsError(
                 f"vLLM refuses the adapter of version {manifest.version}: {refusal}; its rank may"

@@ -24,7 +24,6 @@ import asyncio
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +38,6 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 from vllm.v1.outputs import LogprobsLists
 
-from async_rl.core.errors import BroadcastBroken
 from async_rl.core.types import FloatArray
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
@@ -262,38 +260,22 @@ class ThreadedCore(EngineCoreClient):
         results: list[Any] = await asyncio.to_thread(self._core.collective_rpc, method, None, args)
         return results
 
-    async def sleep_async(self) -> None:
-        """Make no step until the weights change. Requests stay and lose their cache, which is
-        computed again then.
-        """
-        await self._call(self._core.pause_scheduler, "keep", True)
+    async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None:
+        """Make no step until `resume_scheduler_async`."""
+        await self._call(self._core.pause_scheduler, mode, clear_cache)
 
-    async def change_weights_async(
-        self, method: str, args: tuple[object, ...], label: str
-    ) -> float:
-        """Call the worker's method and label all later tokens, between two steps.
+    async def set_weight_version_async(self, weight_version: str) -> None:
+        """Label all later tokens."""
+        await self._call(self._set_weight_version, weight_version)
 
-        Returns the seconds that this took. Raises BroadcastBroken if the worker reports it: then no
-        step follows until a change succeeds.
-        """
-        pause_s, broken = await self._call(self._change_weights, method, args, label)
-        if broken:
-            raise BroadcastBroken(broken)
-        return float(pause_s)
-
-    def _change_weights(
-        self, method: str, args: tuple[object, ...], label: str
-    ) -> tuple[float, str]:
-        started_s = time.perf_counter()
-        [broken] = self._core.collective_rpc(method, None, args)
-        if broken:
-            self._core.pause_scheduler("keep", False)
-            return 0.0, broken
+    def _set_weight_version(self, weight_version: str) -> None:
         # Tokens of the old weights get their label before it changes.
         self._send_all(self._core.get_weight_version())
-        self._core.set_weight_version(label)
-        self._core.resume_scheduler()
-        return time.perf_counter() - started_s, ""
+        self._core.set_weight_version(weight_version)
+
+    async def resume_scheduler_async(self) -> None:
+        """Continue to step."""
+        await self._call(self._core.resume_scheduler)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the thread after its step. Safe to call twice."""

@@ -30,9 +30,9 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from async_rl.core.codec import encode
 from async_rl.core.errors import AsyncRLError, BroadcastBroken, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.generation.engine import Completion, require_version
+from async_rl.generation.engine import require_version
 from async_rl.generation.vllm.core import ThreadedCore, WrittenLogprobs
-from async_rl.protocol.generator import LoadReport
+from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
 from async_rl.weights.block import verify_block
 
@@ -89,6 +89,15 @@ class Llm:
                 f"the vLLM engine died under request {request_id}: {cause}; start the generator"
                 " again"
             ) from error
+
+    async def beside(self, method: str, *args: object) -> list[Any]:
+        """Call a method of the workers next to the engine's steps, or between two steps if the core
+        is in another process. An error concerns the caller only.
+        """
+        if self.thread is not None:
+            return await self.thread.beside_async(method, *args)
+        results: list[Any] = await self.llm.collective_rpc(method, args=args)
+        return results
 
     def require_clean(self) -> None:
         """Raise Unavailable or WeightsError if it must not be used any more."""
@@ -217,9 +226,11 @@ class VllmEngine:
         them. On a CPU only the blocks of the cache can be freed.
         """
         async with self._vllm.loading:
+            if self._is_asleep:
+                return
             if self._vllm.thread is not None:
-                await self._vllm.thread.sleep_async()
-            elif not self._is_asleep:
+                await self._vllm.thread.pause_scheduler_async("keep", True)
+            else:
                 await self._vllm.llm.sleep(level=2, mode="keep")
             self._is_asleep = True
 
@@ -252,8 +263,8 @@ class VllmEngine:
         arguments for the rest.
         """
         args = encode(manifest), encode(source)
-        if self._vllm.thread is not None and self._has_spare:
-            _require_whole(await self._vllm.thread.beside_async("stage_shared_weights", *args))
+        if self._has_spare:
+            _require_whole(await self._vllm.beside("stage_shared_weights", *args))
             return "exchange_shared_weights", ()
         return "load_shared_weights", args
 
@@ -261,22 +272,21 @@ class VllmEngine:
         """Change weights and label together; returns the seconds without generation."""
         core: Any = self._vllm.core
         label = self._label(version)
+        has_slept = self._is_asleep and self._vllm.thread is None
         with self._vllm.dirty_on_error(version):
-            if self._vllm.thread is not None:
-                pause_s = await self._vllm.thread.change_weights_async(method, args, label)
-                self._loaded(version)
-                return pause_s
-            if self._is_asleep:
+            if has_slept:
                 await self._vllm.llm.wake_up(["weights"])
             else:
                 # AsyncLLM.pause_generation would sleep 20 ms after the same call.
                 await core.pause_scheduler_async("keep", False)
             paused_s = time.perf_counter()
+            # A broken broadcast raises here, so no step follows until a load succeeds.
             _require_whole(await core.collective_rpc_async(method, None, args))
             await core.set_weight_version_async(label)
-            was_asleep = self._is_asleep
-            self._loaded(version)
-            if was_asleep:
+            # Before the first step with the new weights, whose tokens name the new version.
+            self.version = version
+            self._is_asleep = False
+            if has_slept:
                 await self._vllm.llm.wake_up(["kv_cache"])  # wakes the scheduler too
             else:
                 await core.resume_scheduler_async()
@@ -289,10 +299,6 @@ class VllmEngine:
     def _version_in(self, label: str) -> int:
         """The policy's version in a label."""
         return int(label)
-
-    def _loaded(self, version: int) -> None:
-        self.version = version
-        self._is_asleep = False
 
     def _require_usable(self) -> None:
         require_version(self.version)

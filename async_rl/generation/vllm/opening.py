@@ -25,7 +25,7 @@ from async_rl.generation.environment import uses_gpu
 from async_rl.generation.vllm.adapters import LORA_RANKS, Slots, linear_layers
 from async_rl.generation.vllm.core import ThreadedCore
 from async_rl.generation.vllm.engine import Llm, VllmEngine
-from async_rl.generation.vllm.installed import vllm_problems
+from async_rl.generation.vllm.installed import version_problem
 from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
 
 _EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
@@ -38,9 +38,13 @@ _NO_SHARE = 0.001
 
 
 def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
-    """Return the function that starts vLLM. Raises ConfigError if the model is too short."""
+    """Return the function that starts vLLM. Raises ConfigError for settings that do not fit."""
     facts = read_model_facts(model_path)
-    args = engine_args(config, model_path, facts, seed)
+    try:
+        args = engine_args(config, model_path, facts, seed)
+    except TypeError as error:
+        extra = config.generation.vllm.extra
+        raise ConfigError(f"generation.vllm.extra={extra}: vLLM says: {error}") from error
     end_token_ids = () if config.data.ignores_end else facts.end_token_ids
     adapter = config.model.adapter
 
@@ -56,13 +60,14 @@ def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
 def engine_args(
     config: RunConfig, model_path: Path, facts: ModelFacts, seed: int
 ) -> AsyncEngineArgs:
-    """Raises ConfigError if prompt and response exceed the model's positions, or if the installed
-    vLLM lacks an argument of generation.vllm.extra.
+    """Raises ConfigError if prompt and response exceed the model's positions, or if the version of
+    vLLM is not supported, TypeError if it lacks an argument of generation.vllm.extra.
     """
     data = config.data
     vllm = config.generation.vllm
-    if problems := list(vllm_problems(vllm.extra)):
-        raise ConfigError("\n".join(problems))
+    # Preflight may have run on a machine with another vLLM, or without one.
+    if problem := version_problem():
+        raise ConfigError(problem)
     longest = data.max_prompt_tokens + data.max_response_tokens
     if longest > facts.max_positions:
         raise ConfigError(

@@ -14,12 +14,12 @@ from async_rl.sessions.forms.form import (
     Exchange,
     Request,
     arguments_of,
-    content_of,
     new_id,
     read_request,
     text_of,
 )
 from async_rl.sessions.session import Answer, Session
+from async_rl.sessions.tools import tool_call
 
 _CHOICES = {"any": "required"}
 _WHY = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -84,8 +84,8 @@ def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
                 result["tool_call_id"] = str(block["tool_use_id"])
             results.append(result)
         elif kind == "tool_use":
-            function = {"name": str(block.get("name")), "arguments": arguments_of(block["input"])}
-            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+            arguments = arguments_of(block["input"])
+            calls.append(tool_call(str(block.get("id")), str(block.get("name")), arguments))
         else:
             texts.append(block)
     # Templates expect the results of tools before the user's next text.
@@ -106,28 +106,20 @@ class _MessagesExchange(Exchange):
     def opened(self) -> list[Event]:
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self._head, **empty, "usage": self._usage(0)}
-        events: list[Event] = [_event("message_start", message=message)]
-        if self._in_pieces:
-            events.append(_start(0, {"type": "text", "text": ""}))
-        return events
+        return [_event("message_start", message=message)]
 
-    def text_event(self, index: int, text: str) -> Event:
-        return _delta(index, type="text_delta", text=text)
+    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        delta = _delta(0, type="text_delta", text=text)
+        return [_start(0, {"type": "text", "text": ""}), delta] if is_first else [delta]
 
     def done(self, index: int, answer: Answer) -> list[Event]:
-        if self._in_pieces:
-            return [_event("content_block_stop", index=0)]
         events = []
         for number, block in enumerate(_blocks(answer)):
-            start: dict[str, Any]
-            if block["type"] == "text":
-                start = {"type": "text", "text": ""}
-                delta = self.text_event(number, block["text"])
-            else:
-                start = {**block, "input": {}}
+            if block["type"] == "tool_use":
                 written = msgspec.json.encode(block["input"]).decode()
                 delta = _delta(number, type="input_json_delta", partial_json=written)
-            events += [_start(number, start), delta, _event("content_block_stop", index=number)]
+                events += [_start(number, {**block, "input": {}}), delta]
+            events.append(_event("content_block_stop", index=number))
         return events
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
@@ -143,11 +135,10 @@ class _MessagesExchange(Exchange):
 
 
 def _blocks(answer: Answer) -> list[dict[str, Any]]:
-    text, calls = content_of(answer)
     blocks: list[dict[str, Any]] = []
-    if text is not None:
-        blocks.append({"type": "text", "text": text})
-    for call in calls:
+    if answer.content is not None:
+        blocks.append({"type": "text", "text": answer.content})
+    for call in answer.calls:
         function = call["function"]
         use = {"id": call["id"], "name": function["name"], "input": function["arguments"]}
         blocks.append({"type": "tool_use", **use})

@@ -16,9 +16,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from async_rl.core.errors import AsyncRLError
-from async_rl.sessions.errors import Refused, error_of, outage
+from async_rl.sessions.errors import Refused, error_of, refusal_of
 from async_rl.sessions.session import Answer, Call, Session
-from async_rl.sessions.tools import calls_of
 from async_rl.sessions.worker import MODEL
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -36,12 +35,15 @@ class Request(msgspec.Struct, kw_only=True):
 
 
 class Exchange(ABC):
-    """One request whose answers are written. head: the first fields of the answer."""
+    """One request whose answers are written. head: the first fields of the answer.
+
+    The events of a stream: `opened`; for each answer `text`, at least once unless the answer only
+    calls tools, and `done`; then `closed`.
+    """
 
     def __init__(self, request: Request, calls: list[Call], **head: Any) -> None:
         self.calls = calls
         self.is_streamed = bool(request.stream)
-        self._in_pieces = calls[0].in_pieces
         self._head = {**head, "model": MODEL}
 
     @abstractmethod
@@ -52,17 +54,13 @@ class Exchange(ABC):
         """Return the first events of a stream."""
         return []
 
-    def part(self, index: int, text: str) -> list[Event]:
-        """Return the events for further text of an answer."""
-        return [self.text_event(index, text)] if self._in_pieces and text else []
-
     @abstractmethod
-    def text_event(self, index: int, text: str) -> Event:
-        """Return the event for further text of an answer that comes in pieces."""
+    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        """Return the events for the first or further text of an answer."""
 
     @abstractmethod
     def done(self, index: int, answer: Answer) -> list[Event]:
-        """Return the events for the end of an answer."""
+        """Return the events for the tool calls and the end of an answer."""
 
     @abstractmethod
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
@@ -130,13 +128,6 @@ def arguments_of(text: Any) -> dict[str, Any]:
     return value
 
 
-def content_of(answer: Answer) -> tuple[str | None, Sequence[Any]]:
-    """Return the text of an answer, None if it only calls tools, and its calls."""
-    calls = calls_of(answer.message)
-    text = answer.message["content"]
-    return (text if text or not calls else None), calls
-
-
 def json_of(call: Any) -> str:
     """Return the arguments of a tool call as JSON text."""
     return msgspec.json.encode(call["function"]["arguments"]).decode()
@@ -149,26 +140,41 @@ def new_id(prefix: str) -> str:
 
 async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[Event]]:
     """Yield the events of a streamed answer, in lists that are sent together."""
-    queue: asyncio.Queue[tuple[int, str | Answer]] = asyncio.Queue()
+    news: asyncio.Queue[tuple[int, str | asyncio.Task[Answer]]] = asyncio.Queue()
+    tasks = []
+    for index, call in enumerate(exchange.calls):
 
-    async def one(index: int) -> None:
-        call = exchange.calls[index]
-        answer = await session.answer(call, lambda text: queue.put_nowait((index, text)))
-        queue.put_nowait((index, answer))
+        def show(text: str, index: int = index, in_pieces: bool = call.in_pieces) -> None:
+            if in_pieces and text:
+                news.put_nowait((index, text))
 
+        def finish(task: asyncio.Task[Answer], index: int = index) -> None:
+            news.put_nowait((index, task))
+
+        tasks.append(asyncio.create_task(session.answer(call, show)))
+        tasks[-1].add_done_callback(finish)
     answers: dict[int, Answer] = {}
-    tasks = [asyncio.create_task(one(index)) for index in range(len(exchange.calls))]
+    has_text: set[int] = set()
     try:
-        is_open = False
+        events: list[Event] | None = None
         while len(answers) < len(tasks):
-            index, news = await _next_of(queue, tasks)
-            events = [] if is_open else exchange.opened()
-            is_open = True
-            if isinstance(news, Answer):
-                answers[index] = news
-                yield [*events, *exchange.done(index, news)]
+            index, part = await news.get()
+            text = answer = None
+            if isinstance(part, str):
+                text = part
             else:
-                yield [*events, *exchange.part(index, news)]
+                # Raises the error of a call that failed.
+                answer = part.result()
+                # All text of an answer that does not come in pieces.
+                text = None if index in has_text else answer.content
+            events = exchange.opened() if events is None else []
+            if text is not None:
+                events += exchange.text(index, text, is_first=index not in has_text)
+                has_text.add(index)
+            if answer is not None:
+                answers[index] = answer
+                events += exchange.done(index, answer)
+            yield events
         yield exchange.closed([answers[index] for index in sorted(answers)])
     finally:
         # A client that disconnects cancels its calls; they record the text that it has read.
@@ -177,32 +183,14 @@ async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _next_of(
-    queue: asyncio.Queue[tuple[int, str | Answer]], tasks: list[asyncio.Task[None]]
-) -> tuple[int, str | Answer]:
-    """Return the next entry of the queue. Raises the exception of a task that failed."""
-    getting = asyncio.create_task(queue.get())
-    running = {task for task in tasks if not task.done()}
-    while not getting.done():
-        await asyncio.wait({getting, *running}, return_when=asyncio.FIRST_COMPLETED)
-        for task in [task for task in running if task.done()]:
-            running.discard(task)
-            if task.exception() is not None:
-                getting.cancel()
-                task.result()
-    return getting.result()
-
-
 async def lines_of(first: list[Event], events: AsyncIterator[list[Event]]) -> AsyncIterator[bytes]:
     """Yield the events as lines of the stream; if the answer fails, the last one is the error."""
     yield b"".join(_line(*event) for event in first)
     try:
         async for more in events:
             yield b"".join(_line(*event) for event in more)
-    except Refused as refused:
-        yield _line("error", error_of(refused))
     except AsyncRLError as error:
-        yield _line("error", error_of(outage(error)))
+        yield _line("error", error_of(refusal_of(error)))
 
 
 def _line(name: str, value: Any) -> bytes:

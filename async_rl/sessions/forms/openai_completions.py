@@ -22,7 +22,6 @@ from async_rl.sessions.forms.form import (
     Exchange,
     Request,
     arguments_of,
-    content_of,
     json_of,
     new_id,
     read_request,
@@ -30,7 +29,7 @@ from async_rl.sessions.forms.form import (
     text_of,
 )
 from async_rl.sessions.session import Answer, Call, Session
-from async_rl.sessions.tools import calls_of
+from async_rl.sessions.tools import calls_of, tool_call
 
 _ROLES = {"developer": "system", "function": "tool"}
 
@@ -137,14 +136,11 @@ def message_of(message: dict[str, Any]) -> dict[str, Any]:
         result["tool_call_id"] = str(message["tool_call_id"])
     try:
         calls = [
-            {
-                "id": str(call.get("id", "")),
-                "type": "function",
-                "function": {
-                    "name": str(call["function"]["name"]),
-                    "arguments": arguments_of(call["function"].get("arguments")),
-                },
-            }
+            tool_call(
+                str(call.get("id", "")),
+                str(call["function"]["name"]),
+                arguments_of(call["function"].get("arguments")),
+            )
             for call in calls_of(message)
         ]
     except (KeyError, TypeError, AttributeError) as error:
@@ -191,7 +187,7 @@ class _ChatExchange(_CompletionExchange):
         choices = [
             {
                 "index": index,
-                "message": {"refusal": None, **_message(answer)},
+                "message": _message(answer),
                 "finish_reason": answer.why,
                 "logprobs": self._logprobs(answer),
             }
@@ -204,18 +200,14 @@ class _ChatExchange(_CompletionExchange):
         delta = {"role": "assistant", "content": ""}
         return [self._delta(index, delta) for index in range(len(self.calls))]
 
-    def text_event(self, index: int, text: str) -> Event:
-        return self._delta(index, {"content": text})
+    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        return [self._delta(index, {"content": text})]
 
     def done(self, index: int, answer: Answer) -> list[Event]:
-        events = []
-        if not self._in_pieces:
-            delta = _message(answer)
-            for number, call in enumerate(delta.get("tool_calls", ())):
-                call["index"] = number
-            events.append(self._delta(index, delta))
+        calls = [{"index": number, **call} for number, call in enumerate(_calls(answer))]
+        delta = {"tool_calls": calls} if calls else {}
         logprobs = self._logprobs(answer)
-        return [*events, self._delta(index, {}, why=answer.why, logprobs=logprobs)]
+        return [self._delta(index, delta, why=answer.why, logprobs=logprobs)]
 
     def _delta(
         self, index: int, delta: dict[str, Any], *, why: str | None = None, logprobs: Any = None
@@ -240,8 +232,8 @@ class _TextExchange(_CompletionExchange):
         choices = [self._choice(index, answer.text, answer) for index, answer in enumerate(answers)]
         return {**self._chunk, "choices": choices, "usage": _usage(answers)}
 
-    def text_event(self, index: int, text: str) -> Event:
-        return self._event(self._choice(index, text))
+    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        return [self._event(self._choice(index, text))]
 
     def done(self, index: int, answer: Answer) -> list[Event]:
         return [self._event(self._choice(index, "", answer))]
@@ -263,13 +255,13 @@ class _TextExchange(_CompletionExchange):
 
 def _message(answer: Answer) -> dict[str, Any]:
     """Return the answer as a message of the API."""
-    text, calls = content_of(answer)
-    message = {**answer.message, "content": text}
-    if calls:
-        message["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": json_of(call)}} for call in calls
-        ]
-    return message
+    message = {"role": "assistant", "content": answer.content, "refusal": None}
+    calls = _calls(answer)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _calls(answer: Answer) -> list[dict[str, Any]]:
+    return [tool_call(call["id"], call["function"]["name"], json_of(call)) for call in answer.calls]
 
 
 def _usage(answers: Sequence[Answer]) -> dict[str, int]:

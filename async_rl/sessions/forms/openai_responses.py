@@ -16,7 +16,6 @@ from async_rl.sessions.forms.form import (
     Event,
     Exchange,
     Request,
-    content_of,
     json_of,
     new_id,
     read_request,
@@ -168,36 +167,31 @@ class _ResponsesExchange(Exchange):
 
     def opened(self) -> list[Event]:
         begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
-        events = [
+        return [
             self._event("response.created", response=begun),
             self._event("response.in_progress", response=begun),
         ]
-        if self._in_pieces:
-            events += self._message_started(0)
-        return events
 
-    def text_event(self, index: int, text: str) -> Event:
-        return self._in_text("output_text.delta", index, delta=text, logprobs=[])
+    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        events = []
+        if is_first:
+            events = [
+                self._item("added", 0, self._message("in_progress", [])),
+                self._in_text("content_part.added", part=_text_part("")),
+            ]
+        return [*events, self._in_text("output_text.delta", delta=text, logprobs=[])]
 
     def done(self, index: int, answer: Answer) -> list[Event]:
         events = []
         for number, item in enumerate(self._items(answer)):
             if item["type"] == "message":
-                events += self._message_done(number, item["content"][0])
+                (part,) = item["content"]
+                events.append(self._in_text("output_text.done", text=part["text"], logprobs=[]))
+                events.append(self._in_text("content_part.done", part=part))
             else:
                 events += self._call_written(number, item)
             events.append(self._item("done", number, item))
         return events
-
-    def _message_done(self, number: int, part: dict[str, Any]) -> list[Event]:
-        events = []
-        if not self._in_pieces:
-            events = [*self._message_started(number), self.text_event(number, part["text"])]
-        return [
-            *events,
-            self._in_text("output_text.done", number, text=part["text"], logprobs=[]),
-            self._in_text("content_part.done", number, part=part),
-        ]
 
     def _call_written(self, number: int, item: dict[str, Any]) -> list[Event]:
         started = {**item, "arguments": "", "status": "in_progress"}
@@ -216,10 +210,9 @@ class _ResponsesExchange(Exchange):
 
     def _items(self, answer: Answer) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
-        text, calls = content_of(answer)
-        if text is not None:
-            items.append(self._message("completed", [_text_part(text)]))
-        for call in calls:
+        if answer.content is not None:
+            items.append(self._message("completed", [_text_part(answer.content)]))
+        for call in answer.calls:
             function = {"name": call["function"]["name"], "arguments": json_of(call)}
             of_call = {"id": f"fc_{call['id']}", "call_id": call["id"], "status": "completed"}
             items.append({"type": "function_call", **of_call, **function})
@@ -229,17 +222,12 @@ class _ResponsesExchange(Exchange):
         kind = {"type": "message", "role": "assistant", "status": status}
         return {"id": self._message_id, **kind, "content": content}
 
-    def _message_started(self, number: int) -> list[Event]:
-        return [
-            self._item("added", number, self._message("in_progress", [])),
-            self._in_text("content_part.added", number, part=_text_part("")),
-        ]
-
     def _item(self, kind: str, number: int, item: Any) -> Event:
         return self._event(f"response.output_item.{kind}", output_index=number, item=item)
 
-    def _in_text(self, kind: str, number: int, **fields: Any) -> Event:
-        place = {"item_id": self._message_id, "output_index": number, "content_index": 0}
+    def _in_text(self, kind: str, **fields: Any) -> Event:
+        # The text of an answer is the first item of its output.
+        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         return self._event(f"response.{kind}", **place, **fields)
 
     def _event(self, name: str, /, **fields: Any) -> Event:
