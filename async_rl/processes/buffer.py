@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from async_rl.buffer.evaluation import NUM_SHOWN, report_of, training_texts
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.store import Store
 from async_rl.config.pools import group_role
 from async_rl.core.errors import DataError, InfrastructureError

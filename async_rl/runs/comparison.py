@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.buffer.store.trajectories import Batches, TrainedGroup, recorded_batches
+from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.ledger import GroupRow, reading
+from async_rl.buffer.store.trajectories import batch_of, batch_rows
 from async_rl.composition import schema
 from async_rl.composition.schema import changes
 from async_rl.core.errors import AsyncRLError, InfrastructureError
@@ -114,7 +116,7 @@ def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> I
     with contextlib.ExitStack() as stack:
         sides = [
             _Side(
-                batches=stack.enter_context(recorded_batches(path)),
+                store=stack.enter_context(reading(path / STORE_FILE)),
                 metrics=rows,
                 decode=_decoder(path),
                 checksums=published_checksums(path),
@@ -149,7 +151,7 @@ def _decoder(run_dir: Path) -> Decode:
 class _Side:
     """One run. metrics: rows by step; checksums: of its weights by version."""
 
-    batches: Batches
+    store: sqlite3.Connection
     metrics: Rows
     decode: Decode
     checksums: Mapping[int, int]
@@ -181,7 +183,7 @@ def _weights(sides: Sides, subject: str, version: int) -> Iterator[Difference]:
 
 
 def _batches(sides: Sides, step: int) -> Iterator[Difference | str]:
-    first, second = (side.batches.rows(step) for side in sides)
+    first, second = (batch_rows(side.store, step) for side in sides)
     if not (first and second):
         yield "the rows of the batch were compacted"
         return
@@ -191,7 +193,7 @@ def _batches(sides: Sides, step: int) -> Iterator[Difference | str]:
         return
     # Groups of one prompt are compared at any position: the order is a later cause.
     pairs = sorted(zip(_by_prompt(first), _by_prompt(second), strict=True))
-    one, other = (side.batches.batch(step) for side in sides)
+    one, other = (batch_of(side.store, step) for side in sides)
     if one is None or other is None:
         yield "the trajectories are not stored in both runs (recording=full)"
     else:
@@ -246,12 +248,12 @@ def _metrics(sides: Sides, step: int) -> Iterator[Difference]:
             yield subject, name, (f"{values[0]:.9g}", f"{values[1]:.9g}")
 
 
-def _by_prompt(rows: Sequence[TrainedGroup]) -> list[int]:
+def _by_prompt(rows: Sequence[GroupRow]) -> list[int]:
     """Return the positions of the groups, ordered by prompt."""
     return sorted(range(len(rows)), key=lambda i: rows[i].prompt_id)
 
 
-def _rows(one: TrainedGroup, other: TrainedGroup) -> Iterator[Difference]:
+def _rows(one: GroupRow, other: GroupRow) -> Iterator[Difference]:
     for subject, first, second in (
         ("number of tokens", one.num_tokens, other.num_tokens),
         ("oldest version", one.oldest_version, other.oldest_version),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.trajectories import Rollout, rollouts
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen

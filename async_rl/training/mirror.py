@@ -15,8 +15,7 @@ from pathlib import Path
 
 import fsspec
 
-from async_rl.buffer.store.schema import STORE_FILE
-from async_rl.buffer.store.writer import snapshot
+from async_rl.buffer.store.connection import STORE_FILE, snapshot
 from async_rl.config.pools import SCALE_FILE
 from async_rl.core.checksums import SUMS_FILE
 from async_rl.core.errors import ConfigError, InfrastructureError

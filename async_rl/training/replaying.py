@@ -20,7 +20,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from async_rl.buffer.store.trajectories import recorded_batches
+from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.trajectories import batch_of
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError, DataError
 from async_rl.core.os import die_with_parent
@@ -44,12 +46,12 @@ def replay(plan: Plan, rank: int) -> Iterator[Replayed]:
     if plan.checkpoint is not None:
         trainer.load(Path(plan.checkpoint))
     publisher = SharedTensors(trainer.tensor_specs())
-    with publisher, recorded_batches(Path(plan.run_dir)) as batches:
+    with publisher, reading(Path(plan.run_dir) / STORE_FILE) as stored:
         for version in range(plan.start, plan.last):
             if store is not None:
                 _meet(store, rank, version)
             started_s = time.monotonic()
-            groups = batches.batch(version + 1)
+            groups = batch_of(stored, version + 1)
             if groups is None:
                 raise DataError(
                     f"the trajectories of step {version + 1} are no longer in {plan.run_dir}; the"

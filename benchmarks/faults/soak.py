@@ -32,7 +32,7 @@ import numpy as np
 import psutil
 
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.store import COMPACTION, Store
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from async_rl.algorithms.schedule import stretched
-from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.composition import schema
 from async_rl.composition.compose import recompose, to_yaml
 from async_rl.composition.overrides import with_defaults

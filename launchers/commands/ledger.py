@@ -20,8 +20,20 @@ from rich.table import Table
 from async_rl.buffer.changes import Dropped
 from async_rl.buffer.store.audit import Audit, Promise
 from async_rl.buffer.store.audit import audit as check_history
-from async_rl.buffer.store.ledger import Ledger, LedgerGroup, LedgerSummary, LeftPrompt, reading
-from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.ledger import (
+    OF_GROUP,
+    OF_PROMPT,
+    OF_STATE,
+    OF_STEP,
+    LedgerGroup,
+    LedgerSummary,
+    LeftPrompt,
+    histories,
+    left_prompts,
+    reading,
+)
+from async_rl.buffer.store.ledger import summary as summarize
 from async_rl.buffer.store.store import Store
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -80,22 +92,21 @@ def ledger(
         typer.echo(f"group {drop} is dropped; async-rl resume {run_dir.name} trains others")
         return
     answer: Answer
-    with reading(run_dir / STORE_FILE) as connection:
-        history = Ledger(connection)
+    with reading(run_dir / STORE_FILE) as store:
         if prompt is not None:
-            answer = history.of_prompt(prompt)
+            answer = histories(store, OF_PROMPT, prompt)
         elif step is not None:
-            answer = history.of_step(step)
+            answer = histories(store, OF_STEP, step)
         elif state is not None:
-            answer = history.of_state(GroupState(state))
+            answer = histories(store, OF_STATE, state)
         elif left:
-            answer = history.left()
+            answer = left_prompts(store)
         elif audit:
-            checked = check_history(connection, promise_of(config_of(run_dir)))
+            checked = check_history(store, promise_of(config_of(run_dir)))
             wrong = [*checked.problems, *checkpoints.damaged(run_dir)]
             answer = msgspec.structs.replace(checked, problems=wrong)
         else:
-            answer = history.summary()
+            answer = summarize(store)
     if as_json:
         typer.echo(msgspec.json.encode(answer))
     else:
@@ -120,8 +131,8 @@ async def drop_group(path: Path, group_id: int) -> None:
     """Drop a group that has not been trained. Raises ConfigError if it is none, Unavailable while
     the run's buffer writes the store.
     """
-    with reading(path) as connection:
-        group = Ledger(connection).of_group(group_id)
+    with reading(path) as store:
+        group = next(iter(histories(store, OF_GROUP, group_id)), None)
     if group is None or group.purpose != Purpose.TRAIN or group.state in ("trained", "dropped"):
         actual = "not in the store" if group is None else f"{group.state} ({group.purpose})"
         raise ConfigError(

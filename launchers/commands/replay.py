@@ -19,7 +19,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from async_rl.buffer.store.trajectories import recorded_batches
+from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.trajectories import complete_steps
 from async_rl.composition import schema
 from async_rl.composition.compose import recompose, write_config
 from async_rl.composition.schema import changes
@@ -128,8 +130,8 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
     from async_rl.core.checksums import damage
     from async_rl.training import checkpoints
 
-    with recorded_batches(run_dir) as batches:
-        stored = batches.stored_steps()
+    with reading(run_dir / STORE_FILE) as store:
+        stored = complete_steps(store)
     if not stored:
         raise ConfigError(
             f"{run_dir.name} has no recorded batch: it trained no step yet, or deleted them;"

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from async_rl.buffer.store.browse import Filter
+from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.trajectories import Rollout, stored_steps
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.options import OutputDir, Run, console

@@ -18,7 +18,7 @@ from buffer_support import (
 )
 
 from async_rl.buffer.store.audit import Audit, audit
-from async_rl.buffer.store.ledger import Ledger, LedgerSummary, reading
+from async_rl.buffer.store.ledger import LedgerSummary, reading, summary
 from async_rl.config.running import KEPT_GROUPS
 from async_rl.core.types import Purpose
 from async_rl.launchers.commands.ledger import promise_of
@@ -65,7 +65,7 @@ def make_history(path: Path, kept_groups: int) -> tuple[int, LedgerSummary, Audi
     found: list[int] = []
     run(next_id())
     with reading(path / "store.sqlite") as connection:
-        return found[0], Ledger(connection).summary(), audit(connection, promise_of(config))
+        return found[0], summary(connection), audit(connection, promise_of(config))
 
 
 def test_the_newest_groups_keep_their_rows_and_all_others_stay_counted(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def make_evaluated_history(
 
     run(story())
     with reading(path / "store.sqlite") as connection:
-        return Ledger(connection).summary(), audit(connection, promise_of(config)), scores
+        return summary(connection), audit(connection, promise_of(config)), scores
 
 
 def test_dropped_groups_and_evaluations_beside_compacted_steps_become_counts(

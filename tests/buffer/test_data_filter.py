@@ -12,7 +12,7 @@ import pytest
 from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets, within
 
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.ledger import Ledger, reading
+from async_rl.buffer.store.ledger import left_prompts, reading, summary
 from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
@@ -94,12 +94,13 @@ def test_the_ledger_tells_who_left_when_and_why(
     config = filtering(0.5)
     trained_prompts(run_dir, config, range(3))
     with reading(run_dir / "store.sqlite") as connection:
-        ledger = Ledger(connection)
-        assert [(left.prompt_id, left.position, left.score) for left in ledger.left()] == [
+        assert [
+            (left.prompt_id, left.position, left.score) for left in left_prompts(connection)
+        ] == [
             ("t0", 4, 1.0),
             ("t1", 4, 1.0),
         ]
-        assert ledger.summary().num_left == 2
+        assert summary(connection).num_left == 2
     write_config(config, run_dir / "config.yaml")
     monkeypatch.setattr(
         "sys.argv",

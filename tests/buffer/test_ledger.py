@@ -12,7 +12,14 @@ import pytest
 from buffer_support import make_config, make_group, opened, run, take, tickets, within
 
 from async_rl.buffer.store.audit import audit
-from async_rl.buffer.store.ledger import Ledger, reading
+from async_rl.buffer.store.ledger import (
+    OF_PROMPT,
+    OF_STATE,
+    OF_STEP,
+    histories,
+    reading,
+    summary,
+)
 from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
@@ -62,8 +69,8 @@ def store(tmp_path: Path) -> Path:
 
 def test_a_prompt_tells_its_groups_with_rewards_step_and_every_change(store: Path) -> None:
     with reading(store) as connection:
-        first, again = Ledger(connection).of_prompt("t1")
-        assert Ledger(connection).of_prompt("nobody") == []
+        first, again = histories(connection, OF_PROMPT, "t1")
+        assert histories(connection, OF_PROMPT, "nobody") == []
     assert (first.group_id, first.state, first.step, first.rewards, first.pass_rate) == (
         1,
         "trained",
@@ -84,17 +91,16 @@ def test_a_prompt_tells_its_groups_with_rewards_step_and_every_change(store: Pat
 
 def test_a_step_tells_the_groups_that_it_trained_and_an_undone_one_none(store: Path) -> None:
     with reading(store) as connection:
-        ledger = Ledger(connection)
-        assert [g.group_id for g in ledger.of_step(1)] == [0, 1]
-        assert ledger.of_step(3) == []
-        leased = ledger.of_state(GroupState.LEASED)
+        assert [g.group_id for g in histories(connection, OF_STEP, 1)] == [0, 1]
+        assert histories(connection, OF_STEP, 3) == []
+        leased = histories(connection, OF_STATE, GroupState.LEASED)
         assert [change.state for change in leased[0].history][-3:] == ["trained", "ready", "leased"]
-        assert ledger.learner_version == 2
+        assert summary(connection).learner_version == 2
 
 
 def test_the_summary_counts_states_reasons_and_ages(store: Path) -> None:
     with reading(store) as connection:
-        found = Ledger(connection).summary()
+        found = summary(connection)
     assert found.states == {
         "issued": 0,
         "generating": 0,

@@ -13,7 +13,7 @@ import pytest
 from buffer_support import make_config, opened, put_all, run, take
 
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.protocol.base import Message
 from async_rl.protocol.learner import (

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from buffer_support import make_config, make_group, opened, take, tickets
 
+from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.times import GroupTimes, clock_offsets, group_times
-from async_rl.buffer.store.trajectories import recorded_batches
+from async_rl.buffer.store.trajectories import complete_steps
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep, ForgetBefore
 
@@ -58,9 +60,9 @@ def test_all_trajectories_stay_until_the_disk_is_nearly_full(
     usage = SimpleNamespace(total=total * 10**9, free=free * 10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     asyncio.run(train(tmp_path, num_steps=12, recording="full", clock=()))
-    with recorded_batches(tmp_path) as batches:
+    with reading(tmp_path / STORE_FILE) as store:
         # One step in ten is deleted at each checkpoint, the oldest first, but not the newest two.
-        assert batches.stored_steps() == stored
+        assert complete_steps(store) == stored
 
 
 def test_the_clock_of_a_generator_is_compared_with_that_of_the_buffer() -> None:

@@ -14,7 +14,7 @@ from buffer_support import make_config, opened, put_all, states, within
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import audit
-from async_rl.buffer.store.ledger import Ledger, reading
+from async_rl.buffer.store.ledger import OF_STATE, histories, reading
 from async_rl.config.base import replace
 from async_rl.core.errors import (
     NonFiniteError,
@@ -145,7 +145,7 @@ def run(tmp_path: Path, pool: Pool, patch: pytest.MonkeyPatch) -> BaseException 
 
 def dropped(tmp_path: Path) -> list[tuple[int, str, str]]:
     with reading(tmp_path / "store.sqlite") as connection:
-        groups = Ledger(connection).of_state(GroupState.DROPPED)
+        groups = histories(connection, OF_STATE, GroupState.DROPPED)
         return [(group.group_id, group.reason, group.message) for group in groups]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from e2e_support import LiveRun
 
+from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.trajectories import rollouts
 from async_rl.core.types import Trajectory
 

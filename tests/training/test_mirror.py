@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.core.checksums import write_sums
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.training import mirror as mirror_module

@@ -40,11 +40,6 @@ class Summing:
         return SimpleNamespace(scalars={"sum": float(total)})
 
 
-class Batches:
-    def batch(self, step: int) -> list[Any]:
-        return [step]
-
-
 def replay(directory: Path, rank: int, results: Any) -> None:
     config = as_builtins(compose_unchecked("grpo_code", ["learner.ranks=2"]))
     plan = Plan(
@@ -59,7 +54,8 @@ def replay(directory: Path, rank: int, results: Any) -> None:
     with (
         patch.object(replaying, "_COLLECTIVE_S", COLLECTIVE_S),
         patch.object(replaying, "Trainer", Summing),
-        patch.object(replaying, "recorded_batches", lambda _: contextlib.nullcontext(Batches())),
+        patch.object(replaying, "reading", contextlib.nullcontext),
+        patch.object(replaying, "batch_of", lambda _, step: [step]),
     ):
         for step in replaying.replay(plan, rank):
             results.put((rank, step.step, step.metrics["sum"]))

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from async_rl.buffer.store.ledger import compacted_counts
+from async_rl.buffer.store.ledger import COMPACTED
 
 _NEXT = {
     "": ("issued", "generating"),
@@ -29,6 +29,104 @@ _NEXT = {
     "dropped": (),
 }
 _ACTIVE = ("issued", "generating", "ready", "leased")
+_TRAINED = "FROM trained JOIN steps USING (step_id) WHERE undone_s IS NULL"
+
+
+def _issued(name: str, number: str, last: str, last_compacted: str, purpose: str = "%") -> str:
+    """The query that compares the number of stored rows with the number that was issued."""
+    return (
+        f"SELECT stored, '{name}', issued FROM (SELECT {number} + (SELECT coalesce(sum(number), 0)"
+        f" FROM {COMPACTED} WHERE purpose LIKE '{purpose}') AS stored, max(coalesce(max({last}),"
+        f" -1), (SELECT coalesce(max({last_compacted}), -1) FROM compacted)) + 1 AS issued FROM"
+        f" groups WHERE purpose LIKE '{purpose}') WHERE stored != issued"
+    )
+
+
+_ISSUED = "{} {} are stored, {} were issued"
+# Pairs of a sentence and the query of the rows that break its promise, with their values.
+_BROKEN = (
+    # Not integrity_check, which also compares every index with its table and takes much longer.
+    (
+        "the file is damaged: {}",
+        "SELECT quick_check FROM pragma_quick_check WHERE quick_check!='ok'",
+    ),
+    # Group ids and the positions of training prompts have no gap.
+    (_ISSUED, _issued("group ids", "count(*)", "group_id", "last_group_id")),
+    (
+        _ISSUED,
+        _issued(
+            "positions in the order of prompts",
+            "count(DISTINCT position)",
+            "position",
+            "last_position",
+            "train",
+        ),
+    ),
+    (_ISSUED, _issued("training groups", "count(*)", "position", "last_position", "train")),
+    # In the history that survives, each step trained its groups, each trained group has one step.
+    (
+        "step {} trained {} groups instead of {}",
+        "SELECT version, coalesce(num_groups, number, 0) AS size, :groups_per_step FROM steps LEFT"
+        f" JOIN (SELECT version, count(*) AS number {_TRAINED} GROUP BY 1) USING (version) LEFT"
+        " JOIN compacted USING (version) WHERE undone_s IS NULL AND size != :groups_per_step",
+    ),
+    (
+        "group {} was trained {} times",
+        f"SELECT group_id, count(*) {_TRAINED} GROUP BY 1 HAVING count(*) > 1",
+    ),
+    (
+        "group {} is {}, but {} surviving step trained it",
+        "SELECT group_id, state, iif(state='trained', 'no', 'a') FROM groups WHERE"
+        f" (state='trained') != (group_id IN (SELECT group_id {_TRAINED}))",
+    ),
+    (
+        "group {} was leased for version {} and trained by step {}",
+        "SELECT group_id, train_version, steps.version FROM groups JOIN trained USING (group_id)"
+        " JOIN steps USING (step_id) WHERE undone_s IS NULL AND steps.version != train_version + 1",
+    ),
+    # No batch of any history contained a group that was over age. Where over-age tokens are masked,
+    # one young token makes a group trainable.
+    (
+        "group {} with tokens of version {} was leased for version {}",
+        "SELECT group_id, decisive, leased FROM (SELECT group_id, t.version AS leased,"
+        " iif(:age_rule='mask', newest_version, oldest_version) AS decisive FROM transitions t JOIN"
+        " groups USING (group_id) WHERE t.state='leased') WHERE decisive IS NULL OR leased -"
+        " decisive > :max_staleness_versions",
+    ),
+    (
+        "group {} was dropped without a reason",
+        "SELECT group_id FROM groups WHERE state='dropped' AND reason=''",
+    ),
+    # Groups that may still be trained have their trajectories; dropped ones have none, because
+    # theirs would fill the disk of a long run.
+    (
+        "the trajectories of group {} are lost",
+        "SELECT group_id FROM groups WHERE purpose='train' AND (state IN ('ready', 'leased') OR"
+        " state='trained' AND train_version>=(SELECT coalesce(max(value), 0) FROM meta WHERE"
+        " key='forgotten_before')) AND group_id NOT IN (SELECT group_id FROM blobs)",
+    ),
+    (
+        "group {} is not complete, yet trajectories of it are stored",
+        "SELECT group_id FROM blobs WHERE group_id NOT IN (SELECT group_id FROM groups WHERE state"
+        " IN ('ready', 'leased', 'trained'))",
+    ),
+    (
+        "{3} groups are counted as {0} {1} {2}, {4} are",
+        "SELECT purpose, state, reason, sum(counted) AS counted, sum(number) AS number FROM (SELECT"
+        " purpose, state, reason, number AS counted, 0 AS number FROM counts UNION ALL SELECT"
+        " purpose, state, reason, 0, count(*) FROM groups GROUP BY 1, 2, 3 UNION ALL SELECT"
+        f" purpose, state, reason, 0, number FROM {COMPACTED}) GROUP BY 1, 2, 3 HAVING sum(counted)"
+        " != sum(number)",
+    ),
+)
+_UNCHECKED = (
+    (
+        "the rows of {} groups of steps 1 to {} are compacted: their changes of state, their age,"
+        " the bound of admission at that time and whether one was trained twice",
+        "SELECT number, (SELECT max(version) FROM compacted) FROM (SELECT sum(number) AS number"
+        f" FROM {COMPACTED}) WHERE number > 0",
+    ),
+)
 # One cause usually breaks a promise for thousands of groups.
 _MAX_REPORTED = 20
 
@@ -56,41 +154,28 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 def audit(connection: sqlite3.Connection, promise: Promise) -> Audit:
     """Read everything once. The connection must show one moment (`ledger.reading`)."""
-    checks = (_file, _histories, _order, _steps, _staleness, _stored, _counters)
-    problems = [problem for check in checks for problem in check(connection, promise)]
-    num_more = len(problems) - _MAX_REPORTED
-    if num_more > 0:
-        problems[_MAX_REPORTED:] = [f"and {num_more} more"]
+
+    def selected(checks: tuple[tuple[str, str], ...]) -> Iterator[str]:
+        settings = msgspec.structs.asdict(promise)
+        for sentence, query in checks:
+            for row in connection.execute(query, settings):
+                yield sentence.format(*row)
 
     def count(query: str) -> int:
         return int(connection.execute(f"SELECT count(*) FROM {query}").fetchone()[0])
 
+    problems = [*_histories(connection, promise), *_gaps(connection), *selected(_BROKEN)]
+    num_more = len(problems) - _MAX_REPORTED
+    if num_more > 0:
+        problems[_MAX_REPORTED:] = [f"and {num_more} more"]
     return Audit(
         num_groups=count("groups"),
         num_transitions=count("transitions"),
         num_steps=count("steps WHERE undone_s IS NULL"),
         num_undone_steps=count("steps WHERE undone_s IS NOT NULL"),
         problems=problems,
-        unchecked=list(_unchecked(connection)),
+        unchecked=list(selected(_UNCHECKED)),
     )
-
-
-def _unchecked(connection: sqlite3.Connection) -> Iterator[str]:
-    num_groups = sum(compacted_counts(connection).values())
-    (last,) = connection.execute("SELECT max(version) FROM compacted").fetchone()
-    if num_groups:
-        yield (
-            f"the rows of {num_groups} groups of steps 1 to {last} are compacted"
-            ": their changes of state, their age, the bound of admission at"
-            " that time and whether one was trained twice"
-        )
-
-
-def _file(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
-    # Not integrity_check, which also compares every index with its table and takes much longer.
-    for (line,) in connection.execute("PRAGMA quick_check"):
-        if line != "ok":
-            yield f"the file is damaged: {line}"
 
 
 def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
@@ -135,121 +220,10 @@ def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str
         yield f"group {group_id} has a history but no row"
 
 
-def _order(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
-    """Group ids and the positions of training prompts have no gap."""
-    last_group, last_position = connection.execute(
-        "SELECT coalesce(max(last_group_id), -1), coalesce(max(last_position), -1) FROM compacted"
-    ).fetchone()
-    compacted = compacted_counts(connection)
-    num_training = sum(number for key, number in compacted.items() if key[0] == "train")
-    positions = "coalesce(max(position), -1) FROM groups WHERE purpose='train'"
-    for name, query, num_compacted, last_compacted in (
-        (
-            "group ids",
-            "SELECT count(*), coalesce(max(group_id), -1) FROM groups",
-            sum(compacted.values()),
-            last_group,
-        ),
-        (
-            "positions in the order of prompts",
-            f"SELECT count(DISTINCT position), {positions}",
-            num_training,
-            last_position,
-        ),
-        ("training groups", f"SELECT count(*), {positions}", num_training, last_position),
-    ):
-        num_rows, last = connection.execute(query).fetchone()
-        num_stored = num_rows + num_compacted
-        num_issued = max(last, last_compacted) + 1
-        if num_stored != num_issued:
-            yield f"{num_stored} {name} are stored, {num_issued} were issued"
-
-
-def _steps(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
-    """In the history that survives, each step trained its groups and each trained group has one
-    step.
-    """
-    surviving = "FROM trained JOIN steps USING (step_id) WHERE undone_s IS NULL"
+def _gaps(connection: sqlite3.Connection) -> Iterator[str]:
+    """The steps of the surviving history have no gap."""
     steps = "SELECT version FROM steps WHERE undone_s IS NULL ORDER BY version"
     versions = [version for (version,) in connection.execute(steps)]
     if versions != list(range(1, len(versions) + 1)):
         missing = sorted(set(range(1, max(versions) + 1)) - set(versions))
         yield f"the surviving steps are not 1 to {len(versions)}: {missing} are missing"
-    sizes = dict(connection.execute(f"SELECT version, count(*) {surviving} GROUP BY version"))
-    sizes |= dict(connection.execute("SELECT version, num_groups FROM compacted"))
-    for version in versions:
-        if sizes.get(version, 0) != promise.groups_per_step:
-            yield (
-                f"step {version} trained {sizes.get(version, 0)} groups instead of"
-                f" {promise.groups_per_step}"
-            )
-    for group_id, times in connection.execute(
-        f"SELECT group_id, count(*) {surviving} GROUP BY group_id HAVING count(*) > 1"
-    ):
-        yield f"group {group_id} was trained {times} times"
-    for group_id, state in connection.execute(
-        "SELECT group_id, state FROM groups WHERE (state='trained') != (group_id IN (SELECT"
-        f" group_id {surviving}))"
-    ):
-        step = "no surviving step" if state == "trained" else "a surviving step"
-        yield f"group {group_id} is {state}, but {step} trained it"
-    for group_id, version, train_version in connection.execute(
-        "SELECT group_id, steps.version, train_version FROM groups JOIN trained USING (group_id)"
-        " JOIN steps USING (step_id) WHERE undone_s IS NULL AND steps.version != train_version + 1"
-    ):
-        yield (
-            f"group {group_id} was leased for version {train_version} and trained by step {version}"
-        )
-
-
-def _staleness(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
-    """No batch of any history contained a group that was over age."""
-    # Where over-age tokens are masked, one young token makes a group trainable.
-    decisive = "newest_version" if promise.age_rule == "mask" else "oldest_version"
-    for group_id, train_version, version in connection.execute(
-        f"SELECT group_id, t.version, {decisive} FROM transitions t JOIN groups g USING (group_id)"
-        f" WHERE t.state='leased' AND ({decisive} IS NULL OR t.version - {decisive} > ?)",
-        (promise.max_staleness_versions,),
-    ):
-        yield (
-            f"group {group_id} with tokens of version {version} was leased for version"
-            f" {train_version}"
-        )
-    for (group_id,) in connection.execute(
-        "SELECT group_id FROM groups WHERE state='dropped' AND reason=''"
-    ):
-        yield f"group {group_id} was dropped without a reason"
-
-
-def _stored(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
-    """Groups that may still be trained have their trajectories; dropped ones have none."""
-    needed = (
-        "purpose='train' AND (state IN ('ready', 'leased') OR state='trained' AND train_version>="
-        "(SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'))"
-    )
-    for (group_id,) in connection.execute(
-        f"SELECT group_id FROM groups WHERE {needed} AND group_id NOT IN (SELECT group_id FROM"
-        " blobs)"
-    ):
-        yield f"the trajectories of group {group_id} are lost"
-    # Trajectories of dropped groups would fill the disk of a long run.
-    for (group_id,) in connection.execute(
-        "SELECT group_id FROM blobs WHERE group_id NOT IN (SELECT group_id FROM groups WHERE state"
-        " IN ('ready', 'leased', 'trained'))"
-    ):
-        yield f"group {group_id} is not complete, yet trajectories of it are stored"
-
-
-def _counters(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
-    """The counters are the numbers of groups."""
-    rows = connection.execute(
-        "SELECT purpose, state, reason, count(*) FROM groups GROUP BY 1, 2, 3"
-    )
-    actual = {(purpose, state, reason): number for purpose, state, reason, number in rows}
-    for key, number in compacted_counts(connection).items():
-        actual[key] = actual.get(key, 0) + number
-    rows = connection.execute("SELECT purpose, state, reason, number FROM counts WHERE number!=0")
-    counted = {(purpose, state, reason): number for purpose, state, reason, number in rows}
-    for key in sorted(actual.keys() | counted.keys()):
-        if actual.get(key) != counted.get(key):
-            yield f"{counted.get(key, 0)} groups are counted as {key}, {actual.get(key, 0)} are"

@@ -1,39 +1,96 @@
 """Queries of a run's store, for people: the history of a prompt, of a step or of a group, and the
 number of groups in each state.
 
-Invariants: reads only, also while the run writes; one answer comes from one moment. Tables in
-schema.py, the audit of the whole history in audit.py.
+Invariants: reads only, also while the run writes; one answer comes from one moment, which `reading`
+opens. Tables in schema.py, the audit of the whole history in audit.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from async_rl.buffer.store.connection import connect, select
+from async_rl.buffer.store.reader import LEARNER_VERSION, NEXT_INDEX
 from async_rl.buffer.store.schema import SCHEMA_VERSION
-from async_rl.buffer.store.writer import connect
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.types import GroupState
 
+OF_GROUP = "WHERE group_id=?"
+OF_PROMPT = "WHERE prompt_id=?"
+OF_STATE = "WHERE state=?"
 # A group that a step trained becomes ready again when the step is undone, so the state alone says
 # that the step survives.
+OF_STEP = "WHERE state='trained' AND train_version=? - 1"
 STEP = "CASE state WHEN 'trained' THEN train_version + 1 END"
-GROUP_COLUMNS = (
-    f"group_id, purpose, groups.prompt_id, position, state, {STEP} AS step, attempt, generator,"
-    " num_samples, reward_mean, pass_rate, truncated_share, response_length_mean, num_tokens,"
-    " num_trained_tokens, oldest_version, newest_version, train_version, rewards, parts, reason,"
-    " message, admitted_s, changed_s, EXISTS(SELECT 1 FROM blobs WHERE"
-    " blobs.group_id=groups.group_id) AS is_stored"
+# The JSON is NULL until the group is complete.
+_GROUPS = (
+    f"SELECT group_id, purpose, groups.prompt_id, position, state, {STEP} AS step, attempt,"
+    " generator, num_samples, reward_mean, pass_rate, truncated_share, response_length_mean,"
+    " num_tokens, num_trained_tokens, oldest_version, newest_version, train_version,"
+    " coalesce(rewards, '[]') AS 'rewards [stored_json]', coalesce(parts, '{}') AS"
+    " 'parts [stored_json]', reason, message, admitted_s, changed_s, EXISTS(SELECT 1 FROM blobs"
+    " WHERE blobs.group_id=groups.group_id) AS is_stored FROM groups"
 )
 _HISTORY = (
     "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE group_id=?"
     " ORDER BY transition_id"
 )
+_LEFT = "SELECT prompt_id, position, score, left_s FROM left_prompts ORDER BY position, prompt_id"
+COMPACTED = (
+    "(SELECT 'train' AS purpose, 'trained' AS state, '' AS reason, coalesce(sum(num_groups), 0) AS"
+    " number FROM compacted UNION ALL SELECT substr(kind, 1, instr(kind, ' ') - 1), substr(kind,"
+    " instr(kind, ' ') + 1), name, number FROM compacted_counts WHERE kind NOT IN ('age',"
+    " 'generator'))"
+)
+"""The number of groups that have no rows any more, by purpose, state and reason."""
+
+
+def _counts(query: str) -> str:
+    """The SQL of a JSON object, from a query of names with their numbers."""
+    return f"SELECT json_group_object(name, number) FROM ({query})"
+
+
+def _trained(column: str, kind: str, name: str) -> str:
+    """The numbers of trained groups by a column, with the compacted ones, counted by `kind`."""
+    return _counts(
+        f"SELECT name, sum(number) AS number FROM (SELECT {column} AS name, count(*) AS number FROM"
+        f" groups WHERE state='trained' GROUP BY 1 UNION ALL SELECT {name}, number FROM"
+        f" compacted_counts WHERE kind='{kind}') GROUP BY 1 ORDER BY 1"
+    )
+
+
+_STATES = ", ".join(f"'{state}'" for state in GroupState)
+_SUMMARY = {
+    "learner_version": LEARNER_VERSION,
+    "num_undone_steps": "SELECT count(*) FROM steps WHERE undone_s IS NOT NULL",
+    "num_prompts": "SELECT count(*) FROM prompts WHERE purpose='train'",
+    "next_position": NEXT_INDEX,
+    "num_left": "SELECT count(*) FROM left_prompts",
+    "states [stored_json]": _counts(
+        "SELECT value AS name, (SELECT coalesce(sum(number), 0) FROM counts WHERE purpose='train'"
+        f" AND state=value) AS number FROM json_each(json_array({_STATES}))"
+    ),
+    "dropped [stored_json]": _counts(
+        "SELECT reason AS name, number FROM counts WHERE purpose='train' AND state='dropped' AND"
+        " number>0 ORDER BY 1"
+    ),
+    "evaluation_states [stored_json]": _counts(
+        "SELECT state AS name, sum(number) AS number FROM counts WHERE purpose='eval' AND number>0"
+        " GROUP BY 1 ORDER BY 1"
+    ),
+    "staleness [stored_json]": _trained(
+        "max(train_version - oldest_version, 0)", "age", "CAST(name AS INTEGER)"
+    ),
+    "generators [stored_json]": _trained("generator", "generator", "name"),
+    "num_stored": "SELECT count(*) FROM blobs",
+    "stored_bytes": "SELECT coalesce(sum(length(payload)), 0) FROM blobs",
+    "num_compacted": f"SELECT sum(number) FROM {COMPACTED}",
+}
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +107,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One group, as GROUP_COLUMNS. step: the step of the surviving history that trained it; times
+    """One group. step: the step of the surviving history that trained it; times
     are Unix seconds; is_stored: whether its trajectories are.
     """
 
@@ -92,16 +149,6 @@ class LedgerGroup(GroupRow, frozen=True, kw_only=True):
     """One group with its changes of state, oldest first."""
 
     history: list[Transition]
-
-
-def fields_of(values: Sequence[object]) -> dict[str, Any]:
-    """Return the fields of a GroupRow from a row with GROUP_COLUMNS."""
-    fields: dict[str, Any] = dict(zip(GroupRow.__struct_fields__, values, strict=True))
-    # NULL until the group is complete.
-    fields["rewards"] = msgspec.json.decode(fields["rewards"] or "[]")
-    fields["parts"] = msgspec.json.decode(fields["parts"] or "{}")
-    fields["is_stored"] = bool(fields["is_stored"])
-    return fields
 
 
 class LeftPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,108 +206,30 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             raise InfrastructureError(f"{path} cannot be read: {error}") from error
 
 
-def compacted_counts(connection: sqlite3.Connection) -> dict[tuple[str, str, str], int]:
-    """Return the number of groups that have no rows any more, by purpose, state and reason."""
-    (num_trained,) = connection.execute("SELECT sum(num_groups) FROM compacted").fetchone()
-    counts = {("train", "trained", ""): num_trained} if num_trained else {}
-    rows = connection.execute(
-        "SELECT kind, name, number FROM compacted_counts WHERE kind NOT IN ('age', 'generator')"
-    )
-    for kind, reason, number in rows:
-        purpose, state = kind.split()
-        counts[purpose, state, reason] = number
-    return counts
+def group_rows(store: sqlite3.Connection, tail: str, *values: str | int) -> list[GroupRow]:
+    """Return the groups that the rest of a query selects."""
+    return select(store, GroupRow, f"{_GROUPS} {tail}", values)
 
 
-class Ledger:
-    """The queries of one moment of the store."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    @property
-    def learner_version(self) -> int:
-        """Steps of the surviving history."""
-        return self._one("SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL")
-
-    def of_prompt(self, prompt_id: str) -> list[LedgerGroup]:
-        """Every group of the prompt, oldest first."""
-        return self._groups("prompt_id=?", prompt_id)
-
-    def left(self) -> tuple[LeftPrompt, ...]:
-        """The prompts that left the training data, oldest first."""
-        names = LeftPrompt.__struct_fields__
-        query = f"SELECT {', '.join(names)} FROM left_prompts ORDER BY position, prompt_id"
-        return tuple(LeftPrompt(**row) for row in self._rows(names, query))
-
-    def of_step(self, step: int) -> list[LedgerGroup]:
-        """The groups that the surviving step trained."""
-        return self._groups("state='trained' AND train_version=?", step - 1)
-
-    def of_group(self, group_id: int) -> LedgerGroup | None:
-        """The group with this id, or None."""
-        return next(iter(self._groups("group_id=?", group_id)), None)
-
-    def of_state(self, state: GroupState) -> list[LedgerGroup]:
-        """Every group in this state."""
-        return self._groups("state=?", state.value)
-
-    def summary(self) -> LedgerSummary:
-        """The run in counts."""
-        return LedgerSummary(
-            learner_version=self.learner_version,
-            num_undone_steps=self._one("SELECT count(*) FROM steps WHERE undone_s IS NOT NULL"),
-            num_prompts=self._one("SELECT count(*) FROM prompts WHERE purpose='train'"),
-            next_position=self._one(
-                "SELECT max(coalesce((SELECT max(position) FROM groups WHERE purpose='train'), -1),"
-                " coalesce((SELECT max(last_position) FROM compacted), -1)) + 1"
-            ),
-            num_left=self._one("SELECT count(*) FROM left_prompts"),
-            states={s.value: 0 for s in GroupState}
-            | self._counts(
-                "SELECT state, sum(number) FROM counts WHERE purpose='train' AND number>0 GROUP"
-                " BY 1"
-            ),
-            dropped=self._counts(
-                "SELECT reason, number FROM counts WHERE purpose='train' AND state='dropped' AND"
-                " number>0 ORDER BY 1"
-            ),
-            evaluation_states=self._counts(
-                "SELECT state, sum(number) FROM counts WHERE purpose='eval' AND number>0 GROUP BY 1"
-                " ORDER BY 1"
-            ),
-            staleness=self._trained(
-                "max(train_version - oldest_version, 0)", "age", "CAST(name AS INTEGER)"
-            ),
-            generators=self._trained("generator", "generator", "name"),
-            num_stored=self._one("SELECT count(*) FROM blobs"),
-            stored_bytes=self._one("SELECT coalesce(sum(length(payload)), 0) FROM blobs"),
-            num_compacted=sum(compacted_counts(self._connection).values()),
+def histories(store: sqlite3.Connection, which: str, value: str | int) -> list[LedgerGroup]:
+    """Return groups, oldest first, with their changes of state. which: OF_GROUP, OF_PROMPT,
+    OF_STATE or OF_STEP, for this value.
+    """
+    return [
+        LedgerGroup(
+            **msgspec.structs.asdict(row),
+            history=select(store, Transition, _HISTORY, [row.group_id]),
         )
+        for row in group_rows(store, f"{which} ORDER BY group_id", value)
+    ]
 
-    def _trained(self, column: str, kind: str, name: str) -> dict[Any, int]:
-        """Trained groups by this column, with the compacted ones, which are counted by `kind`."""
-        return self._counts(
-            f"SELECT name, sum(number) FROM (SELECT {column} AS name, count(*) AS number FROM"
-            f" groups WHERE state='trained' GROUP BY 1 UNION ALL SELECT {name}, number FROM"
-            f" compacted_counts WHERE kind='{kind}') GROUP BY 1 ORDER BY 1"
-        )
 
-    def _groups(self, where: str, value: str | int) -> list[LedgerGroup]:
-        query = f"SELECT {GROUP_COLUMNS} FROM groups WHERE {where} ORDER BY group_id"
-        groups = []
-        for values in self._connection.execute(query, (value,)).fetchall():
-            fields = fields_of(values)
-            history = self._rows(Transition.__struct_fields__, _HISTORY, fields["group_id"])
-            groups.append(LedgerGroup(**fields, history=[Transition(**row) for row in history]))
-        return groups
+def left_prompts(store: sqlite3.Connection) -> tuple[LeftPrompt, ...]:
+    """Return the prompts that left the training data, oldest first."""
+    return tuple(select(store, LeftPrompt, _LEFT))
 
-    def _rows(self, names: Sequence[str], query: str, *values: str | int) -> list[dict[str, Any]]:
-        rows = self._connection.execute(query, values)
-        return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def _one(self, query: str) -> int:
-        return int(self._connection.execute(query).fetchone()[0])
-
-    def _counts(self, query: str) -> dict[Any, int]:
-        return dict(self._connection.execute(query).fetchall())
+def summary(store: sqlite3.Connection) -> LedgerSummary:
+    """Return the run in counts."""
+    values = ", ".join(f"({query}) AS '{name}'" for name, query in _SUMMARY.items())
+    return select(store, LedgerSummary, f"SELECT {values}")[0]

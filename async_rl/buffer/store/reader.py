@@ -8,23 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
-from async_rl.buffer.store.writer import connect
-from async_rl.core import codec
+from async_rl.buffer.store.connection import connect, select
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import NO_VERSION, DropReason, Group
 
 T = TypeVar("T")
-_LEARNER_VERSION = "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
+LEARNER_VERSION = "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
 _NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM steps"
 # The newest group may be compacted while an older one, which it overtook, is not.
 _NEXT_GROUP = (
     "SELECT max(coalesce((SELECT max(group_id) FROM groups), -1), coalesce((SELECT"
     " max(last_group_id) FROM compacted), -1)) + 1"
 )
-_NEXT_INDEX = (
+NEXT_INDEX = (
     "SELECT max(coalesce((SELECT position FROM groups WHERE purpose='train' ORDER BY group_id DESC"
     " LIMIT 1), -1), coalesce((SELECT max(last_position) FROM compacted), -1)) + 1"
 )
@@ -57,12 +54,12 @@ _SET_ASIDE = (
     " AND state='dropped' AND reason='untrainable' GROUP BY train_version"
 )
 _LEFT = (
-    "SELECT position, json_group_array(prompt_index) FROM left_prompts GROUP BY position ORDER BY"
-    " position"
+    "SELECT position, json_group_array(prompt_index) AS 'left [stored_json]' FROM left_prompts"
+    " GROUP BY position ORDER BY position"
 )
 _REWARDS = (
-    "SELECT position, rewards FROM groups WHERE purpose='train' AND rewards IS NOT NULL ORDER BY"
-    " group_id"
+    "SELECT position, rewards AS \"rewards [stored_json]\" FROM groups WHERE purpose='train' AND"
+    " rewards IS NOT NULL ORDER BY group_id"
 )
 # From the report: the groups of an old evaluation have no rows any more.
 _SCORES = (
@@ -70,8 +67,8 @@ _SCORES = (
     " score FROM evaluations) WHERE score IS NOT NULL"
 )
 _EVALUATION = "SELECT group_id, state='ready' FROM groups WHERE evaluation=? ORDER BY position"
-_FIGURES = "SELECT figures FROM evaluations WHERE version=? AND figures IS NOT NULL"
-_BLOB = "SELECT payload FROM blobs WHERE group_id=?"
+_FIGURES = 'SELECT figures AS "figures [stored_json]" FROM evaluations WHERE version=?'
+_BLOB = 'SELECT payload AS "payload [stored_group]" FROM blobs WHERE group_id=?'
 
 
 class StoreReader:
@@ -90,22 +87,22 @@ class StoreReader:
 
     def recover(self) -> Recovered:
         """The state that the file contains. Call it before anything is written."""
-        learner_version = self._one(_LEARNER_VERSION)
+        learner_version = self._one(LEARNER_VERSION)
         return Recovered(
             learner_version=learner_version,
             lives=dict(self._rows(_LIVES)),
             set_aside=dict(self._rows(_SET_ASIDE, learner_version)),
             newest_version=self._one(_NEWEST_VERSION),
             next_group_id=self._one(_NEXT_GROUP),
-            next_index=self._one(_NEXT_INDEX),
+            next_index=self._one(NEXT_INDEX),
             open=self._objects(OpenGroup, _OPEN),
             prompt_ids=dict(self._rows(_PROMPT_IDS)),
             ready=self._objects(StoredGroup, _READY),
             leased=self._objects(StoredGroup, _LEASED),
             counts={(state, reason): count for state, reason, count in self._rows(_COUNTS)},
             evaluations=dict(self._rows(_EVALUATIONS)),
-            left=list(self._decoded(_LEFT)),
-            rewards=self._decoded(_REWARDS),
+            left=self._rows(_LEFT),
+            rewards=self._rewards(),
         )
 
     def forgotten_before(self) -> int:
@@ -137,7 +134,7 @@ class StoreReader:
     async def evaluation_figures(self, version: int) -> dict[str, float] | None:
         """The reported metrics of an evaluation; None if it was not reported."""
         rows = await asyncio.to_thread(self._rows, _FIGURES, version)
-        return msgspec.json.decode(rows[0][0]) if rows else None
+        return rows[0][0] if rows else None
 
     async def evaluation_scores(self) -> dict[int, float]:
         """Mean pass rate of each finished evaluation, by version."""
@@ -151,21 +148,16 @@ class StoreReader:
                 raise InfrastructureError(
                     f"{self._path} no longer contains the trajectories of group {group_id}"
                 )
-            groups.append(codec.decode(rows[0][0], Group))
+            groups.append(rows[0][0])
         return groups
 
     def _objects(self, kind: type[T], query: str, *parameters: int) -> list[T]:
-        """The rows as objects of `kind`, whose fields are the columns."""
         with self._reading:
-            cursor = self._connection.execute(query, parameters)
-            names = [name for name, *_ in cursor.description]
-            rows = cursor.fetchall()
-        return [msgspec.convert(dict(zip(names, row, strict=True)), kind) for row in rows]
+            return select(self._connection, kind, query, parameters)
 
-    def _decoded(self, query: str) -> Iterator[tuple[int, list[Any]]]:
-        """(number, list) of rows with a JSON list, read when they are iterated."""
-        for number, listed in self._rows(query):
-            yield number, msgspec.json.decode(listed)
+    def _rewards(self) -> Iterator[tuple[int, list[float]]]:
+        # A generator: most runs never read them, and a long run has millions.
+        yield from self._rows(_REWARDS)
 
     def _rows(self, query: str, *parameters: int) -> list[tuple[Any, ...]]:
         with self._reading:

@@ -5,9 +5,6 @@ the version that a batch is trained on, so its step is one more. Versions of tok
 they are unknown.
 """
 
-STORE_FILE = "store.sqlite"
-"""Its name in the run's directory."""
-
 SCHEMA_VERSION = 9
 
 TABLES = """
@@ -125,7 +122,7 @@ WHEN old.state != new.state OR old.reason != new.reason BEGIN
         ON CONFLICT DO UPDATE SET number = number + 1;
 END;
 
--- The steps whose groups have no rows any more (store/compaction.py): sums over the groups of the
+-- The steps whose groups have no rows any more (store/store.py): sums over the groups of the
 -- step, and over all such steps the number of groups per age in versions (kind `age`) and per
 -- generator. Kinds `train dropped`, `eval ready` and `eval dropped` count other groups
 -- that have no rows any more, by reason.

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.schema import STORE_FILE
 
 # The last hand-out before the group was ready: earlier attempts failed without a result.
 _TIMES = (

@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any, Self
 
+from async_rl.buffer.store.connection import connect
 from async_rl.buffer.store.schema import SCHEMA_VERSION, TABLES
 from async_rl.core import codec
 from async_rl.core.checksums import sync
@@ -40,44 +41,6 @@ _PAGE_BYTES = 16384  # fewer overflow pages per trajectory than with 4 KB
 _MOVE_BYTES = 4 * 2**20  # bytes in the log after which it is moved into the file
 _COMMIT_BYTES = 4 * _PAGE_BYTES  # bytes of a commit in the log besides trajectories, roughly
 _LONGEST_LOG_PAGES = 64 * 2**20 // _PAGE_BYTES
-_BUSY_MS = 30_000  # a person who reads with plain SQL may lock the file for a while
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """Open a connection in autocommit mode, for one thread at a time. Raises InfrastructureError if
-    the file cannot be opened.
-    """
-    try:
-        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    except sqlite3.Error as error:
-        raise InfrastructureError(f"{path} cannot be opened as a store: {error}") from error
-    try:
-        connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
-        # normal, not full: after a power loss the learner resumes from its newest checkpoint, and
-        # the store is synced before a checkpoint is complete, so later commits would not be used.
-        connection.execute("PRAGMA synchronous=normal")
-    except sqlite3.Error as error:
-        connection.close()
-        raise InfrastructureError(f"{path} is not a usable store: {error}") from error
-    return connection
-
-
-def snapshot(path: Path, target: Path) -> None:
-    """Copy one moment of the store, also while it is written. Raises InfrastructureError if that
-    fails.
-    """
-    target.unlink(missing_ok=True)
-    try:
-        with (
-            contextlib.closing(connect(path)) as source,
-            contextlib.closing(sqlite3.connect(target)) as copy,
-        ):
-            source.backup(copy)
-    except sqlite3.Error as error:
-        raise InfrastructureError(
-            f"{path} cannot be copied to {target}: {error}; free disk space or grant write"
-            " permission"
-        ) from error
 
 
 class Writer:

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from async_rl.buffer.store import browse
 from async_rl.buffer.store.browse import Filter
-from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.ledger import reading
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Group
 from async_rl.runs.samples import Decode
@@ -70,10 +71,10 @@ def rows(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[dict[str, An
         page = msgspec.structs.replace(chosen, stored=True, sort="newest", before=before)
         # Read the page into memory: a slow client must not keep a transaction of a live store open,
         # because the write-ahead log could then not be shortened.
-        with browse.browsing(run_dir / STORE_FILE) as store:
-            listed = store.groups(page, most=browse.PAGE)
-            stored = [store.trajectories(row.group_id) for row in listed]
-            prompts = [store.prompt_text(row.purpose, row.prompt_id) for row in listed]
+        with reading(run_dir / STORE_FILE) as store:
+            listed = browse.page_of(store, page, most=browse.PAGE)
+            stored = [browse.trajectories(store, row.group_id) for row in listed]
+            prompts = [browse.prompt_text(store, row.purpose, row.prompt_id) for row in listed]
         for row, group, prompt in zip(listed, stored, prompts, strict=True):
             if group is not None:
                 facts = {"run": run_dir.name, "step": row.step, "state": row.state}

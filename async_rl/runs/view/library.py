@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sqlite3
 import threading
 import time
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from async_rl.buffer.store.browse import Browser, browsing
-from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.ledger import reading
 from async_rl.composition.schema import flatten
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
@@ -126,9 +127,9 @@ class RunView:
             size_bytes=_size_of(self.path, int(time.monotonic() / _SIZE_S)),
         )
 
-    def store(self) -> AbstractContextManager[Browser]:
+    def store(self) -> AbstractContextManager[sqlite3.Connection]:
         """Open one moment of its store. Raises Unavailable if it has none yet."""
-        return browsing(self.path / STORE_FILE)
+        return reading(self.path / STORE_FILE)
 
     @functools.cached_property
     def decode(self) -> Decode:

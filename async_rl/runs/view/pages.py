@@ -12,6 +12,7 @@ import numpy as np
 
 from async_rl.buffer.store import browse
 from async_rl.buffer.store.browse import Filter
+from async_rl.buffer.store.ledger import OF_GROUP, group_rows
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, Group, Trajectory
@@ -180,7 +181,7 @@ def run_page(visit: Visit) -> Content:
     ages: list[tuple[int, int]] = []
     # A run that has stored nothing yet has a page that says so.
     with contextlib.suppress(Unavailable), run.store() as store:
-        waterfall, ages = store.spans(chosen), store.ages()
+        waterfall, ages = browse.spans(store, chosen), browse.ages(store)
     shown = dict(list(waterfall.items())[:_MOST_WATERFALL])
     bars = _bars(run)
     return content | {
@@ -203,7 +204,7 @@ def sample_list(visit: Visit) -> Content:
     chosen = visit.query
     with run.store() as store:
         # One row more than a page shows whether there is a next page.
-        rows = store.groups(chosen, most=browse.PAGE + 1)
+        rows = browse.page_of(store, chosen, most=browse.PAGE + 1)
     has_more = len(rows) > browse.PAGE and chosen.sort == "newest"
     rows = rows[: browse.PAGE]
     return {
@@ -221,11 +222,11 @@ def group_page(visit: Visit) -> Content:
     run = visit.run
     group_id = visit.path["group_id"]
     with run.store() as store:
-        row = store.one_group(group_id)
+        row = next(iter(group_rows(store, OF_GROUP, group_id)), None)
         if row is None:
             raise ConfigError(f"{run.name} has no group {group_id}")
-        stored = store.trajectories(group_id)
-        prompt = store.prompt_text(row.purpose, row.prompt_id)
+        stored = browse.trajectories(store, group_id)
+        prompt = browse.prompt_text(store, row.purpose, row.prompt_id)
     return {"run": run, "row": row, "prompt": prompt, "responses": _responses(run, stored)}
 
 
@@ -235,8 +236,8 @@ def prompt_page(visit: Visit) -> Content:
     prompt_id = visit.query.prompt_id
     chosen = Filter(prompt_id=prompt_id, purpose=visit.query.purpose)
     with run.store() as store:
-        prompt = store.prompt_text(chosen.purpose, prompt_id)
-        rows = store.groups(chosen, most=browse.PAGE)
+        prompt = browse.prompt_text(store, chosen.purpose, prompt_id)
+        rows = browse.page_of(store, chosen, most=browse.PAGE)
     if not prompt and not rows:
         raise ConfigError(f"{run.name} has no prompt {prompt_id}")
     scored = [row for row in reversed(rows) if row.reward_mean is not None]
@@ -261,16 +262,18 @@ def pair_page(visit: Visit) -> Content:
     content: Content = {"first": first, "second": second, "prompt_id": prompt_id}
     with first.store() as one, second.store() as other:
         if not prompt_id:
-            common = one.common_prompts(other)
+            common = browse.common_prompts(one, other)
             return content | {
-                "common": [(known, kind, one.prompt_text(kind, known)) for known, kind in common]
+                "common": [
+                    (known, kind, browse.prompt_text(one, kind, known)) for known, kind in common
+                ]
             }
         sides = []
         for run, store in ((first, one), (second, other)):
-            row = next(iter(store.groups(chosen, most=1)), None)
-            stored = None if row is None else store.trajectories(row.group_id)
+            row = next(iter(browse.page_of(store, chosen, most=1)), None)
+            stored = None if row is None else browse.trajectories(store, row.group_id)
             sides.append((run, row, _responses(run, stored)[:_NUM_PAIRED]))
-        prompt = one.prompt_text(chosen.purpose, prompt_id)
+        prompt = browse.prompt_text(one, chosen.purpose, prompt_id)
     return content | {"sides": sides, "prompt": prompt}
 
 

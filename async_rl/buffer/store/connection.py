@@ -1,0 +1,82 @@
+"""Connections to a run's store, and its values as objects.
+
+A column `name [stored_json]` of a query is decoded JSON, and `name [stored_group]` a Group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from async_rl.core import codec
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import Group
+
+STORE_FILE = "store.sqlite"
+"""Its name in the run's directory."""
+T = TypeVar("T")
+_BUSY_MS = 30_000  # a person who reads with plain SQL may lock the file for a while
+
+# The names are of this project: converters are shared by all users of sqlite3 in a process.
+sqlite3.register_converter("stored_json", msgspec.json.decode)
+sqlite3.register_converter("stored_group", functools.partial(codec.decode, expected=Group))
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a connection in autocommit mode, for one thread at a time. Raises InfrastructureError if
+    the file cannot be opened.
+    """
+    try:
+        connection = sqlite3.connect(
+            path,
+            check_same_thread=False,
+            isolation_level=None,
+            detect_types=sqlite3.PARSE_COLNAMES,
+        )
+    except sqlite3.Error as error:
+        raise InfrastructureError(f"{path} cannot be opened as a store: {error}") from error
+    try:
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        # normal, not full: after a power loss the learner resumes from its newest checkpoint, and
+        # the store is synced before a checkpoint is complete, so later commits would not be used.
+        connection.execute("PRAGMA synchronous=normal")
+    except sqlite3.Error as error:
+        connection.close()
+        raise InfrastructureError(f"{path} is not a usable store: {error}") from error
+    return connection
+
+
+def select(
+    connection: sqlite3.Connection, kind: type[T], query: str, values: Iterable[Any] = ()
+) -> list[T]:
+    """Return the rows of a query as objects of `kind`, whose fields are the columns."""
+    cursor = connection.execute(query, tuple(values))
+    names = [name for name, *_ in cursor.description]
+    # Not strict: SQLite has 0 and 1 instead of booleans.
+    return [
+        msgspec.convert(dict(zip(names, row, strict=True)), kind, strict=False) for row in cursor
+    ]
+
+
+def snapshot(path: Path, target: Path) -> None:
+    """Copy one moment of the store, also while it is written. Raises InfrastructureError if that
+    fails.
+    """
+    target.unlink(missing_ok=True)
+    try:
+        with (
+            contextlib.closing(connect(path)) as source,
+            contextlib.closing(sqlite3.connect(target)) as copy,
+        ):
+            source.backup(copy)
+    except sqlite3.Error as error:
+        raise InfrastructureError(
+            f"{path} cannot be copied to {target}: {error}; free disk space or grant write"
+            " permission"
+        ) from error
