@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE, Connection
 from async_rl.buffer.store.ledger import GroupRow, reading
 from async_rl.buffer.store.trajectories import batch_of, batch_rows
 from async_rl.composition import schema
@@ -151,7 +151,7 @@ def _decoder(run_dir: Path) -> Decode:
 class _Side:
     """One run. metrics: rows by step; checksums: of its weights by version."""
 
-    store: sqlite3.Connection
+    store: Connection
     metrics: Rows
     decode: Decode
     checksums: Mapping[int, int]

@@ -10,12 +10,12 @@ The history of compacted groups is deleted. Only their counts are checked, and t
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
+from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import COMPACTED
 
 _NEXT = {
@@ -152,7 +152,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: list[str] = []
 
 
-def audit(connection: sqlite3.Connection, promise: Promise) -> Audit:
+def audit(connection: Connection, promise: Promise) -> Audit:
     """Read everything once. The connection must show one moment (`ledger.reading`)."""
 
     def selected(checks: tuple[tuple[str, str], ...]) -> Iterator[str]:
@@ -178,7 +178,7 @@ def audit(connection: sqlite3.Connection, promise: Promise) -> Audit:
     )
 
 
-def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
+def _histories(connection: Connection, promise: Promise) -> Iterator[str]:
     """Every change was allowed, admission kept its bound, and each history agrees with the
     state of its group.
     """
@@ -220,7 +220,7 @@ def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str
         yield f"group {group_id} has a history but no row"
 
 
-def _gaps(connection: sqlite3.Connection) -> Iterator[str]:
+def _gaps(connection: Connection) -> Iterator[str]:
     """The steps of the surviving history have no gap."""
     steps = "SELECT version FROM steps WHERE undone_s IS NULL ORDER BY version"
     versions = [version for (version,) in connection.execute(steps)]

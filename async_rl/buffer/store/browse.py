@@ -7,10 +7,10 @@ the number of newest groups that it looks at, so that a page of a long run takes
 from __future__ import annotations
 
 import itertools
-import sqlite3
 
 import msgspec
 
+from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows, histories
 from async_rl.buffer.store.trajectories import stored_advantages, stored_group
 from async_rl.core.types import Group
@@ -53,7 +53,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float
 
 
-def page_of(store: sqlite3.Connection, chosen: Filter, *, most: int = PAGE) -> list[GroupRow]:
+def page_of(store: Connection, chosen: Filter, *, most: int = PAGE) -> list[GroupRow]:
     """Return the groups that pass the filter, at most `most`."""
     where = ["purpose=?"]
     values: list[str | int] = [chosen.purpose]
@@ -89,7 +89,7 @@ def page_of(store: sqlite3.Connection, chosen: Filter, *, most: int = PAGE) -> l
     return group_rows(store, f"{tail} LIMIT ?", *values, most)
 
 
-def trajectories(store: sqlite3.Connection, group_id: int) -> tuple[Group, bytes] | None:
+def trajectories(store: Connection, group_id: int) -> tuple[Group, bytes] | None:
     """Return a group's trajectories and its stored advantages (float16, or empty); None if they
     are no longer stored.
     """
@@ -97,7 +97,7 @@ def trajectories(store: sqlite3.Connection, group_id: int) -> tuple[Group, bytes
     return None if group is None else (group, stored_advantages(store, group_id))
 
 
-def prompt_text(store: sqlite3.Connection, purpose: str, prompt_id: str) -> str:
+def prompt_text(store: Connection, purpose: str, prompt_id: str) -> str:
     """Return the text of a prompt, empty if it is unknown."""
     row = store.execute(
         "SELECT text FROM prompts WHERE purpose=? AND prompt_id=?", (purpose, prompt_id)
@@ -105,7 +105,7 @@ def prompt_text(store: sqlite3.Connection, purpose: str, prompt_id: str) -> str:
     return "" if row is None else str(row[0])
 
 
-def ages(store: sqlite3.Connection) -> list[tuple[int, int]]:
+def ages(store: Connection) -> list[tuple[int, int]]:
     """Return (age in versions, number of groups) of the newest trained groups."""
     return store.execute(
         "SELECT train_version - oldest_version AS age, count(*) FROM (SELECT train_version,"
@@ -115,7 +115,7 @@ def ages(store: sqlite3.Connection) -> list[tuple[int, int]]:
     ).fetchall()
 
 
-def spans(store: sqlite3.Connection, step: int) -> dict[int, list[Span]]:
+def spans(store: Connection, step: int) -> dict[int, list[Span]]:
     """Return, by group, the times in each state of the groups that a step trained."""
     groups = histories(store, OF_STEP, step)
     start_s = min((group.history[0].at_s for group in groups), default=0.0)
@@ -128,14 +128,14 @@ def spans(store: sqlite3.Connection, step: int) -> dict[int, list[Span]]:
     }
 
 
-def common_prompts(store: sqlite3.Connection, other: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Return (prompt id, purpose) of the prompts with responses in both stores, the newest in
+def common_prompts(store: Connection, other: Connection) -> list[tuple[str, str, str]]:
+    """Return (prompt id, purpose, text) of the prompts with responses in both stores, the newest in
     this store first.
     """
     stored = (
-        "SELECT prompt_id, purpose FROM (SELECT group_id FROM blobs ORDER BY group_id DESC"
-        " LIMIT ?) JOIN groups USING (group_id) GROUP BY prompt_id, purpose"
-        " ORDER BY max(group_id) DESC"
+        "SELECT prompt_id, purpose, text FROM (SELECT group_id FROM blobs ORDER BY group_id DESC"
+        " LIMIT ?) JOIN groups USING (group_id) JOIN prompts USING (purpose, prompt_id) GROUP BY"
+        " prompt_id, purpose ORDER BY max(group_id) DESC"
     )
-    known = set(other.execute(stored, (_COMPARED,)))
-    return [pair for pair in store.execute(stored, (_COMPARED,)) if pair in known][:PAGE]
+    known = {row[:2] for row in other.execute(stored, (_COMPARED,))}
+    return [row for row in store.execute(stored, (_COMPARED,)) if row[:2] in known][:PAGE]

@@ -21,6 +21,7 @@ from async_rl.core.types import Group
 STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 T = TypeVar("T")
+Connection = sqlite3.Connection
 _BUSY_MS = 30_000  # a person who reads with plain SQL may lock the file for a while
 
 # The names are of this project: converters are shared by all users of sqlite3 in a process.

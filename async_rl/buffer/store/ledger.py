@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.buffer.store.connection import connect, select
+from async_rl.buffer.store.connection import Connection, connect, select
 from async_rl.buffer.store.reader import LEARNER_VERSION, NEXT_INDEX
 from async_rl.buffer.store.schema import SCHEMA_VERSION
 from async_rl.core.errors import InfrastructureError, Unavailable
@@ -183,7 +183,7 @@ class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
+def reading(path: Path) -> Iterator[Connection]:
     """Open one moment of the store, read-only. Raises Unavailable if it does not exist,
     InfrastructureError if it cannot be read.
     """
@@ -206,12 +206,12 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             raise InfrastructureError(f"{path} cannot be read: {error}") from error
 
 
-def group_rows(store: sqlite3.Connection, tail: str, *values: str | int) -> list[GroupRow]:
+def group_rows(store: Connection, tail: str, *values: str | int) -> list[GroupRow]:
     """Return the groups that the rest of a query selects."""
     return select(store, GroupRow, f"{_GROUPS} {tail}", values)
 
 
-def histories(store: sqlite3.Connection, which: str, value: str | int) -> list[LedgerGroup]:
+def histories(store: Connection, which: str, value: str | int) -> list[LedgerGroup]:
     """Return groups, oldest first, with their changes of state. which: OF_GROUP, OF_PROMPT,
     OF_STATE or OF_STEP, for this value.
     """
@@ -224,12 +224,12 @@ def histories(store: sqlite3.Connection, which: str, value: str | int) -> list[L
     ]
 
 
-def left_prompts(store: sqlite3.Connection) -> tuple[LeftPrompt, ...]:
+def left_prompts(store: Connection) -> tuple[LeftPrompt, ...]:
     """Return the prompts that left the training data, oldest first."""
     return tuple(select(store, LeftPrompt, _LEFT))
 
 
-def summary(store: sqlite3.Connection) -> LedgerSummary:
+def summary(store: Connection) -> LedgerSummary:
     """Return the run in counts."""
     values = ", ".join(f"({query}) AS '{name}'" for name, query in _SUMMARY.items())
     return select(store, LedgerSummary, f"SELECT {values}")[0]

@@ -6,11 +6,10 @@ Reads only, also while the run writes. Steps that the learner undid are not part
 
 from __future__ import annotations
 
-import sqlite3
-
 import msgspec
 import numpy as np
 
+from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import OF_STEP, STEP, GroupRow, group_rows
 from async_rl.core.types import FloatArray, Group
 
@@ -44,12 +43,12 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     advantages: FloatArray | None
 
 
-def complete_steps(store: sqlite3.Connection) -> list[int]:
+def complete_steps(store: Connection) -> list[int]:
     """Return the steps whose trajectories are all in the store, in order."""
     return [version for (version,) in store.execute(_COMPLETE)]
 
 
-def batch_rows(store: sqlite3.Connection, step: int) -> list[GroupRow]:
+def batch_rows(store: Connection, step: int) -> list[GroupRow]:
     """Return the groups that a step trained, in the order of its batch; empty if the store has
     no such step, or if its rows were compacted.
     """
@@ -57,7 +56,7 @@ def batch_rows(store: sqlite3.Connection, step: int) -> list[GroupRow]:
     return group_rows(store, f"{OF_STEP} ORDER BY group_id", step)
 
 
-def batch_of(store: sqlite3.Connection, step: int) -> list[Group] | None:
+def batch_of(store: Connection, step: int) -> list[Group] | None:
     """Return the batch that a step trained, in its order, or None if its trajectories are not
     all in the store.
     """
@@ -67,20 +66,20 @@ def batch_of(store: sqlite3.Connection, step: int) -> list[Group] | None:
     return complete if complete and len(complete) == len(groups) else None
 
 
-def stored_group(store: sqlite3.Connection, group_id: int) -> Group | None:
+def stored_group(store: Connection, group_id: int) -> Group | None:
     """Return a group's trajectories, or None if they are not stored any more."""
     row = store.execute(_PAYLOAD, (group_id,)).fetchone()
     return None if row is None else row[0]
 
 
-def stored_advantages(store: sqlite3.Connection, group_id: int) -> bytes:
+def stored_advantages(store: Connection, group_id: int) -> bytes:
     """Return the float16 advantages of a group's response tokens, sample after sample; empty if
     none are stored.
     """
     return b"".join(row for (row,) in store.execute(_ADVANTAGES, (group_id,)))
 
 
-def rollouts(store: sqlite3.Connection, *, step: int | None, most: int) -> list[Rollout]:
+def rollouts(store: Connection, *, step: int | None, most: int) -> list[Rollout]:
     """Return the newest `most` stored training groups, of one step or (None) of all."""
     query = _NEWEST.format(where="" if step is None else f"AND {STEP}=?")
     rows = store.execute(query, (most,) if step is None else (step, most))
@@ -95,7 +94,7 @@ def rollouts(store: sqlite3.Connection, *, step: int | None, most: int) -> list[
     return groups
 
 
-def stored_steps(store: sqlite3.Connection) -> tuple[int, int] | None:
+def stored_steps(store: Connection) -> tuple[int, int] | None:
     """Return the first and the last step whose trajectories are stored; None without any."""
     first, last = store.execute(_STEPS).fetchone()
     return None if first is None else (first, last)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sqlite3
 import threading
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE, Connection
 from async_rl.buffer.store.ledger import reading
 from async_rl.composition.schema import flatten
 from async_rl.core.errors import ConfigError
@@ -127,7 +126,7 @@ class RunView:
             size_bytes=_size_of(self.path, int(time.monotonic() / _SIZE_S)),
         )
 
-    def store(self) -> AbstractContextManager[sqlite3.Connection]:
+    def store(self) -> AbstractContextManager[Connection]:
         """Open one moment of its store. Raises Unavailable if it has none yet."""
         return reading(self.path / STORE_FILE)
 

@@ -262,12 +262,7 @@ def pair_page(visit: Visit) -> Content:
     content: Content = {"first": first, "second": second, "prompt_id": prompt_id}
     with first.store() as one, second.store() as other:
         if not prompt_id:
-            common = browse.common_prompts(one, other)
-            return content | {
-                "common": [
-                    (known, kind, browse.prompt_text(one, kind, known)) for known, kind in common
-                ]
-            }
+            return content | {"common": browse.common_prompts(one, other)}
         sides = []
         for run, store in ((first, one), (second, other)):
             row = next(iter(browse.page_of(store, chosen, most=1)), None)
