@@ -57,26 +57,15 @@ class _Shares(NamedTuple):
     outside: float = 0.0
 
 
-_MEASURED: tuple[tuple[Role, str], ...] = (
-    ("learner", "busy_s"),
-    ("learner", "wait_s"),
-    ("generator", "busy_s"),
-    ("generator", "blocked_s"),
-    ("generator", "wait_s"),
-)
-"""Role and condition of each field of _Shares."""
-
-
-def share(
-    members: Sequence[Member], before: Sequence[Member], role: Role, condition: str
-) -> float | None:
-    """Return the mean share of time in a condition over the serving processes of a role; None if
-    unknown.
+def mean_rates(members: Sequence[Member], before: Sequence[Member], role: Role) -> dict[str, float]:
+    """Return the growth per second of each counter, mean over the serving processes of a role; the
+    counter of a condition is its share of time. Empty if unknown.
     """
     # A process that starts or exits is idle for reasons that say nothing about the balance.
     serving = [m for m in members if m.state not in ("starting", "draining", "ended")]
     known = [rates for rates in _rates(serving, before, role) if rates]
-    return sum(rates.get(condition, 0.0) for rates in known) / len(known) if known else None
+    names = {name for rates in known for name in rates}
+    return {name: sum(rates.get(name, 0.0) for rates in known) / len(known) for name in names}
 
 
 def total_rate(
@@ -96,19 +85,21 @@ def _rates(
 def _shares(members: Sequence[Member], before: Sequence[Member]) -> _Shares | None:
     """Return the shares, or None while one of them is unknown."""
     makers: Role = "gateway" if any(m.role == "gateway" for m in members) else "generator"
-    shares = [
-        share(members, before, makers if role == "generator" else role, condition)
-        for role, condition in _MEASURED
-    ]
-    known = [value for value in shares if value is not None]
-    if len(known) < len(shares):
+    learner = mean_rates(members, before, "learner")
+    generators = mean_rates(members, before, makers)
+    if not learner or not generators:
         return None
-    found = _Shares(*known)
-    # An engine is at work as soon as one of many sessions calls it.
-    num_open, num_calling = (
-        sum(m.counters.get(f"{GAUGE}sessions/{name}", 0.0) for m in (*members, *before))
-        for name in ("open", "calling")
+    found = _Shares(
+        at_work=learner.get("busy_s", 0.0),
+        waits=learner.get("wait_s", 0.0),
+        writing=generators.get("busy_s", 0.0),
+        held_back=generators.get("blocked_s", 0.0),
+        unscored=generators.get("wait_s", 0.0),
     )
+    # An engine is at work as soon as one of many sessions calls it.
+    both = (*members, *before)
+    num_open = sum(m.counters.get(f"{GAUGE}sessions/open", 0.0) for m in both)
+    num_calling = sum(m.counters.get(f"{GAUGE}sessions/calling", 0.0) for m in both)
     if not num_open:
         return found
     outside = found.writing * (1 - num_calling / num_open)

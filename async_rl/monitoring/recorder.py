@@ -5,8 +5,8 @@ Input: scalars, histograms and texts of a step, from any process, in any order.
 Output: `<run_dir>/tensorboard/`, `<run_dir>/metrics.jsonl`.
 Rules
 - A row is written when it and all rows before it are complete: the learner's part (every step
-  except 0) and the evaluation's (if one is due). `hold_s` after its last part an incomplete row is
-  written; a part that arrives later is in TensorBoard only.
+  except 0) and the evaluation's (if one is due). Ten minutes after its last part an incomplete row
+  is written; a part that arrives later is in TensorBoard only.
 - `time_s` is seconds from the start of the run to the row's first part, so a late evaluation does
   not change it; it never decreases from row to row (step 0 has only its evaluation, which may
   arrive after step 1).
@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -34,6 +34,7 @@ from async_rl.core.jsonl import line_number, lines_backwards
 from async_rl.core.os import replace_file
 from async_rl.monitoring.event_file import EventFile
 from async_rl.observability.catalogue import MetricKind, describe
+from async_rl.protocol.membership import ReportMetrics
 
 _LEARNER_PART = "reward/mean"
 _EVALUATION_PART = "eval/pass_at_1"
@@ -44,8 +45,6 @@ _DRAW_EVERY_S = 0.5
 _LOG = logging.getLogger("async_rl.metrics")
 
 Scalars = Mapping[str, float]
-Histograms = Mapping[str, Sequence[float]]
-Texts = Mapping[str, str]
 
 
 class _RowHead(msgspec.Struct, frozen=True):
@@ -68,7 +67,7 @@ class _Row(msgspec.Struct):
 
 class Recorder:
     """Writes the metrics of one run. clock: seconds; on_row: receives the scalars of each written
-    row; on_media: receives histograms and texts as they come, media of a step before its row.
+    row; on_media: receives the messages with histograms or texts, each before the row of its step.
     """
 
     def __init__(
@@ -76,13 +75,11 @@ class Recorder:
         run_dir: Path,
         config: RunConfig,
         *,
-        hold_s: float = _HOLD_S,
         clock: Callable[[], float] = time.monotonic,
         on_row: Callable[[int, Scalars], None] = lambda *_: None,
-        on_media: Callable[[int, Histograms, Texts], None] = lambda *_: None,
+        on_media: Callable[[ReportMetrics], None] = lambda *_: None,
     ) -> None:
         self._config = config
-        self._hold_s = hold_s
         self._clock = clock
         self._drawn_s = -math.inf
         self._on_row = on_row
@@ -109,36 +106,25 @@ class Recorder:
         self._jsonl.truncate(end)
         self._events.describe_run(config)
 
-    def record(
-        self,
-        step: int,
-        source: str,
-        scalars: Scalars | None = None,
-        histograms: Histograms | None = None,
-        texts: Texts | None = None,
-    ) -> None:
-        """Record one part of a step. source: the reporting process, for messages."""
-        scalars = scalars or {}
-        histograms = histograms or {}
-        texts = texts or {}
+    def record(self, message: ReportMetrics) -> None:
+        """Record one part of a step."""
+        step = message.step
         self._newest = max(self._newest, step)
-        self._report_undeclared(source, scalars, histograms, texts)
-        self._draw(step, scalars, histograms, texts)
-        if histograms or texts:
-            self._on_media(step, histograms, texts)
-        self._add_to_row(step, source, scalars)
+        self._report_undeclared(message)
+        self._draw(message)
+        if message.histograms or message.texts:
+            self._on_media(message)
+        self._add_to_row(step, message.source, message.scalars)
         self.flush()
         # The incomplete rows survive a killed supervisor.
         replace_file(self._held_path, msgspec.json.encode(self._rows))
 
-    def _report_undeclared(
-        self, source: str, scalars: Scalars, histograms: Histograms, texts: Texts
-    ) -> None:
+    def _report_undeclared(self, message: ReportMetrics) -> None:
         """Log an error for each name that the catalogue does not declare, once."""
-        kinds = {
-            MetricKind.SCALAR: scalars,
-            MetricKind.HISTOGRAM: histograms,
-            MetricKind.TEXT: texts,
+        kinds: dict[MetricKind, Iterable[str]] = {
+            MetricKind.SCALAR: message.scalars,
+            MetricKind.HISTOGRAM: message.histograms,
+            MetricKind.TEXT: message.texts,
         }
         for kind, names in kinds.items():
             for name in names:
@@ -148,21 +134,22 @@ class Recorder:
                     _LOG.error(
                         "%s wrote the %s %r, which is not declared as one in"
                         " async_rl/observability/catalogue.toml; declare it there",
-                        source,
+                        message.source,
                         kind,
                         name,
                     )
 
-    def _draw(self, step: int, scalars: Scalars, histograms: Histograms, texts: Texts) -> None:
+    def _draw(self, message: ReportMetrics) -> None:
         """Write to TensorBoard: all texts, and the numbers unless learner steps come too fast."""
-        if self._is_due(step, scalars):
-            for name, value in scalars.items():
+        step = message.step
+        if self._is_due(step, message.scalars):
+            for name, value in message.scalars.items():
                 self._events.scalar(name, value, step)
-            for name, values in histograms.items():
+            for name, values in message.histograms.items():
                 self._events.histogram(name, values, step)
-        for name, text in texts.items():
+        for name, text in message.texts.items():
             self._events.text(name, text, step)
-        if texts:
+        if message.texts:
             # Texts report events, which a person must see before the next periodic flush.
             self._events.flush()
 
@@ -200,7 +187,7 @@ class Recorder:
         while self._rows:
             step = min(self._rows)
             row = self._rows[step]
-            is_late = self._run_s() - row.last_s >= self._hold_s
+            is_late = self._run_s() - row.last_s >= _HOLD_S
             # Rows are written in order, so an incomplete one holds back those after it.
             if (row.awaited or step != self._next_step) and not is_late:
                 return
@@ -272,11 +259,6 @@ class Recorder:
             _LOG.error("%s", error)
         self._jsonl.close()
         self._events.close()
-
-    @property
-    def awaited(self) -> frozenset[tuple[int, str]]:
-        """Return (step, metric) of the missing parts of incomplete rows."""
-        return frozenset((step, name) for step, row in self._rows.items() for name in row.awaited)
 
     def _awaited(self, step: int) -> set[str]:
         awaited = set()

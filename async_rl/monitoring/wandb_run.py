@@ -8,7 +8,7 @@ keeps everything in the run's directory.
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
+from async_rl.protocol.membership import ReportMetrics
 
 _BUCKETS = 30  # as in TensorBoard
 
@@ -50,20 +51,18 @@ class WandbRun:
                 " the environment, or set monitoring.wandb=null"
             ) from error
 
-    def hold(
-        self, step: int, histograms: Mapping[str, Sequence[float]], texts: Mapping[str, str]
-    ) -> None:
+    def hold(self, message: ReportMetrics) -> None:
         """Keep histograms and texts for the next row of at least their step."""
         import wandb
 
-        for name, values in histograms.items():
+        for name, values in message.histograms.items():
             if values:
                 counts = np.histogram(values, bins=_BUCKETS)
-                self._held[name] = (step, wandb.Histogram(np_histogram=counts))
-        for name, markdown in texts.items():
+                self._held[name] = (message.step, wandb.Histogram(np_histogram=counts))
+        for name, markdown in message.texts.items():
             # As text: responses may contain HTML.
             shown = wandb.Html(f"<pre>{html.escape(markdown)}</pre>", inject=False)
-            self._held[name] = (step, shown)
+            self._held[name] = (message.step, shown)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Send the metrics of one step; steps come in order."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from async_rl.config.pools import GENERATORS, evaluates_only
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.monitoring.bottleneck import share, total_rate
+from async_rl.monitoring.bottleneck import mean_rates, total_rate
 from async_rl.planning.scaling import Decision, Steering, Window, candidates
 from async_rl.protocol.membership import Member
 from async_rl.supervision.registry import Registry
@@ -66,15 +66,15 @@ class Autoscaler:
         self._count_before = count
         if not members:
             return None
-        waits = share(members, before, "learner", "wait_s") if before else None
-        held_back = share(members, before, "generator", "blocked_s") if before else None
+        learner = mean_rates(members, before, "learner") if before else {}
+        generators = mean_rates(members, before, "generator") if before else {}
         # A count outside the configured bounds is corrected without measurements.
         is_outside = not bounds[0] <= count <= bounds[1]
-        if not is_outside and (waits is None or held_back is None):
+        if not is_outside and not (learner and generators):
             return None
         window = Window(
-            learner_waits=waits or 0.0,
-            held_back=held_back or 0.0,
+            learner_waits=learner.get("wait_s", 0.0),
+            held_back=generators.get("blocked_s", 0.0),
             tokens_per_s=total_rate(members, before, "generator", "tokens_generated"),
             others=sum(wanted.values()),
         )

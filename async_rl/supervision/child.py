@@ -57,7 +57,7 @@ class Child:
 
     is_added: it joined a live run. failure: root cause that the process reported in this life.
     expelled: reason why the learner removed it in this life. ends_run: it must not be restarted.
-    is_leaving: it was removed. is_stopping: the run is stopping.
+    is_leaving: it was removed. stopping: set once the run stops.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Child:
         launcher: Launcher,
         registry: Registry,
         liveness: Liveness,
+        stopping: asyncio.Event,
         log: logging.Logger,
         is_added: bool = False,
     ) -> None:
@@ -75,7 +76,6 @@ class Child:
         self.is_added = is_added
         self.was_ready = False
         self.is_leaving = False
-        self.is_stopping = False
         self.ends_run = False
         self.failure = ""
         self.expelled = ""
@@ -84,6 +84,7 @@ class Child:
         self._launcher = launcher
         self._registry = registry
         self._liveness = liveness
+        self._stopping = stopping
         self._log = log
 
     async def start(self) -> ProcessHandle:
@@ -138,7 +139,7 @@ class Child:
             await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
             # A learner that saves its last checkpoint may send no heartbeats; stop_s bounds that
             # time.
-            if not ended.done() and not self.is_stopping:
+            if not ended.done() and not self._stopping.is_set():
                 silence = lost.result()
                 handle.kill()
             code = await ended

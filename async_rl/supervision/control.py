@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
@@ -54,6 +56,10 @@ class StopRequest:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
+    def request(self, message: StopRun) -> None:
+        """Stop as a person requests it."""
+        (self.graceful if message.is_graceful else self.immediate).set()
+
     def _on_signal(self, number: signal.Signals) -> None:
         # A batch system may send SIGTERM twice; only a person interrupts twice on purpose.
         if self.graceful.is_set() and number == signal.SIGINT:
@@ -83,12 +89,12 @@ class ControlService:
             Register: self._register,
             Heartbeat: self._heartbeat,
             WatchMembers: self._watch_members,
-            ReportMetrics: self._report_metrics,
-            ReportFatal: self._report_fatal,
-            StartFrom: self._start_from,
-            Expel: self._expel,
+            ReportMetrics: _then_ok(self.monitor.on_metrics),
+            ReportFatal: _then_ok(self.fleet.note_fatal),
+            StartFrom: _then_ok(self.monitor.start_from),
+            Expel: _then_ok(self.fleet.expel),
             GetStatus: self._get_status,
-            StopRun: self._stop_run,
+            StopRun: _then_ok(self.stop.request),
             Scale: self._scale,
         }
 
@@ -130,26 +136,6 @@ class ControlService:
         await asyncio.sleep(len(self.registry) / _ANSWERS_PER_S)
         return self.registry.changes_since(message.known_revision)
 
-    async def _report_metrics(self, message: ReportMetrics) -> Message:
-        self.monitor.on_metrics(message)
-        return Ok()
-
-    async def _start_from(self, message: StartFrom) -> Message:
-        self.monitor.start_from(message.version)
-        return Ok()
-
-    async def _report_fatal(self, message: ReportFatal) -> Message:
-        self.log.error("%s failed: %s", message.name, message.text)
-        self.fleet.note_fatal(
-            message.name, message.text, ends_run=message.ends_run, pid=message.pid
-        )
-        return Ok()
-
-    async def _expel(self, message: Expel) -> Message:
-        self.log.warning("the learner removed %s: %s", message.name, message.reason)
-        self.fleet.expel(message.name, message.pid, message.reason)
-        return Ok()
-
     async def _get_status(self, _: GetStatus) -> Message:
         monitor = self.monitor
         return StatusReply(
@@ -171,7 +157,12 @@ class ControlService:
         self.scaler.scale(message.wanted, "as requested by a person", is_forced=message.is_forced)
         return Pools(pools=self.registry.pools())
 
-    async def _stop_run(self, message: StopRun) -> Message:
-        event = self.stop.graceful if message.is_graceful else self.stop.immediate
-        event.set()
+
+def _then_ok(act: Callable[[Any], None]) -> Handler:
+    """Return the handler of a message whose sender needs no other answer."""
+
+    async def handle(message: Message) -> Message:
+        act(message)
         return Ok()
+
+    return handle

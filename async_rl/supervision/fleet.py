@@ -25,6 +25,7 @@ from async_rl.core.errors import AsyncRLError, RunFailed
 from async_rl.core.frozen import frozen
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.buffer import ReleaseGenerator
+from async_rl.protocol.membership import Expel, ReportFatal
 from async_rl.runtime.context import RENDEZVOUS_FILE
 from async_rl.runtime.directory import Peer
 from async_rl.supervision.child import Child, End, Restarts
@@ -74,8 +75,14 @@ class Fleet:
         buffer: Peer,
         log: logging.Logger,
     ) -> None:
+        self._stopping = asyncio.Event()
         self._make_child = functools.partial(
-            Child, launcher=launcher, registry=registry, liveness=liveness, log=log
+            Child,
+            launcher=launcher,
+            registry=registry,
+            liveness=liveness,
+            stopping=self._stopping,
+            log=log,
         )
         self.children: dict[str, Child] = {spec.name: self._make_child(spec) for spec in specs}
         self._run_dir = run_dir
@@ -85,7 +92,6 @@ class Fleet:
         self._buffer = buffer
         self._log = log
         self._group = asyncio.TaskGroup()
-        self._is_stopping = False
         self.events: asyncio.Queue[Lost | Left] = asyncio.Queue()
         self.learner_done = asyncio.Event()
         self.failed: asyncio.Future[RunFailed] = asyncio.get_running_loop().create_future()
@@ -103,7 +109,7 @@ class Fleet:
     def add(self, spec: ProcessSpec) -> None:
         """Add a process to the live run. Its name must be free."""
         # A process that joins now would only delay the end of the run.
-        if self._is_stopping:
+        if self._stopping.is_set():
             return
         child = self._make_child(spec, is_added=True)
         self.children[spec.name] = child
@@ -122,27 +128,32 @@ class Fleet:
             child.kill()
         self._registry.drain(name)
 
-    def note_fatal(self, name: str, text: str, *, pid: int, ends_run: bool = False) -> None:
+    def note_fatal(self, message: ReportFatal) -> None:
         """Record the root cause that a process reports before it exits."""
-        child = self.children.get(name)
-        # The report of a process that was removed or replaced may come after its end.
-        if child is not None and child.is_life(pid):
-            child.failure = text
-            child.ends_run = child.ends_run or ends_run
+        self._log.error("%s failed: %s", message.name, message.text)
+        child = self._living(message.name, message.pid)
+        if child is not None:
+            child.failure = message.text
+            child.ends_run = child.ends_run or message.ends_run
 
-    def expel(self, name: str, pid: int, reason: str) -> None:
+    def expel(self, message: Expel) -> None:
         """Kill a generator that the learner removed; it restarts as any lost process."""
-        child = self.children.get(name)
-        # By pid: the learner may report a life that has been replaced already.
-        if child is not None and child.is_life(pid):
-            child.expelled = reason
+        self._log.warning("the learner removed %s: %s", message.name, message.reason)
+        child = self._living(message.name, message.pid)
+        if child is not None:
+            child.expelled = message.reason
             child.kill()
+
+    def _living(self, name: str, pid: int) -> Child | None:
+        """Return the process if it is still in this life: a report may come after it was removed or
+        replaced.
+        """
+        child = self.children.get(name)
+        return child if child is not None and child.is_life(pid) else None
 
     def begin_stop(self) -> None:
         """Restart no process from now on, and kill none because it is silent."""
-        self._is_stopping = True
-        for child in self.children.values():
-            child.is_stopping = True
+        self._stopping.set()
 
     def terminate_roles(self, roles: Collection[str]) -> None:
         """Send SIGTERM to the processes of these roles, and SIGKILL to those that still start.
@@ -184,7 +195,7 @@ class Fleet:
 
     async def _keep_until_left(self, child: Child) -> None:
         reason = await self._keep([child])
-        if self._is_stopping or not (child.is_leaving or reason):
+        if self._stopping.is_set() or not (child.is_leaving or reason):
             return  # it fails the run, or stops with it
         await self._release(child)
         del self.children[child.name]
@@ -198,12 +209,12 @@ class Fleet:
         Return the reason why an added process is given up; otherwise an empty string.
         """
         restarts = Restarts(self._max_restarts, self._timeouts.restart_window_s)
-        while not (self._is_stopping or children[0].is_leaving):
+        while not (self._stopping.is_set() or children[0].is_leaving):
             end = await self._live_together(children)
             if end is None:
                 self.learner_done.set()
                 return ""
-            if self._is_stopping or end.child.is_leaving:
+            if self._stopping.is_set() or end.child.is_leaving:
                 return ""
             child = end.child
             if end.is_own_failure and child.is_added and not child.was_ready:

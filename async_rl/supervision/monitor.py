@@ -12,9 +12,10 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Self
+
+from msgspec.structs import replace
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.run import RunConfig
@@ -26,6 +27,7 @@ from async_rl.monitoring.status import NOTHING_REWARDED
 from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.monitoring.wandb_run import WandbRun
 from async_rl.observability.logs import log_path
+from async_rl.protocol.learner import StartFrom
 from async_rl.protocol.membership import ReportMetrics
 from async_rl.supervision.liveness import Liveness, StallWatch
 from async_rl.supervision.registry import Registry
@@ -68,11 +70,24 @@ class Monitor:
         # If one output cannot open, the stack closes those before it.
         with contextlib.ExitStack() as outputs:
             self._recorder = _open_recorder(config, run_dir, outputs)
-            self.tensorboard_url = _open_tensorboard(config, run_dir, outputs, log)
-            # Read on the endpoint's thread: copying a dict with str keys is atomic in CPython.
-            self.prometheus_url = _open_prometheus(
-                config, run_dir, lambda: (self.step, dict(self.newest)), outputs, log
-            )
+            self.tensorboard_url = ""
+            # Neither of the two has a password.
+            host = host_for_people(config.network)
+            port = config.monitoring.tensorboard_port
+            if port is not None:
+                file = log_path(run_dir, "tensorboard")
+                board = TensorBoard([run_dir], host=host, port=port, log=file)
+                self.tensorboard_url = outputs.enter_context(contextlib.closing(board)).url
+                log.info("TensorBoard at %s", self.tensorboard_url)
+            self.prometheus_url = ""
+            port = config.monitoring.prometheus_port
+            if port is not None:
+                # Read on the endpoint's thread: copying a dict with str keys is atomic in CPython.
+                endpoint = Endpoint(
+                    host, port, run_dir.name, lambda: (self.step, dict(self.newest))
+                )
+                self.prometheus_url = outputs.enter_context(contextlib.closing(endpoint)).url
+                log.info("Prometheus endpoint at %s", self.prometheus_url)
             self._outputs = outputs.pop_all()
 
     def __enter__(self) -> Self:
@@ -108,8 +123,9 @@ class Monitor:
         self.restarted_because[name] = reason
         self._record_text("run/restarts", f"{name} is restarted: {reason}")
 
-    def start_from(self, version: int) -> None:
+    def start_from(self, message: StartFrom) -> None:
         """Continue from this learner version; numbers of later steps belong to a lost history."""
+        version = message.version
         self.step = version
         self._evaluated = {step for step in self._evaluated if step <= version}
         self._recorder.start_from(version)
@@ -131,9 +147,7 @@ class Monitor:
             self._note("run/alarm", f"step {message.step}: {NOTHING_REWARDED}", step=message.step)
         if "eval/pass_at_1" in scalars:
             self._evaluated.add(message.step)
-        self._recorder.record(
-            message.step, message.source, scalars, message.histograms, message.texts
-        )
+        self._recorder.record(replace(message, scalars=scalars))
         self.newest.update(scalars)
         self._show()
         self._news.set()
@@ -160,8 +174,15 @@ class Monitor:
         self._record_text(name, sentence, step=step)
 
     def _record_text(self, name: str, text: str, *, step: int | None = None) -> None:
-        step = self.step if step is None else step
-        self._recorder.record(step, "supervisor", texts={name: text})
+        self._recorder.record(
+            ReportMetrics(
+                source="supervisor",
+                step=self.step if step is None else step,
+                scalars={},
+                histograms={},
+                texts={name: text},
+            )
+        )
 
     def _show(self) -> None:
         self._console.progress(
@@ -175,42 +196,7 @@ class Monitor:
 def _open_recorder(config: RunConfig, run_dir: Path, outputs: contextlib.ExitStack) -> Recorder:
     project = config.monitoring.wandb
     if project is None:
-        recorder = Recorder(run_dir, config)
-    else:
-        wandb = WandbRun(project, run_dir, config)
-        outputs.callback(wandb.close)
-        recorder = Recorder(run_dir, config, on_row=wandb.log, on_media=wandb.hold)
-    outputs.callback(recorder.close)
-    return recorder
-
-
-def _open_tensorboard(
-    config: RunConfig, run_dir: Path, outputs: contextlib.ExitStack, log: logging.Logger
-) -> str:
-    """Return the URL; empty if monitoring.tensorboard_port is null."""
-    port = config.monitoring.tensorboard_port
-    if port is None:
-        return ""
-    host = host_for_people(config.network)  # it has no password
-    log_file = log_path(run_dir, "tensorboard")
-    board = TensorBoard([run_dir], host=host, port=port, log=log_file)
-    outputs.callback(board.close)
-    log.info("TensorBoard at %s", board.url)
-    return board.url
-
-
-def _open_prometheus(
-    config: RunConfig,
-    run_dir: Path,
-    newest: Callable[[], tuple[int, dict[str, float]]],
-    outputs: contextlib.ExitStack,
-    log: logging.Logger,
-) -> str:
-    """Return the URL; empty without monitoring.prometheus_port."""
-    port = config.monitoring.prometheus_port
-    if port is None:
-        return ""
-    endpoint = Endpoint(host_for_people(config.network), port, run_dir.name, newest)
-    outputs.callback(endpoint.close)
-    log.info("Prometheus endpoint at %s", endpoint.url)
-    return endpoint.url
+        return outputs.enter_context(contextlib.closing(Recorder(run_dir, config)))
+    wandb = outputs.enter_context(contextlib.closing(WandbRun(project, run_dir, config)))
+    recorder = Recorder(run_dir, config, on_row=wandb.log, on_media=wandb.hold)
+    return outputs.enter_context(contextlib.closing(recorder))

@@ -140,12 +140,10 @@ class Registry:
         if entry is None:
             return
         member = entry.member
-        ended = Member(
-            name=name, role=member.role, pid=member.pid, state=ENDED, since_s=time.time()
-        )
         # A fresh entry: its next life starts without counters, devices and address.
-        now_s = self.clock()
-        self._entries[name] = _Entry(member=ended, heard_s=now_s, advanced_s=now_s)
+        self._enter(
+            Member(name=name, role=member.role, pid=member.pid, state=ENDED, since_s=time.time())
+        )
         self._serving.pop(name, None)
         self._publish(name)
 

@@ -50,6 +50,7 @@ from async_rl.protocol.learner import (
     SyncVersion,
     TakeBatch,
 )
+from async_rl.protocol.membership import ReportMetrics
 
 BATCH, SAMPLES, TOKENS, PROMPT = 8, 2, 64, 16
 CHECKPOINT_STEPS = 10
@@ -188,7 +189,15 @@ class _Run:
         self.buffer_s.append(time.process_time() - started)
         started = time.process_time()
         scalars = {name: random.random() for name in _NAMES}
-        self._recorder.record(self.version, "learner-0", {**scalars, "reward/mean": 0.5})
+        self._recorder.record(
+            ReportMetrics(
+                source="learner-0",
+                step=self.version,
+                scalars={**scalars, "reward/mean": 0.5},
+                histograms={},
+                texts={},
+            )
+        )
         self.metrics_s.append(time.process_time() - started)
 
 

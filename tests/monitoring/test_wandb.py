@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 from composing import compose
+from test_recorder import Recorder
 
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.launchers.preflight.checks import preflight
-from async_rl.monitoring.recorder import Recorder
 from async_rl.monitoring.wandb_run import WandbRun
+from async_rl.protocol.membership import ReportMetrics
 
 MACHINE = Machine(cores=(0, 1), memory_mb=64_000, num_gpus=0)
 
@@ -62,8 +63,10 @@ def test_a_run_is_kept_offline_with_numbers_histograms_and_samples(
     wandb = pytest.importorskip("wandb", reason="wandb is not installed; see above")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = WandbRun("tests", tmp_path, config)
-    run.hold(2, {"reward/samples": [0.0, 1.0, 1.0], "length/responses": []}, {})
-    run.hold(1, {}, {"samples/training": "a <b> c"})
+    histograms = {"reward/samples": [0.0, 1.0, 1.0], "length/responses": []}
+    texts = {"samples/training": "a <b> c"}
+    run.hold(ReportMetrics(source="learner-0", step=2, scalars={}, histograms=histograms, texts={}))
+    run.hold(ReportMetrics(source="buffer", step=1, scalars={}, histograms={}, texts=texts))
     for step in (1, 2, 3):
         run.log(step, {"reward/mean": 0.25})
     run.close()

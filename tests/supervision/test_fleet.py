@@ -15,7 +15,7 @@ from async_rl.core.types import Role
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import ReleaseGenerator
-from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.protocol.membership import Heartbeat, Register, ReportFatal
 from async_rl.supervision.fleet import Fleet, Left, Lost
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
@@ -156,6 +156,9 @@ class World:
     def left(self) -> list[tuple[str, str]]:
         return [(e.spec.name, e.reason) for e in self.events if isinstance(e, Left)]
 
+    def fails(self, process: Scripted, name: str, text: str) -> None:
+        self.fleet.note_fatal(ReportFatal(name=name, pid=process.pid, text=text))
+
     def register(self, process: Scripted) -> None:
         self.registry.register(
             Register(name=f"{self.role}-0", role=self.role, pid=process.pid, address="tcp://x")
@@ -232,9 +235,7 @@ def test_a_process_that_was_ready_is_started_again_until_the_limit(tmp_path: Pat
 
 def test_a_process_that_never_was_ready_ends_the_run_with_its_root_cause(tmp_path: Path) -> None:
     def fails(world: World, process: Scripted) -> None:
-        world.fleet.note_fatal(
-            "buffer-0", "DataError: rows.jsonl line 3 has no prompt", pid=process.pid
-        )
+        world.fails(process, "buffer-0", "DataError: rows.jsonl line 3 has no prompt")
         process.end(1)
 
     async def main() -> tuple[str, int]:
@@ -275,7 +276,7 @@ def test_a_learner_that_tells_its_own_error_ends_the_run_even_after_it_was_ready
 ) -> None:
     def fails_when_ready(world: World, process: Scripted) -> None:
         world.register(process)
-        world.fleet.note_fatal("learner-0", "NonFiniteError: step 3", pid=process.pid)
+        world.fails(process, "learner-0", "NonFiniteError: step 3")
         process.end(1)
 
     async def main() -> tuple[str, int]:
@@ -293,8 +294,7 @@ def test_the_report_of_an_earlier_life_is_not_that_of_the_present_one(tmp_path: 
         if len(world.launcher.started) == 1:
             process.end(-9)
             return
-        earlier = world.launcher.started[0].pid
-        world.fleet.note_fatal("learner-0", "Superseded: another life", pid=earlier)
+        world.fails(world.launcher.started[0], "learner-0", "Superseded: another life")
         process.end(-9 if len(world.launcher.started) == 2 else 0)
 
     async def main() -> int:
@@ -336,9 +336,7 @@ def test_ranks_of_the_learner_end_and_start_together_and_the_lost_one_is_the_cau
             )
         )
         if num == 2:
-            world.fleet.note_fatal(
-                "learner-0", "RuntimeError: connection closed by peer", pid=process.pid
-            )
+            world.fails(process, "learner-0", "RuntimeError: connection closed by peer")
             world.launcher.started[0].end(1)
             asyncio.get_running_loop().call_later(0.05, world.launcher.started[1].end, -9)
         if num == 4:

@@ -35,7 +35,7 @@ def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_pat
         leaving.terminate()
         assert await leaving.until_left(timeout_s=10)
         assert [(p.live, p.draining) for p in world.registry.pools()] == [(1, 0)]
-        world.fleet.note_fatal("verifier-1", "a report that came late", pid=1)
+        world.fails(Scripted(1), "verifier-1", "a report that came late")
         assert list(world.fleet.children) == ["verifier-0"]
         world.fleet.add(spec("verifier", 1))
         while len(world.registry.directory.members) < 2:
@@ -76,7 +76,7 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
         if process.pid == 1000:
             world.register(process)
         else:
-            world.fleet.note_fatal("generator-1", "OutOfMemory: 9 GB", pid=process.pid)
+            world.fails(process, "generator-1", "OutOfMemory: 9 GB")
             process.end(1)
 
     async def main() -> Lost | Left:

@@ -54,7 +54,14 @@ class CountingRegistry(Registry):
         return super().members
 
 
-class CountingMonitor:
+class Unused:
+    """The parts that answer messages of other tests."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class CountingMonitor(Unused):
     num_refreshes = 0
 
     def refresh(self) -> None:
@@ -66,7 +73,7 @@ def service(tmp_path: Path) -> ControlService:
     async def make() -> ControlService:
         registry = CountingRegistry()
         liveness = Liveness(registry, CONFIG.timeouts, is_local=True)
-        unused: Any = None
+        unused: Any = Unused()
         monitor: Any = CountingMonitor()
         return ControlService(
             config=CONFIG,
