@@ -178,7 +178,7 @@ def test_client_that_leaves_a_batch_takes_all_its_programs_along() -> None:
             await asyncio.gather(waiting, return_exceptions=True)
             await _until(lambda: service.num_admitted == 0)
             assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
-            assert (service.num_done, service.cells.num_replaced) == (1, 0)
+            assert (service.num_judged.total(), service.cells.num_replaced) == (1, 0)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -355,7 +355,7 @@ def test_client_asks_the_server_with_the_fewest_of_its_programs() -> None:
             client.update_servers([busy, free])
             for _ in range(5):
                 assert await client.verify(PROBLEM, GOOD) == PASSES
-            assert (busy_service.num_done, free_service.num_done) == (0, 5)
+            assert (busy_service.num_judged.total(), free_service.num_judged.total()) == (0, 5)
             assert await slow == PASSES
             await client.close()
 

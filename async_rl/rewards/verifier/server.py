@@ -12,6 +12,7 @@ disconnects end with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import struct
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -67,12 +69,12 @@ def build_app(
         service.admit(1)
         return _reply(request, await admitted(request, service.verify(program)))
 
-    async def verify_batch(request: Request) -> Response:
+    async def verify_batch(request: Request) -> ASGIApp:
         batch = await _read(request, BatchRequest)
         # A batch is admitted whole or not at all: a client can repeat a refused batch, but not a
         # part of it.
         service.admit(len(batch.requests))
-        return _Batch(service, batch.requests, is_packed=_is_packed(request))
+        return partial(_send_batch, service, batch.requests, request)
 
     async def foreign(form: type[Form], request: Request) -> Response:
         body = await _read(request, form)
@@ -93,7 +95,7 @@ def build_app(
         return _reply(request, service.health())
 
     async def metrics(_: Request) -> Response:
-        return Response(service.metrics.text(), media_type=_PROMETHEUS)
+        return Response(service.metrics(), media_type=_PROMETHEUS)
 
     app = Starlette(
         routes=[
@@ -108,124 +110,93 @@ def build_app(
         ],
         exception_handlers={Refused: _refuse, ClientDisconnect: _disconnected},
     )
-    return _Guard(app, token, known)
+    return _guarded(app, token, known)
 
 
-class _Guard:
-    """Lets a request pass if it has the token in its header or at the start of its path.
-
-    The token is removed from the path. A request without it is refused before its body is read, and
-    its connection is closed.
+def _guarded(app: ASGIApp, token: str, known: Callable[[Any], None]) -> ASGIApp:
+    """Let a request pass if it has the token, which is removed from its path; else end its
+    connection.
     """
 
-    def __init__(self, app: ASGIApp, token: str, known: Callable[[Any], None]) -> None:
-        self._app, self._token, self._known = app, token.encode(), known
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            token = _bearer_token(scope)
+            given = Headers(scope=scope).get("authorization", "").partition("Bearer ")[2]
             if scope["path"].startswith(_TOKEN_PATH):
-                in_path, _, rest = scope["path"].removeprefix(_TOKEN_PATH).partition("/")
-                token = in_path.encode()
+                given, _, rest = scope["path"].removeprefix(_TOKEN_PATH).partition("/")
                 scope = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
             # In constant time, because a comparison that stops early shows how much of the token is
             # right.
-            if not hmac.compare_digest(token, self._token):
-                refused = Refused(
-                    401, "the token is missing or wrong: send Authorization: Bearer <token>"
+            if not hmac.compare_digest(given.encode(), token.encode()):
+                # Before the body is read: only a client with the token may fill the memory.
+                refused = _error(
+                    Refused(
+                        401, "the token is missing or wrong: send Authorization: Bearer <token>"
+                    )
                 )
-                response = _error(refused)
-                response.headers["Connection"] = "close"
-                await response(scope, receive, send)
+                refused.headers["Connection"] = "close"
+                await refused(scope, receive, send)
                 return
             # From here on the connection is exempt from the limits of unknown connections
             # (serving.py).
-            self._known(scope["client"])
-        await self._app(scope, receive, send)
+            known(scope["client"])
+        await app(scope, receive, send)
+
+    return guarded
 
 
-def _bearer_token(scope: Scope) -> bytes:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            scheme, _, token = bytes(value).partition(b" ")
-            return token if scheme == b"Bearer" else b""
-    return b""
+async def _send_batch(
+    service: VerifierService,
+    requests: Sequence[VerifyRequest],
+    request: Request,
+    _scope: Scope,
+    _receive: Receive,
+    send: Send,
+) -> None:
+    """Send results in the order of completion; results that finish together share a piece."""
+    is_packed = _is_packed(request)
 
+    async def verify(index: int, program: VerifyRequest) -> bytes:
+        line = BatchLine(index=index, response=await service.verify(program))
+        if not is_packed:
+            return msgspec.json.encode(line) + b"\n"
+        data = msgspec.msgpack.encode(line)
+        return struct.pack("<I", len(data)) + data
 
-class _Batch(Response):
-    """Results in the order of completion; results that finish together share a piece.
+    finished: asyncio.Queue[asyncio.Task[bytes]] = asyncio.Queue()
 
-    Releases the admission of each finished program.
-    """
+    async def send_lines() -> None:
+        kind = MSGPACK if is_packed else _NDJSON
+        headers = [(b"content-type", kind.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        num_left = len(tasks)
+        while num_left:
+            done = [await finished.get()]
+            # After the last result no other can share the piece, so waiting would only delay the
+            # answer.
+            if num_left > 1:
+                await asyncio.sleep(_LINGER_S)
+            while not finished.empty():
+                done.append(finished.get_nowait())
+            num_left -= len(done)
+            # A fault of ours breaks the answer off, so that the client tries another verifier.
+            body = b"".join(task.result() for task in done)
+            await send({"type": "http.response.body", "body": body, "more_body": num_left > 0})
 
-    def __init__(
-        self, service: VerifierService, requests: Sequence[VerifyRequest], *, is_packed: bool
-    ) -> None:
-        self.status_code, self.background, self.body = 200, None, b""
-        self._service, self._requests = service, requests
-        self._encode = _packed_line if is_packed else _json_line
-        self.media_type = MSGPACK if is_packed else _NDJSON
-        self.raw_headers = [(b"content-type", self.media_type.encode())]
-        self._finished: asyncio.Queue[bytes | BaseException] = asyncio.Queue()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tasks = [
-            asyncio.create_task(self._verify(index, request), name=f"verify-{index}")
-            for index, request in enumerate(self._requests)
-        ]
+    tasks = [
+        asyncio.create_task(verify(index, program), name=f"verify-{index}")
+        for index, program in enumerate(requests)
+    ]
+    for task in tasks:
+        # Not in the task itself: a task that is cancelled before it starts runs no code.
+        task.add_done_callback(lambda _: service.release(1))
+        task.add_done_callback(finished.put_nowait)
+    try:
+        with contextlib.suppress(ClientDisconnect):
+            await while_connected(request, send_lines())
+    finally:
         for task in tasks:
-            # Not in the task itself: a task that is cancelled before it starts runs no code.
-            task.add_done_callback(self._on_done)
-        leaving = asyncio.create_task(self._watch_client(receive), name="client leaves")
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            num_left = len(tasks)
-            while num_left:
-                lines = await self._next_lines(is_last=num_left == 1)
-                num_left -= len(lines)
-                body, has_more = b"".join(lines), num_left > 0
-                await send({"type": "http.response.body", "body": body, "more_body": has_more})
-        except ClientDisconnect:
-            return
-        finally:
-            for task in (leaving, *tasks):
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _next_lines(self, *, is_last: bool) -> list[bytes]:
-        """Results that are finished, at least one. Raises ClientDisconnect, or our own fault.
-
-        A fault breaks the answer off, so that the client tries another verifier.
-        """
-        finished = [await self._finished.get()]
-        # After the last result no other can share the piece, so waiting would only delay the
-        # answer.
-        if not is_last:
-            await asyncio.sleep(_LINGER_S)
-        while not self._finished.empty():
-            finished.append(self._finished.get_nowait())
-        lines = []
-        for line in finished:
-            if isinstance(line, BaseException):
-                raise line
-            lines.append(line)
-        return lines
-
-    async def _verify(self, index: int, request: VerifyRequest) -> None:
-        response = await self._service.verify(request)
-        self._finished.put_nowait(self._encode(BatchLine(index=index, response=response)))
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._service.release(1)
-        if not task.cancelled():
-            fault = task.exception()
-            if fault is not None:
-                self._finished.put_nowait(fault)
-
-    async def _watch_client(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._finished.put_nowait(ClientDisconnect())
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _read(request: Request, expected: type[T]) -> T:
@@ -264,15 +235,6 @@ def _reply(request: Request, value: msgspec.Struct) -> Response:
 
 def _json_response(value: msgspec.Struct | Reply) -> Response:
     return Response(msgspec.json.encode(value), media_type=_JSON)
-
-
-def _packed_line(line: BatchLine) -> bytes:
-    data = msgspec.msgpack.encode(line)
-    return struct.pack("<I", len(data)) + data
-
-
-def _json_line(line: BatchLine) -> bytes:
-    return msgspec.json.encode(line) + b"\n"
 
 
 def _error(refused: Refused) -> Response:

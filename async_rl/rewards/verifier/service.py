@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from async_rl.core.errors import InfrastructureError, RewardError, Unsupported, root_cause
 from async_rl.core.types import Verdict
@@ -34,27 +35,18 @@ from async_rl.rewards.verifier.protocol import (
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.sandbox.cells import Cells
 
-T = TypeVar("T")
 SLOW_S = 0.5
 """Most programs take a hundredth of this; one that uses its limit up takes ten times as long."""
 
+# From the quickest program to the largest time limit, two or three buckets per factor of ten.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-_GAUGES: dict[str, tuple[str, Callable[[Health], float]]] = {
-    "queued": ("programs that wait for a cell", lambda health: health.queued),
-    "running": ("programs in a cell", lambda health: health.running),
-    "cells": ("programs that may run side by side", lambda health: health.cells),
-    "level": (
-        "strength of the jail: 1 namespaces, 2 Landlock and seccomp, 3 nothing",
-        lambda health: health.level,
-    ),
-    "draining": (
-        "1 while the verifier finishes and refuses new work",
-        lambda health: health.status == "draining",
-    ),
-    "cells_replaced": (
-        "cells that broke and were replaced since the start",
-        lambda health: health.cells_replaced,
-    ),
+_GAUGES = {
+    "queued": "programs that wait for a cell",
+    "running": "programs in a cell",
+    "cells": "programs that may run side by side",
+    "level": "strength of the jail: 1 namespaces, 2 Landlock and seccomp, 3 nothing",
+    "draining": "1 while the verifier finishes and refuses new work",
+    "cells_replaced": "cells that broke and were replaced since the start",
 }
 
 
@@ -64,49 +56,6 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-class ServiceMetrics:
-    """Counters of one verifier. health: returns its present state."""
-
-    def __init__(self, health: Callable[[], Health]) -> None:
-        self._registry = CollectorRegistry()
-        verdicts = Counter(
-            "verifier_verdicts", "programs judged, by verdict", ["verdict"], registry=self._registry
-        )
-        self._verdicts = {verdict: verdicts.labels(verdict.value) for verdict in Verdict}
-        self._refused = Counter(
-            "verifier_refused",
-            "requests refused, by HTTP status",
-            ["status"],
-            registry=self._registry,
-        )
-        self._seconds = Histogram(
-            "verifier_seconds",
-            "seconds from a program's admission to its verdict",
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        for name, (meaning, read) in _GAUGES.items():
-            Gauge(f"verifier_{name}", meaning, registry=self._registry).set_function(
-                lambda read=read: float(read(health()))  # type: ignore[misc]
-            )
-
-    def count_verdict(self, verdict: Verdict) -> None:
-        """Count one judged program."""
-        self._verdicts[verdict].inc()
-
-    def count_refused(self, status: int) -> None:
-        """Count one refused request."""
-        self._refused.labels(str(status)).inc()
-
-    def observe_s(self, seconds: float) -> None:
-        """Record the time of one program, its wait included."""
-        self._seconds.observe(seconds)
-
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text form."""
-        return generate_latest(self._registry)
 
 
 class VerifierService:
@@ -137,11 +86,20 @@ class VerifierService:
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_draining = False
-        self.num_done = 0
-        self.num_infrastructure_errors = 0
         self.num_admitted = 0
         self.num_running = 0
-        self.metrics = ServiceMetrics(self.health)
+        self.num_refused: Counter[int] = Counter()
+        # Each from the start: a rate over a series that appears later misses its first program.
+        self.num_judged = Counter(dict.fromkeys(Verdict, 0))
+        # Not the registry of the process, so that a process can hold several verifiers.
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._seconds = Histogram(
+            "verifier_seconds",
+            "seconds from a program's admission to its verdict",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
 
     async def require(self, request: VerifyRequest) -> None:
         """Refuse a program that cannot be judged on this machine."""
@@ -158,10 +116,10 @@ class VerifierService:
         fit otherwise.
         """
         if self._is_draining:
-            self.metrics.count_refused(503)
+            self.num_refused[503] += 1
             raise Refused(503, "this verifier is shutting down; use another one")
         if self.num_admitted and self.num_admitted + count > self.queue_size + self.num_cells:
-            self.metrics.count_refused(429)
+            self.num_refused[429] += 1
             raise Refused(
                 429,
                 f"the verifier has {self.num_admitted} programs, and its queue holds"
@@ -183,61 +141,51 @@ class VerifierService:
 
         Infrastructure failures and failures of functions are responses too.
         """
-        # A sample for reward functions needs no jail: functions run in their own process, outside
-        # the cells.
-        if request.sample is None:
-            response = await self._judge(
-                lambda: self.judge.verify(request),
-                lambda error: infrastructure_response(
-                    str(error), self.cells.level, is_final=isinstance(error, Unsupported)
-                ),
-            )
-        else:
+        # A sample for reward functions needs no jail: functions run in their own process.
+        if request.sample is not None:
             response = await self._score(request.functions, request.sample)
-        self._count(response.verdict)
+        else:
+            try:
+                async with self._cell():
+                    response = await self.judge.verify(request)
+            except InfrastructureError as error:
+                is_final = isinstance(error, Unsupported)
+                level = self.cells.level
+                response = infrastructure_response(str(error), level, is_final=is_final)
+        self.num_judged[response.verdict] += 1
         return response
 
     async def _score(self, names: list[str], sample: RewardSample) -> VerifyResponse:
         """Call reward functions. They take no cell, so that slow ones delay no program."""
-        started = time.monotonic()
-        response = VerifyResponse(verdict=Verdict.PASS, tests=[], level=self.cells.level)
+        scores: dict[str, dict[str, float]] = {}
+        failure = ""
         try:
             if self._functions is None:
                 raise RewardError(
                     "this verifier has no reward functions; start it with reward.terms"
                 )
-            with self._activity("scoring"):
+            with self._seconds.time(), self._activity("scoring"):
                 scores = await self._functions.score(names, sample)
-            response = msgspec.structs.replace(response, scores=scores)
         # The group of functions raises an ExceptionGroup; the response names its first cause.
         except* RewardError as errors:
-            failure, verdict = str(root_cause(errors)), Verdict.INFRASTRUCTURE_ERROR
-            response = msgspec.structs.replace(response, verdict=verdict, failure=failure)
-        finally:
-            self.metrics.observe_s(time.monotonic() - started)
-        return response
+            failure = str(root_cause(errors))
+        return VerifyResponse(
+            verdict=Verdict.INFRASTRUCTURE_ERROR if failure else Verdict.PASS,
+            tests=[],
+            level=self.cells.level,
+            scores=scores,
+            failure=failure,
+        )
 
     async def run(self, request: VerifyRequest, stdin: str) -> Ran:
         """Run one admitted program on one standard input; the request's tests are not used."""
-        ran = await self._judge(
-            lambda: self.judge.run(request, stdin),
-            lambda error: Ran(verdict=Verdict.INFRASTRUCTURE_ERROR, output=b"", message=str(error)),
-        )
-        self._count(ran.verdict)
-        return ran
-
-    async def _judge(
-        self, work: Callable[[], Awaitable[T]], failed: Callable[[InfrastructureError], T]
-    ) -> T:
-        started = time.monotonic()
         try:
             async with self._cell():
-                with self._activity("judging"):
-                    return await work()
+                ran = await self.judge.run(request, stdin)
         except InfrastructureError as error:
-            return failed(error)
-        finally:
-            self.metrics.observe_s(time.monotonic() - started)
+            ran = Ran(verdict=Verdict.INFRASTRUCTURE_ERROR, output=b"", message=str(error))
+        self.num_judged[ran.verdict] += 1
+        return ran
 
     @asynccontextmanager
     async def _cell(self) -> AsyncIterator[None]:
@@ -245,11 +193,13 @@ class VerifierService:
 
         Raises InfrastructureError after `queue_timeout_s`.
         """
+        started = time.monotonic()
         try:
             # Without a deadline if a cell is free: a timer costs more than the semaphore.
             async with asyncio.timeout(self.queue_timeout_s if self._free.locked() else None):
                 await self._free.acquire()
         except TimeoutError as error:
+            self._seconds.observe(time.monotonic() - started)
             raise InfrastructureError(
                 f"no cell was free within {self.queue_timeout_s:g} s; add verifiers or cells"
             ) from error
@@ -259,28 +209,25 @@ class VerifierService:
             nonlocal has_moved
             # Without a spare place the program keeps its place: the cells are then all in use.
             if self._num_spare:
-                self._num_spare, has_moved = self._num_spare - 1, True
+                self._num_spare -= 1
+                has_moved = True
                 self._free.release()
 
         self.num_running += 1
         slow = asyncio.get_running_loop().call_later(SLOW_S, move)
         try:
-            yield
+            with self._activity("judging"):
+                yield
         finally:
             slow.cancel()
             self.num_running -= 1
+            self._seconds.observe(time.monotonic() - started)
             # Its place was released when the program moved; a second release would let more than
             # `num_cells` quick programs run.
             if has_moved:
                 self._num_spare += 1
             else:
                 self._free.release()
-
-    def _count(self, verdict: Verdict) -> None:
-        self.num_done += 1
-        if verdict is Verdict.INFRASTRUCTURE_ERROR:
-            self.num_infrastructure_errors += 1
-        self.metrics.count_verdict(verdict)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work and wait for admitted programs; False if some are left in the end."""
@@ -303,8 +250,29 @@ class VerifierService:
             cells=self.num_cells,
             queued=self.num_admitted - self.num_running,
             running=self.num_running,
-            done=self.num_done,
-            infrastructure_errors=self.num_infrastructure_errors,
+            done=self.num_judged.total(),
+            infrastructure_errors=self.num_judged[Verdict.INFRASTRUCTURE_ERROR],
             cells_replaced=self.judge.num_replaced,
             reasons=list(self.cells.reasons),
         )
+
+    def metrics(self) -> bytes:
+        """All metrics in the text form of Prometheus."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The counters and gauges, as the registry asks for them."""
+        verdicts = CounterMetricFamily(
+            "verifier_verdicts", "programs judged, by verdict", labels=["verdict"]
+        )
+        for verdict, count in self.num_judged.items():
+            verdicts.add_metric([verdict], count)
+        refused = CounterMetricFamily(
+            "verifier_refused", "requests refused, by HTTP status", labels=["status"]
+        )
+        for status, count in self.num_refused.items():
+            refused.add_metric([str(status)], count)
+        yield from (verdicts, refused)
+        values = msgspec.structs.asdict(self.health()) | {"draining": self._is_draining}
+        for name, meaning in _GAUGES.items():
+            yield GaugeMetricFamily(f"verifier_{name}", meaning, value=float(values[name]))

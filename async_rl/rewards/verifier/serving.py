@@ -18,6 +18,7 @@ import logging
 import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ _MOST_CONNECTIONS = 4096
 _OWN_DESCRIPTORS = 48
 _CELL_DESCRIPTORS = 140
 """A job of 64 streams has a file for each input and each output."""
-ACCEPTED_AT_ONCE = 16
+_ACCEPTED_AT_ONCE = 16
 """asyncio accepts this many connections before it runs anything else, whatever the limit is."""
 _LOGGED, _LOGGED_S = 5, 60.0
 
@@ -112,9 +113,13 @@ async def serve(
 
     ready: called with the URL once requests are accepted.
     """
-    intake = Intake.for_cells(2 * service.num_cells)
-    app, url = build_app(service, token, intake.known), url_of(listener)
-    http = serving(app, listener, accepted_at_once=ACCEPTED_AT_ONCE, protocol=intake.protocol)
+    intake, url = _Intake(2 * service.num_cells), url_of(listener)
+    http = serving(
+        build_app(service, token, intake.know),
+        listener,
+        accepted_at_once=_ACCEPTED_AT_ONCE,
+        protocol=partial(_Connection, intake),
+    )
     async with sparse_logs(), http as server:
         await ready(url)
         stopped = asyncio.create_task(stopping.wait(), name="stopping")
@@ -127,63 +132,46 @@ async def serve(
             log.warning("left with programs unfinished after %g s", service.queue_timeout_s)
 
 
-class Intake:
-    """The connections of one server. limit: of known and unknown ones together."""
+class _Intake:
+    """The connections of one server, as many as descriptors are left by its cells."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._unknown: dict[Any, _Connection] = {}
-        self._num_open = 0
-
-    @classmethod
-    def for_cells(cls, num_cells: int) -> Intake:
-        """As many connections as descriptors are left, after raising their limit."""
+    def __init__(self, num_cells: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        reserved = _OWN_DESCRIPTORS + _CELL_DESCRIPTORS * num_cells + ACCEPTED_AT_ONCE
-        most = _MOST_CONNECTIONS if hard < 0 else min(_MOST_CONNECTIONS, hard - reserved)
-        # asyncio accepts this many connections whatever the limit is, so a smaller limit has no
-        # effect.
-        return cls(max(most, ACCEPTED_AT_ONCE))
+        left = hard - _OWN_DESCRIPTORS - _CELL_DESCRIPTORS * num_cells - _ACCEPTED_AT_ONCE
+        # A negative hard limit means no limit. asyncio accepts some connections whatever the limit
+        # is, so a smaller limit has no effect.
+        most = _MOST_CONNECTIONS if hard < 0 else min(_MOST_CONNECTIONS, left)
+        self._limit = max(most, _ACCEPTED_AT_ONCE)
+        self._num_open = 0
+        # By address, which is all that the application knows about the connection of a request.
+        self.unknown: dict[Any, _Connection] = {}
 
-    def protocol(self, **options: Any) -> asyncio.Protocol:
-        """The protocol of a new connection, as uvicorn requests it."""
-        return _Connection(self, **options)
-
-    def known(self, client: Any) -> None:
+    def know(self, client: Any) -> None:
         """Keep the connection of this address: it has shown the token."""
-        self._unknown.pop(_key(client), None)
-
-    def is_unknown(self, connection: _Connection) -> bool:
-        """True until the connection has shown the token."""
-        return _key(connection.client) in self._unknown
+        self.unknown.pop(client, None)
 
     def opened(self, connection: _Connection) -> None:
         """Count a connection; end the oldest unknown one if there are too many."""
         self._num_open += 1
-        self._unknown[_key(connection.client)] = connection
-        if self._num_open > self.limit:
+        self.unknown[connection.client] = connection
+        if self._num_open > self._limit:
             # Removed now: its end is reported later, and it must not be aborted twice.
-            self._unknown.pop(next(iter(self._unknown))).transport.abort()
+            self.unknown.pop(next(iter(self.unknown))).transport.abort()
 
     def closed(self, connection: _Connection) -> None:
         """Count a connection as gone."""
         self._num_open -= 1
-        self._unknown.pop(_key(connection.client), None)
-
-
-def _key(client: Any) -> Any:
-    return tuple(client) if client else None
+        self.unknown.pop(connection.client, None)
 
 
 class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's protocol with the limits of an unknown connection."""
 
-    def __init__(self, intake: Intake, **options: Any) -> None:
+    def __init__(self, intake: _Intake, **options: Any) -> None:
         super().__init__(**options)
         self._intake = intake
         self._num_bytes = 0
-        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the time limit for the client's token."""
@@ -194,8 +182,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection."""
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._deadline.cancel()
         # Aborted connections are counted here too; otherwise they would use up the limit.
         self._intake.closed(self)
         super().connection_lost(error)
@@ -213,7 +200,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def _end_if_unknown(self) -> None:
         # A connection that has shown the token has neither limit: server.py limits the size and the
         # time of its body.
-        if self._intake.is_unknown(self):
+        if self.client in self._intake.unknown:
             self.transport.abort()
 
 
