@@ -20,55 +20,7 @@ from dataclasses import replace
 
 from async_rl.buffer.groups import OpenGroup
 from async_rl.buffer.replay import Replay
-from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, GroupState, Purpose
-
-
-@frozen
-class Gate:
-    """The bound on how far generation may run ahead of training."""
-
-    groups_per_step: int
-    max_staleness_versions: int
-    num_steps: int
-
-    @property
-    def max_active(self) -> int:
-        """Training groups that may be active at one time."""
-        return (self.max_staleness_versions + 1) * self.groups_per_step
-
-    def refusal(self, *, ahead: int, learner_version: int, generator_version: int) -> str:
-        """Return why a generator at this version may not start a group with `ahead` active groups
-        before it, or an empty string if it may.
-        """
-        # Groups are trained in the order of admission, so the number of groups ahead fixes the step
-        # that will train this one, before its first token is sampled.
-        steps_ahead = ahead // self.groups_per_step
-        # Its tokens are this many versions old already when they are sampled.
-        lag = max(learner_version - generator_version, 0)
-        if learner_version + steps_ahead >= self.num_steps:
-            return f"all groups up to the last step ({self.num_steps}) are issued"
-        if generator_version == NO_VERSION:
-            return "the generator has no weights yet"
-        if steps_ahead > self.max_staleness_versions:
-            return (
-                f"{ahead} groups are active, the limit is (max_staleness + 1) x groups_per_step ="
-                f" {self.max_active}; the learner has to finish step {learner_version + 1}"
-            )
-        if steps_ahead + lag > self.max_staleness_versions:
-            needed = learner_version + steps_ahead - self.max_staleness_versions
-            return (
-                f"the next group needs weights of version {needed} or later, the generator has"
-                f" {generator_version}"
-            )
-        # After a crash the learner resumes from a checkpoint and assigns the same numbers to other
-        # weights. Tokens of the discarded weights would then carry the wrong version.
-        if generator_version > learner_version:
-            return (
-                f"the generator has weights of version {generator_version}, which were discarded"
-                f" when the learner returned to {learner_version}"
-            )
-        return ""
 
 
 class Admission:
@@ -76,9 +28,9 @@ class Admission:
 
     def __init__(
         self,
-        gate: Gate,
         replay: Replay,
         *,
+        num_steps: int,
         max_attempts: int,
         groups: Iterable[OpenGroup] = (),
         next_group_id: int = 0,
@@ -88,8 +40,8 @@ class Admission:
         self.next_index = next_index
         self.next_group_id = next_group_id
         self.num_training = 0
-        self._gate = gate
         self._replay = replay
+        self._num_steps = num_steps
         self._max_attempts = max_attempts
         self._waiting: dict[Purpose, list[int]] = {Purpose.EVAL: [], Purpose.TRAIN: []}
         # Without this index, each request would search all open groups.
@@ -105,7 +57,7 @@ class Admission:
     @property
     def max_active(self) -> int:
         """The bound of num_active."""
-        return self._gate.max_active
+        return (self._replay.max_staleness + 1) * self._replay.groups_per_step
 
     @property
     def num_generating(self) -> int:
@@ -158,15 +110,46 @@ class Admission:
         if Purpose.EVAL in purposes and self._first_waiting(Purpose.EVAL, version) is not None:
             return ""
         if Purpose.TRAIN in purposes:
-            return self._gate.refusal(
-                ahead=self._num_ahead(self._first_waiting(Purpose.TRAIN, version)),
-                learner_version=self._replay.learner_version,
-                generator_version=version,
-            )
+            return self.gate(self._num_ahead(self._first_waiting(Purpose.TRAIN, version)), version)
         evaluation = self.waiting_evaluation()
         if evaluation is None:
             return "the next evaluation"
         return f"weights of version {evaluation}, which is to be evaluated"
+
+    def gate(self, ahead: int, generator_version: int) -> str:
+        """Return why a generator at this version may not start a training group with `ahead` active
+        groups before it, or an empty string if it may.
+        """
+        learner_version = self._replay.learner_version
+        max_staleness = self._replay.max_staleness
+        # Groups are trained in the order of admission, so the number of groups ahead fixes the step
+        # that will train this one, before its first token is sampled.
+        steps_ahead = ahead // self._replay.groups_per_step
+        # Its tokens are this many versions old already when they are sampled.
+        lag = max(learner_version - generator_version, 0)
+        if learner_version + steps_ahead >= self._num_steps:
+            return f"all groups up to the last step ({self._num_steps}) are issued"
+        if generator_version == NO_VERSION:
+            return "the generator has no weights yet"
+        if steps_ahead > max_staleness:
+            return (
+                f"{ahead} groups are active, the limit is (max_staleness + 1) x groups_per_step ="
+                f" {self.max_active}; the learner has to finish step {learner_version + 1}"
+            )
+        if steps_ahead + lag > max_staleness:
+            needed = learner_version + steps_ahead - max_staleness
+            return (
+                f"the next group needs weights of version {needed} or later, the generator has"
+                f" {generator_version}"
+            )
+        # After a crash the learner resumes from a checkpoint and assigns the same numbers to other
+        # weights. Tokens of the discarded weights would then carry the wrong version.
+        if generator_version > learner_version:
+            return (
+                f"the generator has weights of version {generator_version}, which were discarded"
+                f" when the learner returned to {learner_version}"
+            )
+        return ""
 
     def hand_out(
         self, purpose: Purpose, *, generator: str, incarnation: str, version: int, now_s: float

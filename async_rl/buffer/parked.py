@@ -27,16 +27,9 @@ class Parked:
 
     request: RequestWork
     version: int
-    group_size: int
     purposes: frozenset[Purpose]
     tickets: list[Ticket]
     done: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def credit(self) -> int:
-        """Samples that it may still get."""
-        used = sum(ticket.num_samples for ticket in self.tickets)
-        return self.request.credit * self.group_size - used
 
 
 class ParkedRequests:
@@ -62,7 +55,6 @@ class ParkedRequests:
         parked = Parked(
             request=request,
             version=request.version,
-            group_size=self._group_size,
             purposes=self._purposes.get(pool_of(name), self._purposes[GENERATORS]),
             tickets=tickets,
         )
@@ -99,7 +91,7 @@ class ParkedRequests:
     def _serve(self, purpose: Purpose, now_s: float) -> None:
         loads = []
         for order, (name, parked) in enumerate(self._parked.items()):
-            if purpose in parked.purposes and parked.credit > 0:
+            if purpose in parked.purposes and self._credit(parked) > 0:
                 loads.append((self._state.admission.num_of_generator(name), order, name))
         # One ticket at a time, to the generator with the fewest groups. In the order of arrival the
         # first generator would get all free tickets, and all other generators would be idle.
@@ -128,51 +120,43 @@ class ParkedRequests:
                 is_served = True
             # Reserved tickets use its credit. Otherwise one generator that lags would reserve all
             # free tickets, and those that are up to date would be idle.
-            if is_served or parked.credit <= num_reserved[name] * parked.group_size:
+            if is_served or self._credit(parked) <= num_reserved[name] * self._group_size:
                 heapq.heappop(loads)
             else:
                 heapq.heapreplace(loads, (load + 1, order, name))
 
-    def refusal(self) -> str:
-        """Return why a parked generator gets no training group; empty if each would get one."""
-        for parked in self._parked.values():
-            if Purpose.TRAIN in parked.purposes:
-                refusal = self._state.refusal(parked.version, parked.purposes)
-                if refusal:
-                    return refusal
-        return ""
-
-    def unserved_evaluation(self) -> str:
-        """The evaluation that waits because no generator of its pools requests work, or an empty
-        string.
-        """
-        version = self._state.admission.waiting_evaluation()
-        is_served = any(Purpose.EVAL in parked.purposes for parked in self._parked.values())
-        if (
-            version is None
-            or not self._evaluators
-            or is_served
-            or self._state.admission.is_evaluating
-        ):
-            return ""
-        pools = ", ".join(self._evaluators)
-        return f"evaluation of version {version}: no generator of {pools} requests work"
+    def _credit(self, parked: Parked) -> int:
+        """Samples that it may still get."""
+        used = sum(ticket.num_samples for ticket in parked.tickets)
+        return parked.request.credit * self._group_size - used
 
     def waits_for(self, learner_waits_for: str) -> str:
         """Return the wait of the learner, else why generators are refused, and the evaluation
         that no generator takes; empty if nothing waits.
         """
+        admission = self._state.admission
+        refusals = [
+            self._state.refusal(parked.version, parked.purposes)
+            for parked in self._parked.values()
+            if Purpose.TRAIN in parked.purposes
+        ]
+        refusal = next(filter(None, refusals), "")
         reasons = []
-        refusal = self.refusal()
         if learner_waits_for:
             reasons.append(f"groups: {learner_waits_for}")
             if refusal:
                 reasons.append(refusal)
-            elif self._state.admission.num_generating == 0:
+            elif admission.num_generating == 0:
                 reasons.append("no generator requests work")
         elif refusal:
             reasons.append(f"admission: {refusal}")
-        evaluation = self.unserved_evaluation()
-        if evaluation:
-            reasons.append(evaluation)
+        version = admission.waiting_evaluation()
+        is_served = any(Purpose.EVAL in parked.purposes for parked in self._parked.values())
+        is_served = is_served or admission.is_evaluating
+        # Without pools of their own, evaluations go to any generator and never wait for long.
+        if version is not None and self._evaluators and not is_served:
+            pools = ", ".join(self._evaluators)
+            reasons.append(
+                f"evaluation of version {version}: no generator of {pools} requests work"
+            )
         return "; ".join(reasons)

@@ -86,7 +86,7 @@ class Replay:
         self.ready = {group.group_id: group for group in ready}
         self.leases: dict[int, tuple[StoredGroup, ...]] = {}
         self.groups_per_step = groups_per_step
-        self._max_staleness = max_staleness_versions
+        self.max_staleness = max_staleness_versions
         self._masks_over_age = age_rule == "mask"
         self._exact_until = exact_until
         # Groups that were put since all ready ones were compared with the bound of this version: a
@@ -194,7 +194,7 @@ class Replay:
         if over_age:
             raise StalenessError(
                 f"step {version} trained groups {over_age}, which are older than"
-                f" {self._max_staleness} versions"
+                f" {self.max_staleness} versions"
             )
         self.learner_version = version
         del self.leases[version - 1]
@@ -270,7 +270,7 @@ class Replay:
     def _is_over_age(self, group: StoredGroup, train_version: int) -> bool:
         # Where over-age tokens are masked, one young token is enough.
         version = group.newest_version if self._masks_over_age else group.oldest_version
-        return train_version - version > self._max_staleness
+        return train_version - version > self.max_staleness
 
     def _num_wanted(self, train_version: int) -> int:
         """The groups that must be ready before a batch is taken.
@@ -279,7 +279,7 @@ class Replay:
         all finished none is generated, so the weights of the next step cannot come into the middle
         of a response; and the first ticket after the step needs these weights.
         """
-        ahead = min(self._exact_until - train_version - 1, self._max_staleness)
+        ahead = min(self._exact_until - train_version - 1, self.max_staleness)
         return (1 + max(ahead, 0)) * self.groups_per_step
 
     def _blocking(
@@ -296,6 +296,6 @@ class Replay:
             # The next attempt of an issued group starts on the learner's version or a newer one.
             is_issued = group.state is GroupState.ISSUED
             version = self.learner_version if is_issued else group.version
-            if turn - version > self._max_staleness:
+            if turn - version > self.max_staleness:
                 return group
         return None

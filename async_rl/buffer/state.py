@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from async_rl.buffer import changes
-from async_rl.buffer.admission import Admission, Gate
+from async_rl.buffer.admission import Admission
 from async_rl.buffer.evaluation import EvaluationProgress
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.leases import Leases, Lives
@@ -52,12 +52,8 @@ class BufferState:
             leased=recovered.leased,
         )
         self.admission = Admission(
-            Gate(
-                groups_per_step=buffer.groups_per_step,
-                max_staleness_versions=buffer.max_staleness_versions,
-                num_steps=config.num_steps,
-            ),
             self.replay,
+            num_steps=config.num_steps,
             max_attempts=config.generation.max_attempts,
             # The monotonic clock of the process before the restart means nothing in this one, so
             # the time limits of their tickets start again.
@@ -126,7 +122,7 @@ class BufferState:
             return None
         # Only the first attempt admits a group. A later one changes the row that exists.
         if purpose is Purpose.TRAIN and group.attempt == 1:
-            self._changes += self._tickets.remove_at(group.index)
+            self._changes += self._tickets.filter.remove_at(group.index)
             self._changes.append(self._tickets.admitted(group))
         else:
             self._changes.append(changes.HandedOut(group=group))
@@ -167,7 +163,8 @@ class BufferState:
         if known.purpose is Purpose.EVAL:
             self._evaluations.end_group(known.evaluation)
             return
-        self._tickets.note_rewards(known.index, group)
+        rewards = [sample.score.reward for sample in group.trajectories]
+        self._tickets.filter.note(known.index, rewards)
         # Such a group would count towards its batch and contribute no gradient.
         if summary.oldest_version == NO_VERSION:
             self._drop(group.group_id, DropReason.UNTRAINABLE, "no token is trained")

@@ -31,7 +31,7 @@ class Tickets:
     def __init__(self, config: RunConfig, prompts: RunPrompts, recovered: Recovered) -> None:
         self._config = config
         self._prompts = prompts
-        self._filter = ScoreFilter(config, prompts, recovered.left, recovered.rewards)
+        self.filter = ScoreFilter(config, prompts, recovered.left, recovered.rewards)
         # Otherwise a group would be generated for one prompt and trained as another one.
         for group in recovered.open:
             expected = recovered.prompt_ids[group.group_id]
@@ -101,26 +101,6 @@ class Tickets:
         if group.baseline is not None:
             check(group.baseline)
 
-    def note_rewards(self, index: int, group: Group) -> None:
-        """Record the rewards of a training group for data.filter."""
-        self._filter.note(index, [sample.score.reward for sample in group.trajectories])
-
-    def remove_at(self, index: int) -> Sequence[PromptsLeft]:
-        """Remove prompts from the data (data.filter) if this index starts a pass over the data."""
-        leavers = self._filter.leavers_at(index)
-        if not leavers:
-            return []
-        num_remaining = len(self._prompts.order.active)
-        _log.info(
-            "%d prompts left the training data because of their mean reward (data.filter), the"
-            " first %s with %.3g; %d remain",
-            len(leavers),
-            leavers[0].prompt_id,
-            leavers[0].score,
-            num_remaining,
-        )
-        return [PromptsLeft(position=index, leavers=leavers)]
-
     def _num_samples(self, purpose: Purpose) -> int:
         """Samples of a complete group; more may be drawn for a training prompt."""
         if purpose is Purpose.TRAIN:
@@ -176,9 +156,9 @@ class ScoreFilter:
         if position > newest:
             self._scores[index] = position, float(clipped.mean())
 
-    def leavers_at(self, position: int) -> list[Leaver]:
-        """The prompts that leave before this position is issued; they are out of the order when
-        this returns.
+    def remove_at(self, position: int) -> list[PromptsLeft]:
+        """Remove the prompts that leave before this position is issued, if it starts a pass over
+        the data; they are out of the order when this returns.
         """
         if not self._is_on or not self._order.may_lose_at(position):
             return []
@@ -193,14 +173,23 @@ class ScoreFilter:
         worst = sorted(beyond, key=lambda index: (-excess[index], index))
         # Without a prompt there would be no next step: the one nearest to its bound stays.
         chosen = worst[: min(int(len(active) * self._filter.max_share), len(active) - 1)]
-        if chosen:
-            self._order.remove(chosen, position)
+        if not chosen:
+            return []
+        self._order.remove(chosen, position)
         leavers = []
-        for i in chosen:
-            last_position, score = self._scores[i]
+        for index in chosen:
+            last_position, score = self._scores[index]
             prompt = self._prompts.prompt(Purpose.TRAIN, last_position)
-            leavers.append(Leaver(index=i, prompt_id=prompt.prompt_id, score=score))
-        return leavers
+            leavers.append(Leaver(index=index, prompt_id=prompt.prompt_id, score=score))
+        _log.info(
+            "%d prompts left the training data because of their mean reward (data.filter), the"
+            " first %s with %.3g; %d remain",
+            len(leavers),
+            leavers[0].prompt_id,
+            leavers[0].score,
+            len(active) - len(chosen),
+        )
+        return [PromptsLeft(position=position, leavers=leavers)]
 
     def _excess(self, score: float) -> float:
         """Return how far the score is beyond a bound; at most 0 if it is within both."""

@@ -4,35 +4,31 @@ from typing import Any
 
 import pytest
 
-from async_rl.buffer.admission import Admission, Gate
+from async_rl.buffer.admission import Admission
 from async_rl.buffer.groups import OpenGroup, StoredGroup
 from async_rl.buffer.replay import Replay
 from async_rl.core.types import NO_VERSION, GroupState, Purpose
 
 
-def gate(*, groups_per_step: int = 2, max_staleness: int = 1, num_steps: int = 100) -> Gate:
-    return Gate(
-        groups_per_step=groups_per_step, max_staleness_versions=max_staleness, num_steps=num_steps
-    )
-
-
 def admission(
-    *, max_attempts: int = 3, stored: int = 0, learner_version: int = 0, **kinds: Any
+    *,
+    max_attempts: int = 3,
+    num_steps: int = 100,
+    max_staleness: int = 1,
+    stored: int = 0,
+    learner_version: int = 0,
+    **kinds: Any,
 ) -> Admission:
-    counts = {
-        name: kinds.pop(name) for name in ("groups", "next_group_id", "next_index") if name in kinds
-    }
-    bound = gate(**kinds)
     replay = Replay(
-        groups_per_step=bound.groups_per_step,
-        max_staleness_versions=bound.max_staleness_versions,
+        groups_per_step=2,
+        max_staleness_versions=max_staleness,
         age_rule="drop",
         learner_version=learner_version,
         ready=[
             StoredGroup(group_id=-1 - i, oldest_version=0, newest_version=0) for i in range(stored)
         ],
     )
-    return Admission(bound, replay, max_attempts=max_attempts, **counts)
+    return Admission(replay, num_steps=num_steps, max_attempts=max_attempts, **kinds)
 
 
 def hand_out(desk: Admission, version: int = 0, generator: str = "g") -> OpenGroup | None:
@@ -63,23 +59,19 @@ def hand_out(desk: Admission, version: int = 0, generator: str = "g") -> OpenGro
 def test_gate_admits_exactly_what_is_within_the_bound_when_trained_in_turn(
     ahead: int, learner_version: int, generator_version: int, is_open: bool
 ) -> None:
-    refusal = gate().refusal(
-        ahead=ahead, learner_version=learner_version, generator_version=generator_version
-    )
+    refusal = admission(learner_version=learner_version).gate(ahead, generator_version)
     assert (refusal == "") is is_open
 
 
 def test_refusals_name_their_reason() -> None:
-    full = gate().refusal(ahead=4, learner_version=6, generator_version=6)
+    full = admission(learner_version=6).gate(4, 6)
     assert "4 groups are active" in full
     assert "step 7" in full
-    assert "version 5 or later, the generator has 3" in gate().refusal(
-        ahead=0, learner_version=6, generator_version=3
-    )
-    assert "no weights" in gate().refusal(ahead=0, learner_version=0, generator_version=NO_VERSION)
-    assert "all groups up to the last step (100)" in gate().refusal(
-        ahead=3, learner_version=99, generator_version=99
-    )
+    lagging = admission(learner_version=6).gate(0, 3)
+    assert "version 5 or later, the generator has 3" in lagging
+    assert "no weights" in admission().gate(0, NO_VERSION)
+    last = admission(learner_version=99).gate(3, 99)
+    assert "all groups up to the last step (100)" in last
 
 
 def test_nothing_is_admitted_that_the_last_step_cannot_train() -> None:

@@ -39,7 +39,7 @@ def judged(rewards: list[list[float]], **settings: Any) -> list[int]:
     found = make_filter(PromptOrder(0, len(rewards), shuffle=False), **settings)
     for position, values in enumerate(rewards):
         found.note(position, values)
-    return [leaver.index for leaver in found.leavers_at(len(rewards))]
+    return [leaver.index for left in found.remove_at(len(rewards)) for leaver in left.leavers]
 
 
 REWARDS = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.8]]
@@ -89,19 +89,19 @@ def test_the_newest_group_decides_in_whatever_order_they_come_back() -> None:
     found.note(2, [0.0])
     found.note(0, [1.0])
     found.note(1, [1.0])
-    assert [leaver.index for leaver in found.leavers_at(4)] == [1]
+    assert [leaver.index for left in found.remove_at(4) for leaver in left.leavers] == [1]
 
 
 def test_prompts_leave_only_where_an_epoch_begins_and_once() -> None:
     order = PromptOrder(0, 4, shuffle=False)
     found = make_filter(order, above=0.5, max_share=0.3)
-    assert found.leavers_at(0) == []
+    assert found.remove_at(0) == []
     for position in range(4):
         found.note(position, [1.0])
-    assert [found.leavers_at(k) for k in (1, 2, 3, 5)] == [[], [], [], []]
-    (leaver,) = found.leavers_at(4)
+    assert [found.remove_at(k) for k in (1, 2, 3, 5)] == [[], [], [], []]
+    ((leaver,),) = (left.leavers for left in found.remove_at(4))
     assert (leaver.index, leaver.prompt_id, leaver.score) == (0, "p0", 1.0)
-    assert found.leavers_at(4) == [], "this epoch's decision is made"
+    assert found.remove_at(4) == [], "this epoch's decision is made"
     assert [order.index(k) for k in range(8)] == [0, 1, 2, 3, 1, 2, 3, 1]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from async_rl.buffer.admission import Admission, Gate
+from async_rl.buffer.admission import Admission
 from async_rl.buffer.groups import OpenGroup, StoredGroup
 from async_rl.buffer.replay import Replay
 from async_rl.core.frozen import frozen
@@ -97,12 +97,7 @@ class _Run:
             max_staleness_versions=scenario.max_staleness_versions,
             age_rule="drop",
         )
-        gate = Gate(
-            groups_per_step=scenario.groups_per_step,
-            max_staleness_versions=scenario.max_staleness_versions,
-            num_steps=scenario.num_steps,
-        )
-        self._admission = Admission(gate, self._replay, max_attempts=1)
+        self._admission = Admission(self._replay, num_steps=scenario.num_steps, max_attempts=1)
         self._generators = [Generator(i, recorded.beside) for i in range(scenario.generators)]
         # A heap of (groups in flight, index): the generator with the fewest groups is served next.
         # Searching 512 generators for each group would make a sweep take minutes.
