@@ -71,7 +71,7 @@ def behavior_weights(
 
 # Bounds on the logarithm of a sequence's weight, from the published code of VESPO. Above the
 # upper one the weight of the loss is 0, and its exponential is still a float32.
-_MIN_LOG, _MAX_LOG = -18.42, 20.0
+_VESPO_MIN_LOG, _VESPO_MAX_LOG = -18.42, 20.0
 # The powers and decays that VESPO published for positive and negative advantages.
 _POSITIVE, _NEGATIVE = (2.0, 3.0), (3.0, 2.0)
 # The ratio of DPPO is cut off far outside the trust region, as in its published code.
@@ -115,7 +115,7 @@ def vespo_loss(
       loss = -stop_gradient(phi(W)) A policy_logprobs
     phi(1) = 1, and phi falls to 0 for small and large W without a jump.
     """
-    log_weight = sequences.total(log_ratio.detach()).clamp(_MIN_LOG, _MAX_LOG)
+    log_weight = sequences.total(log_ratio.detach()).clamp(_VESPO_MIN_LOG, _VESPO_MAX_LOG)
     is_positive = advantages >= 0
     k = torch.where(is_positive, _POSITIVE[0], _NEGATIVE[0])
     rate = torch.where(is_positive, _POSITIVE[1], _NEGATIVE[1])
