@@ -23,18 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
 
 from async_rl.core.checksums import sum_of, sync, sync_tree, write_sums
 from async_rl.core.errors import DataError, InfrastructureError
-from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import Trained
 from async_rl.learner.sharding import BACKEND, Ranks
 
@@ -149,21 +144,6 @@ class Checkpointer:
                 }
             state[f"{name}.model"], state[f"{name}.optimizer"] = model_state, moments
         return state
-
-
-class ModelState:
-    """A model without an optimizer as a `stateful` object of a checkpoint."""
-
-    def __init__(self, model: Policy) -> None:
-        self._model = model
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the parameters, sharded as they are."""
-        return get_model_state_dict(self._model)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the parameters."""
-        set_model_state_dict(self._model, state_dict)
 
 
 class BaseSum:

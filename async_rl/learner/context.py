@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -116,74 +115,47 @@ class _ExchangePlan:
 
     def __init__(self, whole: Plan, sizes: list[int], group: dist.ProcessGroup) -> None:
         self._whole = whole
-        self._exchange = _Exchange(sizes, group)
+        self._sizes = sizes
+        self._group = group
+        # A rank exchanges all tokens of its piece with every rank.
+        self._own_sizes = [sizes[group.rank()]] * len(sizes)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
     ) -> Tensor:
         """Compute `attention.attend` of the row's piece."""
-        count = self._exchange.count
-        if key.shape[1] % count:
+        if key.shape[1] % len(self._sizes):
             # Fewer heads of keys than ranks: each rank needs the keys of its queries.
             groups = query.shape[1] // key.shape[1]
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        query, key, value = (
-            _ToHeads.apply(x, self._exchange)  # type: ignore[no-untyped-call]
-            for x in (query, key, value)
-        )
-        out = self._whole.attend(query, key, value, scaling, window)
-        pieces: Tensor = _ToTokens.apply(out, self._exchange)  # type: ignore[no-untyped-call]
-        return pieces
+        query, key, value = (self._to_heads(x) for x in (query, key, value))
+        return self._to_tokens(self._whole.attend(query, key, value, scaling, window))
 
-
-class _Exchange:
-    """Moves a row between pieces of its tokens with all heads, and all tokens with parts of the
-    heads.
-    """
-
-    def __init__(self, sizes: list[int], group: dist.ProcessGroup) -> None:
-        self._sizes = sizes
-        self._group = group
-        self.count = len(sizes)
-
-    @cached_property
-    def _own(self) -> int:
-        return self._sizes[self._group.rank()]
-
-    def to_heads(self, x: Tensor) -> Tensor:
+    def _to_heads(self, x: Tensor) -> Tensor:
         """Float [own tokens, H, D] -> float [T, H / ranks, D]."""
-        parts = x.view(self._own, self.count, -1, x.shape[2]).transpose(0, 1).contiguous()
-        whole = x.new_empty(sum(self._sizes), *parts.shape[2:])
-        sent = parts.view(-1, *parts.shape[2:])
-        equal = [self._own] * self.count
-        dist.all_to_all_single(whole, sent, self._sizes, equal, group=self._group)
+        parts = x.unflatten(1, (len(self._sizes), -1)).transpose(0, 1).flatten(0, 1)
+        whole: Tensor = _Exchange.apply(parts, self._sizes, self._own_sizes, self._group)  # type: ignore[no-untyped-call]
         return whole
 
-    def to_tokens(self, x: Tensor) -> Tensor:
-        """Invert `to_heads`."""
-        parts = x.new_empty(self.count * self._own, *x.shape[1:])
-        equal = [self._own] * self.count
-        dist.all_to_all_single(parts, x.contiguous(), equal, self._sizes, group=self._group)
-        return parts.view(self.count, self._own, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+    def _to_tokens(self, x: Tensor) -> Tensor:
+        """Invert `_to_heads`."""
+        parts: Tensor = _Exchange.apply(x, self._own_sizes, self._sizes, self._group)  # type: ignore[no-untyped-call]
+        return parts.unflatten(0, (len(self._sizes), -1)).transpose(0, 1).flatten(1, 2)
 
 
-class _ToHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: _Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return exchange.to_heads(x)
+class _Exchange(torch.autograd.Function):
+    """Send consecutive rows to each rank, in `sent` numbers, and receive `received` of each."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.exchange.to_tokens(grads[0]), None
-
-
-class _ToTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: _Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return exchange.to_tokens(x)
+    def forward(
+        ctx: Any, x: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.way_back = sent, received, group
+        rows = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(rows, x.contiguous(), received, sent, group=group)
+        return rows
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.exchange.to_heads(grads[0].contiguous()), None
+        # Each rank needs the gradients of the rows that it sent.
+        return _Exchange.apply(grads[0], *ctx.way_back), None, None, None  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from async_rl.config.learner import MOMENTS_PIECE_BYTES
-from async_rl.learner.sharding import local
+from async_rl.learner.sharding import local, one_ahead
 
 
 class HostCopies:
@@ -31,15 +31,9 @@ class HostCopies:
 
     def copy(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
         """Yield a copy of each tensor, which is valid until the next one is requested."""
-        copying: _Copy | None = None
-        for number, tensor in enumerate(tensors):
-            # The reader of this buffer has requested a later tensor, so it has finished.
-            begun = _Copy(tensor, self._buffer(number % 2))
-            if copying is not None:
-                yield copying.result()
-            copying = begun
-        if copying is not None:
-            yield copying.result()
+        # The reader of a buffer has requested a later tensor, so it has finished.
+        begun = (_Copy(tensor, self._buffer(i % 2)) for i, tensor in enumerate(tensors))
+        yield from map(_Copy.result, one_ahead(begun))
 
     def _buffer(self, index: int) -> Tensor:
         # Ranks that only send their parts never come here.

@@ -16,9 +16,11 @@ Invariants
 from __future__ import annotations
 
 import functools
+import itertools
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +41,8 @@ from async_rl.algorithms.parts import Across
 from async_rl.core.frozen import frozen
 from async_rl.learner.context import WHOLE_ROWS, Context
 from async_rl.weights.communicator import private_gloo
+
+T = TypeVar("T")
 
 BACKEND = "private_gloo"
 _LOOPBACK = "127.0.0.1"
@@ -197,14 +201,8 @@ class Ranks:
 
         The next tensor is on its way while the caller copies one.
         """
-        waiting: _Gathering | None = None
-        for tensor in tensors:
-            begun = _Gathering(self, tensor.detach(), dtype)
-            if waiting is not None:
-                yield from waiting.result()
-            waiting = begun
-        if waiting is not None:
-            yield from waiting.result()
+        begun = one_ahead(_Gathering(self, tensor.detach(), dtype) for tensor in tensors)
+        yield from itertools.chain.from_iterable(map(_Gathering.result, begun))
 
     @property
     def across(self) -> Across:
@@ -246,6 +244,17 @@ class _Gathering:
             self._work.wait()
         if self._is_first:
             yield self._whole[: self._num_rows]
+
+
+def one_ahead(begun: Iterable[T]) -> Iterator[T]:
+    """Yield operations in order, each once the next has begun; keep no other."""
+    waiting: deque[T] = deque()
+    for operation in begun:
+        waiting.append(operation)
+        # The deque alone: a second name would keep the tensors of a finished operation.
+        if len(waiting) == 2:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def units(

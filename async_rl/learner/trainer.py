@@ -30,7 +30,7 @@ from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleId, failed_share
 from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
-from async_rl.learner.checkpoint import BaseSum, Checkpointer, ModelState
+from async_rl.learner.checkpoint import BaseSum, Checkpointer
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.loading import load_models
 from async_rl.learner.metrics import Step, part_scalars, step_histograms, step_scalars
@@ -108,7 +108,7 @@ class Trainer:
         state = ObjectiveState(config.algorithm)
         stateful: dict[str, Stateful] = {"objective": state}
         if self._moving_reference is not None:
-            stateful["reference"] = ModelState(self._moving_reference)
+            stateful["reference"] = self._moving_reference
         if config.model.adapter is not None:
             # The checkpoint has the adapter alone, which is of no use with other base weights.
             stateful["base"] = BaseSum(model_path)
