@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.parts import ALONE, Across
+from async_rl.algorithms.parts import ALONE, Across, Parts
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleHead, SampleId, head_of, sample_ids
 from async_rl.core.types import NO_VERSION, Group, IntArray, Purpose, Score, Trajectory
@@ -142,6 +142,12 @@ class Batch(Sizes):
     def num_tokens(self) -> int:
         """R."""
         return len(self.loss_mask)
+
+    def sequences(self, mask: Tensor) -> Parts:
+        """Return the sequences of the batch as parts of the own tokens. mask: bool [R]."""
+        return Parts(
+            index=self.sequence_index, count=self.num_sequences, mask=mask, across=self.across
+        )
 
     def rows(self, flat: Tensor) -> Tensor:
         """Lay a per-token tensor out as right-padded rows: any dtype [R] -> the same dtype [N, L].

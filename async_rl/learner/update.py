@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from async_rl.learner.forward_passes import (
     record_policy,
 )
 from async_rl.learner.metrics import Step, Totals
-from async_rl.learner.models import LearnerModels, PolicyOutput
+from async_rl.learner.models import Critic, LearnerModels, PolicyOutput
 from async_rl.learner.objective import (
     BatchOutputs,
     Targets,
@@ -156,10 +155,8 @@ class Updater:
     def _corrected(self, batch: Batch, mask: Tensor, before: BatchOutputs) -> BehaviorWeights:
         """The behavior weights of all own tokens (collective)."""
         log_ratio = before.proximal_logprobs - batch.behavior_logprobs
-        sequences = Parts(
-            index=batch.sequence_index, count=batch.num_sequences, mask=mask, across=batch.across
-        )
-        return correction(self._algorithm.policy_loss.correction, log_ratio, sequences=sequences)
+        settings = self._algorithm.policy_loss.correction
+        return correction(settings, log_ratio, sequences=batch.sequences(mask))
 
     def _has_gradient(self, batch: Batch, mask: Tensor) -> Tensor:
         """Return the sequences whose loss can have a gradient: bool [B].
@@ -178,96 +175,67 @@ class Updater:
 
     def _update(self, step: Step, minibatch: Minibatch) -> None:
         """Run the optimizer steps of one minibatch."""
-        weights = self._weights(self._members(step, minibatch.sequences))
-        optimizer = self._critic_optimizer
-        if optimizer is None:
-            self._update_policy(step, minibatch, weights)
-        elif self._models.critic is None:
-            self._update_both(step, minibatch, weights, optimizer)
-        else:
-            if step.trains_policy:
-                self._update_policy(step, minibatch, weights)
-            self._update_critic(step, minibatch, weights, optimizer)
-        step.totals.updates += 1
-
-    def _members(self, step: Step, sequences: Sequence[int]) -> Parts:
-        """The sequences of the batch, with the trained tokens of these as its mask."""
         batch = step.batch
         is_member = torch.zeros(batch.num_sequences, dtype=torch.bool, device=step.mask.device)
-        is_member[list(sequences)] = True
-        return Parts(
-            index=batch.sequence_index,
-            count=batch.num_sequences,
-            mask=step.mask & is_member[batch.sequence_index],
-            across=batch.across,
-        )
-
-    def _weights(self, trained: Parts) -> Tensor:
-        """The weight of each token in the minibatch's loss: float32 [R]."""
+        is_member[minibatch.sequences] = True
+        members = batch.sequences(step.mask & is_member[batch.sequence_index])
         aggregation = self._algorithm.aggregation
         constant = aggregation.tokens if isinstance(aggregation, SumAggregation) else None
-        return token_weights(trained, aggregation=aggregation.kind, constant_tokens=constant)
+        weights = token_weights(members, aggregation=aggregation.kind, constant_tokens=constant)
+        if step.trains_policy or self._models.critic is None:
+            self._update_policy(step, minibatch, members, weights)
+        if self._models.critic is not None:
+            self._update_critic(step, minibatch, self._models.critic, weights)
+        step.totals.updates += 1
 
-    def _update_policy(self, step: Step, minibatch: Minibatch, weights: Tensor) -> None:
-        """Run one optimizer step of the policy."""
+    def _update_policy(
+        self, step: Step, minibatch: Minibatch, members: Parts, weights: Tensor
+    ) -> None:
+        """Run one optimizer step of the policy, and one of the head of a critic on its backbone.
+
+        members: the trained tokens of the minibatch.  During the warm-up only the head is trained.
+        """
         sums = torch.zeros(len(PolicySums._fields), device=self._ranks.device)
+        value_sum = sums.new_zeros(())
         for row in minibatch.passes:
             has_gradient = row not in minibatch.zero_gradient  # without: only for its metrics
+            losses = []
             with torch.set_grad_enabled(has_gradient):
                 output = self._policy_output(step, row)
                 if step.kept.records_policy:
                     record_policy(step.before, row, output)
-                loss, counted = self._policy_loss(step, row, output, weights)
+                if step.trains_policy:
+                    loss, counted = self._policy_loss(step, row, output, weights)
+                    losses.append(loss)
+                    sums += counted
+                if output.values is not None:
+                    value = self._value_loss(step, row, output.values.at_tokens, weights)
+                    losses.append(self._value_coef * value)
+                    value_sum += value.detach()
             if has_gradient:
-                self._backward(loss)
-            sums += counted
-        self._apply_policy(step, minibatch, sums)
-
-    def _update_critic(
-        self, step: Step, minibatch: Minibatch, weights: Tensor, optimizer: ModelOptimizer
-    ) -> None:
-        """Run one optimizer step of a critic that has its own backbone."""
-        critic = self._models.critic
-        total = torch.zeros((), device=self._ranks.device)
-        for row in minibatch.passes:
-            values = step.kept.critic.pop(row, None)
-            if values is None and critic is not None:
-                values = critic(row).at_tokens
-            loss = self._value_loss(step, row, values, weights)
-            self._backward(loss, scale=self._value_coef)
-            total += loss.detach()
-        self._apply_critic(step.totals, total, optimizer)
-
-    def _update_both(
-        self, step: Step, minibatch: Minibatch, weights: Tensor, optimizer: ModelOptimizer
-    ) -> None:
-        """Run one optimizer step of the policy on both losses, and one of the head of its critic.
-
-        optimizer: it trains the head.  During the warm-up only the head is trained.
-        """
-        device = self._ranks.device
-        sums, total = (
-            torch.zeros(len(PolicySums._fields), device=device),
-            torch.zeros((), device=device),
-        )
-        for row in minibatch.passes:
-            output = self._policy_output(step, row)
-            values = None if output.values is None else output.values.at_tokens
-            value = self._value_loss(step, row, values, weights)
-            # One backward pass for both losses: the backbone is run backwards once.
-            loss = self._value_coef * value
-            if step.trains_policy:
-                policy, counted = self._policy_loss(step, row, output, weights)
-                loss = loss + policy
-                sums += counted
-            self._backward(loss)
-            total += value.detach()
+                # One backward pass for both losses: the backbone is run backwards once.
+                self._backward(torch.stack(losses).sum())
         if step.trains_policy:
-            self._apply_policy(step, minibatch, sums)
+            self._apply_policy(step, members, sums)
         else:
             # The value loss has put gradients on the backbone, which the warm-up must not move.
             self._policy_optimizer.discard()
-        self._apply_critic(step.totals, total, optimizer)
+        if self._models.policy.value_head is not None:
+            self._apply_critic(step.totals, value_sum)
+
+    def _update_critic(
+        self, step: Step, minibatch: Minibatch, critic: Critic, weights: Tensor
+    ) -> None:
+        """Run one optimizer step of a critic that has its own backbone."""
+        value_sum = torch.zeros((), device=self._ranks.device)
+        for row in minibatch.passes:
+            values = step.kept.critic.pop(row, None)
+            if values is None:
+                values = critic(row).at_tokens
+            loss = self._value_loss(step, row, values, weights)
+            self._backward(self._value_coef * loss)
+            value_sum += loss.detach()
+        self._apply_critic(step.totals, value_sum)
 
     def _policy_output(self, step: Step, row: Pass) -> PolicyOutput:
         # Taken out: a graph is used once, and its memory is free after the backward pass.
@@ -289,25 +257,25 @@ class Updater:
             kl_coef=self._state.kl_coef,
         )
 
-    def _value_loss(self, step: Step, row: Pass, values: Tensor | None, weights: Tensor) -> Tensor:
+    def _value_loss(self, step: Step, row: Pass, values: Tensor, weights: Tensor) -> Tensor:
         """The pass's part of the minibatch's value loss. weights: float32 [R], of the batch."""
         critic, old_values, targets = self._critic, step.before.values, step.value_targets
-        if critic is None or values is None or old_values is None or targets is None:
-            raise ValueError("a critic is trained on the returns of gae and vtrace only")
+        assert critic is not None, "values are the output of a critic"
+        assert old_values is not None, "its outputs before the update are kept"
+        assert targets is not None, "gae and vtrace have returns"
         index = row.token_index
         losses = value_loss(
             values, old_values=old_values[index], returns=targets[index], clip=critic.value_clip
         )
         return torch.where(weights[index] > 0, losses * weights[index], 0.0).sum()
 
-    def _backward(self, loss: Tensor, *, scale: float = 1.0) -> None:
+    def _backward(self, loss: Tensor) -> None:
         # FSDP averages gradients over ranks, but the losses of ranks are parts of one sum.
-        (loss * (scale * self._ranks.world_size)).backward()  # type: ignore[no-untyped-call]
+        (loss * self._ranks.world_size).backward()  # type: ignore[no-untyped-call]
 
-    def _apply_policy(self, step: Step, minibatch: Minibatch, sums: Tensor) -> None:
+    def _apply_policy(self, step: Step, members: Parts, sums: Tensor) -> None:
         totals, added = step.totals, PolicySums(*self._ranks.sum(sums).tolist())
         log_ratio = step.before.proximal_logprobs - step.batch.behavior_logprobs
-        members = self._members(step, minibatch.sequences)
         # Of this minibatch: its step is scaled by the sequences that it trains.
         effective = effective_sequences(log_ratio, sequences=members)
         applied = self._policy_optimizer.apply(added.loss, effective_share=effective)
@@ -317,8 +285,9 @@ class Updater:
         totals.policy_updates += 1
         totals.policy = PolicySums(*(a + b for a, b in zip(totals.policy, added, strict=True)))
 
-    def _apply_critic(self, totals: Totals, total: Tensor, optimizer: ModelOptimizer) -> None:
+    def _apply_critic(self, totals: Totals, value_sum: Tensor) -> None:
+        assert self._critic_optimizer is not None, "a critic has an optimizer"
         # Summed before the check for finite values, so that all ranks raise or none does.
-        loss = float(self._ranks.sum(total))
-        totals.value_grad_norm += optimizer.apply(loss).norm
+        loss = float(self._ranks.sum(value_sum))
+        totals.value_grad_norm += self._critic_optimizer.apply(loss).norm
         totals.value_loss += loss
