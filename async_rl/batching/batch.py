@@ -9,8 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -107,9 +106,8 @@ class Batch(Sizes):
     On the host:
       owners            the part of each of the B sequences
       own               the numbers of this part's sequences, ascending
-      token_ids         of an own sequence: int32 array, prompt and response
+      trajectories      by the number of an own sequence
       offsets           of an own sequence: its response is offsets[b] : offsets[b] + length of R
-      starts            of an own sequence: where its segments start, as in Trajectory
     On the device:
       group_index       int64 [B]
       rewards           float32 [B], before scaling
@@ -123,9 +121,8 @@ class Batch(Sizes):
 
     owners: Sequence[int]
     own: list[int]
-    token_ids: dict[int, IntArray]
+    trajectories: dict[int, Trajectory]
     offsets: dict[int, int]
-    starts: dict[int, tuple[int, ...]]
     num_groups: int
     group_index: Tensor
     rewards: Tensor
@@ -208,13 +205,9 @@ def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALON
         )
     sizes, own, trajectories = sizes_of(part.heads), part.own, part.trajectories
 
-    def tensor(values: Iterable[Any], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(list(values), dtype=dtype, device=device)
-
-    def responses(arrays: Iterable[np.ndarray], dtype: torch.dtype) -> Tensor:
-        pairs = zip(arrays, trajectories, strict=True)
-        mine = [array[t.prompt_length :] for array, t in pairs]
+    def responses(values: Callable[[Trajectory], np.ndarray], dtype: torch.dtype) -> Tensor:
         # A rank may have no sequence of a small batch.
+        mine = [values(t)[t.prompt_length :] for t in trajectories]
         flat = np.concatenate(mine) if mine else np.empty(0)
         return torch.from_numpy(flat).to(device=device, dtype=dtype)
 
@@ -228,19 +221,16 @@ def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALON
         response_lengths=sizes.response_lengths,
         owners=part.owners,
         own=own,
-        token_ids={s: t.token_ids for s, t in zip(own, trajectories, strict=True)},
+        trajectories=dict(zip(own, trajectories, strict=True)),
         offsets=dict(zip(own, starts, strict=False)),
-        starts={s: t.starts for s, t in zip(own, trajectories, strict=True)},
         num_groups=len(part.heads),
-        group_index=tensor(group_index, torch.int64),
-        rewards=tensor((sample.reward for sample in samples), torch.float32),
-        is_truncated=tensor((sample.is_truncated for sample in samples), torch.bool),
-        sequence_index=torch.repeat_interleave(torch.tensor(own, dtype=torch.int64), lengths).to(
-            device
-        ),
-        loss_mask=responses((t.loss_mask for t in trajectories), torch.bool),
-        behavior_logprobs=responses((t.behavior_logprobs for t in trajectories), torch.float32),
-        versions=responses((t.versions for t in trajectories), torch.int64),
+        group_index=_tensor(group_index, torch.int64, device),
+        rewards=_tensor([sample.reward for sample in samples], torch.float32, device),
+        is_truncated=_tensor([sample.is_truncated for sample in samples], torch.bool, device),
+        sequence_index=_tensor(own, torch.int64, device).repeat_interleave(lengths.to(device)),
+        loss_mask=responses(lambda t: t.loss_mask, torch.bool),
+        behavior_logprobs=responses(lambda t: t.behavior_logprobs, torch.float32),
+        versions=responses(lambda t: t.versions, torch.int64),
         steps=_steps(samples, device),
         baselines=_baselines(part.heads, device),
         across=across,
@@ -248,18 +238,17 @@ def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALON
 
 
 def _steps(samples: Sequence[SampleHead], device: torch.device) -> Steps:
-    sequence, end, scores, is_first = [], [], [], []
-    for number, sample in enumerate(samples):
-        for index, step in enumerate(sample.steps):
-            sequence.append(number)
-            end.append(step.end_tokens)
-            scores.append(step.reward)
-            is_first.append(index == 0)
+    steps = [
+        (number, step.end_tokens, step.reward, index == 0)
+        for number, sample in enumerate(samples)
+        for index, step in enumerate(sample.steps)
+    ]
+    sequence, end, scores, is_first = zip(*steps, strict=True) if steps else ((), (), (), ())
     return Steps(
-        sequence=torch.tensor(sequence, dtype=torch.int64, device=device),
-        end=torch.tensor(end, dtype=torch.int64, device=device),
-        scores=torch.tensor(scores, dtype=torch.float32, device=device),
-        is_first=torch.tensor(is_first, dtype=torch.bool, device=device),
+        sequence=_tensor(sequence, torch.int64, device),
+        end=_tensor(end, torch.int64, device),
+        scores=_tensor(scores, torch.float32, device),
+        is_first=_tensor(is_first, torch.bool, device),
     )
 
 
@@ -269,10 +258,14 @@ def _baselines(heads: Sequence[GroupHead], device: torch.device) -> Baselines | 
     if len(greedy) < len(heads):
         return None
     return Baselines(
-        rewards=torch.tensor([t.reward for t in greedy], dtype=torch.float32, device=device),
-        lengths=torch.tensor([t.response_length for t in greedy], device=device),
-        is_truncated=torch.tensor([t.is_truncated for t in greedy], device=device),
+        rewards=_tensor([t.reward for t in greedy], torch.float32, device),
+        lengths=_tensor([t.response_length for t in greedy], torch.int64, device),
+        is_truncated=_tensor([t.is_truncated for t in greedy], torch.bool, device),
     )
+
+
+def _tensor(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def rows_as_group(rows: Sequence[IntArray], *, prompt_length: int) -> Group:

@@ -101,7 +101,7 @@ def pack(
     prompt_starts: dict[int, int] = {}
     num_users = Counter(batch.prompt_key[s] for s in sequences)
     for s in sequences:
-        key, ids = batch.prompt_key[s], batch.token_ids[s]
+        key, ids = batch.prompt_key[s], batch.trajectories[s].token_ids
         length, size = batch.prompt_lengths[s], batch.response_lengths[s]
         if key not in prompt_starts:
             prompt_starts[key] = row.size
@@ -115,7 +115,7 @@ def pack(
             continue
         num_stored = size if with_ends else size - 1
         # A sample of an agent: only the tokens before the first start continue the prompt.
-        inner = [begin + position - length for position in batch.starts[s]]
+        inner = [begin + position - length for position in batch.trajectories[s].starts]
         edges = [*inner, begin + num_stored]
         num_first = edges[0] - begin
         if num_users[key] == 1:

@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -26,19 +27,16 @@ def cost_tokens(batch: Sizes, sequences: Sequence[int]) -> int:
     return sum(prompts.values()) + sum(batch.response_lengths[s] for s in sequences)
 
 
-def minibatches(batch: Sizes, *, count: int, rng: np.random.Generator | None) -> list[list[int]]:
+def minibatches(batch: Sizes, *, count: int, rng: np.random.Generator) -> list[list[int]]:
     """Divide the batch into `count` lists of sequences of about equal tokens.
 
-    rng: assigns them in random order; None keeps the order of the batch.  The first list with the
-    fewest tokens gets the next bundle (greedy scheduling, Graham 1969).
+    rng: assigns them in random order.  The first list with the fewest tokens gets the next bundle
+    (greedy scheduling, Graham 1969).
     """
-    everything = list(range(batch.num_sequences))
-    if count == 1:
-        return [everything]
-    bundles = _bundles(batch, everything, parts=count, cap_tokens=None)
-    order: Iterable[int] = range(len(bundles)) if rng is None else rng.permutation(len(bundles))
-    parts = _balanced(batch, [bundles[i] for i in order], count)
-    return [sorted(s for bundle in part for s in bundle) for part in parts]
+    everything = range(batch.num_sequences)
+    # Without a limit: minibatches must not depend on a memory budget.
+    bundles = _bundles(batch, everything, parts=count, cap_tokens=math.inf)
+    return _balanced(batch, [bundles[i] for i in rng.permutation(len(bundles))], count)
 
 
 def share_out(
@@ -51,8 +49,7 @@ def share_out(
     bundles = _bundles(batch, sequences, parts=parts, cap_tokens=cap_tokens)
     # Largest first: the greedy rule is then at most a third above the best division (Graham 1969).
     bundles.sort(key=lambda bundle: -cost_tokens(batch, bundle))
-    shares = _balanced(batch, bundles, parts)
-    return [sorted(s for bundle in share for s in bundle) for share in shares]
+    return _balanced(batch, bundles, parts)
 
 
 def passes(
@@ -75,7 +72,7 @@ def passes(
 
 
 def _bundles(
-    batch: Sizes, sequences: Sequence[int], *, parts: int, cap_tokens: int | None
+    batch: Sizes, sequences: Sequence[int], *, parts: int, cap_tokens: float
 ) -> list[Bundle]:
     """Bundle the sequences of each prompt, divided further above cap_tokens.
 
@@ -87,11 +84,9 @@ def _bundles(
         by_prompt.setdefault(batch.prompt_key[s], []).append(s)
     if len(by_prompt) < 2 * parts and parts > 1:
         return [[s] for s in sequences]
-    if cap_tokens is None:
-        return list(by_prompt.values())
     bundles: list[Bundle] = []
     for members in by_prompt.values():
-        room = -1  # below every length, so that an empty response starts a bundle too
+        room = -1.0  # below every length, so that an empty response starts a bundle too
         for s in members:
             if batch.response_lengths[s] > room:
                 bundles.append([])
@@ -101,16 +96,18 @@ def _bundles(
     return bundles
 
 
-def _balanced(batch: Sizes, bundles: Iterable[Bundle], count: int) -> list[list[Bundle]]:
-    """Give each bundle in turn to the part with the fewest tokens so far."""
-    parts: list[list[Bundle]] = [[] for _ in range(count)]
+def _balanced(batch: Sizes, bundles: Iterable[Bundle], count: int) -> list[list[int]]:
+    """Give each bundle in turn to the part with the fewest tokens so far; return the sequences of
+    each part in the order of the batch.
+    """
+    parts: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
     for bundle in bundles:
         # The first of equals, so that every rank computes the same partition.
         lightest = loads.index(min(loads))
-        parts[lightest].append(bundle)
+        parts[lightest] += bundle
         loads[lightest] += cost_tokens(batch, bundle)
-    return parts
+    return [sorted(part) for part in parts]
 
 
 def _fill(batch: Sizes, bundles: Sequence[Bundle], budget_tokens: int) -> list[list[int]]:
