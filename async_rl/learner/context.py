@@ -133,14 +133,14 @@ class _ExchangePlan:
 
     def _to_heads(self, x: Tensor) -> Tensor:
         """Float [own tokens, H, D] -> float [T, H / ranks, D]."""
-        parts = x.unflatten(1, (len(self._sizes), -1)).transpose(0, 1).flatten(0, 1)
+        parts = x.view(len(x), len(self._sizes), -1, x.shape[2]).transpose(0, 1).flatten(0, 1)
         whole: Tensor = _Exchange.apply(parts, self._sizes, self._own_sizes, self._group)  # type: ignore[no-untyped-call]
         return whole
 
     def _to_tokens(self, x: Tensor) -> Tensor:
         """Invert `_to_heads`."""
         parts: Tensor = _Exchange.apply(x, self._own_sizes, self._sizes, self._group)  # type: ignore[no-untyped-call]
-        return parts.unflatten(0, (len(self._sizes), -1)).transpose(0, 1).flatten(1, 2)
+        return parts.view(len(self._sizes), -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
 class _Exchange(torch.autograd.Function):
