@@ -81,6 +81,7 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
     advantages = step.targets.raw_advantages[mask]
     ages = version - batch.versions[mask]
     lengths = torch.tensor(batch.response_lengths, dtype=torch.float32)
+    assert step.corrected is not None, "an update has recorded the proximal log-probs"
     scalars = {
         **reward_metrics(
             batch.rewards,
@@ -88,7 +89,13 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
             num_groups=batch.num_groups,
             pass_reward=pass_reward,
         ),
-        **_behavior(step),
+        **behavior_metrics(
+            before.proximal_logprobs[mask],
+            behavior_logprobs=batch.behavior_logprobs[mask],
+            raw_weights=step.corrected.raw[mask],
+            is_bounded=step.corrected.is_bounded[mask],
+            across=across,
+        ),
         **mismatch_metrics(
             before.proximal_logprobs[mask],
             behavior_logprobs=batch.behavior_logprobs[mask],
@@ -111,7 +118,7 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
         "time/update_s": step.update_s,
     }
     if batch.baselines is not None:
-        scalars["reward/baseline_mean"] = mean(batch.baselines.rewards)
+        scalars["reward/baseline_mean"] = float(batch.baselines.rewards.mean())
     return scalars
 
 
@@ -133,18 +140,6 @@ def _policy(step: Step, across: Across) -> dict[str, float]:
         "policy/effective_sequences": totals.effective_sequences / num_policy_updates,
         "policy/step_scale": totals.step_scale / num_policy_updates,
     }
-
-
-def _behavior(step: Step) -> dict[str, float]:
-    mask, batch = step.mask, step.batch
-    assert step.corrected is not None, "an update has recorded the proximal log-probs"
-    return behavior_metrics(
-        step.before.proximal_logprobs[mask],
-        behavior_logprobs=batch.behavior_logprobs[mask],
-        raw_weights=step.corrected.raw[mask],
-        is_bounded=step.corrected.is_bounded[mask],
-        across=batch.across,
-    )
 
 
 def _reference(step: Step, across: Across) -> dict[str, float]:
@@ -212,11 +207,6 @@ def part_scalars(samples: Sequence[SampleHead]) -> dict[str, float]:
     """The mean of each named part of the reward over all samples of the step."""
     means = part_means(sample.parts for sample in samples)
     return {f"reward/part/{name}": value for name, value in means.items()}
-
-
-def mean(x: Tensor) -> float:
-    """Return the mean of all elements, 0 if there are none: float32 [...] -> number."""
-    return float(x.mean()) if x.numel() else 0.0
 
 
 def behavior_metrics(
@@ -300,8 +290,8 @@ def reward_metrics(
     num_solved = groups.sums(is_solved.float())
     share = num_solved / groups.sums(torch.ones_like(rewards)).clamp(min=1)
     return {
-        "reward/mean": mean(rewards),
+        "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(correction=0)),
-        "reward/solve_all": mean((share == 1).float()),
-        "reward/solve_none": mean((share == 0).float()),
+        "reward/solve_all": float((share == 1).float().mean()),
+        "reward/solve_none": float((share == 0).float().mean()),
     }

@@ -42,17 +42,15 @@ class RewardRules:
         steps = batch.steps
         sequence = steps.sequence
         rewards = step_rewards(
-            self._scaled(steps.scores), is_first=steps.is_first, start=self._step_start()
+            self.scaled(steps.scores), is_first=steps.is_first, start=self._step_start()
         )
         if self.zero_truncated:
             rewards = rewards.masked_fill(batch.is_truncated[sequence], 0.0)
-        penalty = self._penalty(lengths)
-        is_own = torch.isin(
-            sequence, torch.tensor(batch.own, dtype=torch.int64, device=sequence.device)
-        )
-        starts = torch.tensor([batch.offsets[s] for s in sequence[is_own].tolist()])
-        last_token = starts.to(sequence) + steps.end[is_own] - 1
-        per_token.index_add_(0, last_token, rewards[is_own])
+        penalty = self.overlong_penalty(lengths)
+        # The scored steps of all ranks: -1 for a sequence of another rank.
+        starts = torch.tensor([batch.offsets.get(s, -1) for s in sequence.tolist()]).to(sequence)
+        is_own = starts >= 0
+        per_token.index_add_(0, (starts + steps.end - 1)[is_own], rewards[is_own])
         per_token[last[has_token]] -= penalty[has_token]
         totals = torch.zeros_like(batch.rewards).index_add_(0, sequence, rewards)
         return per_token, totals - penalty
@@ -62,29 +60,36 @@ class RewardRules:
 
         scores: float32 [N]; lengths: int64 [N]; is_truncated: bool [N] -> float32 [N].
         """
-        rewards = self._scaled(scores)
+        rewards = self.scaled(scores)
         if self.zero_truncated:
             rewards = rewards.masked_fill(is_truncated, 0.0)
-        return rewards - self._penalty(lengths)
+        return rewards - self.overlong_penalty(lengths)
 
     def _step_start(self) -> float | None:
         """The reward before the first step, or None if steps are not rewarded for differences."""
         if self.reward.placement != "step_deltas":
             return None
         # In float32 like the scores, so that a first step that fails changes exactly nothing.
-        return float(self._scaled(torch.tensor(self.reward.fail_reward)))
+        return float(self.scaled(torch.tensor(self.reward.fail_reward)))
 
-    def _scaled(self, scores: Tensor) -> Tensor:
+    def scaled(self, scores: Tensor) -> Tensor:
+        """Scale and clip scores: float32 [...] -> float32 [...].
+
+        clip((score - bias) scale, -clip, clip) (reward scaling of PPO implementations, no paper).
+        """
         reward = self.reward
-        return scaled(scores, bias=reward.bias, scale=reward.scale, clip=reward.clip)
+        return ((scores - reward.bias) * reward.scale).clamp(-reward.clip, reward.clip)
 
-    def _penalty(self, lengths: Tensor) -> Tensor:
-        return overlong_penalty(
-            lengths,
-            limit_tokens=self.max_response_tokens,
-            buffer_tokens=self.reward.overlong_tokens,
-            penalty=self.reward.overlong_penalty,
-        )
+    def overlong_penalty(self, lengths: Tensor) -> Tensor:
+        """Compute DAPO's soft penalty for long answers, as a positive number to subtract.
+
+        lengths: int64 [B], response tokens -> float32 [B].  It is 0 up to limit - overlong_tokens
+        and rises linearly to `overlong_penalty` at the limit (arXiv 2503.14476 eq. 13).
+        overlong_tokens=0 makes it a step at limit + 1.
+        """
+        num_soft = self.reward.overlong_tokens
+        excess = (lengths - (self.max_response_tokens - num_soft)).float() / max(num_soft, 1)
+        return self.reward.overlong_penalty * excess.clamp(0, 1)
 
 
 def _last_written(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -96,27 +101,6 @@ def _last_written(batch: Batch) -> tuple[Tensor, Tensor]:
     last = torch.full((batch.num_sequences,), -1, device=index.device)
     last.scatter_reduce_(0, batch.sequence_index, index, "amax")
     return last, last >= 0
-
-
-def scaled(scores: Tensor, *, bias: float, scale: float, clip: float) -> Tensor:
-    """Scale and clip scores: float32 [...] -> float32 [...].
-
-    clip((score - bias) scale, -clip, clip) (reward scaling of PPO implementations, no paper).
-    """
-    return ((scores - bias) * scale).clamp(-clip, clip)
-
-
-def overlong_penalty(
-    lengths: Tensor, *, limit_tokens: int, buffer_tokens: int, penalty: float
-) -> Tensor:
-    """Compute DAPO's soft penalty for long answers, as a positive number to subtract.
-
-    lengths: int64 [B], response tokens -> float32 [B].  It is 0 up to limit - buffer and rises
-    linearly to `penalty` at the limit (arXiv 2503.14476 eq. 13).  buffer_tokens=0 makes it a step
-    at limit_tokens + 1.
-    """
-    excess = (lengths - (limit_tokens - buffer_tokens)).float() / max(buffer_tokens, 1)
-    return penalty * excess.clamp(0, 1)
 
 
 def step_rewards(scores: Tensor, *, is_first: Tensor, start: float | None) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
-from async_rl.batching.batch import Batch, BatchPart, collate, collate_part, rows_as_group, whole
+from async_rl.batching.batch import BatchPart, collate, collate_part, rows_as_group, whole
 from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
 from async_rl.config.plugins import import_external
@@ -40,7 +40,7 @@ from async_rl.learner.optimizer import model_optimizers
 from async_rl.learner.sharding import Ranks, divide_ranks
 from async_rl.learner.update import Updater
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import TensorSpec
+from async_rl.weights.block import TensorSpec, tensor_spec
 from async_rl.weights.lora import whole_adapter, write_adapter
 
 
@@ -97,7 +97,7 @@ class Trainer:
         models = load_models(config, model_path, self._ranks)
         self._models = models
         self._policy = models.policy
-        self._specs = [self._spec(name, tensor) for name, tensor in self._policy.named_weights()]
+        self._specs = [tensor_spec(n, x, self._dtype) for n, x in self._policy.named_weights()]
         trained = model_optimizers(config, models)
         self._optimizers = [optimizer for _, optimizer in trained.values()]
         reference = config.algorithm.reference
@@ -239,32 +239,22 @@ class Trainer:
 
         rows: int [L] each -> float32 [L] each; the first token has no log-prob and gets 0.
         """
-        batch = collate([rows_as_group(rows, prompt_length=1)], device=self.device)
-        logprobs = self._response_logprobs(batch).cpu().numpy()
-        first = np.zeros(1, dtype=np.float32)
-        return [
-            np.concatenate([first, logprobs[start : start + size]])
-            for start, size in zip(batch.offsets.values(), batch.response_lengths, strict=True)
-        ]
-
-    def _response_logprobs(self, batch: Batch) -> Tensor:
-        """Float32 [R] at temperature 1, computed on this rank alone."""
         learner = self._config.learner
-        logprobs = torch.zeros(batch.num_tokens, device=self.device)
+        batch = collate([rows_as_group(rows, prompt_length=1)], device=self.device)
         chunk_tokens = self._policy.chunk_tokens(learner.logits_chunk_mb)
+        logprobs = torch.zeros(batch.num_tokens, device=self.device)
+        # On this rank alone: the rows are few, and ranks have no part of them.
         for members in passes(batch, [batch.own], budget_tokens=learner.forward_tokens)[0]:
             row = pack(batch, members, device=self.device, with_ends=False)
             output = self._policy(row, temperature=1.0, chunk_tokens=chunk_tokens)
             logprobs[row.token_index] = output.logprobs
-        return logprobs
+        first = np.zeros(1, dtype=np.float32)
+        starts = list(batch.offsets.values())[1:]
+        return [np.concatenate([first, of]) for of in np.split(logprobs.cpu().numpy(), starts)]
 
     def tensor_specs(self) -> list[TensorSpec]:
         """Return the specs of the policy's tensors in the generators' dtype, tied ones once."""
         return list(self._specs)
-
-    def _spec(self, name: str, tensor: Tensor) -> TensorSpec:
-        dtype = str(self._dtype).removeprefix("torch.")
-        return name, dtype, tuple(tensor.shape), tensor.numel() * self._dtype.itemsize
 
     @torch.no_grad()
     def full_tensors(self, *, on_device: bool = False) -> Iterator[Tensor]:

@@ -37,10 +37,13 @@ _ALIGN = 64
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def tensor_spec(name: str, tensor: torch.Tensor) -> TensorSpec:
-    """Return the facts that a block needs before its first version."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return name, dtype, tuple(tensor.shape), tensor.numel() * tensor.element_size()
+def tensor_spec(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> TensorSpec:
+    """Return the facts that a block needs before its first version. dtype: in the block, None = the
+    dtype of the tensor.
+    """
+    dtype = dtype or tensor.dtype
+    size_bytes = tensor.numel() * dtype.itemsize
+    return name, str(dtype).removeprefix("torch."), tuple(tensor.shape), size_bytes
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Bytes:

@@ -1,29 +1,34 @@
 from __future__ import annotations
 
 import torch
+from composing import compose
 
-from async_rl.learner.token_rewards import overlong_penalty, scaled, step_rewards
+from async_rl.learner.token_rewards import RewardRules, step_rewards
+
+
+def rules(*knobs: str) -> RewardRules:
+    reward = compose("grpo_code", knobs).reward
+    return RewardRules(reward=reward, max_response_tokens=100, zero_truncated=False)
 
 
 def test_rewards_are_shifted_scaled_and_clipped_by_hand() -> None:
-    assert scaled(torch.tensor([0.0, 0.5, 0.75, 1.0]), bias=0.5, scale=4, clip=1.5).tolist() == [
-        -1.5,
-        0.0,
-        1.0,
-        1.5,
-    ]
+    found = rules("reward.bias=0.5", "reward.scale=4", "reward.clip=1.5").scaled(
+        torch.tensor([0.0, 0.5, 0.75, 1.0])
+    )
+    assert found.tolist() == [-1.5, 0.0, 1.0, 1.5]
 
 
 def test_the_penalty_rises_over_the_last_tokens_of_the_allowed_length() -> None:
     lengths = torch.tensor([0, 80, 85, 90, 100])
-    found = overlong_penalty(lengths, limit_tokens=100, buffer_tokens=20, penalty=2.0)
+    found = rules("reward.overlong_tokens=20", "reward.overlong_penalty=2.0").overlong_penalty(
+        lengths
+    )
     assert found.tolist() == [0.0, 0.0, 0.5, 1.0, 2.0]
 
 
 def test_without_a_buffer_nobody_pays() -> None:
-    assert overlong_penalty(
-        torch.tensor([50, 100]), limit_tokens=100, buffer_tokens=0, penalty=2.0
-    ).tolist() == [0.0, 0.0]
+    found = rules("reward.overlong_tokens=0", "reward.overlong_penalty=2.0")
+    assert found.overlong_penalty(torch.tensor([50, 100])).tolist() == [0.0, 0.0]
 
 
 def test_deltas_pay_for_what_a_step_changed_in_its_own_sequence() -> None:
