@@ -23,7 +23,7 @@ from async_rl.config.running import KEPT_GROUPS
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.core.heads import head_of
 from async_rl.core.types import DropReason
-from async_rl.data.prompts import RunPrompts
+from async_rl.data.prompt_file import RunPrompts
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork, Work
 from async_rl.protocol.learner import (

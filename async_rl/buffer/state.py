@@ -28,7 +28,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import head_of, summarize
 from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpose, Ticket
-from async_rl.data.prompts import RunPrompts
+from async_rl.data.prompt_file import RunPrompts
 
 
 class BufferState:

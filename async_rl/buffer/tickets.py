@@ -20,7 +20,7 @@ from async_rl.config.run import RunConfig
 from async_rl.config.sampling import num_drawn, sampling_of
 from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Group, Purpose, Ticket
-from async_rl.data.prompts import RunPrompts
+from async_rl.data.prompt_file import RunPrompts
 
 _log = logging.getLogger(__name__)
 

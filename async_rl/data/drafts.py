@@ -50,6 +50,12 @@ class Draft:
     problem: CodeProblem
 
 
+Outcome = tuple[int, Prompt | Rejected]
+"""A row's number of tokens before truncation (0 without a draft), and its prompt or why it has
+none.
+"""
+
+
 class Drafter:
     """Makes the prompts of these files. The tokenizer renders chats and counts tokens."""
 
@@ -69,25 +75,30 @@ class Drafter:
         except DataError as error:
             return Rejected(reason=str(error), is_over_long=False)
 
-    def encode(self, drafts: Sequence[Draft]) -> Iterator[tuple[int, Prompt | Rejected]]:
+    def encode(self, drafts: Sequence[Draft]) -> Iterator[Outcome]:
         """(number of tokens before truncation, prompt) of each draft, tokenized together."""
         # A chat template writes the special tokens itself.
         rows = self._tokenizer(
             [draft.text for draft in drafts],
             add_special_tokens=not self._tokenizer.chat_template,
+            # Only the ids are used, and the mask of a long prompt is as large as its ids.
+            return_attention_mask=False,
+            return_token_type_ids=False,
             verbose=False,
         )["input_ids"]
         for draft, ids in zip(drafts, rows, strict=True):
             yield len(ids), self._encoded(draft, ids)
 
-    def prompt(self, draft: Draft) -> Prompt | Rejected:
-        """Return the prompt of one draft."""
-        [(_, prompt)] = self.encode([draft])
-        return prompt
-
-    def render(self, origin: str, messages: list[dict[str, str]], *, is_chat: bool = False) -> str:
-        """The text to be continued: chat template and generation prompt, or the plain text and a
-        newline without a template.
+    def render(
+        self,
+        origin: str,
+        messages: list[dict[str, str]],
+        *,
+        is_chat: bool = False,
+        end: str = "\n",
+    ) -> str:
+        """The text to be continued: chat template and generation prompt, or the plain text and
+        `end` without a template.
         """
         if self._tokenizer.chat_template:
             return str(
@@ -100,7 +111,7 @@ class Drafter:
                 f"{origin}: the prompt is a chat and the tokenizer has no chat template; use a chat"
                 " model, or plain strings as prompts"
             )
-        return messages[0]["content"] + "\n"
+        return messages[0]["content"] + end
 
     def _read_metadata(self) -> dict[str, Row]:
         """Further columns by id, from data.metadata_file."""

@@ -1,22 +1,17 @@
 """Data files as tables of rows: jsonl, parquet, json, and functions of a user that yield rows.
 
-A table is read from its start, or by row number where the data does not fit in memory.  jsonl: the
-offset of each line is kept, 16 bytes a row.  parquet: read by number from a copy in the cache,
-uncompressed, which the kernel maps into memory and evicts as needed.  json: an array cannot be read
-in parts, so its rows are in memory, as the rows of a function are.
+jsonl and parquet are read row by row. An array of json cannot be read in parts, so its rows are in
+memory, as the rows of a function are.
 Invariants: every row comes with its origin ("file, row n", counted from 1); nothing is skipped, a
-row that cannot be read is a DataError; both ways of reading return the same rows; a remote file is
-copied once, under a lock, to the cache, and again only if it changed.
+row that cannot be read is a DataError; a remote file is copied once, under a lock, to the cache,
+and again only if it changed.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import functools
 import hashlib
 import logging
-from array import array
 from collections.abc import Iterator, Sequence
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
@@ -26,6 +21,7 @@ import msgspec
 
 from async_rl.config.plugins import DATA_SOURCE, is_plugin, load_function
 from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
 from async_rl.data.cache import build_once, cache_root
 
 Row = dict[str, Any]
@@ -42,9 +38,6 @@ class Table(Protocol):
 
     def __len__(self) -> int:
         """Return the number of rows."""
-
-    def __getitem__(self, index: int, /) -> Placed:
-        """Return the index-th row, counted from 0."""
 
     def __iter__(self) -> Iterator[Placed]:
         """Yield all rows in order."""
@@ -66,9 +59,9 @@ def open_table(file: str) -> Table:
         local = _local_copy(file, suffix)
         match suffix:
             case ".jsonl":
-                return _Lines(file, local)
+                return _Lines(file=file, local=local)
             case ".parquet":
-                return _Parquet(file, local, cache_root() / "data")
+                return _Parquet(file=file, local=local)
         return list(_json(file, local.read_bytes()))
     raise AssertionError("readable turns each error into DataError")
 
@@ -172,118 +165,54 @@ def _decode(origin: str, data: bytes) -> Any:
         raise DataError(f"{origin}: not valid JSON ({error})") from error
 
 
+@frozen
 class _Lines:
-    def __init__(self, file: str, local: Path) -> None:
-        self._file = file
-        self._local = local
+    """file: as the configuration names it; local: the path of the file or of its copy."""
+
+    file: str
+    local: Path
 
     def __len__(self) -> int:
-        return len(self._index[0])
-
-    def __getitem__(self, index: int) -> Placed:
-        starts, numbers = self._index
-        with self._local.open("rb") as handle:
-            handle.seek(starts[index])
-            return self._placed(numbers[index], handle.readline())
+        return sum(1 for _ in self._lines())
 
     def __iter__(self) -> Iterator[Placed]:
         for number, line in self._lines():
-            if line.strip():
-                yield self._placed(number, line)
+            origin = f"{self.file}, row {number}"
+            try:
+                yield _placed(origin, _decode(origin, line))
+            except DataError as error:
+                yield origin, error
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        with readable(self._file), self._local.open("rb") as handle:
+        with readable(self.file), self.local.open("rb") as handle:
             # Editors and shells add empty lines at the end; they are not rows, but they count for
             # the row number that a person sees in an editor.
-            yield from enumerate(handle, start=1)
-
-    def _placed(self, number: int, line: bytes) -> Placed:
-        origin = f"{self._file}, row {number}"
-        try:
-            return _placed(origin, _decode(origin, line))
-        except DataError as error:
-            return origin, error
-
-    @functools.cached_property
-    def _index(self) -> tuple[array[int], array[int]]:
-        """The offset and the line number of each row."""
-        # Arrays of machine integers: a Python list would take 72 bytes a row instead of 16.
-        starts = array("q")
-        numbers = array("q")
-        start = 0
-        for number, line in self._lines():
-            if line.strip():
-                starts.append(start)
-                numbers.append(number)
-            start += len(line)
-        return starts, numbers
+            for number, line in enumerate(handle, start=1):
+                if line.strip():
+                    yield number, line
 
 
+@frozen
 class _Parquet:
-    def __init__(self, file: str, local: Path, directory: Path) -> None:
-        import pyarrow.parquet as parquet
+    """As _Lines."""
 
-        self._file = file
-        self._local = local
-        self._directory = directory
-        with local.open("rb") as handle:
-            self._num_rows = int(parquet.ParquetFile(handle).metadata.num_rows)
+    file: str
+    local: Path
 
     def __len__(self) -> int:
-        return self._num_rows
-
-    def __getitem__(self, index: int) -> Placed:
-        reader, ends = self._batches
-        # Batches of one file may differ in length, so the number is not index // _BATCH_ROWS.
-        number = bisect.bisect_right(ends, index)
-        # The file is mapped into memory, so this reads only the pages of one batch.
-        batch = reader.get_batch(number)
-        row = index - (ends[number] - batch.num_rows)
-        return f"{self._file}, row {index + 1}", batch.slice(row, 1).to_pylist()[0]
-
-    def __iter__(self) -> Iterator[Placed]:
-        number = 0
-        with readable(self._file), self._local.open("rb") as handle:
-            for batch in _batches_of(handle):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{self._file}, row {number}", row
-
-    @functools.cached_property
-    def _batches(self) -> tuple[Any, list[int]]:
-        """The mapped copy, and the number of rows up to the end of each of its batches."""
-        import pyarrow as pa
-
-        with readable(self._file):
-            reader = pa.ipc.open_file(pa.memory_map(str(self._copy())))
-        ends = []
-        total = 0
-        for number in range(reader.num_record_batches):
-            total += reader.get_batch(number).num_rows
-            ends.append(total)
-        return reader, ends
-
-    def _copy(self) -> Path:
-        import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        state = self._local.stat()
-        # A changed file gets another copy.
-        key = f"{self._local.absolute()} {state.st_size} {state.st_mtime_ns}"
-        name = hashlib.sha256(key.encode()).hexdigest()[:24]
+        with readable(self.file):
+            return int(parquet.read_metadata(self.local).num_rows)
+        raise AssertionError("readable turns each error into DataError")
 
-        def copy(target: Path) -> None:
-            with self._local.open("rb") as handle:
-                schema = parquet.ParquetFile(handle).schema_arrow
-                with pa.OSFile(str(target), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-                    for batch in _batches_of(handle):
-                        writer.write_batch(batch)
+    def __iter__(self) -> Iterator[Placed]:
+        import pyarrow.parquet as parquet
 
-        return build_once(self._directory / f"{name}.arrow", copy, on_wait=lambda _: None)
-
-
-def _batches_of(handle: Any) -> Iterator[Any]:
-    import pyarrow.parquet as parquet
-
-    # Without pre_buffer memory holds one batch, not a row group, which may be a gigabyte.
-    yield from parquet.ParquetFile(handle, pre_buffer=False).iter_batches(batch_size=_BATCH_ROWS)
+        number = 0
+        with readable(self.file), parquet.ParquetFile(self.local, pre_buffer=False) as reader:
+            # Without pre_buffer memory holds one batch, not a row group, which may be a gigabyte.
+            for batch in reader.iter_batches(batch_size=_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{self.file}, row {number}", row

@@ -30,8 +30,6 @@ NUM_WORDINGS = 2
 # Enough that two specs rarely draw the same tests; the lists of all specs are still computed in a
 # moment.
 _NUM_INPUTS = 64
-LONGEST_TOKENS = 32
-"""No prompt of the task has more tokens of the embedded model."""
 
 
 @frozen

@@ -1,20 +1,22 @@
 """The prompts of a run with their hidden tests: of the embedded task, or of data files.
 
 Invariants
-- Ids are unique among the prompts in memory; the same configuration loads the same prompts in the
-  same order.
-- Files of more than MAX_ROWS_IN_MEMORY rows are not kept in memory: streamed.py reads a row
-  when it is requested.
+- Ids are unique; the same configuration and data have the same prompts in the same order.
+- Training prompts are made row by row: beside the ids of the rows, memory holds one batch of them.
+- Each row is a prompt, or the configuration leaves it out, which is logged; otherwise it fails the
+  run.
 """
 
 from __future__ import annotations
 
-import bisect
+import hashlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from async_rl.config.run import RunConfig
@@ -22,43 +24,27 @@ from async_rl.core.errors import ConfigError, DataError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Prompt, Purpose
 from async_rl.data import list_functions
-from async_rl.data.drafts import Draft, Drafter, Rejected
-from async_rl.data.files import Table, matching_files, open_table
+from async_rl.data.drafts import Draft, Drafter, Outcome, Rejected
+from async_rl.data.files import matching_files, open_table
 from async_rl.data.list_functions import LIST_FUNCTIONS
-from async_rl.data.order import PromptOrder
-from async_rl.data.streamed import StreamedPrompts
+from async_rl.data.prompt_file import has_prompts, write_prompts
+from async_rl.data.tokenizer import load_tokenizer, spare_torch
+from async_rl.protocol.base import message_schema
 
-_CHECKED_ROWS = 1000
-"""Rows of large files that are checked before the run starts: a fraction of a second."""
-MAX_ROWS_IN_MEMORY = 50_000
-"""Training files with more rows are read row by row. The usual sets of problems have fewer, so that
-every row of them is checked before the run starts.
+_BATCH_ROWS = 256
+"""Rows tokenized together, on several cores. Larger batches are no faster and take more memory: the
+tokens of a row are Python integers until it is written.
 """
 _log = logging.getLogger(__name__)
 
 
 @frozen
-class RunPrompts:
-    """Training prompts with their order, and the prompts of one evaluation.
+class _Source:
+    """The rows of a data set. files: none for the embedded task."""
 
-    vocabulary_size: of the model; no token id reaches it.
-    """
-
-    train: Sequence[Prompt]
-    order: PromptOrder
-    held_out: Sequence[Prompt]
-    vocabulary_size: int
-
-    @property
-    def num_held_out(self) -> int:
-        """Prompts of one evaluation."""
-        return len(self.held_out)
-
-    def prompt(self, purpose: Purpose, index: int) -> Prompt:
-        """Return the index-th prompt of the purpose's order."""
-        if purpose is Purpose.TRAIN:
-            return self.train[self.order.index(index)]
-        return self.held_out[index]
+    files: Sequence[str]
+    num_rows: int
+    drafts: Callable[[Drafter], Iterator[Draft | Rejected]]
 
 
 @dataclass(slots=True)
@@ -71,63 +57,70 @@ class Examined:
     num_cut: int = 0
 
 
-def _raise(error: DataError) -> None:
-    raise error
+def prepare_prompts(
+    path: Path, config: RunConfig, model_path: Path, on_rows: Callable[[int, int], None]
+) -> None:
+    """Write the prompts of the run, unless the file has them already. Raises DataError.
 
-
-def load_prompts(
-    config: RunConfig,
-    tokenizer: Any,
-    refused: Callable[[DataError], None],
-    *,
-    vocabulary_size: int,
-) -> RunPrompts:
-    """Return the prompts of the run. refused: as in `load_train_prompts`. Raises DataError."""
-    train = load_train_prompts(config, tokenizer, refused)
-    if not train:
-        raise DataError(
-            f"data.train_files={config.data.train_files} contains no usable prompt; the log names"
-            " the rows that were left out"
-        )
-    held_out = load_eval_prompts(config, tokenizer)
-    return RunPrompts(
-        train=train,
-        order=PromptOrder(config.seed, len(train), shuffle=config.data.shuffle),
-        # The first ones in every evaluation, so that its numbers can be compared over the run.
-        held_out=held_out[: config.evaluation.num_prompts or len(held_out)],
-        vocabulary_size=vocabulary_size,
-    )
-
-
-def load_train_prompts(
-    config: RunConfig, tokenizer: Any, refused: Callable[[DataError], None] = _raise
-) -> Sequence[Prompt]:
-    """Return the training prompts. Raises DataError if a file or a row cannot be used; `refused`
-    receives the error of a row that is read later.
+    on_rows: called with the number of training rows that are written and the number that there are.
     """
-    if not config.data.train_files:
-        specs, _ = list_functions.split(LIST_FUNCTIONS)
-        return _embedded(specs, config, tokenizer)
-    files = matching_files(config.data.train_files)
-    tables = [open_table(file) for file in files]
-    drafter = Drafter(files, config, tokenizer)
-    # Counting rows is cheap in both formats: line offsets, or the footer of Parquet.
-    if sum(map(len, tables)) > MAX_ROWS_IN_MEMORY:
-        return _streamed(files, tables, drafter, config, refused)
-    return _checked(_examined(files, tables, drafter, config), config)
+    key = _key(config)
+    if has_prompts(path, key):
+        on_rows(1, 1)
+        return
+    # Before the first call of on_rows, after which a buffer may open the file.
+    path.unlink(missing_ok=True)
+    source = _train_source(config)
+    on_rows(0, source.num_rows)
+    spare_torch(config)
+    tokenizer = load_tokenizer(config, model_path)
+    # The held-out prompts first: they are few, and a bad row among them fails the run.
+    held_out = held_out_prompts(config, tokenizer)
+
+    def train() -> Iterator[Prompt]:
+        for number, prompt in enumerate(_usable(source, config, tokenizer)):
+            if number % _BATCH_ROWS == 0:
+                on_rows(number, source.num_rows)
+            yield prompt
+        on_rows(source.num_rows, source.num_rows)  # also if many rows were left out
+
+    write_prompts(path, key, {Purpose.EVAL: held_out, Purpose.TRAIN: train()})
 
 
-def load_eval_prompts(config: RunConfig, tokenizer: Any) -> Sequence[Prompt]:
-    """Return the held-out prompts, none if train_files come without val_files. Any first n prompts
-    of the embedded task are a fair sample.
-    """
+def train_prompts(config: RunConfig, tokenizer: Any) -> Iterator[Prompt]:
+    """Yield the training prompts. Raises DataError if a file or a row cannot be used."""
+    return _usable(_train_source(config), config, tokenizer)
+
+
+def held_out_prompts(config: RunConfig, tokenizer: Any) -> list[Prompt]:
+    """Return the prompts of one evaluation, none if train_files come without val_files."""
     if config.data.val_files:
-        return _checked(examine(config.data.val_files, config, tokenizer), config)
+        source = _source_of(config.data.val_files)
     # Held-out prompts of the embedded task would measure something the run does not train.
-    if config.data.train_files:
+    elif config.data.train_files:
         return []
-    _, specs = list_functions.split(LIST_FUNCTIONS)
-    return _embedded(specs, config, tokenizer)
+    else:
+        _, specs = list_functions.split(LIST_FUNCTIONS)
+        source = _embedded(specs)
+    # The first ones in every evaluation, so that its numbers can be compared over the run. Any
+    # first prompts of the embedded task are a fair sample.
+    return list(_usable(source, config, tokenizer))[: config.evaluation.num_prompts or None]
+
+
+def examine(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Examined:
+    """Return every row of the files, as a prompt or as rejected. Raises DataError if a file cannot
+    be read, or if there are no rows.
+    """
+    examined = Examined()
+    for num_tokens, outcome in _outcomes(_source_of(patterns), config, tokenizer):
+        if num_tokens:
+            examined.lengths.append(num_tokens)
+        if isinstance(outcome, Rejected):
+            examined.rejected.append(outcome)
+        else:
+            examined.prompts.append(outcome)
+            examined.num_cut += num_tokens > config.data.max_prompt_tokens
+    return examined
 
 
 def steps_of_epochs(config: RunConfig) -> int:
@@ -141,173 +134,131 @@ def steps_of_epochs(config: RunConfig) -> int:
             "num_steps=null and data.epochs=null: nothing says how long the run is; set num_steps,"
             " or data.epochs=1"
         )
-    num_rows = list_functions.NUM_WORDINGS * len(list_functions.split(LIST_FUNCTIONS)[0])
-    if config.data.train_files:
-        try:
-            files = matching_files(config.data.train_files)
-            num_rows = sum(len(open_table(file)) for file in files)
-        except DataError as error:
-            raise ConfigError(f"num_steps=null: the rows cannot be counted: {error}") from error
+    try:
+        num_rows = _train_source(config).num_rows
+    except DataError as error:
+        raise ConfigError(f"num_steps=null: the rows cannot be counted: {error}") from error
     return max(math.ceil(config.data.epochs * num_rows / config.buffer.groups_per_step), 1)
 
 
-def _embedded(
-    specs: Sequence[list_functions.Spec], config: RunConfig, tokenizer: Any
-) -> Sequence[Prompt]:
-    """Return each spec once with one of its wordings, in turn, then each with the other."""
-    drafter = Drafter([], config, tokenizer)
-    hidden_tests = list_functions.HiddenTests(LIST_FUNCTIONS)
-    num_rows = list_functions.NUM_WORDINGS * len(specs)
-
-    def draft(index: int) -> Draft:
-        turn, number = divmod(index, len(specs))
-        which = (number + turn) % list_functions.NUM_WORDINGS
-        spec = specs[number]
-        name = f"{list_functions.DATA_SOURCE}/{spec.name}/{which}"
-        text = list_functions.wording(spec, which)
-        if tokenizer.chat_template:
-            text = drafter.render(name, [{"role": "user", "content": text}])
-        return Draft(
-            origin=name,
-            prompt_id=name,
-            text=text,
-            data_source=list_functions.DATA_SOURCE,
-            problem=hidden_tests(spec),
-        )
-
-    if config.model.path is None and config.data.max_prompt_tokens >= list_functions.LONGEST_TOKENS:
-        return StreamedPrompts(num_rows, lambda i: drafter.prompt(draft(i)), lambda _: False)
-    # With another tokenizer a prompt may be over the limit, so all are made now.
-    examined = Examined()
-    _encode(drafter, [draft(index) for index in range(num_rows)], config, examined)
-    return _checked(examined, config)
+def _train_source(config: RunConfig) -> _Source:
+    if config.data.train_files:
+        return _source_of(config.data.train_files)
+    specs, _ = list_functions.split(LIST_FUNCTIONS)
+    return _embedded(specs)
 
 
-def _streamed(
-    files: Sequence[str],
-    tables: Sequence[Table],
-    drafter: Drafter,
-    config: RunConfig,
-    refused: Callable[[DataError], None],
-) -> StreamedPrompts:
-    """Return prompts that are read when they are requested; the first rows are checked now."""
-    ends = list(itertools.accumulate(map(len, tables)))
-
-    def read(index: int) -> Prompt | Rejected:
-        table = bisect.bisect_right(ends, index)
-        number = index - (ends[table - 1] if table else 0)
-        draft = drafter.draft(files[table], number + 1, tables[table][number])
-        return draft if isinstance(draft, Rejected) else drafter.prompt(draft)
-
-    def report(rejected: Rejected) -> bool:
-        is_refused = _is_refused(rejected, config)
-        if is_refused:
-            refused(DataError(rejected.reason))
-        return is_refused
-
-    checked = map(read, range(_CHECKED_ROWS))
-    rejected = [prompt for prompt in checked if isinstance(prompt, Rejected)]
-    # As for small files, the first bad row fails the run before anything expensive starts.
-    for prompt in rejected:
-        if _is_refused(prompt, config):
-            raise DataError(prompt.reason)
-    _log.info(
-        "%d rows are read when they are requested; of the first %d, %d cannot be used",
-        ends[-1],
-        _CHECKED_ROWS,
-        len(rejected),
-    )
-    return StreamedPrompts(ends[-1], read, report)
-
-
-def examine(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Examined:
-    """Return every row of the files, as a prompt or as rejected. Raises DataError if a file cannot
-    be read, or if there are no rows.
-    """
+def _source_of(patterns: Sequence[str]) -> _Source:
+    """Return the rows of files. Raises DataError if a file cannot be opened or there are none."""
     files = matching_files(patterns)
-    tables = (open_table(file) for file in files)
-    return _examined(files, tables, Drafter(files, config, tokenizer), config)
-
-
-def _examined(
-    files: Sequence[str], tables: Iterable[Table], drafter: Drafter, config: RunConfig
-) -> Examined:
-    examined = Examined()
-    drafts: dict[str, Draft] = {}
-    for file, table in zip(files, tables, strict=True):
-        for number, placed in enumerate(table, start=1):
-            draft = drafter.draft(file, number, placed)
-            # The ledger identifies prompts by id: two with the same one would share a history.
-            if isinstance(draft, Draft) and draft.prompt_id in drafts:
-                reason = (
-                    f"{draft.origin}: id {draft.prompt_id} is also the id of"
-                    f" {drafts[draft.prompt_id].origin}; give each row its own id"
-                )
-                draft = Rejected(reason=reason, is_over_long=False)
-            if isinstance(draft, Rejected):
-                examined.rejected.append(draft)
-            else:
-                drafts[draft.prompt_id] = draft
-    if not drafts and not examined.rejected:
+    tables = {file: open_table(file) for file in files}
+    # Cheap in both large formats: the lines of jsonl, the footer of Parquet.
+    num_rows = sum(map(len, tables.values()))
+    if not num_rows:
         raise DataError(f"{', '.join(files)}: no rows; give files with at least one prompt")
-    if drafts:
-        # Together: the tokenizer encodes a batch on several cores.
-        _encode(drafter, list(drafts.values()), config, examined)
-    return examined
+
+    def drafts(drafter: Drafter) -> Iterator[Draft | Rejected]:
+        origins: dict[str, str] = {}
+        for file, table in tables.items():
+            for number, placed in enumerate(table, start=1):
+                draft = drafter.draft(file, number, placed)
+                if isinstance(draft, Draft):
+                    first = origins.setdefault(draft.prompt_id, draft.origin)
+                    # The ledger identifies prompts by id: two with the same one would share a
+                    # history.
+                    if first != draft.origin:
+                        reason = (
+                            f"{draft.origin}: id {draft.prompt_id} is also the id of {first}; give"
+                            " each row its own id"
+                        )
+                        draft = Rejected(reason=reason, is_over_long=False)
+                yield draft
+
+    return _Source(files=files, num_rows=num_rows, drafts=drafts)
 
 
-def _encode(
-    drafter: Drafter, drafts: Sequence[Draft], config: RunConfig, examined: Examined
-) -> None:
-    for num_tokens, prompt in drafter.encode(drafts):
-        examined.lengths.append(num_tokens)
-        if isinstance(prompt, Rejected):
-            examined.rejected.append(prompt)
-            continue
-        examined.prompts.append(prompt)
-        if num_tokens > config.data.max_prompt_tokens:
-            examined.num_cut += 1
+def _embedded(specs: Sequence[list_functions.Spec]) -> _Source:
+    """Return each spec once with one of its wordings, in turn, then each with the other."""
+
+    def drafts(drafter: Drafter) -> Iterator[Draft]:
+        hidden_tests = list_functions.HiddenTests(LIST_FUNCTIONS)
+        for turn in range(list_functions.NUM_WORDINGS):
+            for number, spec in enumerate(specs):
+                which = (number + turn) % list_functions.NUM_WORDINGS
+                name = f"{list_functions.DATA_SOURCE}/{spec.name}/{which}"
+                message = {"role": "user", "content": list_functions.wording(spec, which)}
+                yield Draft(
+                    origin=name,
+                    prompt_id=name,
+                    text=drafter.render(name, [message], end=""),
+                    data_source=list_functions.DATA_SOURCE,
+                    problem=hidden_tests(spec),
+                )
+
+    num_rows = list_functions.NUM_WORDINGS * len(specs)
+    return _Source(files=[], num_rows=num_rows, drafts=drafts)
 
 
-def _is_refused(rejected: Rejected, config: RunConfig) -> bool:
-    """Return whether the configuration fails the run for such a row instead of leaving it out."""
-    choice = config.data.truncation if rejected.is_over_long else config.data.bad_rows
-    return choice == "error"
+def _outcomes(source: _Source, config: RunConfig, tokenizer: Any) -> Iterator[Outcome]:
+    """Yield the outcome of each row, in order."""
+    drafter = Drafter(source.files, config, tokenizer)
+    drafts = source.drafts(drafter)
+    while batch := list(itertools.islice(drafts, _BATCH_ROWS)):
+        encoded = drafter.encode([draft for draft in batch if isinstance(draft, Draft)])
+        for draft in batch:
+            yield (0, draft) if isinstance(draft, Rejected) else next(encoded)
 
 
-def _checked(examined: Examined, config: RunConfig) -> list[Prompt]:
-    """Return the prompts. Raises DataError with the first rejected row unless the configuration
-    leaves such rows out, which is then logged.
+def _usable(source: _Source, config: RunConfig, tokenizer: Any) -> Iterator[Prompt]:
+    """Yield the prompts. Raises DataError at the first row that the configuration refuses; it may
+    leave such rows out instead, which is logged.
     """
-    limit = config.data.max_prompt_tokens
-    refused = [rejected for rejected in examined.rejected if _is_refused(rejected, config)]
-    if refused:
-        reason = refused[0].reason
-        # One line of error: the command lists them all, with their reasons.
-        if len(refused) > 1:
-            reason += f" (and {len(refused) - 1} more rows; async-rl data check lists them)"
-        raise DataError(reason)
-    total = len(examined.rejected) + len(examined.prompts)
-    unusable = [rejected for rejected in examined.rejected if not rejected.is_over_long]
-    num_over_long = len(examined.rejected) - len(unusable)
-    if num_over_long:
+    data = config.data
+    limit = data.max_prompt_tokens
+    # By Rejected.is_over_long.
+    dropped: Counter[bool] = Counter()
+    reason = ""
+    num_prompts = 0
+    num_cut = 0
+    for num_tokens, outcome in _outcomes(source, config, tokenizer):
+        if isinstance(outcome, Prompt):
+            num_prompts += 1
+            num_cut += num_tokens > limit
+            yield outcome
+            continue
+        if (data.truncation if outcome.is_over_long else data.bad_rows) == "error":
+            # The run's end should not wait for the rest of the rows; the command reads them all.
+            raise DataError(f"{outcome.reason} (async-rl data check lists every such row)")
+        dropped[outcome.is_over_long] += 1
+        if not outcome.is_over_long:
+            reason = reason or outcome.reason
+    total = num_prompts + dropped.total()
+    if dropped[True]:
         _log.warning(
-            "dropped %d of %d prompts over data.max_prompt_tokens=%d", num_over_long, total, limit
+            "dropped %d of %d prompts over data.max_prompt_tokens=%d", dropped[True], total, limit
         )
-    if unusable:
+    if dropped[False]:
         _log.warning(
             "dropped %d of %d rows that cannot be used, the first: %s",
-            len(unusable),
+            dropped[False],
             total,
-            unusable[0].reason,
+            reason,
         )
-    if examined.num_cut:
-        _log.warning(
-            "cut %d of %d prompts to data.max_prompt_tokens=%d", examined.num_cut, total, limit
-        )
-    if not examined.prompts:
+    if num_cut:
+        _log.warning("cut %d of %d prompts to data.max_prompt_tokens=%d", num_cut, total, limit)
+    if not num_prompts:
         raise DataError(
             f"all {total} prompts are over data.max_prompt_tokens={limit} or cannot be used; raise"
             " data.max_prompt_tokens, or correct the rows that the log names"
         )
-    return examined.prompts
+
+
+def _key(config: RunConfig) -> str:
+    """Return a name of all settings that the prompts depend on, and of the fields of a prompt.
+
+    The content of the files is no part of it: a resumed run keeps its prompts if they change.
+    """
+    sections = [part.model_dump_json() for part in (config.data, config.reward, config.rollout)]
+    others = [config.model.path, config.sandbox.packages, config.evaluation.num_prompts]
+    text = repr([message_schema(), *sections, *others])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -20,11 +20,11 @@ from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.store import Store
 from async_rl.config.pools import group_role
-from async_rl.core.errors import DataError, InfrastructureError
+from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import DropReason, Prompt
-from async_rl.data.prompts import load_prompts
+from async_rl.data.prompt_file import PROMPTS_FILE, open_prompts
 from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size, spare_torch
-from async_rl.protocol.membership import DRAINING
+from async_rl.protocol.membership import DRAINING, AwaitPrompts
 from async_rl.runtime.context import ProcessContext
 
 _SHOW_EVERY = 5
@@ -37,22 +37,16 @@ async def run(context: ProcessContext) -> None:
     """The buffer from its recovery to its drain."""
     config = context.config
     path = context.run_dir / STORE_FILE
-    bad_row: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def refused(error: DataError) -> None:
-        if not bad_row.done():
-            bad_row.set_exception(error)
-
-    async def watch_rows() -> None:
-        await bad_row
-
     async with Store(path, clock=time.time) as store:
         with context.activity("loading prompts"):
             spare_torch(config)
             tokenizer = load_tokenizer(config, context.model_path)
             vocabulary_size = load_vocabulary_size(config, context.model_path)
-            load = functools.partial(load_prompts, vocabulary_size=vocabulary_size)
-            prompts = await asyncio.to_thread(load, config, tokenizer, refused)
+            # The supervisor ends the run if they cannot be prepared.
+            await context.supervisor.call(AwaitPrompts(), timeout_s=config.timeouts.start_s)
+            prompts = open_prompts(
+                context.run_dir / PROMPTS_FILE, config, vocabulary_size=vocabulary_size
+            )
             decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
         service = BufferService(config, prompts, store, clock=time.monotonic)
         tasks = Tasks(context, service, store)
@@ -66,7 +60,6 @@ async def run(context: ProcessContext) -> None:
                     "show samples": tasks.show_samples(decode),
                     "show state": tasks.show_state(),
                     "watch store": store.failed(),
-                    "watch rows": watch_rows(),
                 }.items()
             ]
             await context.serve(service.handlers())

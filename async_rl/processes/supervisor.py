@@ -73,6 +73,7 @@ class Supervisor:
             self._registry, config.timeouts, is_local=config.launcher.is_one_machine
         )
         self._stop = StopRequest()
+        self._prompts = asyncio.Event()
         self._started_s = time.time()
 
     async def run(self) -> int:
@@ -130,31 +131,37 @@ class Supervisor:
             raise root_cause(group) from group
 
     async def _supervise(self, keys: Keys, monitor: Monitor) -> None:
-        """Prepare the model, start the children, wait for the end, end the children."""
-        model_path = await self._prepare_model()
-        if model_path is None:
-            return
-        try:
-            await self._with_children(keys, monitor, model_path, await self._launcher.open())
-        finally:
-            await self._launcher.close()
-
-    async def _prepare_model(self) -> Path | None:
-        """Return the start model; None if a stop was requested first."""
+        """Prepare model and prompts, start the children, wait for the end, end the children."""
+        model: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
         preparing = asyncio.create_task(
-            prepare(self._run_dir, self._console.preparing), name="prepare model"
+            prepare(self._run_dir, self._console.preparing, model=model, prompts=self._prompts),
+            name="prepare",
         )
         stop = asyncio.create_task(self._stop.graceful.wait(), name="stop")
-        await asyncio.wait({preparing, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if self._stop.graceful.is_set():
+        try:
+            started: set[asyncio.Future[Any]] = {model, preparing, stop}
+            await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.graceful.is_set():
+                return
+            if preparing.done():
+                preparing.result()
+            try:
+                host = await self._launcher.open()
+                await self._with_children(keys, monitor, model.result(), host, preparing)
+            finally:
+                await self._launcher.close()
+        finally:
             preparing.cancel()
-            await asyncio.gather(preparing, return_exceptions=True)
-            return None
-        stop.cancel()
-        return preparing.result()
+            stop.cancel()
+            await asyncio.gather(preparing, stop, return_exceptions=True)
 
     async def _with_children(
-        self, keys: Keys, monitor: Monitor, model_path: Path, host: str
+        self,
+        keys: Keys,
+        monitor: Monitor,
+        model_path: Path,
+        host: str,
+        preparing: asyncio.Task[None],
     ) -> None:
         connections = Connections(keys, self._registry.directory)
         machine = this_machine()
@@ -182,6 +189,7 @@ class Supervisor:
             fleet=fleet,
             scaler=scaler,
             stop=self._stop,
+            prompts=self._prompts,
             log=self._log,
             started_s=self._started_s,
         )
@@ -200,7 +208,7 @@ class Supervisor:
                 asyncio.create_task(scaler.run(), name="scaler"),
             ]
             try:
-                await self._until_over(fleet, [serving, keeping, *watching])
+                await self._until_over(fleet, [preparing, serving, keeping, *watching])
                 await guests.until_none(fleet, self._stop, self._console)
                 # A stall during the shutdown is not a failure, and scaling would delay it.
                 for task in watching:

@@ -116,6 +116,12 @@ class WatchMembers(Message):
     wait_s: float
 
 
+class AwaitPrompts(Message):
+    """Request an answer once the prompts of the run are in its directory."""
+
+    Reply: ClassVar[type] = Ok
+
+
 class ReportMetrics(Message):
     """Numbers of one learner step, under their TensorBoard names."""
 

@@ -23,7 +23,7 @@ from async_rl.config.sampling import sampling_of
 from async_rl.core.errors import ConfigError, InfrastructureError, RewardError, root_cause
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Group, Prompt, Purpose, Ticket
-from async_rl.data.prompts import load_eval_prompts
+from async_rl.data.prompts import held_out_prompts
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import Engine
 from async_rl.generation.opener import engine_opener
@@ -58,8 +58,7 @@ async def evaluate(
     on_done: called with the number of finished prompts and of all prompts.
     """
     tokenizer = load_tokenizer(config, model_path)
-    held_out = load_eval_prompts(config, tokenizer)
-    held_out = held_out[: config.evaluation.num_prompts or len(held_out)]
+    held_out = held_out_prompts(config, tokenizer)
     if not held_out:
         raise ConfigError("data.val_files is empty: nothing is held out; set data.val_files=<file>")
     decode = functools.partial(tokenizer.decode, skip_special_tokens=True)

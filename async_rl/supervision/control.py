@@ -16,6 +16,7 @@ from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, StopRun
 from async_rl.protocol.learner import StartFrom
 from async_rl.protocol.membership import (
+    AwaitPrompts,
     Expel,
     Heartbeat,
     NextBeat,
@@ -69,7 +70,9 @@ class StopRequest:
 
 @frozen
 class ControlService:
-    """One handler per message of the control socket. started_s: Unix time."""
+    """One handler per message of the control socket. prompts: set once they are prepared;
+    started_s: Unix time.
+    """
 
     config: RunConfig
     run_dir: Path
@@ -80,6 +83,7 @@ class ControlService:
     fleet: Fleet
     scaler: Scaler
     stop: StopRequest
+    prompts: asyncio.Event
     log: logging.Logger
     started_s: float
 
@@ -89,6 +93,7 @@ class ControlService:
             Register: self._register,
             Heartbeat: self._heartbeat,
             WatchMembers: self._watch_members,
+            AwaitPrompts: self._await_prompts,
             ReportMetrics: _then_ok(self.monitor.on_metrics),
             ReportFatal: _then_ok(self.fleet.note_fatal),
             StartFrom: _then_ok(self.monitor.start_from),
@@ -135,6 +140,10 @@ class ControlService:
         # processes would otherwise receive one message for each other process.
         await asyncio.sleep(len(self.registry) / _ANSWERS_PER_S)
         return self.registry.changes_since(message.known_revision)
+
+    async def _await_prompts(self, _: AwaitPrompts) -> Message:
+        await self.prompts.wait()
+        return Ok()
 
     async def _get_status(self, _: GetStatus) -> Message:
         monitor = self.monitor

@@ -1,7 +1,9 @@
-"""Prepares the start model in a child process, so that the supervisor never loads torch.
+"""Prepares the start model and the prompts in a child process, so that the supervisor never loads
+torch and neither the supervisor nor the buffer has the readers of data files.
 
 The child (`python -m async_rl.supervision.preparation <run_dir> <parent_pid>`) prints one JSON line
-per step of progress, and a last one with the model's path or the error.
+per step of progress, a line with the model's path once the processes may start, and a last one if
+there is an error. It prepares the last prompts while the processes start.
 """
 
 from __future__ import annotations
@@ -14,27 +16,44 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.core.errors import AsyncRLError, ConfigError, RunFailed
+from async_rl.core.errors import ConfigError, RunFailed
 from async_rl.core.os import die_with_parent
+from async_rl.observability.logs import configure_logging
 from async_rl.runtime.context import load_config
+from async_rl.runtime.main import describe
 
 _LINE_LIMIT = 2**20
+_NUM_MEANWHILE = 100_000
+"""Training rows that are prepared while the processes start and load their models. 0.15 ms of CPU a
+row is usual, and the learner waits for the buffer for timeouts.start_s (180 s), so that slow rows
+are in time too.
+"""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the child. path: set at the end. error: set if the model cannot be prepared."""
+    """One line of the child. path: set once the processes may start. error: set if the model or the
+    prompts cannot be prepared.
+    """
 
-    fraction: float
-    text: str
+    fraction: float = 0.0
+    text: str = ""
     path: str = ""
     error: str = ""
     is_config_error: bool = False
 
 
-async def prepare(run_dir: Path, on_progress: Callable[[float, str], None]) -> Path:
-    """Return the directory of the start model.
+async def prepare(
+    run_dir: Path,
+    on_progress: Callable[[float, str], None],
+    *,
+    model: asyncio.Future[Path],
+    prompts: asyncio.Event,
+) -> None:
+    """Prepare the start model and the prompts; return only by cancellation or an error.
 
-    Raises ConfigError if the configured model does not exist, RunFailed if the child crashes.
+    model: receives its directory once the processes may start. prompts: set once they are complete.
+    Raises ConfigError if the configured model does not exist, RunFailed if the data cannot be used
+    or the child crashes.
     """
     output = run_dir / "logs" / "preparation.out"
     command = [sys.executable, "-m", "async_rl.supervision.preparation"]
@@ -49,11 +68,14 @@ async def prepare(run_dir: Path, on_progress: Callable[[float, str], None]) -> P
         limit=_LINE_LIMIT,
     )
     assert process.stdout is not None, "stdout is a pipe"
-    last = Progress(fraction=0, text="")
+    last = Progress()
     try:
         async for line in process.stdout:
             last = msgspec.json.decode(line, type=Progress)
-            on_progress(last.fraction, last.text)
+            if last.path:
+                model.set_result(Path(last.path))
+            if not last.error:
+                on_progress(last.fraction, last.text)
         code = await process.wait()
     finally:
         if process.returncode is None:
@@ -61,26 +83,46 @@ async def prepare(run_dir: Path, on_progress: Callable[[float, str], None]) -> P
             await process.wait()
     if last.error:
         raise (ConfigError if last.is_config_error else RunFailed)(last.error)
-    if code != 0 or not last.path:
-        raise RunFailed(f"preparing the model exited with code {code}; see {output}")
-    return Path(last.path)
+    if code != 0 or not model.done():
+        raise RunFailed(f"preparing the run exited with code {code}; see {output}")
+    prompts.set()
+    # The caller waits for an error for as long as the run lasts.
+    await asyncio.get_running_loop().create_future()
 
 
 def main(run_dir: Path, parent_pid: int) -> int:
-    """Prepare the model of the run, in the child; return the exit code."""
+    """Prepare the model and the prompts of the run, in the child; return the exit code."""
     die_with_parent(parent_pid)
+    log = configure_logging(run_dir, "preparation")
     from async_rl.data.prepare import prepare_model  # imports torch
+    from async_rl.data.prompt_file import PROMPTS_FILE
+    from async_rl.data.prompts import prepare_prompts
 
-    def on_progress(fraction: float, text: str) -> None:
+    is_started = False
+
+    def show(fraction: float, text: str) -> None:
         _print(Progress(fraction=fraction, text=text))
 
+    def on_rows(num_done: int, num_rows: int) -> None:
+        nonlocal is_started
+        if is_started:
+            return
+        is_started = num_rows - num_done <= _NUM_MEANWHILE
+        if is_started:
+            _print(Progress(fraction=1, text="model ready", path=str(model)))
+        else:
+            show(num_done / num_rows, f"{num_done} of {num_rows} prompts")
+
     try:
-        path = prepare_model(load_config(run_dir), on_progress)
-    except AsyncRLError as error:
+        config = load_config(run_dir)
+        model = prepare_model(config, show)
+        prepare_prompts(run_dir / PROMPTS_FILE, config, model, on_rows)
+    except Exception as error:  # the process boundary: the supervisor reports the cause
+        log.error("fatal", exc_info=error)
         is_config_error = isinstance(error, ConfigError)
-        _print(Progress(fraction=0, text="", error=str(error), is_config_error=is_config_error))
+        text = str(error) if is_config_error else describe(error)
+        _print(Progress(error=text, is_config_error=is_config_error))
         return 1
-    _print(Progress(fraction=1, text="model ready", path=str(path)))
     return 0
 
 

@@ -9,6 +9,7 @@ Only time with work for the generator counts, without pauses for new weights.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -33,7 +34,7 @@ def alone(run_dir: Path, core: int) -> None:
     Each line on stdin starts a round.
     """
     from async_rl.data.prepare import prepare_model
-    from async_rl.data.prompts import load_train_prompts
+    from async_rl.data.prompts import train_prompts
     from async_rl.data.tokenizer import load_tokenizer
     from async_rl.generation.engine import read_model_facts
     from async_rl.generation.environment import prepare_environment
@@ -45,8 +46,8 @@ def alone(run_dir: Path, core: int) -> None:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
-    held = load_train_prompts(config, load_tokenizer(config, model))
-    prompts = [held[i] for i in range(min(20 * NUM_PROMPTS, len(held)))]
+    held = train_prompts(config, load_tokenizer(config, model))
+    prompts = list(itertools.islice(held, 20 * NUM_PROMPTS))
     vllm = config.generation.vllm
     llm = LLM(
         model=str(model),

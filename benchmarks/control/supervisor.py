@@ -73,6 +73,7 @@ async def serve(directory: Path, num_members: int) -> None:
             fleet=unused,
             scaler=unused,
             stop=StopRequest(),
+            prompts=asyncio.Event(),
             log=_LOG,
             started_s=0,
         )

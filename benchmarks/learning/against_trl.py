@@ -110,13 +110,13 @@ def child(task: str, seed: int, num_steps: int, out: Path) -> None:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from async_rl.data.prompts import load_train_prompts
+    from async_rl.data.prompts import train_prompts
 
     config = compose(CONFS[task], settings(task, seed, num_steps)[1:])
     start = prepare_model(config, lambda *_: None)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     tokenizer = AutoTokenizer.from_pretrained(start)
-    known = {p.text: p for p in load_train_prompts(config, tokenizer)}
+    known = {p.text: p for p in train_prompts(config, tokenizer)}
 
     class Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
         """Saves the model every few steps, and does not count the time of it."""

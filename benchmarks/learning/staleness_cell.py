@@ -31,7 +31,9 @@ from async_rl.core.types import (
     Trajectory,
     Verdict,
 )
-from async_rl.data.prompts import RunPrompts, load_prompts
+from async_rl.data.order import PromptOrder
+from async_rl.data.prompt_file import RunPrompts
+from async_rl.data.prompts import held_out_prompts, train_prompts
 from async_rl.launchers.api.verifier import Verifier
 from async_rl.learner.sharding import ensure_group_of_one
 from async_rl.learner.trainer import Trainer
@@ -128,8 +130,12 @@ class Bench:
     def prompts(self, config: RunConfig) -> RunPrompts:
         """Return the prompts of a seed."""
         if config.seed not in self._prompts:
-            self._prompts[config.seed] = load_prompts(
-                config, self._tokenizer, lambda _: None, vocabulary_size=len(self._tokenizer)
+            train = list(train_prompts(config, self._tokenizer))
+            self._prompts[config.seed] = RunPrompts(
+                train=train.__getitem__,
+                order=PromptOrder(config.seed, len(train), shuffle=config.data.shuffle),
+                held_out=held_out_prompts(config, self._tokenizer),
+                vocabulary_size=len(self._tokenizer),
             )
         return self._prompts[config.seed]
 

@@ -14,9 +14,8 @@ from data_support import make_config
 from async_rl.core.errors import DataError
 from async_rl.core.types import AssertTest, CallTest, Prompt, StdinTest
 from async_rl.data import corpus
-from async_rl.data.list_functions import LONGEST_TOKENS
 from async_rl.data.problems import read_problem
-from async_rl.data.prompts import load_eval_prompts, load_train_prompts
+from async_rl.data.prompts import held_out_prompts, train_prompts
 from async_rl.data.tokenizer import build_tokenizer
 
 OWN_TESTS = [
@@ -49,13 +48,12 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def load(path: Path, tokenizer: Any, *overrides: str) -> list[Prompt]:
     config = make_config(f"data.train_files=[{path}]", "data.max_prompt_tokens=500", *overrides)
-    return list(load_train_prompts(config, tokenizer))
+    return list(train_prompts(config, tokenizer))
 
 
 def test_the_embedded_prompts_keep_both_wordings_on_one_side(tokenizer: Any) -> None:
-    config = make_config()
-    prompts = load_train_prompts(config, tokenizer), load_eval_prompts(config, tokenizer)
-    train, held_out = (side[:] for side in prompts)
+    config = make_config("evaluation.num_prompts=0")
+    train, held_out = list(train_prompts(config, tokenizer)), held_out_prompts(config, tokenizer)
     assert (len(train), len(held_out)) == (13_680, 1_520)
     specs = [{prompt.prompt_id.rpartition("/")[0] for prompt in side} for side in (train, held_out)]
     assert not specs[0] & specs[1]
@@ -66,38 +64,22 @@ def test_the_embedded_prompts_keep_both_wordings_on_one_side(tokenizer: Any) -> 
 def test_the_first_held_out_prompts_are_of_different_specs_and_both_wordings(
     tokenizer: Any,
 ) -> None:
-    first = load_eval_prompts(make_config(), tokenizer)[:100]
+    first = held_out_prompts(make_config("evaluation.num_prompts=100"), tokenizer)
     assert len({prompt.prompt_id.rpartition("/")[0] for prompt in first}) == 100
     assert {prompt.prompt_id[-1] for prompt in first} == {"0", "1"}
 
 
 def test_embedded_prompts_fit_the_default_limits(tokenizer: Any) -> None:
     config = make_config()
-    prompts = load_train_prompts(config, tokenizer)
-    longest = max(len(prompt.token_ids) for prompt in prompts[:])
-    assert longest <= LONGEST_TOKENS <= config.data.max_prompt_tokens
+    prompts = list(train_prompts(config, tokenizer))
+    assert max(len(prompt.token_ids) for prompt in prompts) <= config.data.max_prompt_tokens
     assert tokenizer.decode(prompts[0].token_ids.tolist()) == prompts[0].text
     assert len(prompts[0].problem.tests) == 8
 
 
-def test_an_embedded_prompt_is_the_same_alone_and_among_all(tokenizer: Any) -> None:
-    alone = load_train_prompts(make_config(), tokenizer)
-    among_all = load_train_prompts(make_config("model.path=/a/model"), tokenizer)
-    assert isinstance(among_all, list)
-    assert len(alone) == len(among_all)
-    for index in (0, 1, 6_839, 6_840, -1):
-        one, other = alone[index], among_all[index]
-        assert (one.prompt_id, one.text, one.problem) == (
-            other.prompt_id,
-            other.text,
-            other.problem,
-        )
-        assert one.token_ids.tolist() == other.token_ids.tolist()
-
-
 def test_an_embedded_prompt_over_the_limit_is_refused_at_the_start(tokenizer: Any) -> None:
     with pytest.raises(DataError, match=r"tokens are over data.max_prompt_tokens=9"):
-        load_train_prompts(make_config("data.max_prompt_tokens=9"), tokenizer)
+        list(train_prompts(make_config("data.max_prompt_tokens=9"), tokenizer))
 
 
 def test_own_tests_of_all_kinds_are_read_from_jsonl(tokenizer: Any, tmp_path: Path) -> None:
@@ -281,8 +263,8 @@ def test_val_files_are_the_held_out_prompts_and_without_them_there_are_none(
     train = write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a", "tests": OWN_TESTS}])
     val = write_jsonl(tmp_path / "val.jsonl", [{"prompt": "b", "tests": OWN_TESTS}])
     config = make_config(f"data.train_files=[{train}]", f"data.val_files=[{val}]")
-    assert [prompt.text for prompt in load_eval_prompts(config, tokenizer)] == ["b\n"]
-    assert load_eval_prompts(make_config(f"data.train_files=[{train}]"), tokenizer) == []
+    assert [prompt.text for prompt in held_out_prompts(config, tokenizer)] == ["b\n"]
+    assert held_out_prompts(make_config(f"data.train_files=[{train}]"), tokenizer) == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from async_rl.core.types import AnswerTest, Prompt, StdinTest
 from async_rl.data import corpus, drafts
 from async_rl.data.drafts import filled, fitted
 from async_rl.data.files import matching_files, read_rows
-from async_rl.data.prompts import examine, load_train_prompts
+from async_rl.data.prompts import examine, train_prompts
 from async_rl.data.tokenizer import build_tokenizer
 
 TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
@@ -36,7 +36,7 @@ def load(pattern: object, tokenizer: Any, *overrides: str) -> list[Prompt]:
     config = make_config(
         f"data.train_files=['{pattern}']", "data.max_prompt_tokens=500", *overrides
     )
-    return list(load_train_prompts(config, tokenizer))
+    return list(train_prompts(config, tokenizer))
 
 
 def words(prompts: list[Prompt]) -> list[str]:
@@ -162,9 +162,7 @@ def test_bad_rows_are_refused_with_their_number_or_left_out_and_counted(
         file.write("{broken\n")
     with pytest.raises(
         DataError,
-        match=(
-            r"x.jsonl, row 2: no tests among .* \(and 2 more rows; async-rl data check lists them\)"
-        ),
+        match=(r"x.jsonl, row 2: no tests among .* \(async-rl data check lists every such row\)"),
     ):
         load(path, tokenizer)
     assert words(load(path, tokenizer, "data.bad_rows=drop")) == ["good"]

@@ -32,7 +32,7 @@ ADAPTERS = {
         "async_rl/runs/view/",
     ),
     "httpx": ("async_rl/adapters/grader.py", "async_rl/rewards/", "async_rl/data/prepare.py"),
-    "sqlite3": ("async_rl/buffer/store/",),
+    "sqlite3": ("async_rl/buffer/store/", "async_rl/data/prompt_file.py"),
 }
 """Who may import what; everyone else reaches it through them."""
 

@@ -85,6 +85,7 @@ def service(tmp_path: Path) -> ControlService:
             fleet=unused,
             scaler=unused,
             stop=StopRequest(),
+            prompts=asyncio.Event(),
             log=logging.getLogger(),
             started_s=0,
         )

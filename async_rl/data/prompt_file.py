@@ -1,0 +1,106 @@
+"""The prompts of a run in `<run>/prompts.sqlite`, ready to be issued.
+
+The preparation of a run writes the file (supervision/preparation.py), the buffer reads it by row.
+So the buffer has no reader of data files, and the memory of either does not grow with the data.
+Invariants
+- The file is complete or absent: it is written under another name and renamed.
+- A resumed run reads the same prompts, even if the data files have changed since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from async_rl.config.run import RunConfig
+from async_rl.core.codec import decode, encode
+from async_rl.core.frozen import frozen
+from async_rl.core.types import Prompt, Purpose
+from async_rl.data.order import PromptOrder
+
+PROMPTS_FILE = "prompts.sqlite"
+"""Its name in the run's directory."""
+_NUM_KEPT = 4096
+"""Training prompts kept in memory: a group's prompt is read several times within a few steps."""
+
+
+@frozen
+class RunPrompts:
+    """Training prompts with their order, and the prompts of one evaluation.
+
+    train: returns the prompt of a row. vocabulary_size: of the model; no token id reaches it.
+    """
+
+    train: Callable[[int], Prompt]
+    order: PromptOrder
+    held_out: Sequence[Prompt]
+    vocabulary_size: int
+
+    @property
+    def num_held_out(self) -> int:
+        """Prompts of one evaluation."""
+        return len(self.held_out)
+
+    def prompt(self, purpose: Purpose, index: int) -> Prompt:
+        """Return the index-th prompt of the purpose's order."""
+        if purpose is Purpose.TRAIN:
+            return self.train(self.order.index(index))
+        return self.held_out[index]
+
+
+def write_prompts(path: Path, key: str, prompts: Mapping[Purpose, Iterable[Prompt]]) -> None:
+    """Write the prompts row by row. key: names the settings that the prompts depend on."""
+    partial = path.with_suffix(".partial")
+    # The rest of a preparation that was killed.
+    partial.unlink(missing_ok=True)
+    # One transaction: a commit waits for the disk.
+    with contextlib.closing(sqlite3.connect(partial)) as connection, connection:
+        connection.execute("CREATE TABLE key (key TEXT)")
+        connection.execute("INSERT INTO key VALUES (?)", (key,))
+        for purpose, rows in prompts.items():
+            connection.execute(f"CREATE TABLE {purpose} (row INTEGER PRIMARY KEY, prompt BLOB)")
+            values = ((number, encode(prompt)) for number, prompt in enumerate(rows))
+            connection.executemany(f"INSERT INTO {purpose} VALUES (?, ?)", values)
+    partial.rename(path)
+
+
+def has_prompts(path: Path, key: str) -> bool:
+    """Return whether the file has the prompts of these settings."""
+    if not path.exists():
+        return False
+    try:
+        with contextlib.closing(_opened(path)) as connection:
+            return bool(connection.execute("SELECT key FROM key").fetchall() == [(key,)])
+    except sqlite3.DatabaseError:
+        return False  # damaged, so it is written again
+
+
+def open_prompts(path: Path, config: RunConfig, *, vocabulary_size: int) -> RunPrompts:
+    """Return the prompts of the run, which stay in the file except for the held-out prompts."""
+    connection = _opened(path)
+
+    def read(purpose: Purpose, row: int) -> Prompt:
+        query = f"SELECT prompt FROM {purpose} WHERE row=?"
+        [(prompt,)] = connection.execute(query, (row,))
+        return decode(prompt, Prompt)
+
+    def count(purpose: Purpose) -> int:
+        # Not count(*), which reads the whole file.
+        [(number,)] = connection.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {purpose}")
+        return int(number)
+
+    train = functools.partial(read, Purpose.TRAIN)
+    return RunPrompts(
+        train=functools.lru_cache(maxsize=_NUM_KEPT)(train),
+        order=PromptOrder(config.seed, count(Purpose.TRAIN), shuffle=config.data.shuffle),
+        held_out=[read(Purpose.EVAL, row) for row in range(count(Purpose.EVAL))],
+        vocabulary_size=vocabulary_size,
+    )
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    # Nobody writes a file of this name, so no locks are needed, which some shared filesystems lack.
+    return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)

@@ -1,0 +1,211 @@
+"""The file of prepared prompts: the prompts of the data, at any size, at every start of the run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from data_support import make_config
+
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import DataError
+from async_rl.core.types import Prompt, Purpose
+from async_rl.data import corpus
+from async_rl.data.files import open_table
+from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts, open_prompts
+from async_rl.data.prompts import held_out_prompts, prepare_prompts, train_prompts
+from async_rl.data.tokenizer import build_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a tokenizer."""
+    path = tmp_path_factory.mktemp("model")
+    build_tokenizer(corpus.vocabulary_text(), 512).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def imports_of_torch_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("async_rl.data.prompts.spare_torch", lambda _: None)
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [
+        {"prompt": f"add {i} and {i % 7}", "answer": f"so #### {i + i % 7}", "id": i}
+        for i in range(count)
+    ]
+
+
+def write_jsonl(path: Path, lines: list[Any]) -> Path:
+    path.write_text(
+        "\n\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    )
+    return path
+
+
+def config_of(*files: Path, **settings: object) -> RunConfig:
+    listed = ",".join(f"'{file}'" for file in files)
+    more = [f"{name.replace('__', '.')}={value}" for name, value in settings.items()]
+    return make_config(f"data.train_files=[{listed}]", "data.shuffle=false", *more)
+
+
+def prepared(
+    run_dir: Path, config: RunConfig, model: Path, seen: list[tuple[int, int]] | None = None
+) -> RunPrompts:
+    shown = [] if seen is None else seen
+    prepare_prompts(run_dir / PROMPTS_FILE, config, model, lambda *numbers: shown.append(numbers))
+    return open_prompts(run_dir / PROMPTS_FILE, config, vocabulary_size=1)
+
+
+def fields(prompt: Prompt) -> tuple[object, ...]:
+    return prompt.prompt_id, prompt.text, prompt.token_ids.tolist(), prompt.problem
+
+
+def test_the_file_has_the_prompts_of_all_files_in_their_order(tmp_path: Path, model: Path) -> None:
+    lines = write_jsonl(tmp_path / "a.jsonl", list(rows(300)))
+    table = tmp_path / "b.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows(2500)), table, row_group_size=700)
+    config = config_of(lines, table, data__val_files=f"['{lines}']", evaluation__num_prompts=7)
+    prompts = prepared(tmp_path, config, model)
+    from async_rl.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(config, model)
+    held = list(train_prompts(config, tokenizer))
+    assert len(held) == len(prompts.order.active) == 2800
+    order = list(range(2800))
+    random.Random(0).shuffle(order)
+    for i in order:
+        assert fields(prompts.prompt(Purpose.TRAIN, i)) == fields(held[i])
+    held_out = held_out_prompts(config, tokenizer)
+    assert prompts.num_held_out == len(held_out) == 7
+    assert fields(prompts.prompt(Purpose.EVAL, 6)) == fields(held_out[6])
+
+
+def test_the_embedded_task_is_prepared_like_files(tmp_path: Path, model: Path) -> None:
+    prompts = prepared(tmp_path, make_config("evaluation.num_prompts=3"), model)
+    assert len(prompts.order.active) == 13_680
+    assert prompts.num_held_out == 3
+
+
+def test_a_resumed_run_has_the_same_prompts_though_the_data_changed(
+    tmp_path: Path, model: Path
+) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", list(rows(5)))
+    first = fields(prepared(tmp_path, config_of(file), model).prompt(Purpose.TRAIN, 4))
+    file.unlink()
+    again = prepared(tmp_path, config_of(file), model)
+    assert fields(again.prompt(Purpose.TRAIN, 4)) == first
+
+
+def test_settings_that_change_prompts_read_the_data_again(tmp_path: Path, model: Path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", list(rows(5)))
+    assert prepared(tmp_path, config_of(file), model).prompt(Purpose.TRAIN, 0).problem.row == ""
+    (tmp_path / "style.py").write_text("def score(sample):\n    return 1.0\n")
+    changed = config_of(file, reward__terms__style=f"{tmp_path}/style.py:score")
+    assert prepared(tmp_path, changed, model).prompt(Purpose.TRAIN, 0).problem.row
+
+
+@pytest.mark.parametrize("rest", [b"", b"SQLite format 3\0 and no more"])
+def test_a_damaged_file_and_the_rest_of_a_killed_preparation_are_replaced(
+    tmp_path: Path, model: Path, rest: bytes
+) -> None:
+    for name in (PROMPTS_FILE, "prompts.partial"):
+        (tmp_path / name).write_bytes(rest)
+    config = config_of(write_jsonl(tmp_path / "a.jsonl", list(rows(5))))
+    assert prepared(tmp_path, config, model).prompt(Purpose.TRAIN, 4).prompt_id == "a/4"
+    assert not (tmp_path / "prompts.partial").exists()
+
+
+def test_progress_counts_rows_and_ends_with_all_of_them(tmp_path: Path, model: Path) -> None:
+    lines: list[Any] = [*rows(2100), *["{broken"] * 10]
+    config = config_of(write_jsonl(tmp_path / "a.jsonl", lines), data__bad_rows="drop")
+    seen: list[tuple[int, int]] = []
+    prepared(tmp_path, config, model, seen)
+    assert seen == [(0, 2110), *((n, 2110) for n in range(0, 2100, 256)), (2110, 2110)]
+    del seen[:]
+    prepared(tmp_path, config, model, seen)
+    assert seen == [(1, 1)]
+
+
+@pytest.mark.covers("train_files: never whole in memory")
+def test_a_large_file_is_never_in_memory(tmp_path: Path, model: Path) -> None:
+    text = "y" * 2000
+    table, count = tmp_path / "big.parquet", 20_000
+    with parquet.ParquetWriter(
+        table, pa.schema([("prompt", pa.string()), ("answer", pa.string())])
+    ) as writer:
+        for start in range(0, count, 2000):
+            part = [
+                {"prompt": f"{i} {text}", "answer": "#### 1"} for i in range(start, start + 2000)
+            ]
+            writer.write_table(pa.Table.from_pylist(part, writer.schema))
+    config = config_of(table, data__truncation="left")
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    prompts = prepared(tmp_path, config, model)
+    for i in range(0, count, 97):
+        assert prompts.prompt(Purpose.TRAIN, i).prompt_id == f"big/{i + 1}"
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count * len(text) == 40_000_000
+    assert kept + pa.total_allocated_bytes() - before < 8_000_000
+    assert most < 16_000_000
+
+
+def test_a_bad_row_far_into_the_file_is_left_out_or_ends_the_preparation(
+    tmp_path: Path, model: Path
+) -> None:
+    lines: list[Any] = list(rows(1200))
+    lines[1100] = {"prompt": "no tests", "id": 1100}
+    lines[1101] = "{broken"
+    lines[1199] = {"prompt": "add 1 and 1 " * 400, "answer": "#### 2", "id": 1199}
+    file = write_jsonl(tmp_path / "a.jsonl", lines)
+    dropping = config_of(file, data__bad_rows="drop", data__truncation="drop")
+    prompts = prepared(tmp_path, dropping, model)
+    assert len(prompts.order.active) == 1197
+    assert [prompts.prompt(Purpose.TRAIN, i).prompt_id for i in (1099, 1100)] == [
+        "a/1099",
+        "a/1102",
+    ]
+    for settings, row in (({}, 2201), ({"data__bad_rows": "drop"}, 2399)):
+        with pytest.raises(DataError, match=rf"a\.jsonl, row {row}: "):
+            prepared(tmp_path, config_of(file, **settings), model)
+        assert not (tmp_path / PROMPTS_FILE).exists()
+
+
+def _fetch(url: str, cache: str, barrier: Any, found: Any) -> None:
+    barrier.wait(60)
+    os.environ["XDG_CACHE_HOME"] = cache
+    num_rows = len(open_table(url))
+    (path,) = (Path(cache) / "async_rl" / "data").glob("*.jsonl")
+    found.put((str(path), os.stat(path).st_ino, num_rows))
+
+
+@pytest.mark.covers("train_files, val_files: the cache's lock")
+def test_processes_that_want_the_same_remote_file_copy_it_once(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", list(rows(2000)))
+    context = multiprocessing.get_context("spawn")
+    barrier, found = context.Barrier(3), context.Queue()
+    processes = [
+        context.Process(
+            target=_fetch, args=(f"file://{source}", str(tmp_path / "cache"), barrier, found)
+        )
+        for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    results = {found.get(timeout=60) for _ in processes}
+    for process in processes:
+        process.join(60)
+    assert len(results) == 1, "another file was put in the place of the first"
+    assert results.pop()[2] == 2000
+    assert len(list((tmp_path / "cache" / "async_rl" / "data").glob("*.jsonl"))) == 1
