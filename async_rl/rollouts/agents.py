@@ -143,9 +143,11 @@ async def _run(verifier: VerifierClient, body: bytes) -> tuple[Any, bool]:
     program failed to run: a wrong answer is the outcome of one that ran.
     """
     request = read(body, _Program)
-    results = await verifier.test(request.program, request.tests, request.setup)
-    shown = [{"verdict": str(result.verdict), "message": result.message} for result in results]
-    return shown, any(result.verdict not in _RAN for result in results)
+    checked = await verifier.check(request.program, request.tests, request.setup)
+    shown = [
+        {"verdict": str(result.verdict), "message": result.message} for result in checked.tests
+    ]
+    return shown, any(result.verdict not in _RAN for result in checked.tests)
 
 
 def task_of(ticket: Ticket, index: int) -> dict[str, Any]:

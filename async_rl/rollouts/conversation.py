@@ -136,7 +136,7 @@ class Conversation:
 
         Raises InfrastructureError.
         """
-        return await self._client.test(program, tests, setup)
+        return (await self._client.check(program, tests, setup)).tests
 
     def result(self, answer: str | None) -> Written:
         """Return the sample up to the last token of the policy.

@@ -174,13 +174,13 @@ def test_calls_run_side_by_side_up_to_reward_concurrency(function: str) -> None:
 def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() -> None:
     async def test(client: VerifierClient) -> None:
         program = CallTest(function="f", args=[1], expected=1)
-        await client.test("def f(x):\n    return x", [program])
+        await client.check("def f(x):\n    return x", [program])
         held = [asyncio.create_task(client.ask_functions(["held"], SAMPLE)) for _ in range(8)]
         for _ in held:
             await asyncio.sleep(0.02)  # each is sent alone
         assert await client.ask_functions(["letters"], SAMPLE) == {"letters": {"score": 6.0}}
-        [result] = await client.test("def f(x):\n    return x + 0", [program])
-        assert result.verdict is Verdict.PASS
+        response = await client.check("def f(x):\n    return x + 0", [program])
+        assert response.verdict is Verdict.PASS
         assert not any(call.done() for call in held)
         assert await client.ask_functions(["held"], saying("go")) == {"held": {"score": 1.0}}
         assert [await call for call in held] == [{"held": {"score": 1.0}}] * 8

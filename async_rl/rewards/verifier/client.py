@@ -12,7 +12,6 @@ event loop; no wait is longer than the program's deadline.
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
 import random
 import time
@@ -30,7 +29,6 @@ from async_rl.rewards.memo import Judged
 from async_rl.rewards.verifier.connection import FIRST_PAUSE_S, Connection
 from async_rl.rewards.verifier.protocol import (
     RewardSample,
-    TestResult,
     VerifyRequest,
     VerifyResponse,
 )
@@ -72,7 +70,7 @@ class VerifierClient:
         self._servers: dict[str, Connection] = {}
         self._changed = asyncio.Event()
         self._random = random.Random()
-        self._latencies = _Latencies()
+        self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
         self.num_retries = 0
 
     def update_servers(self, urls: Sequence[str]) -> None:
@@ -87,33 +85,18 @@ class VerifierClient:
 
     async def verify(self, problem: CodeProblem, code: str) -> Judged:
         """Judge a program. Raises InfrastructureError if no verifier could."""
-        results = await self.test(
+        response = await self.check(
             code,
             problem.tests,
             problem.setup,
             language=problem.language,
             stop_at_first_failure=self._stops,
         )
-        failed = [result.message for result in results if result.verdict is not Verdict.PASS]
+        failed = [test.message for test in response.tests if test.verdict is not Verdict.PASS]
         return Judged(
-            verdicts=tuple(result.verdict for result in results),
+            verdicts=tuple(test.verdict for test in response.tests),
             failure=failed[0][:_MAX_FAILURE] if failed else "",
         )
-
-    async def test(
-        self,
-        code: str,
-        tests: Sequence[CodeTest],
-        setup: str = "",
-        *,
-        language: Language = PYTHON,
-        stop_at_first_failure: bool = False,
-    ) -> list[TestResult]:
-        """One result per test that ran. Raises InfrastructureError if no verifier could judge."""
-        checked = await self.check(
-            code, tests, setup, language=language, stop_at_first_failure=stop_at_first_failure
-        )
-        return checked.tests
 
     async def check(
         self,
@@ -167,7 +150,7 @@ class VerifierClient:
                 f"no verdict within {self._score_s:g} s from {len(self._servers)}"
                 " verifiers; add verifiers.cells or raise timeouts.group_s"
             ) from error
-        self._latencies.add(time.monotonic() - started)
+        self._latencies.append(time.monotonic() - started)
         return response
 
     async def _try(self, request: VerifyRequest, wait: contextlib.ExitStack) -> VerifyResponse:
@@ -176,7 +159,6 @@ class VerifierClient:
         wait: shows the reason for waiting in the activity, once a server did not take the program.
         """
         attempts = 0
-        is_shown = False
         avoided: Connection | None = None
         while True:
             server = await self._least_busy(avoided)
@@ -184,17 +166,17 @@ class VerifierClient:
                 response = await server.submit(request)
                 if response.verdict is not Verdict.INFRASTRUCTURE_ERROR or response.failure:
                     return response
-                problem = response.tests[0].message if response.tests else "no reason given"
-                attempts += 1
-                await self._pause(FIRST_PAUSE_S)
+                raise InfrastructureError(response.tests[0].message)
             except Unavailable as error:
                 problem = str(error)
-                if not is_shown:
-                    is_shown = True
-                    wait.enter_context(self._activity.waiting(f"verdicts: {problem}"))
+                # The newest reason, which replaces the reason of another server.
+                wait.close()
+                wait.enter_context(self._activity.waiting(f"verdicts: {problem}"))
             except InfrastructureError as error:
                 problem = str(error)
                 attempts += 1
+                # A verifier that lost its cells needs a moment to start new ones.
+                await self._pause(FIRST_PAUSE_S)
             if attempts >= MAX_ATTEMPTS:
                 raise InfrastructureError(
                     f"no verifier could judge a program in {attempts} attempts; the last reason:"
@@ -210,16 +192,17 @@ class VerifierClient:
         """
         while True:
             now = time.monotonic()
-            servers = self._servers.values()
-            ready = [server for server in servers if server.paused_until <= now]
-            others = [server for server in ready if server is not avoided]
-            if ready:
-                return min(others or ready, key=lambda server: server.num_open)
-            if servers:
-                earliest = min(server.paused_until for server in servers)
-                await self._pause(earliest - now + FIRST_PAUSE_S)
-            else:
+            if not self._servers:
                 await self._changed.wait()
+                continue
+            server = min(
+                self._servers.values(),
+                key=lambda server: (server.paused_until > now, server is avoided, server.num_open),
+            )
+            if server.paused_until <= now:
+                return server
+            earliest = min(server.paused_until for server in self._servers.values())
+            await self._pause(earliest - now + FIRST_PAUSE_S)
 
     async def _pause(self, longest_s: float) -> None:
         """A random pause, cut short when the set of servers changes."""
@@ -232,7 +215,8 @@ class VerifierClient:
 
         0 before the first verdict.
         """
-        return self._latencies.quantile(quantile)
+        newest = sorted(self._latencies)
+        return newest[min(int(quantile * len(newest)), len(newest) - 1)] if newest else 0.0
 
     @property
     def num_open(self) -> int:
@@ -244,24 +228,3 @@ class VerifierClient:
         for server in self._servers.values():
             await server.close()
         await self._http.aclose()
-
-
-class _Latencies:
-    """The newest latencies, kept sorted: quantiles are read after every sample."""
-
-    def __init__(self) -> None:
-        self._newest: deque[float] = deque()
-        self._sorted: list[float] = []
-
-    def add(self, seconds: float) -> None:
-        self._newest.append(seconds)
-        bisect.insort(self._sorted, seconds)
-        if len(self._newest) > _LATENCIES_KEPT:
-            oldest = self._newest.popleft()
-            del self._sorted[bisect.bisect_left(self._sorted, oldest)]
-
-    def quantile(self, quantile: float) -> float:
-        if not self._sorted:
-            return 0.0
-        index = int(quantile * len(self._sorted))
-        return self._sorted[min(index, len(self._sorted) - 1)]

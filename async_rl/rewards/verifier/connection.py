@@ -40,15 +40,6 @@ class _Lane:
         self.waiting: deque[_Item] = deque()
         self.streams: set[asyncio.Task[None]] = set()
 
-    def next_batch(self) -> list[_Item]:
-        """Requests for a free stream, without those that were given up."""
-        batch: list[_Item] = []
-        while self.waiting and len(self.streams) < self.max_streams and len(batch) < _MAX_BATCH:
-            item = self.waiting.popleft()
-            if not item[1].done():
-                batch.append(item)
-        return batch
-
 
 class Connection:
     """The requests of this client on one verifier.
@@ -59,7 +50,6 @@ class Connection:
     def __init__(self, url: str, http: httpx.AsyncClient, max_calls: int) -> None:
         self._url, self._http = url, http
         self._programs, self._calls = _Lane(_MAX_PROGRAM_STREAMS), _Lane(max_calls)
-        self._is_flush_due = False
         self._pause_s = FIRST_PAUSE_S
         self.paused_until = 0.0
         self.num_open = 0
@@ -70,36 +60,31 @@ class Connection:
         Raises Unavailable if the server did not take the request, InfrastructureError if the
         connection broke, ProtocolError if the server refused the request.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[VerifyResponse] = loop.create_future()
+        future: asyncio.Future[VerifyResponse] = asyncio.get_running_loop().create_future()
         lane = self._programs if request.sample is None else self._calls
         lane.waiting.append((request, future))
-        if not self._is_flush_due:
-            # After the callbacks that are ready now: programs that finish together share a batch.
-            self._is_flush_due = True
-            loop.call_soon(self._flush)
+        # A stream starts after the callbacks that are ready now, so the first one that starts takes
+        # the requests of all programs that finish together.
+        if len(lane.streams) < lane.max_streams:
+            lane.streams.add(asyncio.create_task(self._stream(lane), name=f"verify on {self._url}"))
         self.num_open += 1
         try:
             return await future
         finally:
             self.num_open -= 1
 
-    def _flush(self) -> None:
-        self._is_flush_due = False
-        for lane in (self._programs, self._calls):
-            while True:
-                batch = lane.next_batch()
-                if not batch:
-                    break
-                task = asyncio.create_task(self._stream(lane, batch), name=f"verify on {self._url}")
-                lane.streams.add(task)
-
-    async def _stream(self, lane: _Lane, batch: list[_Item]) -> None:
+    async def _stream(self, lane: _Lane) -> None:
         try:
-            await self._send(batch)
+            while lane.waiting:
+                size = min(len(lane.waiting), _MAX_BATCH)
+                batch = [lane.waiting.popleft() for _ in range(size)]
+                # A request may have been given up while it waited.
+                wanted = [item for item in batch if not item[1].done()]
+                if wanted:
+                    await self._send(wanted)
         finally:
+            # No await since the last look at `waiting`, so no request is left without a stream.
             lane.streams.discard(asyncio.current_task())
-            self._flush()
 
     def retire(self) -> None:
         """The server has left: requests that were not sent raise Unavailable."""
@@ -111,7 +96,7 @@ class Connection:
     async def close(self) -> None:
         """End every stream."""
         self.retire()
-        streams = [*self._programs.streams, *self._calls.streams]
+        streams = self._programs.streams | self._calls.streams
         for task in streams:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
@@ -143,17 +128,15 @@ class Connection:
                 " plain"
             )
         finally:
-            self._pause_if(any(not future.done() for future in futures))
+            # A server that fails is paused, twice as long each time, until it answers again.
+            if any(not future.done() for future in futures):
+                self.paused_until = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            else:
+                self.paused_until = 0.0
+                self._pause_s = FIRST_PAUSE_S
             for future in futures:
                 _fail(future, problem)
-
-    def _pause_if(self, has_failed: bool) -> None:
-        """Pause a server that failed, twice as long each time, until it answers again."""
-        if has_failed:
-            self.paused_until = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        else:
-            self.paused_until, self._pause_s = 0.0, FIRST_PAUSE_S
 
 
 async def _hand_out(
