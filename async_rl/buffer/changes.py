@@ -16,7 +16,7 @@ import numpy as np
 
 from async_rl.buffer.groups import OpenGroup
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import Summary, part_means
+from async_rl.core.heads import Summary, means_by_name
 from async_rl.core.types import NO_VERSION, Group, Prompt
 
 _ONE = "= :group_id"
@@ -177,7 +177,7 @@ class Completed(Change):
             "started_s": group.started_s,
             "times": _times(group),
             "rewards": to_json([score.reward for score in scores]),
-            "parts": to_json(part_means(score.parts for score in scores)),
+            "parts": to_json(means_by_name(score.parts for score in scores)),
             "payload": group,
         }
 

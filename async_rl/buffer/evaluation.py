@@ -12,19 +12,28 @@ import asyncio
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from async_rl.buffer.groups import Recovered
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.store import KEPT_SAMPLES
 from async_rl.core.frozen import frozen
+from async_rl.core.heads import means_by_name
 from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory
 from async_rl.rewards.answers import vote_of
 
 NUM_SHOWN = 4
 _SEPARATOR = "\n\n---\n\n"
 _Z95 = 1.96
+_ERRORS = {
+    "eval/pass_at_1": "eval/pass_at_1_error",
+    "eval/pass_at_k": "eval/pass_at_k_error",
+    "eval/maj_at_k": "eval/maj_at_k_error",
+    "eval/reward_mean": "eval/reward_mean_error",
+    "eval/greedy_pass": "eval/greedy_pass_error",
+}
+"""The metric of the confidence of each metric that has one."""
 # 32 groups of 16 samples of 32k tokens are 0.2 GB.
 _NUM_IN_MEMORY = 32
 """Groups whose trajectories are in memory at one time."""
@@ -80,64 +89,40 @@ class EvaluationReport:
     num_failed: int
 
 
-@frozen
-class PromptResult:
-    """The results of one prompt's samples: one entry per sample.
-
-    votes: the answer of each sample, None without one.  greedy: whether the greedy answer passes,
-    None if none was written.  version: mean over the sampled tokens, None without any.
+def result_of(
+    prompt: Prompt, group: Group, decode: Decode, extraction: Extraction
+) -> dict[str, float]:
+    """The metrics of one prompt: means over the samples of its complete group. Without a greedy
+    answer, or without tokens of a version, the metrics of these are missing.
     """
-
-    passed: tuple[bool, ...]
-    rewards: tuple[float, ...]
-    votes: tuple[str | None, ...]
-    lengths: tuple[int, ...]
-    truncated: tuple[bool, ...]
-    greedy: bool | None
-    version: float | None
-
-
-def result_of(prompt: Prompt, group: Group, decode: Decode, extraction: Extraction) -> PromptResult:
-    """The result of a complete group."""
     samples = group.trajectories
+    passed = [s.score.is_passed for s in samples]
+    votes = [vote_of(prompt.problem, _response(s, decode), extraction) for s in samples]
     sampled = [version for s in samples for version in s.versions.tolist() if version != NO_VERSION]
-    return PromptResult(
-        passed=tuple(s.score.is_passed for s in samples),
-        rewards=tuple(s.score.reward for s in samples),
-        votes=tuple(vote_of(prompt.problem, _response(s, decode), extraction) for s in samples),
-        lengths=tuple(s.response_length for s in samples),
-        truncated=tuple(s.is_truncated for s in samples),
-        greedy=None if group.baseline is None else group.baseline.score.is_passed,
-        version=statistics.fmean(sampled) if sampled else None,
-    )
+    result = {
+        "eval/num_samples": len(samples),
+        "eval/pass_at_1": statistics.fmean(passed),
+        "eval/pass_at_k": float(any(passed)),
+        "eval/maj_at_k": majority(passed, votes),
+        "eval/reward_mean": statistics.fmean(s.score.reward for s in samples),
+        "eval/length_mean": statistics.fmean(s.response_length for s in samples),
+        "eval/truncated_share": statistics.fmean(s.is_truncated for s in samples),
+    }
+    if group.baseline is not None:
+        result["eval/greedy_pass"] = float(group.baseline.score.is_passed)
+    if sampled:
+        result["eval/version_mean"] = statistics.fmean(sampled)
+    return result
 
 
-def evaluation_scalars(results: Sequence[PromptResult]) -> dict[str, float]:
+def evaluation_scalars(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means over the prompts; only the number of samples if there are none."""
-    scalars = {"eval/num_samples": float(sum(len(r.passed) for r in results))}
-    with_error = {
-        ("eval/pass_at_1", "eval/pass_at_1_error"): [statistics.fmean(r.passed) for r in results],
-        ("eval/pass_at_k", "eval/pass_at_k_error"): [float(any(r.passed)) for r in results],
-        ("eval/maj_at_k", "eval/maj_at_k_error"): [majority(r.passed, r.votes) for r in results],
-        ("eval/reward_mean", "eval/reward_mean_error"): [
-            statistics.fmean(r.rewards) for r in results
-        ],
-        ("eval/greedy_pass", "eval/greedy_pass_error"): [
-            float(r.greedy) for r in results if r.greedy is not None
-        ],
-    }
-    for (name, error), values in with_error.items():
+    scalars = means_by_name(results)
+    scalars["eval/num_samples"] = float(sum(result["eval/num_samples"] for result in results))
+    for name, error in _ERRORS.items():
+        values = [result[name] for result in results if name in result]
         if values:
-            scalars[name] = statistics.fmean(values)
             scalars[error] = interval(values)
-    means = {
-        "eval/length_mean": [statistics.fmean(r.lengths) for r in results],
-        "eval/truncated_share": [statistics.fmean(r.truncated) for r in results],
-        "eval/version_mean": [r.version for r in results if r.version is not None],
-    }
-    for name, values in means.items():
-        if values:
-            scalars[name] = statistics.fmean(values)
     return scalars
 
 
@@ -212,8 +197,9 @@ async def report_of(
     if scalars is None:
         results = []
         # In parts: the trajectories of a large evaluation are gigabytes.
-        for group_ids in _parts(list(complete)):
-            for group in await store.groups(group_ids):
+        for start in range(0, len(complete), _NUM_IN_MEMORY):
+            part = list(complete)[start : start + _NUM_IN_MEMORY]
+            for group in await store.groups(part):
                 prompt = complete[group.group_id]
                 # In a thread: decoding thousands of samples would hold up requests for work.
                 result = await asyncio.to_thread(result_of, prompt, group, decode, extraction)
@@ -232,8 +218,3 @@ async def report_of(
 
 def _response(sample: Trajectory, decode: Decode) -> str:
     return decode(sample.token_ids[sample.prompt_length :].tolist())
-
-
-def _parts(group_ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(group_ids), _NUM_IN_MEMORY):
-        yield group_ids[start : start + _NUM_IN_MEMORY]

@@ -20,8 +20,7 @@ from async_rl.buffer import changes
 from async_rl.buffer.admission import Admission
 from async_rl.buffer.evaluation import EvaluationProgress
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
-from async_rl.buffer.leases import Leases, Lives
-from async_rl.buffer.outage import MOST_SPARED, Outage
+from async_rl.buffer.leases import MOST_SPARED, Leases, Lives, Outage
 from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig

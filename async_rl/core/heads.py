@@ -6,10 +6,8 @@ A batch of 64 groups of 16 x 32k tokens is 270 MB; its heads are 0.2 MB. Pure.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -103,11 +101,6 @@ class Summary:
     response_length_mean: float
     truncated_share: float
 
-    @property
-    def row(self) -> tuple[Any, ...]:
-        """The values in the order of the fields, which is the order of the store's columns."""
-        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
-
 
 def summarize(group: Group) -> Summary:
     """Return the summary of a complete group, whose samples passed `checks.check_trajectory`."""
@@ -127,14 +120,13 @@ def summarize(group: Group) -> Summary:
     )
 
 
-def part_means(samples: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each named part of the reward over the samples that have this part.
-    samples: the parts of each sample.
-    """
+def means_by_name(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each named number over the rows that have it."""
     values: dict[str, list[float]] = {}
-    for parts in samples:
-        for name, value in parts.items():
-            # A sample without the part does not count as 0: another data source has other parts.
+    for row in rows:
+        for name, value in row.items():
+            # A row without the name does not count as 0: a sample of another data source has other
+            # parts of the reward.
             values.setdefault(name, []).append(value)
     return {name: statistics.fmean(values[name]) for name in sorted(values)}
 

@@ -18,7 +18,7 @@ from async_rl.algorithms.off_policy import BehaviorWeights
 from async_rl.algorithms.parts import ALONE, Across, Parts
 from async_rl.batching.batch import Batch
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import SampleHead, part_means
+from async_rl.core.heads import SampleHead, means_by_name
 from async_rl.learner.forward_passes import KeptOutputs
 from async_rl.learner.objective import BatchOutputs, Targets
 from async_rl.learner.objective_state import ValueUnits
@@ -205,7 +205,7 @@ def _oldest_ages(step: Step, version: int) -> Tensor:
 
 def part_scalars(samples: Sequence[SampleHead]) -> dict[str, float]:
     """The mean of each named part of the reward over all samples of the step."""
-    means = part_means(sample.parts for sample in samples)
+    means = means_by_name(sample.parts for sample in samples)
     return {f"reward/part/{name}": value for name, value in means.items()}
 
 

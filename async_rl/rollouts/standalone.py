@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from async_rl.buffer.evaluation import PromptResult, evaluation_scalars, result_of
+from async_rl.buffer.evaluation import evaluation_scalars, result_of
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of
 from async_rl.core.errors import ConfigError, InfrastructureError, RewardError, root_cause
@@ -68,7 +68,7 @@ async def evaluate(
         slots = asyncio.Semaphore(config.generation.max_concurrent_groups)
         num_done = 0
 
-        async def one(index: int, prompt: Prompt) -> PromptResult | None:
+        async def one(index: int, prompt: Prompt) -> dict[str, float] | None:
             nonlocal num_done
             async with slots:
                 group = await _attempt(config, rollouts, engine, index, prompt)

@@ -10,11 +10,12 @@ import random
 import statistics
 
 import pytest
+from buffer_support import FakePrompts, make_trajectory
 from composing import compose, compose_unchecked
 
-from async_rl.buffer.evaluation import PromptResult, evaluation_scalars, interval, majority
+from async_rl.buffer.evaluation import evaluation_scalars, interval, majority, result_of
 from async_rl.config.checks.run import problems
-from async_rl.core.types import AnswerTest, AssertTest, CodeProblem
+from async_rl.core.types import NO_VERSION, AnswerTest, AssertTest, CodeProblem, Group, Purpose
 from async_rl.rewards.answers import vote_of
 
 
@@ -22,17 +23,27 @@ def result(
     passed: list[bool],
     votes: list[str | None] | None = None,
     greedy: bool | None = None,
-    version: float | None = 0.0,
-) -> PromptResult:
-    return PromptResult(
-        passed=tuple(passed),
-        rewards=tuple(2.0 * p - 1 for p in passed),
-        votes=tuple(votes if votes is not None else [None] * len(passed)),
-        lengths=tuple(range(4, 4 + len(passed))),
-        truncated=tuple(not p for p in passed),
-        greedy=greedy,
-        version=version,
+    version: int = 0,
+) -> dict[str, float]:
+    """Sample i has 4 + i tokens; without a test its text is its vote."""
+    texts = {4 + i: vote or "" for i, vote in enumerate(votes or [None] * len(passed))}
+    prompt = FakePrompts().prompt(Purpose.EVAL, 0)
+    group = Group(
+        group_id=0,
+        attempt=1,
+        prompt_id="e0",
+        purpose=Purpose.EVAL,
+        data_source="fake",
+        generator="g",
+        admitted_version=0,
+        trajectories=[
+            make_trajectory([version] * (4 + i), passes=p, is_truncated=not p)
+            for i, p in enumerate(passed)
+        ],
+        generation_s=1.0,
+        baseline=None if greedy is None else make_trajectory([version], passes=greedy),
     )
+    return result_of(prompt, group, lambda ids: texts[len(ids)], "auto")
 
 
 def slow_mean(values: list[float]) -> tuple[float, float]:
@@ -66,7 +77,7 @@ def test_every_figure_equals_a_slow_count_over_all_samples() -> None:
         "maj_at_k": slow_mean([slow_majority(passed, votes) for passed, votes, _ in rows]),
         "greedy_pass": slow_mean([1.0 if greedy else 0.0 for _, _, greedy in rows]),
         "reward_mean": slow_mean(
-            [sum(1.0 if p else -1.0 for p in passed) / 5 for passed, _, _ in rows]
+            [sum(1.0 if p else 0.0 for p in passed) / 5 for passed, _, _ in rows]
         ),
     }
     for name, (mean, error) in expected.items():
@@ -81,12 +92,12 @@ def test_every_figure_equals_a_slow_count_over_all_samples() -> None:
 
 def test_the_version_that_wrote_the_tokens_is_told() -> None:
     assert (
-        evaluation_scalars([result([True], version=3.0), result([True], version=4.0)])[
+        evaluation_scalars([result([True], version=3), result([True], version=4)])[
             "eval/version_mean"
         ]
         == 3.5
     )
-    assert "eval/version_mean" not in evaluation_scalars([result([True], version=None)])
+    assert "eval/version_mean" not in evaluation_scalars([result([True], version=NO_VERSION)])
 
 
 def test_one_sample_per_prompt_makes_all_figures_equal_and_without_greedy_there_is_none() -> None:

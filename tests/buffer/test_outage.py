@@ -18,7 +18,7 @@ from buffer_support import (
     tickets,
 )
 
-from async_rl.buffer import outage
+from async_rl.buffer import leases
 from async_rl.buffer.service import BufferService
 from async_rl.core.types import Ticket
 from async_rl.protocol.buffer import PutGroup, Work
@@ -121,7 +121,7 @@ def test_everybody_who_waits_in_an_outage_says_what_fails(tmp_path: Path) -> Non
 def test_a_parked_request_is_answered_when_the_pause_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "_FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(leases, "_FIRST_PAUSE_S", 0.1)
 
     async def scenario() -> None:
         async with opened(tmp_path, make_config(), clock=LoopClock()) as service:
