@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from async_rl.buffer.state import BufferState
 from async_rl.config.pools import GENERATORS, generator_pools, pool_of, purposes_of
 from async_rl.config.run import RunConfig
-from async_rl.config.sampling import num_drawn
 from async_rl.core.types import Purpose, Ticket
 from async_rl.protocol.buffer import RequestWork
 
@@ -37,7 +36,7 @@ class ParkedRequests:
 
     def __init__(self, config: RunConfig, state: BufferState) -> None:
         self._state = state
-        self._group_size = num_drawn(config.generation)
+        self._group_size = config.generation.num_drawn
         self._parked: dict[str, Parked] = {}
         self._purposes = {pool: purposes_of(config, pool) for pool in generator_pools(config)}
         # Only such pools can leave an evaluation waiting while other generators serve.

@@ -17,7 +17,7 @@ from async_rl.buffer.changes import Admitted, Leaver, PromptsLeft
 from async_rl.buffer.checks import check_trajectory
 from async_rl.buffer.groups import OpenGroup, Recovered
 from async_rl.config.run import RunConfig
-from async_rl.config.sampling import num_drawn, sampling_of
+from async_rl.config.sampling import sampling_of
 from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Group, Purpose, Ticket
 from async_rl.data.prompt_file import RunPrompts
@@ -61,7 +61,7 @@ class Tickets:
         num_samples = self._num_samples(group.purpose)
         if group.purpose is Purpose.TRAIN:
             # More may be drawn than are trained: the generator keeps the best (generation_size).
-            num_samples = num_drawn(self._config.generation)
+            num_samples = self._config.generation.num_drawn
         return Ticket(
             group_id=group.group_id,
             attempt=group.attempt,

@@ -7,6 +7,7 @@ a field is its description; error messages and docs/configuration.md show it.
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -18,6 +19,11 @@ def absolute(path: str) -> str:
     """Return a path as an absolute one; a URL and an empty text stay as they are."""
     is_local = path != "" and "://" not in path
     return os.path.abspath(os.path.expanduser(path)) if is_local else path
+
+
+def is_function(name: str) -> bool:
+    """Return whether this names a function, as `package.module:function` or `file.py:function`."""
+    return re.match(r"^(?:[\w.]+|.+\.py):\w+$", name) is not None
 
 
 PositiveInt = Annotated[int, Field(ge=1)]

@@ -19,8 +19,9 @@ from async_rl.config.base import (
     Section,
     Text,
     absolute,
+    is_function,
 )
-from async_rl.config.plugins import DATA_SOURCE, is_function, is_plugin
+from async_rl.config.plugins import DATA_SOURCE, is_plugin
 
 
 def _file_or_source(name: str) -> str:

@@ -5,8 +5,9 @@ Part of the schema in `run.py`, whose invariants hold here.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -94,6 +95,12 @@ class ModelConfig(Section):
         return self.adapter is not None and self.adapter.host is not None
 
 
+TOOL_PARSER = "tool_call_parser"
+"""The entry of `generation.vllm.extra` that no engine reads: the parser of tool calls, under its
+name in `vllm serve`.
+"""
+
+
 class VllmConfig(Section):
     """Settings passed to vLLM."""
 
@@ -112,6 +119,37 @@ class VllmConfig(Section):
     extra: Annotated[list[Annotated[str, Field(pattern="^\\w+=.+$")]], OneOrMore]
     """name=value pairs of further vLLM engine arguments, and tool_call_parser; the value is JSON or
     text"""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The engine's arguments in `extra`; checks/vllm_extra.py decides which may be given."""
+        pairs = (entry.partition("=") for entry in self.extra)
+        return {name: _json_or_text(text) for name, _, text in pairs if name != TOOL_PARSER}
+
+    @property
+    def tool_parser(self) -> str:
+        """The parser of tool calls in `extra`; empty if the chat template decides."""
+        pairs = (entry.partition("=") for entry in self.extra)
+        return next((text for name, _, text in pairs if name == TOOL_PARSER), "")
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages, each of tensor_parallel_size devices."""
+        stages = self.arguments.get("pipeline_parallel_size", 1)
+        # vLLM refuses text instead of a number; here it must only not raise.
+        return stages if isinstance(stages, int) else 1
+
+    @property
+    def num_workers(self) -> int:
+        """The devices of an engine: the parts of all its stages."""
+        return self.num_stages * self.tensor_parallel_size
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 @frozen
@@ -150,6 +188,11 @@ class GenerationConfig(Section):
     max_attempts: PositiveInt
     """attempts to generate a group before it is dropped"""
     vllm: VllmConfig
+
+    @property
+    def num_drawn(self) -> int:
+        """The samples drawn for a training prompt; group_size of them are kept."""
+        return self.generation_size or self.group_size
 
     @property
     def provided(self) -> ProvidedEngine:

@@ -12,7 +12,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import re
 import sys
 from collections.abc import Awaitable, Callable
 from importlib import metadata
@@ -20,13 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from async_rl.config.base import is_function
 from async_rl.config.generation import ModelConfig
 from async_rl.config.rollout import EXTERNAL, RolloutConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 
-NAME = r"^(?:[\w.]+|.+\.py):\w+$"
-"""Pattern of the value of such a setting."""
 # The code of a user may raise these during its import. Not Exception, which would also hide
 # errors of this project.
 _FAILURES = (
@@ -71,11 +69,6 @@ ADVANTAGE = Kind(group="async_rl.advantages", takes=("rewards",), named=("groups
 GRADIENT = Kind(group="async_rl.gradients", takes=("pieces",))
 CORRECTION = Kind(group="async_rl.corrections", takes=("log_ratio",), named=("sequences",))
 DATA_SOURCE = Kind(group="async_rl.data_sources")
-
-
-def is_function(name: str) -> bool:
-    """Return whether this names a function of a module or of a file."""
-    return re.match(NAME, name) is not None
 
 
 def is_plugin(name: str, kind: Kind) -> bool:
@@ -178,11 +171,6 @@ def import_external(model: ModelConfig) -> None:
             f"model.external_lib={model.external_lib}: cannot be imported ({reason}); name an"
             f" installed module or a module in {Path.cwd()}"
         ) from error
-
-
-def short_name(name: str) -> str:
-    """Return the function's name without its module."""
-    return name.rpartition(":")[2]
 
 
 def _module(name: str) -> ModuleType:

@@ -63,16 +63,21 @@ class CorrectedLoss(PolicyLossConfig):
     sequence"""
 
 
-class ClippedLoss(CorrectedLoss):
-    """The clipped surrogate: per token, or per sequence."""
+class Clips(Section):
+    """The bounds of a clipped surrogate."""
 
-    kind: Literal["ppo", "gspo"]
     clip_low: Annotated[float, Field(gt=0, lt=1)]
     """the ratio is clipped below 1 - clip_low"""
     clip_high: PositiveFloat
     """the ratio is clipped above 1 + clip_high"""
     clip_dual: Annotated[float, Field(gt=1)] | None
     """bound on the loss of negative advantages; null = off"""
+
+
+class ClippedLoss(Clips, CorrectedLoss):
+    """The clipped surrogate: per token, or per sequence."""
+
+    kind: Literal["ppo", "gspo"]
 
 
 class BehaviorLoss(PolicyLossConfig):
@@ -82,16 +87,10 @@ class BehaviorLoss(PolicyLossConfig):
     """none: the ratio is already to the behavior policy, so a correction would count twice"""
 
 
-class VanillaLoss(BehaviorLoss):
+class VanillaLoss(Clips, BehaviorLoss):
     """The clipped surrogate of the ratio to the behavior policy."""
 
     kind: Literal["ppo_vanilla"]
-    clip_low: Annotated[float, Field(gt=0, lt=1)]
-    """the ratio is clipped below 1 - clip_low"""
-    clip_high: PositiveFloat
-    """the ratio is clipped above 1 + clip_high"""
-    clip_dual: Annotated[float, Field(gt=1)] | None
-    """bound on the loss of negative advantages; null = off"""
 
 
 class CispoLoss(CorrectedLoss):

@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from async_rl.config.base import as_builtins, replace
+from async_rl.config.base import as_builtins
 from async_rl.config.generation import PoolConfig
 from async_rl.config.run import RunConfig
-from async_rl.config.vllm_extra import num_workers
 from async_rl.core.types import Purpose, Role
 
 GENERATORS, VERIFIERS, GATEWAYS = "generators", "verifiers", "gateways"
@@ -43,11 +42,6 @@ PLACES = {
     "node_kind": "launcher.node_kind",
 }
 """Settings of a pool, and the setting of the run that each of them replaces."""
-_GENERATORS_PER_GATEWAY = 8
-"""A call costs a gateway about 3 ms, so one core serves 300 calls per second. Eight engines make
-that many calls if each writes 10,000 tokens per second in answers of 256 tokens.
-"""
-_ROLES: Mapping[str, Role] = {VERIFIERS: "verifier", GATEWAYS: "gateway"}
 Work = Literal["train", "evaluation", "both"]
 _PURPOSES: Mapping[Work, frozenset[Purpose]] = {
     "train": frozenset({Purpose.TRAIN}),
@@ -66,48 +60,13 @@ def generator_pools(config: RunConfig) -> list[str]:
     return [GENERATORS, *(f"{GENERATORS}.{name}" for name in config.generators.pools)]
 
 
-def pool_counts(config: RunConfig) -> dict[str, int]:
-    """Return the configured number of processes of each pool that `async-rl scale` can change."""
-    counts = {pool: config_of(config, pool).generators.count for pool in generator_pools(config)}
-    num_generators = sum(counts.values())
-    counts[VERIFIERS] = config.verifiers.count
-    if config.agent.is_used:
-        # At least one: a run may start with no generator and get some by async-rl scale.
-        counts[GATEWAYS] = max(1, -(-num_generators // _GENERATORS_PER_GATEWAY))
-    return counts
-
-
-def role_of(pool: str) -> Role:
-    """Return the role of the pool's processes."""
-    return _ROLES.get(pool, "generator")
-
-
-def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
-    """Return the configuration with these numbers of generators."""
-    generators = config.generators
-    pools = {
-        name: replace(pool, count=counts.get(f"{GENERATORS}.{name}", pool.count))
-        for name, pool in generators.pools.items()
-    }
-    return replace(
-        config,
-        generators=replace(generators, count=counts.get(GENERATORS, generators.count), pools=pools),
-    )
-
-
 def pool_of(process: str) -> str:
     """Return the pool of the process of this name; empty for buffer and learner, whose number is
     fixed.
     """
     # A process without a rank in its name is in no pool.
     role, *name = process.split("-")[:-1] or [process]
-    return ".".join([f"{role}s", *name]) if f"{role}s" in (GENERATORS, *_ROLES) else ""
-
-
-def process_name(pool: str, rank: int) -> str:
-    """Return the name of the pool's process of this rank."""
-    plural, *name = pool.split(".")
-    return "-".join([plural.removesuffix("s"), *name, str(rank)])
+    return ".".join([f"{role}s", *name]) if f"{role}s" in (GENERATORS, VERIFIERS, GATEWAYS) else ""
 
 
 def settings_of(config: RunConfig, pool: str) -> PoolConfig | None:
@@ -134,16 +93,6 @@ def config_of(config: RunConfig, pool: str) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
-def in_words_of(pool: str, config: RunConfig, problem: str) -> str:
-    """Return a problem of `config_of(config, pool)` with the paths of the pool's settings."""
-    # The checks name the paths of the main pool, but the person wrote generators.pools.
-    for name in own_settings(config, pool):
-        problem = problem.replace(
-            f"{PLACES[name]}=", f"generators.pools.{pool.partition('.')[2]}.{name}="
-        )
-    return problem
-
-
 def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
     """Return the settings that this pool overrides, by their names in generators.pools."""
     settings = settings_of(config, pool)
@@ -159,7 +108,7 @@ def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
     if settings.tensor_parallel_size is not None:
         given.setdefault(
             "gpus_each",
-            float(num_workers(config.generation.vllm, settings.tensor_parallel_size))
+            float(settings.tensor_parallel_size * config.generation.vllm.num_stages)
             if config.generators.gpus_each > 0
             else 0.0,
         )

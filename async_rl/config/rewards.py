@@ -5,7 +5,7 @@ Part of the schema in `run.py`, whose invariants hold here.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -137,6 +137,17 @@ class RemoteTerm(Term):
 RewardTerm = ProvidedTerm | PluginTerm | RewardModelTerm | RemoteTerm
 
 
+TESTS = "tests"
+"""The row's tests or answer, judged by the verifier."""
+
+
+class Part(NamedTuple):
+    """One part of a reward: the name of a term that calls a function, or TESTS."""
+
+    function: str
+    weight: float
+
+
 class RewardConfig(Section):
     """From verdicts and functions to a task reward."""
 
@@ -177,3 +188,30 @@ class RewardConfig(Section):
     penalty"""
     overlong_penalty: NonNegativeFloat
     """penalty of an answer of data.max_response_tokens, subtracted after scaling"""
+
+    def terms_of(self, data_source: str) -> tuple[Part, ...]:
+        """Return the parts whose weighted sum is the reward of a row of this source."""
+        own = self._chosen(data_source)
+        if not own:
+            return (Part(TESTS, 1.0),)
+        return tuple(
+            Part(TESTS if term.kind == TESTS else name, term.weight) for name, term in own.items()
+        )
+
+    def _chosen(self, data_source: str) -> dict[str, RewardTerm]:
+        own = {name: term for name, term in self.terms.items() if data_source in term.sources}
+        # Terms for a source replace the general terms: a row of mathematics has no tests to run.
+        return own or {name: term for name, term in self.terms.items() if not term.sources}
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The name of every term that calls a function."""
+        return tuple(name for name, term in self.terms.items() if term.kind != TESTS)
+
+    def needs_tests(self, data_source: str) -> bool:
+        """Return whether a row of this source must have tests or an answer."""
+        terms = self._chosen(data_source).values()
+        return not terms or any(
+            term.kind == TESTS or (isinstance(term, RemoteTerm) and term.form == "verifier")
+            for term in terms
+        )

@@ -1,18 +1,52 @@
-"""Settings of rollouts of several turns.
+"""Settings of rollouts of several turns, and the agent that `rollout.fn` names.
 
 Part of the schema in `run.py`, whose invariants hold here.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from async_rl.config.base import PositiveInt, Section, Text
+from async_rl.config.base import PositiveInt, Section, Text, is_function
+from async_rl.core.frozen import frozen
 
 EXTERNAL = "external"
 """The value of rollout.fn that lets programs outside the run request sessions."""
+_MEMORY_MB = 4096
+"""Address space. Python with an SDK maps about 1 GB and uses a tenth of it."""
+
+
+@frozen
+class Agent:
+    """The program or the function that makes a sample, and the limits of its processes; neither of
+    them if programs outside the run do.
+
+    workers: processes of fn, each for many samples at a time, or of command at a time. memory_mb:
+    MB of address space of each of them.
+    """
+
+    command: list[str]
+    fn: str | None
+    workers: int
+    memory_mb: int = _MEMORY_MB
+    is_external: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of its samples in status and metrics: of the function, or of the script."""
+        scripts = [word for word in self.command if Path(word).suffix[1:].isalpha()]
+        # The script says more than the interpreter that runs it.
+        word = self.fn or [*scripts, *self.command, EXTERNAL][0]
+        return Path(word).name
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether agents make the samples."""
+        return bool(self.command) or self.fn is not None or self.is_external
 
 
 class RolloutConfig(Section):
@@ -25,3 +59,14 @@ class RolloutConfig(Section):
     sessions; null = one answer per sample"""
     max_turns: PositiveInt
     """largest number of turns of the policy in one sample"""
+
+    @property
+    def agent(self) -> Agent:
+        """The agent of a run. A list of one function is called, any other list is a command."""
+        if self.fn == EXTERNAL:
+            return Agent(command=[], fn=None, workers=0, is_external=True)
+        words = self.fn if isinstance(self.fn, list) else []
+        workers = os.cpu_count() or 1
+        if len(words) == 1 and is_function(words[0]):
+            return Agent(command=[], fn=words[0], workers=workers)
+        return Agent(command=words, fn=None, workers=workers)

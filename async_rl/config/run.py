@@ -15,7 +15,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.agents import Agent, agent_of
 from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.config.base import LocalPath, NonNegativeInt, PositiveInt, Section, Tag, Text
 from async_rl.config.data import DataConfig
@@ -24,7 +23,7 @@ from async_rl.config.launchers import Launch
 from async_rl.config.learner import LearnerConfig
 from async_rl.config.placement import PLACEMENTS, OwnDevices
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
-from async_rl.config.rollout import RolloutConfig
+from async_rl.config.rollout import Agent, RolloutConfig
 from async_rl.config.running import (
     BufferConfig,
     CheckpointConfig,
@@ -84,4 +83,4 @@ class RunConfig(Section):
     @property
     def agent(self) -> Agent:
         """The agent that makes the samples, if `rollout.fn` names one."""
-        return agent_of(self.rollout)
+        return self.rollout.agent

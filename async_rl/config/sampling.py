@@ -1,21 +1,15 @@
 """Sampling parameters, and best-of-n: the selection of a prompt's group from the drawn samples.
 
-Pure. The buffer requests `num_drawn` samples; the generator keeps the `best_of` them once all are
-scored.
+Pure. The buffer requests `generation.num_drawn` samples; the generator keeps the `best_of` them
+once all are scored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from async_rl.config.generation import GenerationConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose, Sampling, Trajectory
-
-
-def num_drawn(generation: GenerationConfig) -> int:
-    """Return the samples drawn for a training prompt; generation.group_size of them are kept."""
-    return generation.generation_size or generation.group_size
 
 
 def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:

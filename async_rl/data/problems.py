@@ -28,7 +28,6 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from async_rl.config.reward_terms import functions_of, needs_tests
 from async_rl.config.rewards import RewardConfig
 from async_rl.core.assert_tests import require_usable
 from async_rl.core.errors import DataError
@@ -85,12 +84,12 @@ def read_hidden(
     has_rollout: a function leads the rollouts, which receives the row too. is_agents: agents do,
     which may return the reward, so a row without any tests is right.
     """
-    if not functions_of(reward) and not has_rollout:
+    if not reward.functions and not has_rollout:
         return read_problem(origin, row)
     problem = CodeProblem(tests=[])
     shown: tuple[str, ...] = ()
     is_scored_by_agent = is_agents and all(row.get(column) is None for column in _HIDDEN)
-    if needs_tests(reward, str(row.get("data_source"))) and not is_scored_by_agent:
+    if reward.needs_tests(str(row.get("data_source"))) and not is_scored_by_agent:
         problem, shown = read_problem(origin, row)
     # Parquet has dates and decimals, which JSON lacks: a function receives them as text.
     text = msgspec.json.encode(row, enc_hook=str).decode()

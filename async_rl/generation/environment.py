@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from async_rl.config.run import RunConfig
-from async_rl.config.vllm_extra import num_workers
 
 T = TypeVar("T")
 
@@ -38,7 +37,7 @@ def has_core_process(config: RunConfig) -> bool:
     with the GPU's. On a CPU it has only costs: a second import of vLLM, and a copy of the tokens of
     each step. Several workers require it: vLLM's queue to them has room for one caller.
     """
-    return uses_gpu(config) or num_workers(config.generation.vllm) > 1
+    return uses_gpu(config) or config.generation.vllm.num_workers > 1
 
 
 def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
@@ -50,7 +49,7 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
     # A cluster assigns CPUs to a process without pinning it to them.
     given = int(os.environ.get("OMP_NUM_THREADS", "0"))
     num_cores = len(cores) or given or len(os.sched_getaffinity(0))
-    num_threads = max(1, num_cores // num_workers(config.generation.vllm))
+    num_threads = max(1, num_cores // config.generation.vllm.num_workers)
     variables = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",

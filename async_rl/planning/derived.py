@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 
 from async_rl.config.base import replace
-from async_rl.config.pools import config_of, generator_pools, own_settings, pool_counts, work_of
+from async_rl.config.pool_sizes import pool_counts
+from async_rl.config.pools import config_of, generator_pools, own_settings, work_of
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import (

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from async_rl.config.base import replace
-from async_rl.config.pools import config_of, generator_pools, in_words_of, pool_of, role_of
+from async_rl.config.pool_sizes import in_words_of, role_of
+from async_rl.config.pools import config_of, generator_pools, pool_of
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import (

@@ -15,14 +15,8 @@ import collections
 import itertools
 from collections.abc import Mapping, Sequence
 
-from async_rl.config.pools import (
-    GATEWAYS,
-    VERIFIERS,
-    config_of,
-    generator_pools,
-    pool_counts,
-    process_name,
-)
+from async_rl.config.pool_sizes import pool_counts, process_name
+from async_rl.config.pools import GATEWAYS, VERIFIERS, config_of, generator_pools
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.config.reward_terms import TESTS, Part, terms_of
+from async_rl.config.rewards import TESTS, Part
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
 from async_rl.core.types import AnswerTest, CodeTest, Prompt, Score, StepScore, Verdict
@@ -57,7 +57,7 @@ class Scorer:
 
         sample: makes the argument of functions. Raises InfrastructureError, RewardError.
         """
-        terms = terms_of(self._reward, prompt.data_source)
+        terms = self._reward.terms_of(prompt.data_source)
         names = [term.function for term in terms if term.function != TESTS]
         if not names or self._ask is None or sample is None:
             return await self.score_by_tests(prompt, response_text)
@@ -119,7 +119,7 @@ class Scorer:
         if not prompt.problem.wants_words:
             blocks = await self._text.blocks(response_text, prompt.problem.language)
         ends = {end: tokens_until(end) for end, _ in blocks}
-        terms = terms_of(self._reward, prompt.data_source)
+        terms = self._reward.terms_of(prompt.data_source)
         if sample is not None and any(term.function != TESTS for term in terms):
             whole = sample()
             if not ends:

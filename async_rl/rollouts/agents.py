@@ -17,9 +17,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.config.reward_terms import needs_tests
 from async_rl.config.run import RunConfig
-from async_rl.config.vllm_extra import tool_parser
 from async_rl.core.errors import AgentError
 from async_rl.core.types import CodeTest, IntArray, Prompt, Sampling, Score, Ticket, Verdict
 from async_rl.protocol.generator import Completion
@@ -56,7 +54,7 @@ class Agents:
         read_calls: Reader | None = None,
     ) -> None:
         self._config = config
-        parser = tool_parser(config.generation.vllm.extra)
+        parser = config.generation.vllm.tool_parser
         self._chat = Chat(tokenizer, parser=parser, read=read_calls)
         self._sessions = sessions
         self._environments = environments
@@ -114,7 +112,7 @@ class Agents:
                 "the agent exited without a call of the policy; it has to use OPENAI_BASE_URL and"
                 " OPENAI_API_KEY"
             )
-        needs = needs_tests(self._config.reward, prompt.data_source)
+        needs = self._config.reward.needs_tests(prompt.data_source)
         if score is None and needs and not prompt.problem.tests:
             raise AgentError(
                 "the agent gave no reward, and its row has no tests that the verifiers could run;"

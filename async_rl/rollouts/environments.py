@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from async_rl.config.agents import Agent
+from async_rl.config.rollout import Agent
 from async_rl.core.errors import AgentError
 from async_rl.core.os import die_with_parent
 from async_rl.sessions.worker import MODEL, Done, Task

@@ -19,7 +19,6 @@ from typing import Any
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.rewards import RemoteTerm
-from async_rl.config.sampling import num_drawn
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import (
     AgentError,
@@ -149,7 +148,7 @@ class Groups:
 
         Only samples that the engine writes take room, not those that wait for scores.
         """
-        full_group = num_written(self._config, Purpose.TRAIN, num_drawn(self._config.generation))
+        full_group = num_written(self._config, Purpose.TRAIN, self._config.generation.num_drawn)
         num_groups = -(-sum(self._num_writing.values()) // full_group)
         return self._config.generation.max_concurrent_groups - num_groups
 

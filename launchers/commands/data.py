@@ -17,8 +17,7 @@ import typer
 from async_rl.config.base import replace
 from async_rl.config.checks.reward import reward_problems
 from async_rl.config.checks.run import raise_if_any
-from async_rl.config.reward_terms import TESTS, terms_of
-from async_rl.config.rewards import RewardConfig
+from async_rl.config.rewards import TESTS, RewardConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import AnswerTest, CodeTest, Prompt
@@ -170,7 +169,7 @@ def _scorers(examined: Examined, reward: RewardConfig) -> list[tuple[str, str]]:
     for prompt in examined.prompts:
         tests = ", ".join(sorted({_scorer(test) for test in prompt.problem.tests})) or "no tests"
         terms = []
-        for term in terms_of(reward, prompt.data_source):
+        for term in reward.terms_of(prompt.data_source):
             name = tests if term.function == TESTS else term.function
             terms.append(name if term.weight == 1 else f"{term.weight:g} x {name}")
         scorers.append((prompt.data_source, " + ".join(terms)))

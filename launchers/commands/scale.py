@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from async_rl.config.pools import role_of
+from async_rl.config.pool_sizes import role_of
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api.run import open_run

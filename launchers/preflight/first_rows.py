@@ -18,7 +18,6 @@ import msgspec
 
 from async_rl.config.base import replace
 from async_rl.config.plugins import DATA_SOURCE, is_plugin
-from async_rl.config.reward_terms import terms_of
 from async_rl.config.rewards import PluginTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, RewardError, Unsupported
@@ -134,7 +133,7 @@ def _reward_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str
             _sample(draft, response, config)
             for draft in drafts[:_NUM_SCORED]
             for response in _RESPONSES
-            if any(term.function == name for term in terms_of(reward, draft.data_source))
+            if any(term.function == name for term in reward.terms_of(draft.data_source))
         ]
         for name in own
     }

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from async_rl.config.vllm_extra import TOOL_PARSER
+from async_rl.config.generation import TOOL_PARSER
 from async_rl.generation.vllm.installed import version_problem
 
 _TABLE = "_TOOL_PARSERS_TO_REGISTER"

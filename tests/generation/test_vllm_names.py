@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from composing import compose
 
+from async_rl.composition.compose import compose_unchecked
+from async_rl.config.base import replace
 from async_rl.config.checks.vllm_extra import extra_problems
-from async_rl.config.vllm_extra import extra_arguments, tool_parser
+from async_rl.config.generation import VllmConfig
 from async_rl.core.errors import ConfigError
 from async_rl.generation.vllm import installed
 from async_rl.generation.vllm.installed import VERSIONS, is_supported
@@ -132,6 +134,10 @@ def test_an_argument_that_cannot_be_passed_on_is_refused_with_the_remedy(
     assert reason in problem
 
 
+def vllm_config(extra: list[str]) -> VllmConfig:
+    return replace(compose_unchecked("grpo_code").generation.vllm, extra=extra)
+
+
 def test_arguments_that_change_how_the_engine_computes_are_passed_on() -> None:
     entries = [
         "quantization=fp8",
@@ -142,16 +148,17 @@ def test_arguments_that_change_how_the_engine_computes_are_passed_on() -> None:
         'additional_config={"a": 2}',
     ]
     assert list(vllm.vllm_problems(entries)) == []
-    assert extra_arguments(entries)["quantization"] == "fp8"
-    assert extra_arguments(entries)["enable_expert_parallel"] is True
-    assert extra_arguments(entries)["additional_config"] == {"a": 2}
+    assert vllm_config(entries).arguments["quantization"] == "fp8"
+    assert vllm_config(entries).arguments["enable_expert_parallel"] is True
+    assert vllm_config(entries).arguments["additional_config"] == {"a": 2}
 
 
 def test_the_parser_of_tool_calls_is_no_argument_of_the_engine() -> None:
     entries = ["tool_call_parser=qwen3_coder", "kv_cache_dtype=fp8"]
     assert list(vllm.vllm_problems(entries)) == []
-    assert extra_arguments(entries) == {"kv_cache_dtype": "fp8"}
-    assert (tool_parser(entries), tool_parser(entries[1:])) == ("qwen3_coder", "")
+    assert vllm_config(entries).arguments == {"kv_cache_dtype": "fp8"}
+    assert vllm_config(entries).tool_parser == "qwen3_coder"
+    assert vllm_config(entries[1:]).tool_parser == ""
 
 
 def test_the_parsers_that_templates_show_are_those_of_vllm() -> None:

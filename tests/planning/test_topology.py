@@ -4,7 +4,7 @@ import pytest
 from composing import compose
 
 from async_rl.composition.compose import compose_for
-from async_rl.config.pools import pool_counts
+from async_rl.config.pool_sizes import pool_counts
 from async_rl.core.machine import Machine, this_machine
 from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining, processes
 

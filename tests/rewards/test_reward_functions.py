@@ -18,7 +18,6 @@ from verifier_support import verifier_process
 
 from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
-from async_rl.config.plugins import short_name
 from async_rl.config.rewards import PluginTerm, ProvidedTerm, RewardTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
@@ -49,7 +48,7 @@ def term(function: str) -> RewardTerm:
 
 def run_config(*functions: str, function_s: float = 10, **settings: object) -> RunConfig:
     config = compose("grpo_code", ["verifiers.cells=1", "sandbox.packages=[]"])
-    terms = {short_name(function): term(function) for function in functions}
+    terms = {function.rpartition(":")[2]: term(function) for function in functions}
     reward = replace(config.reward, terms=terms, **settings)
     timeouts = replace(config.timeouts, group_s=12 * function_s)
     return replace(config, reward=reward, timeouts=timeouts)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from composing import compose
 
-from async_rl.config.reward_terms import Part, functions_of, terms_of
+from async_rl.config.rewards import Part
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict
 from async_rl.data.problems import read_hidden
@@ -113,8 +113,8 @@ def test_a_data_source_may_have_a_function_of_its_own() -> None:
     assert score(PROGRAM, *OWN, source="mine").reward == 0.5
     assert score(PROGRAM, *OWN, source="other").reward == 1.0
     reward = compose("grpo_code", OWN).reward
-    assert terms_of(reward, "mine") == (Part("style", 1.0),)
-    assert functions_of(reward) == ("style",)
+    assert reward.terms_of("mine") == (Part("style", 1.0),)
+    assert reward.functions == ("style",)
 
 
 def test_a_row_of_answers_and_programs_asks_each_of_what_it_is_about() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from async_rl.config.policy_losses import BehaviorLoss
-from async_rl.config.reward_terms import TESTS
+from async_rl.config.rewards import TESTS
 from async_rl.config.run import RunConfig
 
 COMPARING_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from async_rl.config.pools import config_of, generator_pools, in_words_of, pool_counts
+from async_rl.config.pool_sizes import in_words_of, pool_counts
+from async_rl.config.pools import config_of, generator_pools
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 
 from async_rl.config.plugins import REWARD, ROLLOUT, is_plugin
-from async_rl.config.reward_terms import TESTS
-from async_rl.config.rewards import PluginTerm
+from async_rl.config.rewards import TESTS, PluginTerm
 from async_rl.config.rollout import EXTERNAL
 from async_rl.config.run import RunConfig
 

@@ -20,10 +20,10 @@ from async_rl.config.checks.vllm_extra import extra_problems
 from async_rl.config.checks.weights import weights_problems
 from async_rl.config.generation import ENGINES
 from async_rl.config.plugins import ENGINE, is_plugin
-from async_rl.config.pools import config_of, generator_pools, in_words_of
+from async_rl.config.pool_sizes import in_words_of
+from async_rl.config.pools import config_of, generator_pools
 from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.config.run import RunConfig
-from async_rl.config.vllm_extra import num_workers
 from async_rl.core.errors import ConfigError
 
 
@@ -152,7 +152,7 @@ def _generators(config: RunConfig) -> Iterator[str]:
 def _engine(config: RunConfig) -> Iterator[str]:
     vllm = config.generation.vllm
     generation = config.generation
-    group_size = generation.generation_size or generation.group_size
+    group_size = generation.num_drawn
     if generation.engine not in ENGINES and not is_plugin(generation.engine, ENGINE):
         yield (
             f"generation.engine={generation.engine}: must be one of {', '.join(ENGINES)},"
@@ -175,7 +175,7 @@ def _engine(config: RunConfig) -> Iterator[str]:
         )
     gpus = config.generators.gpus_each
     yield from extra_problems(vllm.extra, is_eager=vllm.enforce_eager)
-    parts = num_workers(vllm)
+    parts = vllm.num_workers
     # Without GPUs the parts share the cores of their generator.
     if parts > 1 and gpus not in (0, parts):
         yield (

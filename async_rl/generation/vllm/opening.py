@@ -17,7 +17,6 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
 from async_rl.config.run import RunConfig
-from async_rl.config.vllm_extra import extra_arguments, num_workers
 from async_rl.core.errors import ConfigError
 from async_rl.generation import environment
 from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
@@ -85,7 +84,7 @@ def engine_args(
         load_format="auto",
         tensor_parallel_size=vllm.tensor_parallel_size,
         # "uni" keeps the model in the process of the core: one import of vLLM less.
-        distributed_executor_backend="uni" if num_workers(vllm) == 1 else "mp",
+        distributed_executor_backend="uni" if vllm.num_workers == 1 else "mp",
         worker_extension_cls=_EXTENSION,
         # One more than a trajectory: a probe of a whole one generates a token.
         max_model_len=min(longest + 1, facts.max_positions),
@@ -125,7 +124,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     settings["use_tqdm_on_load"] = False
     if not uses_gpu(config):
         settings["block_size"] = _CPU_BLOCK_TOKENS
-    settings |= extra_arguments(vllm.extra)
+    settings |= vllm.arguments
     if vllm.kv_cache_mb:
         settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
         if uses_gpu(config):

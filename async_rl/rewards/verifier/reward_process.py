@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 
 from async_rl.config.base import as_builtins
-from async_rl.config.reward_terms import functions_of
 from async_rl.config.rewards import RewardConfig
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import ConfigError, RewardError
@@ -72,7 +71,7 @@ class RewardProcess:
 
     def __init__(self, reward: RewardConfig, *, timeouts: TimeoutsConfig) -> None:
         self._reward, self._timeouts = reward, timeouts
-        self.names = functions_of(reward)
+        self.names = reward.functions
         self._shared: ChildProcess[Result] | None = None
         self._starting = asyncio.Lock()
         self._slots = asyncio.Semaphore(reward.concurrency)
@@ -197,7 +196,7 @@ class _Functions:
         reward = RewardConfig.model_validate(load.reward)
         self._parent, self._limit_s = parent, load.limit_s
         self._functions = {
-            name: find_function(name, reward, limit_s=load.limit_s) for name in functions_of(reward)
+            name: find_function(name, reward, limit_s=load.limit_s) for name in reward.functions
         }
         self._threads = ThreadPoolExecutor(reward.concurrency, "reward")
         self._running: dict[asyncio.Future[object], tuple[int, RewardCall]] = {}

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from async_rl.buffer.store.times import GroupTimes
-from async_rl.config.reward_terms import functions_of
 from async_rl.config.run import RunConfig
 from async_rl.rewards.verifier.service import SLOW_S
 
@@ -57,7 +56,7 @@ def setting_of(config: RunConfig) -> tuple[str, int]:
     """Return the setting that limits the samples scored at the same time in a verifier, and its
     value.
     """
-    if functions_of(config.reward):
+    if config.reward.functions:
         return "reward.concurrency", config.reward.concurrency
     return "verifiers.cells", config.verifiers.cells
 
