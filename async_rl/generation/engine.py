@@ -28,7 +28,12 @@ class Generates(Protocol):
     def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
-        """As Engine.generate."""
+        """Yield each of num_samples completions of one prompt as it finishes; closing the iterator
+        cancels the rest.
+
+        Raises WeightsError before the first load and after a failed one, Unavailable if the engine
+        died.
+        """
 
 
 async def one_completion(
@@ -42,7 +47,7 @@ async def one_completion(
         return await anext(completions)
 
 
-class Engine(Protocol):
+class Engine(Generates, Protocol):
     """Generates tokens with weights that may change between two tokens. `engine_opener`
     starts one.
     """
@@ -53,16 +58,6 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """End the engine; requests in flight fail. Safe to call twice."""
-
-    def generate(
-        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
-    ) -> AsyncGenerator[Completion, None]:
-        """Yield each of num_samples completions of one prompt as it finishes; closing the iterator
-        cancels the rest.
-
-        Raises WeightsError before the first load and after a failed one, Unavailable if the engine
-        died.
-        """
 
     async def sleep(self) -> None:
         """Stop after the current step and release the device: weights and cache; requests in flight
@@ -90,19 +85,11 @@ class Engine(Protocol):
         """
 
 
-class Guests(Protocol):
-    """The policies of other runs on an engine, by name."""
+class Place(Engine, Protocol):
+    """The policy of another run on an engine."""
 
-    def admit(self, name: str) -> Engine:
-        """Return the policy of this name, which has a place from now on. Raises Unavailable if all
-        are taken.
-        """
-
-    def find(self, name: str) -> Engine:
-        """Return an admitted policy. Raises Unavailable if there is none of this name."""
-
-    def release(self, name: str) -> None:
-        """Free the place of this name, if it has one."""
+    def clear(self) -> None:
+        """Forget the weights: the place belongs to another run from now on."""
 
 
 @runtime_checkable
@@ -110,7 +97,7 @@ class Hosts(Protocol):
     """An engine with places for policies of other runs."""
 
     @property
-    def guests(self) -> Guests:
+    def places(self) -> Sequence[Place]:
         """Those policies."""
 
 

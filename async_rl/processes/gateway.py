@@ -28,8 +28,7 @@ from async_rl.rollouts.rollout import Rollouts
 from async_rl.runtime.context import ProcessContext, load_control
 from async_rl.sessions.offers import Offers, key_from
 from async_rl.sessions.open_sessions import Sessions
-from async_rl.sessions.server import build_app
-from async_rl.sessions.serving import KEEP_ALIVE_S, spare_heap
+from async_rl.sessions.server import KEEP_ALIVE_S, build_app, spare_heap
 from async_rl.wire.http import listen, serving, url_of
 from async_rl.wire.keys import write_private
 
@@ -73,7 +72,7 @@ async def run(context: ProcessContext) -> None:
                 token=context.token,
                 name=context.name,
                 activity=context.activity,
-                maker=agents,
+                maker=agents.sample,
             )
             shown = announced(context, url) if offers is not None else contextlib.nullcontext()
             try:

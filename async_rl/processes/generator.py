@@ -37,7 +37,8 @@ from async_rl.protocol.generator import (
 )
 from async_rl.rollouts.conversation import open_conversations
 from async_rl.rollouts.groups import Groups, work_until
-from async_rl.rollouts.hosting import Hosting, hosted_opener
+from async_rl.rollouts.hosted import open_hosted
+from async_rl.rollouts.hosting import Hosting
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.context import ProcessContext
@@ -67,7 +68,7 @@ async def run(context: ProcessContext) -> None:
 async def import_engine(context: ProcessContext) -> OpenEngine:
     """Import the engine, which takes most of the time; at low priority next to other generators."""
     if context.config.model.is_hosted:
-        return hosted_opener(context)
+        return functools.partial(open_hosted, context)
     rank = seat(context.config, context.name)
     work = functools.partial(engine_opener, context.config, context.model_path, rank=rank)
     if context.directory.of_role("generator"):

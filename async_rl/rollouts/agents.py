@@ -30,6 +30,7 @@ from async_rl.sessions.forms.form import read
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.record import Record
 from async_rl.sessions.session import Session
+from async_rl.sessions.usage import Usage
 
 _MOST_NAMES = 20
 """Environments that have separate metrics; a name per row would fill every heartbeat."""
@@ -90,7 +91,7 @@ class Agents:
             limit=sampling.max_new_tokens,
             max_turns=self._config.rollout.max_turns,
             task=task,
-            environment=self._environment_of(task["row"]),
+            usage=Usage(environment=self._environment_of(task["row"])),
             run=functools.partial(_run, verifier),
         )
         with self._sessions.open(session):

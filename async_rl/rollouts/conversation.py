@@ -10,7 +10,7 @@ Invariants
 - Tokens that the policy only reads have no loss, log-prob 0 and NO_VERSION.
 - A sample has at most data.max_response_tokens tokens and rollout.max_turns turns.
 
-Conversations makes one Conversation per sample, the only class that users' functions see.
+Users' functions see the class Conversation only.
 """
 
 from __future__ import annotations
@@ -162,43 +162,36 @@ class Conversation:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
-class Conversations:
-    """Makes samples that a user's function leads, as a `SampleMaker`."""
-
-    def __init__(
-        self, config: RunConfig, tokenizer: Any, lead: Callable[..., Awaitable[str | None]]
-    ) -> None:
-        self._config = config
-        self._tokenizer = tokenizer
-        self._lead = lead
-
-    async def sample(
-        self,
-        ticket: Ticket,
-        index: int,
-        sampling: Sampling,
-        write: Write,
-        verifier: VerifierClient,
-    ) -> Written:
-        """Return the sample once the function returns or no further turn fits."""
-        talk = Conversation(
-            ticket.prompt,
-            sampling,
-            name=f"{ticket.group_id}.{ticket.attempt}.{index}",
-            max_turns=self._config.rollout.max_turns,
-            write=write,
-            tokenizer=self._tokenizer,
-            client=verifier,
-        )
-        answer = None
-        with contextlib.suppress(RolloutEnded):
-            answer = await self._lead(talk)
-        return talk.result(answer)
+SampleMaker = Callable[[Ticket, int, Sampling, Write, VerifierClient], Awaitable[Written]]
+"""Makes sample `index` of a ticket in several turns: with a user's function, or with an agent
+(agents.py). The last argument runs programs for it.
+"""
 
 
-def open_conversations(config: RunConfig, tokenizer: Any) -> Conversations | None:
+def open_conversations(config: RunConfig, tokenizer: Any) -> SampleMaker | None:
     """Return the maker of samples that rollout.fn names; None if it names no function. Raises
     ConfigError.
     """
     lead = load_rollout(config.rollout)
-    return None if lead is None else Conversations(config, tokenizer, lead)
+    if lead is None:
+        return None
+
+    async def sample(
+        ticket: Ticket, index: int, sampling: Sampling, write: Write, verifier: VerifierClient
+    ) -> Written:
+        talk = Conversation(
+            ticket.prompt,
+            sampling,
+            name=f"{ticket.group_id}.{ticket.attempt}.{index}",
+            max_turns=config.rollout.max_turns,
+            write=write,
+            tokenizer=tokenizer,
+            client=verifier,
+        )
+        answer = None
+        # The function returns, or no further turn fits.
+        with contextlib.suppress(RolloutEnded):
+            answer = await lead(talk)
+        return talk.result(answer)
+
+    return sample

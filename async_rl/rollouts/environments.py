@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import resource
 import signal
 import sys
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -84,7 +84,7 @@ class Commands:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=Limits(self._config.memory_mb),
+                    preexec_fn=functools.partial(_limit, self._config.memory_mb),
                 )
             except OSError as error:
                 raise AgentError(
@@ -137,17 +137,11 @@ class Workers:
                 await worker.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Runs in the new process before its program."""
-
-    memory_mb: int
-
-    def __call__(self) -> None:
-        """Let it die with the gateway, and bound its memory."""
-        die_with_parent()
-        size = self.memory_mb << 20
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+def _limit(memory_mb: int) -> None:
+    """Let the new process die with the gateway, and bound its memory, before its program starts."""
+    die_with_parent()
+    size = memory_mb << 20
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 class _Worker:
@@ -156,7 +150,7 @@ class _Worker:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._results: dict[int, asyncio.Future[Any]] = {}
-        self._abandoned: set[int] = set()
+        """The calls that the function has not finished, also those that nobody waits for."""
         self._reader = asyncio.create_task(self._read(), name=f"worker {process.pid}")
 
     @classmethod
@@ -168,7 +162,7 @@ class _Worker:
             stdout=asyncio.subprocess.PIPE,
             limit=_LINE_BYTES,
             start_new_session=True,
-            preexec_fn=Limits(config.memory_mb),
+            preexec_fn=functools.partial(_limit, config.memory_mb),
         )
         return cls(process)
 
@@ -184,8 +178,8 @@ class _Worker:
 
     async def run(self, task: Task) -> Any:
         """Return the value of the function."""
-        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._results[task.number] = result
+        loop = asyncio.get_running_loop()
+        result = self._results[task.number] = loop.create_future()
         stdin = self._process.stdin
         assert stdin is not None, "opened with a pipe"
         try:
@@ -194,18 +188,12 @@ class _Worker:
                 await stdin.drain()
             return await result
         except asyncio.CancelledError:
-            self._abandon(task.number)
+            # Time for the function to notice that its session is closed.
+            loop.call_later(_GRACE_S, self._kill_if_running, task.number)
             raise
-        finally:
-            del self._results[task.number]
 
-    def _abandon(self, number: int) -> None:
-        """Kill the process if the function does not notice that its session is closed."""
-        self._abandoned.add(number)
-        asyncio.get_running_loop().call_later(_GRACE_S, self._kill_if_stuck, number)
-
-    def _kill_if_stuck(self, number: int) -> None:
-        if number in self._abandoned:
+    def _kill_if_running(self, number: int) -> None:
+        if number in self._results:
             _kill(self._process)
 
     async def _read(self) -> None:
@@ -231,9 +219,9 @@ class _Worker:
         assert stdout is not None, "opened with a pipe"
         while line := await stdout.readline():
             done = msgspec.json.decode(line, type=Done)
-            self._abandoned.discard(done.number)
-            result = self._results.get(done.number)
-            if result is None or result.done():
+            result = self._results.pop(done.number)
+            # The group was given up, because another sample failed or its time is over.
+            if result.done():
                 continue
             if done.error:
                 result.set_exception(AgentError(done.error))

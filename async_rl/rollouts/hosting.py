@@ -1,75 +1,49 @@
-"""One engine for several runs (model.lora.slots, model.lora.host): the policies of other runs are
-adapters next to the engine's own policy.
+"""One engine for several runs (model.lora.slots): the policies of other runs are adapters next to
+the engine's own policy. Their generators call this side from rollouts/hosted.py.
 
-`Hosting` is the side of a generator with slots: it answers the generators of other runs.
-`HostedEngine` is the engine of a run that has none: a slot on a generator of the host.
-
-Invariants
-- An error of another run's adapter or request concerns that run only. Only an engine that is broken
-  for every policy stops the host's process.
-- A HostedEngine stays with one life of one generator. Once that process exits or forgets the
-  policy, the engine is dead. The next life of this process takes another slot, and the learner
-  pushes to it.
+Invariant: an error of another run's adapter or request concerns that run only. Only an engine that
+is broken for every policy stops the host's process.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import math
-import platform
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import msgspec
-import numpy as np
-
-from async_rl.config.pools import seat
-from async_rl.core.errors import AsyncRLError, ConfigError, EngineDead, Unavailable, WeightsError
-from async_rl.core.os import exit_of
-from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.generation.engine import (
-    Engine,
-    Guests,
-    Hosts,
-    OpenEngine,
-    one_completion,
-    require_version,
-)
+from async_rl.core.errors import EngineDead, Unavailable, WeightsError
+from async_rl.generation.engine import Engine, Hosts, Place, one_completion, require_version
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
     Complete,
-    Completion,
     Continuation,
     Leave,
-    LoadReport,
     LoadWeights,
-    Logprobs,
-    Probe,
     Visit,
 )
-from async_rl.protocol.membership import DRAINING, Member
-from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 from async_rl.rollouts.sleeping import Sleeping
-from async_rl.runtime.context import ProcessContext, connect_control, require_running
-from async_rl.runtime.directory import Connections, Directory, Incarnation, SupervisorCalls
-from async_rl.wire.keys import load_keys
+from async_rl.runtime.context import ProcessContext
 from async_rl.wire.rpc import Handler
 
-# Three visits fit into the time after which a supervisor forgets a guest (60 s), and four into the
-# time after which an engine gives a silent guest's slot away (90 s).
-_VISIT_S = 20.0
-# A process that is stopped has about five seconds; two farewells must fit.
-_LEAVE_S = 2.0
+_GONE_S = 90.0
+"""A place whose run has been silent for longer may be given to another."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Guest:
+    """A policy of another run. seen_s: monotonic seconds of its last sign of life."""
+
+    place: Place
+    seen_s: float
 
 
 class Hosting:
-    """The policies of other runs on one engine."""
+    """The policies of other runs on one engine, each in a place that no other run has."""
 
     def __init__(self, context: ProcessContext, sleeping: Sleeping) -> None:
         self._context = context
         self._sleeping = sleeping
+        self._guests: dict[str, _Guest] = {}
 
     def handlers(self) -> Mapping[type[Message], Handler]:
         """The messages that only other runs send."""
@@ -77,24 +51,44 @@ class Hosting:
 
     def engine(self, policy: str) -> Engine:
         """Return the engine of a policy, empty = this run's. Raises Unavailable without a slot."""
-        return self._guests.find(policy) if policy else self._sleeping.engine
+        if not policy:
+            return self._sleeping.engine
+        if policy not in self._guests:
+            raise Unavailable(f"{policy} has no slot here; its generator has to start again")
+        self._guests[policy].seen_s = time.monotonic()
+        return self._guests[policy].place
 
-    @property
-    def _guests(self) -> Guests:
+    async def _visit(self, request: Visit) -> Message:
+        if request.policy in self._guests:
+            self._guests[request.policy].seen_s = time.monotonic()
+        else:
+            place = self._free_place()
+            place.clear()
+            self._guests[request.policy] = _Guest(place=place, seen_s=time.monotonic())
+        return Ok()
+
+    def _free_place(self) -> Place:
         engine = self._sleeping.engine
         if not isinstance(engine, Hosts):
             raise Unavailable(
                 f"{self._context.run_dir.name} has model.lora.slots=0, so its engines serve no"
                 " other run; give model.lora.host a run with model.lora.slots=2 or more"
             )
-        return engine.guests
-
-    async def _visit(self, request: Visit) -> Message:
-        self._guests.admit(request.policy)
-        return Ok()
+        taken = [guest.place for guest in self._guests.values()]
+        for place in engine.places:
+            if place not in taken:
+                return place
+        # A run that was killed cannot say that it left.
+        oldest = min(self._guests, key=lambda name: self._guests[name].seen_s, default="")
+        if oldest and time.monotonic() - self._guests[oldest].seen_s >= _GONE_S:
+            return self._guests.pop(oldest).place
+        raise Unavailable(
+            f"the {len(taken)} slots for other runs are taken by {', '.join(sorted(self._guests))};"
+            " stop one of them, or raise model.lora.slots of this run when it is resumed"
+        )
 
     async def _leave(self, request: Leave) -> Message:
-        self._guests.release(request.policy)
+        self._guests.pop(request.policy, None)
         return Ok()
 
     async def load(self, request: LoadWeights) -> Message:
@@ -120,206 +114,3 @@ class Hosting:
 
 async def _end(reason: str) -> None:
     raise EngineDead(reason)
-
-
-def hosted_opener(context: ProcessContext) -> OpenEngine:
-    """Return the function that takes a slot on a generator of the host."""
-
-    async def open_engine() -> HostedEngine:
-        engine = HostedEngine(context)
-        try:
-            await engine.open()
-        except BaseException:
-            await engine.close()
-            raise
-        return engine
-
-    return open_engine
-
-
-class HostedEngine:
-    """One policy on another run's generator, as an `Engine`."""
-
-    def __init__(self, context: ProcessContext) -> None:
-        adapter = context.config.model.adapter
-        assert adapter is not None
-        assert adapter.host is not None
-        self._context = context
-        self._host = Path(adapter.host)
-        self._name = f"{context.run_dir.name}/{context.name}"
-        self._policy = f"{self._name}/{context.incarnation}"
-        self._timeouts = context.config.timeouts
-        self._stack = contextlib.AsyncExitStack()
-        self._directory = Directory()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._visits: list[asyncio.Task[None]] = []
-        self._life: Incarnation | None = None
-        self._supervisor: SupervisorCalls | None = None
-        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._num_requests = 0
-        self.version = NO_VERSION
-        """Version of the current weights."""
-
-    async def open(self) -> None:
-        """Take a slot of one of the host's generators, once one serves.
-
-        Raises Unavailable if the host does not run or all slots are taken.
-        """
-        client = await self._stack.enter_async_context(connect_control(self._host))
-        connections = Connections(load_keys(self._host / "keys"), self._directory)
-        self._stack.push_async_callback(connections.close)
-        supervisor = self._supervisor = SupervisorCalls(client, patience_s=self._timeouts.orphan_s)
-        following = self._directory.follow(supervisor, call_timeout_s=self._timeouts.call_s)
-        remedy = "continue it with async-rl resume, then this one"
-        self._tasks = [self._start(work, remedy) for work in (following, self._watch_host())]
-        self._visits.append(self._start(self._keep_visiting(supervisor, self._name), remedy))
-        while self._life is None:
-            revision = self._directory.revision
-            refusal: AsyncRLError | None = None
-            for member in self._members():
-                life = Incarnation(member, self._directory, connections)
-                try:
-                    await self._unless_ended(self._visit(life, self._policy))
-                except Unavailable as error:
-                    refusal = error
-                    continue
-                self._life = life
-                visits = self._keep_visiting(life, self._policy)
-                self._visits.append(self._start(visits, "this generator starts again"))
-                return
-            if refusal is not None and self._directory.revision == revision:
-                raise refusal
-            with self._context.activity.waiting(f"a generator of run {self._host.name}"):
-                await self._unless_ended(self._directory.changed(revision))
-
-    def _members(self) -> list[Member]:
-        """The host's generators, rotated so that each generator of this run tries another first."""
-        serving = [m for m in self._directory.of_role("generator") if m.state != DRAINING]
-        if not serving:
-            return []
-        first = seat(self._context.config, self._context.name) % len(serving)
-        return serving[first:] + serving[:first]
-
-    def _start(self, work: Coroutine[Any, Any, None], remedy: str) -> asyncio.Task[None]:
-        """Do the work in the background; its first error stops the engine."""
-
-        def end(task: asyncio.Task[None]) -> None:
-            error = None if task.cancelled() else task.exception()
-            if isinstance(error, AsyncRLError) and not self._ended.done():
-                self._ended.set_result(f"{error}; {remedy}")
-
-        task = asyncio.create_task(work, name="host")
-        task.add_done_callback(end)
-        return task
-
-    async def _watch_host(self) -> None:
-        """Raise Unavailable once the supervisor of the host has exited."""
-        control = require_running(self._host)
-        # On another machine the deadline of a visit shows that the supervisor has exited.
-        if control.machine == platform.node():
-            await exit_of(control.pid)
-            require_running(self._host)
-
-    async def _keep_visiting(self, host: SupervisorCalls | Incarnation, name: str) -> None:
-        """Give a sign of life every _VISIT_S seconds, until cancelled."""
-        while True:
-            await self._visit(host, name)
-            await asyncio.sleep(_VISIT_S)
-
-    async def _visit(self, host: SupervisorCalls | Incarnation, name: str) -> None:
-        await host.call(Visit(policy=name), timeout_s=self._timeouts.call_s)
-
-    async def _unless_ended(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Return the result of the work. Raises Unavailable once the host is lost."""
-        task = asyncio.create_task(work, name="call of the host")
-        try:
-            await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Unavailable(
-                    f"run {self._host.name} (model.lora.host) no longer serves this one:"
-                    f" {self._ended.result()}"
-                )
-            return task.result()
-        finally:
-            await _cancel([task])
-
-    async def _call(self, request: Message, timeout_s: float) -> Any:
-        if self._life is None:
-            raise Unavailable("this engine has no slot yet; open it first")
-        return await self._unless_ended(self._life.call(request, timeout_s=timeout_s))
-
-    async def close(self) -> None:
-        """Leave the slot and close the connections."""
-        # A visit after the farewell would take the slot again.
-        await _cancel(self._visits)
-        # A host that has exited has no slots.
-        with contextlib.suppress(AsyncRLError):
-            if self._life is not None:
-                await self._call(Leave(policy=self._policy), _LEAVE_S)
-            # A process that exits for another reason starts again, and the host has to wait for it.
-            if self._supervisor is not None and self._context.stopping.is_set():
-                leaving = self._supervisor.call(Leave(policy=self._name), timeout_s=_LEAVE_S)
-                await self._unless_ended(leaving)
-        await _cancel(self._tasks)
-        await self._stack.aclose()
-
-    async def generate(
-        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
-    ) -> AsyncGenerator[Completion, None]:
-        """Yield each completion as it finishes. Each sample is a separate call; the calls read one
-        prefill through the host's prefix cache.
-        """
-        require_version(self.version)
-        # Requests of an earlier life or of a repeated attempt may still be on the host.
-        self._num_requests += 1
-        name = f"{self._policy}/{self._num_requests}.{request_id}"
-        token_ids = np.array(prompt_token_ids, np.int32)
-        calls = [
-            asyncio.create_task(self._sample(f"{name}.{index}", index, token_ids, sampling))
-            for index in range(num_samples)
-        ]
-        try:
-            for done in asyncio.as_completed(calls):
-                yield await done
-        finally:
-            await _cancel(calls)
-
-    async def _sample(
-        self, name: str, index: int, token_ids: IntArray, sampling: Sampling
-    ) -> Completion:
-        request = Complete(
-            request_id=name, token_ids=token_ids, sampling=sampling, policy=self._policy
-        )
-        # The time limit of the group expires before this deadline.
-        limit_s = self._timeouts.longest_group_s(self._context.config.data.max_response_tokens)
-        reply: Continuation = await self._call(request, limit_s)
-        # The host may be another machine, whose clock says nothing here.
-        return msgspec.structs.replace(reply.completed, index=index, first_s=math.nan)
-
-    async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
-        """Let the host's engine load the adapter between two of its steps."""
-        request = LoadWeights(manifest=manifest, source=source, policy=self._policy)
-        report: LoadReport = await self._call(request, self._timeouts.push_s)
-        self.version = report.version
-        return report
-
-    async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
-        """Score the rows with this policy's current weights."""
-        require_version(self.version)
-        request = Probe(rows=list(rows), policy=self._policy)
-        reply: Logprobs = await self._call(request, self._timeouts.push_s)
-        return reply.rows
-
-    async def sleep(self) -> None:
-        """Raise ConfigError: the device is another run's."""
-        raise ConfigError("model.lora.host with placement=colocated; set placement=disaggregated")
-
-    async def weight_devices(self) -> list[str]:
-        """Return no device: an adapter comes as a file only."""
-        return []
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,9 +12,9 @@ import bisect
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -47,7 +47,7 @@ from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import Control, Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
-from async_rl.rollouts.conversation import Write, Written
+from async_rl.rollouts.conversation import SampleMaker, Written
 from async_rl.runtime.directory import Directory
 
 _SCORING_FAILURES = (RewardError, InfrastructureError)
@@ -57,22 +57,6 @@ ReMax, or the greedy figure of an evaluation.
 """
 _MEMO_PROGRAMS = 20_000
 """Programs whose verdicts are remembered: the programs of some hundred groups, in a few MB."""
-
-
-class SampleMaker(Protocol):
-    """Makes samples of several turns: with a user's function (conversation.py) or with an agent
-    (agents.py).
-    """
-
-    async def sample(
-        self,
-        ticket: Ticket,
-        index: int,
-        sampling: Sampling,
-        write: Write,
-        verifier: VerifierClient,
-    ) -> Written:
-        """Return sample `index` of the ticket. verifier: runs programs for it."""
 
 
 @frozen
@@ -150,12 +134,8 @@ class Rollouts:
             with self._activity("generating"):
                 # A nested task group: it is left after the writing, while scores are pending.
                 async with asyncio.TaskGroup() as writing:
-                    writing.create_task(self._write(samples), name=f"write {ticket.group_id}")
-                    if num_written(self._config, ticket.purpose, 0):
-                        # The likeliest answer, which is scored like any other.
-                        greedy = msgspec.structs.replace(ticket.sampling, temperature=0.0)
-                        making = self._make(samples, _GREEDY, greedy)
-                        writing.create_task(making, name=f"greedy {ticket.group_id}")
+                    for work in self._work(samples):
+                        writing.create_task(work, name=f"write {ticket.group_id}")
             generation_s = time.monotonic() - started_s
             written()
         self._activity.gauge("verifier/memo_share", self._memo.share)
@@ -181,46 +161,51 @@ class Rollouts:
             started_s=started_unix_s,
         )
 
-    async def _write(self, samples: _Samples) -> None:
+    def _work(self, samples: _Samples) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield the tasks that write the samples."""
         ticket = samples.ticket
-        if self._maker is not None:
-            async with asyncio.TaskGroup() as group:
-                for index in range(ticket.num_samples):
-                    making = self._make(samples, index, ticket.sampling)
-                    group.create_task(making, name=f"sample {index}")
-            return
-        # One request for all samples, so that they share one prefill.
+        wanted: list[tuple[Sequence[int], Sampling]] = [
+            (range(ticket.num_samples), ticket.sampling)
+        ]
+        if num_written(self._config, ticket.purpose, 0):
+            # The likeliest answer, which is scored like any other.
+            greedy = msgspec.structs.replace(ticket.sampling, temperature=0.0)
+            wanted.append(([_GREEDY], greedy))
+        for indices, sampling in wanted:
+            if self._maker is None:
+                # One request for all samples, so that they share one prefill.
+                yield self._write(samples, indices, sampling)
+            else:
+                yield from (self._make(samples, self._maker, i, sampling) for i in indices)
+
+    async def _write(self, samples: _Samples, indices: Sequence[int], sampling: Sampling) -> None:
+        """Write samples of one answer each."""
+        ticket = samples.ticket
         completions = samples.engine.generate(
-            f"{ticket.group_id}.{ticket.attempt}",
+            f"{ticket.group_id}.{ticket.attempt}.{indices[0]}",
             ticket.prompt.token_ids.tolist(),
-            ticket.num_samples,
-            ticket.sampling,
+            len(indices),
+            sampling,
         )
         with _engine_dead_on_error():
             async with contextlib.aclosing(completions):
                 async for done in completions:
-                    self._score_later(samples, done.index, self._one_answer(done))
+                    ids = done.token_ids.tolist()
+                    text = self._tokenizer.decode(ids, skip_special_tokens=True)
+                    sample = Written(tokens=done, answer=text, transcript=text)
+                    self._score_later(samples, indices[done.index], sample)
 
-    async def _make(self, samples: _Samples, index: int, sampling: Sampling) -> None:
-        """Make one sample: one answer, or the result of the user's function or agent."""
-        ticket = samples.ticket
-        write = functools.partial(self._complete, samples.engine)
-        if self._maker is not None:
-            done = await self._maker.sample(ticket, index, sampling, write, self._client)
-        else:
-            name = f"{ticket.group_id}.{ticket.attempt}.{index}"
-            done = self._one_answer(await write(name, ticket.prompt.token_ids, sampling))
+    async def _make(
+        self, samples: _Samples, maker: SampleMaker, index: int, sampling: Sampling
+    ) -> None:
+        """Make one sample with the user's function or agent."""
+
+        async def write(request_id: str, token_ids: IntArray, sampling: Sampling) -> Completion:
+            with _engine_dead_on_error():
+                return await one_completion(samples.engine, request_id, token_ids, sampling)
+
+        done = await maker(samples.ticket, index, sampling, write, self._client)
         self._score_later(samples, index, done)
-
-    def _one_answer(self, done: Completion) -> Written:
-        text = self._tokenizer.decode(done.token_ids.tolist(), skip_special_tokens=True)
-        return Written(tokens=done, answer=text, transcript=text)
-
-    async def _complete(
-        self, engine: Generates, request_id: str, token_ids: IntArray, sampling: Sampling
-    ) -> Completion:
-        with _engine_dead_on_error():
-            return await one_completion(engine, request_id, token_ids, sampling)
 
     def _score_later(self, samples: _Samples, index: int, done: Written) -> None:
         # The generators that serve a gateway count the tokens that they write for it.

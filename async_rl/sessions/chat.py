@@ -21,7 +21,7 @@ from async_rl.core.types import IntArray
 from async_rl.protocol.generator import CallsRead, ReadCalls
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.record import Context, History, Record
-from async_rl.sessions.tools import assistant, calls_of, form_of
+from async_rl.sessions.tools import assistant, calls_of, form_of, tool_call
 
 Message = Mapping[str, Any]
 """role, content (text) and, if the role is assistant, tool_calls with arguments as a dict."""
@@ -64,10 +64,9 @@ class Chat:
             return record.context(None, self._encode(text, is_beginning=True)), history
         # The recorded answer is the last of the matching messages; the first entry is the tools'.
         text = self._text_after(messages, num_matching - 2, tools) + start
-        answer = record.path(parent)
-        end = self.decode(answer[-1:], with_special=True)
-        if not record.is_truncated(parent):
-            text = text.removeprefix(end)
+        answer = record.turns[parent].answer
+        if not answer.is_truncated:
+            text = text.removeprefix(self.decode(answer.token_ids[-1:], with_special=True))
         return record.context(parent, self._encode(text, is_beginning=False)), history
 
     def _text_after(self, messages: Sequence[Message], at: int, tools: Sequence[Any]) -> str:
@@ -111,8 +110,7 @@ class Chat:
         parent = record.match_text(text)
         if parent is None:
             return record.context(None, self._encode(text, is_beginning=True))
-        turn = record.turn(parent)
-        assert turn.answer is not None, "only served turns are continued"
+        turn = record.turns[parent]
         ids = turn.answer.token_ids
         # With the stop text of the answer, if the agent repeats that too.
         whole = turn.prompt + self.decode(ids)
@@ -182,9 +180,8 @@ def key_of(value: Any) -> str:
 
 def _with_text_arguments(message: Message) -> Message:
     calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(arguments)}}
+        tool_call(call["id"], call["function"]["name"], json.dumps(call["function"]["arguments"]))
         for call in calls_of(message)
-        for arguments in [call["function"]["arguments"]]
     ]
     return {**message, "tool_calls": calls} if calls else message
 
@@ -192,12 +189,9 @@ def _with_text_arguments(message: Message) -> Message:
 def certain(text: str, stops: Sequence[str]) -> str:
     """Return the part of an unfinished text that no further token changes."""
     text = text.rstrip(_REPLACEMENT)
-    longest = 0
-    for stop in stops:
-        for size in range(1, len(stop)):
-            if text.endswith(stop[:size]):
-                longest = max(longest, size)
-    return text[: len(text) - longest]
+    # The start of a stop text at the end may become the whole stop text.
+    started = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+    return text[: len(text) - max(started, default=0)]
 
 
 def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:

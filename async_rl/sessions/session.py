@@ -10,10 +10,8 @@ A streamed answer, and one that a text may stop, is written in pieces of PIECE_T
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +24,7 @@ from async_rl.sessions.chat import Chat, before_stop, certain, key_of
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.record import Context, History, Record
 from async_rl.sessions.tools import HERMES, as_text, calls_of, chosen, parse_answer
+from async_rl.sessions.usage import Usage
 
 PIECE_TOKENS = 32
 """A piece is a request of the engine, which costs about as much as a few tokens: 32 keep that cost
@@ -85,9 +84,8 @@ class Answer:
 class Session:
     """The calls of one sample.
 
-    limit: the most tokens of all segments together. task: the task as the agent receives it.
-    environment: the name under which it is counted. run: a Python tool. responses: the messages up
-    to each response that a client may name. clock: monotonic seconds.
+    limit: the most tokens of all segments together. task: the task as the agent receives it. run: a
+    Python tool. responses: the messages up to each response that a client may name.
     """
 
     record: Record
@@ -97,44 +95,21 @@ class Session:
     max_turns: int
     task: dict[str, Any]
     run: Run
-    environment: str = "agent"
+    usage: Usage = field(default_factory=Usage)
     token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     rewards: list[dict[str, float]] = field(default_factory=list)
     responses: dict[str, list[Any]] = field(default_factory=dict)
     is_truncated: bool = False
-    num_open: int = 0
     closed: str = ""
     last_text: str = ""
-    num_tool_runs: int = 0
-    num_tool_errors: int = 0
-    clock: Callable[[], float] = time.monotonic
-    opened_s: float = field(init=False)
-    calling_s: float = 0.0
-    _called_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.opened_s = self.clock()
 
     async def run_tool(self, body: bytes) -> Any:
         """Run the program of a request. Raises Refused."""
         self.require_open()
-        self.num_tool_runs += 1
+        self.usage.num_tool_runs += 1
         results, is_error = await self.run(body)
-        self.num_tool_errors += is_error
+        self.usage.num_tool_errors += is_error
         return results
-
-    @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
-        """Count the time with at least one open call as the engine's."""
-        if not self.num_open:
-            self._called_s = self.clock()
-        self.num_open += 1
-        try:
-            yield
-        finally:
-            self.num_open -= 1
-            if not self.num_open:
-                self.calling_s += self.clock() - self._called_s
 
     def close(self, reason: str) -> None:
         """Refuse all further calls."""
@@ -176,11 +151,10 @@ class Session:
         number = self.record.repeated(call.history) if call.history else None
         if number is None:
             return None
-        turn = self.record.turn(number)
-        assert turn.answer is not None, "only served turns are repeated"
-        text = self._text(turn.answer.token_ids, call.stops)[0]
-        message = await self._message(call, turn.answer, text)
-        return self._answer(call, number, turn.answer, text, message)
+        written = self.record.turns[number].answer
+        text = self._text(written.token_ids, call.stops)[0]
+        message = await self._message(call, written, text)
+        return self._answer(call, number, written, text, message)
 
     async def answer(
         self, call: Call, on_text: Callable[[str], None] = lambda text: None
@@ -197,7 +171,7 @@ class Session:
         seen = ""
         message: dict[str, Any] | None = None
         try:
-            with self._calling():
+            with self.usage.calling():
                 async for piece in self._pieces(call, number, limit):
                     written, text, is_last = piece
                     visible = certain(text, call.stops)
@@ -227,11 +201,10 @@ class Session:
         if call.in_pieces:
             # The agent has read all of it as text, and repeats it as text.
             return as_text(shown)
-        ids = written.token_ids
-        is_cut = written.is_truncated and self._text(ids, call.stops)[1] is None
         # A parser would complete a call that the limit has cut.
-        if self.chat.form == HERMES or not call.tools or is_cut:
+        if self.chat.form == HERMES or not call.tools or self._is_cut(call, written):
             return parse_answer(shown)
+        ids = written.token_ids
         whole = self.chat.decode(ids if written.is_truncated else ids[:-1], with_special=True)
         whole = before_stop(whole, call.stops)[0]
         return await self.chat.read_calls(call.tools, call.start, shown, whole, ids)
@@ -262,6 +235,8 @@ class Session:
         self, number: int, call: Call, written: Completion, text: str, message: dict[str, Any]
     ) -> None:
         self.last_text = message["content"]
+        self.usage.num_turns += 1
+        self.usage.num_tokens += len(written.token_ids)
         # Without messages a later request is recognized by its text.
         whole = call.prompt + text if call.prompt else ""
         self.record.finish(number, written, reply=key_of(message), prompt=call.prompt, text=whole)
@@ -272,7 +247,7 @@ class Session:
         why = "stop"
         if "tool_calls" in message:
             why = "tool_calls"
-        elif written.is_truncated and self._text(written.token_ids, call.stops)[1] is None:
+        elif self._is_cut(call, written):
             why = "length"
         return Answer(
             number=number,
@@ -282,6 +257,10 @@ class Session:
             why=why,
             num_prompt_tokens=len(call.context.token_ids),
         )
+
+    def _is_cut(self, call: Call, written: Completion) -> bool:
+        """Return whether the limit ended the answer: no end token and no stop text did."""
+        return written.is_truncated and self._text(written.token_ids, call.stops)[1] is None
 
     def _room(self, context: Context) -> int:
         """Return the tokens that an answer may have. Raises Refused."""

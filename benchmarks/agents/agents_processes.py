@@ -41,9 +41,9 @@ from async_rl.runtime.directory import Connections, Directory, Incarnation
 from async_rl.sessions.chat import Chat
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.record import Record
-from async_rl.sessions.server import build_app
-from async_rl.sessions.serving import serving, spare_heap
+from async_rl.sessions.server import build_app, spare_heap
 from async_rl.sessions.session import Session
+from async_rl.wire.http import serving
 from async_rl.wire.keys import load_keys
 from async_rl.wire.rpc import RpcServer
 from benchmarks.agents.agents_delays import Delays

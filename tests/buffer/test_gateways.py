@@ -180,7 +180,12 @@ class Fleet:
             url="",
         )
         rollouts = Rollouts(
-            CONFIG, tokenizer=Numbers(), token="t", name=name, activity=activity, maker=agents
+            CONFIG,
+            tokenizer=Numbers(),
+            token="t",
+            name=name,
+            activity=activity,
+            maker=agents.sample,
         )
         groups = Groups(
             context,

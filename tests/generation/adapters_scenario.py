@@ -67,9 +67,7 @@ class Pusher:
 
 async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
     own, said = engine, {}
-    first, second = (engine.guests.admit(name) for name in ("first", "second"))
-    assert engine.guests.admit("first") is first
-    said["third"] = await refusal(admit(engine, "third"))
+    first, second = engine.places
     said["before_first_load"] = await refusal(group(first, "early", prompt(0), 1, sampling()))
     await pusher.push(own, "own", 0)
     said["still_before_first_load"] = await refusal(group(first, "e", prompt(0), 1, sampling()))
@@ -101,26 +99,13 @@ async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
     said["versions"] = {name: policy.version for name, policy in policies.items()}
     said["refused"] = await refusals(first, pusher)
     said["after_refusals"] = await group(first, "after", prompt(10), 2, sampling())
-    engine.guests.release("first")
-    said["gone"] = await refusal(find(engine, "first"))
-    third = engine.guests.admit("third")
+    third = first
+    third.clear()
     said["third_before_load"] = await refusal(group(third, "t", prompt(0), 1, sampling()))
     await pusher.push(third, "third", 0)
     said["third_at_0"] = await group(third, "third", prompt(10), 2, sampling())
-    second.seen_s -= 100
-    said["names"] = engine.guests.names
-    assert engine.guests.admit("fourth") is second
-    said["silent"] = await refusal(find(engine, "second"))
     said["own_at_end"] = await group(own, "own", prompt(10), 2, sampling())
     return said
-
-
-async def admit(engine: Any, name: str) -> None:
-    engine.guests.admit(name)
-
-
-async def find(engine: Any, name: str) -> None:
-    engine.guests.find(name)
 
 
 async def refusals(engine: Any, pusher: Pusher) -> dict[str, str]:

@@ -248,7 +248,7 @@ def groups(
                     token="t",
                     name="gateway-0",
                     activity=Activity(),
-                    maker=agents,
+                    maker=agents.sample,
                 )
                 rollouts._scorer = cast(Any, judge)
                 made = []

@@ -59,7 +59,7 @@ class Gateway:
             token="t",
             name="gateway-0",
             activity=Activity(),
-            maker=agents,
+            maker=agents.sample,
         )
         self.rollouts._scorer = cast(Any, self.judge)
 

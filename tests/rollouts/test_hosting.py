@@ -25,6 +25,7 @@ from async_rl.protocol.base import Message, message_schema
 from async_rl.protocol.generator import (
     Complete,
     Completion,
+    Leave,
     LoadReport,
     LoadWeights,
     Logprobs,
@@ -33,7 +34,8 @@ from async_rl.protocol.generator import (
 )
 from async_rl.protocol.membership import Member, Members, WatchMembers
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.rollouts.hosting import HostedEngine, Hosting
+from async_rl.rollouts.hosted import HostedEngine
+from async_rl.rollouts.hosting import Hosting
 from async_rl.runtime.context import Control
 from async_rl.supervision.guests import Guests
 from async_rl.wire.keys import create_keys
@@ -66,9 +68,11 @@ class Policy:
     def __init__(self, number: int, may_answer: asyncio.Event) -> None:
         self.number, self.may_answer = number, may_answer
         self.version = NO_VERSION
-        self.name = ""
         self.error: AsyncRLError | None = None
         self.requests: list[str] = []
+
+    def clear(self) -> None:
+        self.version = NO_VERSION
 
     async def load_weights(self, manifest: Manifest, source: object) -> LoadReport:
         assert source == FILE
@@ -104,33 +108,7 @@ class HostEngine(Policy):
 
     def __init__(self, may_answer: asyncio.Event, first: int) -> None:
         super().__init__(0, may_answer)
-        self.policies = [Policy(first + i, may_answer) for i in range(2)]
-
-    @property
-    def guests(self) -> HostEngine:
-        return self
-
-    @property
-    def names(self) -> list[str]:
-        return [policy.name for policy in self.policies if policy.name]
-
-    def admit(self, name: str) -> Policy:
-        for policy in (*(p for p in self.policies if p.name == name), *self.policies):
-            if policy.name in (name, ""):
-                policy.name = name
-                return policy
-        raise Unavailable(f"the slots are taken by {', '.join(self.names)}")
-
-    def find(self, name: str) -> Policy:
-        for policy in self.policies:
-            if policy.name == name:
-                return policy
-        raise Unavailable(f"{name} has no slot here")
-
-    def release(self, name: str) -> None:
-        for policy in self.policies:
-            if policy.name == name:
-                policy.name = ""
+        self.places = [Policy(first + i, may_answer) for i in range(2)]
 
 
 class Host:
@@ -204,6 +182,11 @@ class Host:
         )  # fmt: skip
         self._publish()
 
+    def names(self, number: int = 0) -> list[str]:
+        """The policies that have a place on a generator."""
+        _, hosting = self.contexts[number]
+        return list(hosting._guests)
+
     def remove(self, name: str) -> None:
         del self._members[name]
         self._publish()
@@ -257,14 +240,14 @@ async def test_an_adapter_is_loaded_probed_and_sampled_under_its_own_name(tmp_pa
             assert sample.versions.tolist() == [5, 5, 5]
             assert sample.logprobs.tolist() == [-0.5] * 3
             assert sample.is_truncated
-        policy = host.engines[0].policies[0]
-        assert policy.name == "second/generator-0/i"
+        policy = host.engines[0].places[0]
+        assert host.names() == ["second/generator-0/i"]
         assert len(set(policy.requests)) == 3
         [row] = await engine.logprobs([np.array([1, 2], np.int32)])
         assert row.tolist() == [-100.0, -100.0]
         assert await engine.weight_devices() == []
         await engine.close()
-        assert host.engines[0].names == []
+        assert host.names() == []
 
 
 @in_a_loop
@@ -273,10 +256,10 @@ async def test_generators_of_a_run_take_different_generators_of_the_host(tmp_pat
         engines = [guest(host, f"generator-{i}") for i in range(4)]
         for engine in engines[:2]:
             await engine.open()
-        assert [len(e.names) for e in host.engines] == [1, 1]
+        assert [len(host.names(i)) for i in range(2)] == [1, 1]
         for engine in engines[2:]:
             await engine.open()
-        assert [len(e.names) for e in host.engines] == [2, 2]
+        assert [len(host.names(i)) for i in range(2)] == [2, 2]
         late = guest(host, "generator-4")
         with pytest.raises(Unavailable, match=r"taken by second/generator-[13]/i"):
             await late.open()
@@ -304,7 +287,7 @@ async def test_the_end_of_the_generator_fails_what_is_in_flight(tmp_path: Path) 
         await engine.load_weights(MANIFEST, FILE)
         host.may_answer.clear()
         made = asyncio.create_task(samples(engine))
-        await until(lambda: len(host.engines[0].policies[0].requests) == 3)
+        await until(lambda: len(host.engines[0].places[0].requests) == 3)
         host.remove("generator-0")
         with pytest.raises(Unavailable, match=r"generator-0 .* exited before it"):
             await made
@@ -316,13 +299,15 @@ async def test_the_end_of_the_generator_fails_what_is_in_flight(tmp_path: Path) 
 async def test_a_host_that_has_forgotten_the_policy_ends_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.rollouts.hosting._VISIT_S", 0.01)
+    monkeypatch.setattr("async_rl.rollouts.hosted._VISIT_S", 0.01)
     async with a_host(tmp_path) as host:
         engine = guest(host)
         await engine.open()
         await engine.load_weights(MANIFEST, FILE)
-        for policy in host.engines[0].policies:
-            policy.name = "another"
+        _, hosting = host.contexts[0]
+        hosting._guests.clear()
+        for name in ("another", "third"):
+            await hosting._visit(Visit(policy=name))
         await until(engine._ended.done)
         with pytest.raises(Unavailable, match=r"run first .* no longer .* taken by another"):
             await samples(engine)
@@ -331,13 +316,37 @@ async def test_a_host_that_has_forgotten_the_policy_ends_the_engine(
 
 @in_a_loop
 async def test_visits_keep_the_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("async_rl.rollouts.hosting._VISIT_S", 0.01)
+    monkeypatch.setattr("async_rl.rollouts.hosted._VISIT_S", 0.01)
     async with a_host(tmp_path) as host:
         engine = guest(host)
         await engine.open()
-        host.engines[0].release("second/generator-0/i")
-        await until(lambda: bool(host.engines[0].names))
+        host.contexts[0][1]._guests.clear()
+        await until(lambda: bool(host.names()))
         await engine.close()
+
+
+@in_a_loop
+async def test_a_slot_is_taken_until_its_policy_leaves_or_is_silent(tmp_path: Path) -> None:
+    async with a_host(tmp_path) as host:
+        _, hosting = host.contexts[0]
+        for name in ("first", "second", "first"):
+            await hosting._visit(Visit(policy=name))
+        first, second = hosting.engine("first"), hosting.engine("second")
+        assert [first, second] == host.engines[0].places
+        with pytest.raises(Unavailable, match="the 2 slots for other runs are taken by first, sec"):
+            await hosting._visit(Visit(policy="third"))
+        first.version = 4
+        await hosting._leave(Leave(policy="first"))
+        with pytest.raises(Unavailable, match="first has no slot here"):
+            hosting.engine("first")
+        await hosting._visit(Visit(policy="third"))
+        assert hosting.engine("third") is first
+        assert first.version == NO_VERSION, "a policy without an adapter generates nothing"
+        hosting._guests["second"].seen_s -= 100
+        await hosting._visit(Visit(policy="fourth"))
+        assert hosting.engine("fourth") is second
+        with pytest.raises(Unavailable, match="second has no slot here"):
+            hosting.engine("second")
 
 
 @in_a_loop
@@ -368,7 +377,7 @@ async def test_only_an_error_of_the_engine_itself_ends_the_host(tmp_path: Path) 
         context.group = Tasks()
         engine = guest(host)
         await engine.open()
-        policy = host.engines[0].policies[0]
+        policy = host.engines[0].places[0]
         policy.error = WeightsError("its rank is above 8")
         with pytest.raises(WeightsError, match="its rank is above 8"):
             await engine.load_weights(MANIFEST, FILE)
@@ -389,7 +398,7 @@ async def test_the_supervisor_of_the_host_knows_its_guests_until_their_run_stops
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A visit is always under way, also when the engine leaves.
-    monkeypatch.setattr("async_rl.rollouts.hosting._VISIT_S", 0.0)
+    monkeypatch.setattr("async_rl.rollouts.hosted._VISIT_S", 0.0)
     async with a_host(tmp_path) as host:
         engine = guest(host)
         await engine.open()

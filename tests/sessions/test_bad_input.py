@@ -32,10 +32,20 @@ TOO_LONG: dict[str, dict[str, Any]] = {
     "completions": {"prompt": LONG},
     "messages": {"messages": [{**USER, "content": LONG}]},
 }
-CONTRADICTIONS: dict[str, dict[str, Any]] = {
-    "chat": {"messages": [USER, ODD]},
-    "responses": {"previous_response_id": "resp_of_another_session"},
-    "messages": {"messages": [{"role": "assistant", "content": [{"type": "tool_result"}, 1]}]},
+CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "add"}]}
+CONTRADICTIONS: dict[str, list[dict[str, Any]]] = {
+    "chat": [
+        {"messages": [USER, ODD]},
+        {"tools": [{"function": "add"}], "tool_choice": {"function": {"name": "add"}}},
+    ],
+    "responses": [
+        {"previous_response_id": "resp_of_another_session"},
+        {"text": {"format": "text"}},
+    ],
+    "messages": [
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_result"}, 1]}]},
+        {"messages": [USER, CALLED, USER]},
+    ],
 }
 
 
@@ -87,12 +97,12 @@ def test_each_bad_request_is_refused_in_the_form_of_its_api(api: str) -> None:
             check(await post(own, b" " * (17 << 20)), api, 413, None)
             too_long = {**body, **TOO_LONG[api]}
             check(await post(own, too_long), api, 400, "context_length_exceeded")
-            if api in CONTRADICTIONS:
-                wrong = await post(own, {**body, **CONTRADICTIONS[api]})
+            for contradiction in CONTRADICTIONS.get(api, ()):
+                wrong = await post(own, {**body, **contradiction})
                 assert wrong.status_code in (400, 404)
                 check(wrong, api, wrong.status_code, wrong.json()["error"]["code"])
             # Nothing is lost: the session is as it was, and answers.
-            assert session.record.turns == []
+            assert session.record.turns == {}
             assert (await post(own, body)).status_code == 200
             assert len(session.record.turns) == 1
 

@@ -165,7 +165,7 @@ def test_completions_continue_text_and_token_ids() -> None:
         policy.say("three")
         two = await create(model="policy", prompt="go one two and ")
         assert two.choices[0].text == "three"
-        ids = [*session.record.path(1).tolist(), 1]
+        ids = [*session.record.turns[1].path.tolist(), 1]
         policy.say("four")
         assert (await create(model="policy", prompt=ids)).choices[0].text == "four"
         policy.say("five")
@@ -236,7 +236,7 @@ def test_bad_requests_are_answered_in_the_form_of_the_api() -> None:
 
     session = use(agent, ["one"], limit=2000)
     assert len(session.record.turns) == 1
-    assert session.record.num_tokens() == len(session.record.path(0))
+    assert session.record.num_tokens() == len(session.record.turns[0].path)
 
 
 def test_an_engine_that_is_gone_is_an_error_that_clients_repeat() -> None:
@@ -287,11 +287,11 @@ def test_a_client_that_leaves_leaves_nothing_but_what_it_read() -> None:
         await stream.close()
         await ended.wait()
         text = chunk.choices[0].delta.content or ""
-        path = session.record.path(1)
+        path = session.record.turns[1].path
         assert session.chat.decode(path).endswith(text)
 
     session = use(agent, [" ".join(f"w{i}" for i in range(60))])
-    assert [len(turn.answer.token_ids) for turn in session.record.turns if turn.answer] == [32]
+    assert [len(turn.answer.token_ids) for turn in session.record.turns.values()] == [32]
 
 
 @pytest.mark.parametrize("asked", [{}, {"stream": True, "tools": [TOOL]}])
@@ -324,9 +324,9 @@ def test_a_call_that_ends_before_anything_was_read_leaves_nothing(asked: Any) ->
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await ended.wait()
-        assert session.record.turns == []
+        assert session.record.turns == {}
         assert session.record.num_tokens() == reserved
-        assert session.num_open == 0
+        assert session.usage.num_open == 0
         # The next answer to the same request is another one, and the only one that is trained.
         policy.say("later")
         reply = await client.chat.completions.create(model="policy", messages=[user("go")])

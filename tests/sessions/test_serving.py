@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from async_rl.sessions.serving import spare_heap
+from async_rl.sessions.server import spare_heap
 
 
 @pytest.fixture

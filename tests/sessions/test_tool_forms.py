@@ -247,7 +247,7 @@ def served_is_trained(session: Session, policy: Policy) -> None:
     # Segments are in the order of their ends; here each answer ends one, or continues it.
     trained = row.tokens.token_ids[row.tokens.is_written]
     assert sorted(np.concatenate(served).tolist()) == sorted(trained.tolist())
-    for turn in session.record.turns:
+    for turn in session.record.turns.values():
         assert turn.answer is not None
         assert any(np.array_equal(turn.answer.token_ids, ids) for ids in served)
 

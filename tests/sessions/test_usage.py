@@ -9,8 +9,9 @@ import pytest
 from sessions_support import open_session
 
 from async_rl.observability.catalogue import describe
-from async_rl.sessions.open_sessions import Sessions, usage_of
+from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.session import Session
+from async_rl.sessions.usage import Usage
 
 
 class Clock:
@@ -40,7 +41,7 @@ def test_means_are_over_the_sessions_that_ended() -> None:
     async def main() -> None:
         for texts in (["one two"], ["three", "four five six"]):
             session, _ = open_session(texts=texts)
-            session.clock, session.opened_s = clock, clock()
+            session.usage = Usage(clock=clock)
             slow(session, clock, 2.0)
             with sessions.open(session):
                 assert sessions.gauges["open"] == 1
@@ -51,7 +52,7 @@ def test_means_are_over_the_sessions_that_ended() -> None:
                 await session.run_tool(b"fine")
             await asyncio.sleep(0)
         session, _ = open_session(texts=[])
-        session.clock, session.opened_s = clock, clock()
+        session.usage = Usage(clock=clock)
         with sessions.open(session):
             await session.run_tool(b"raise")
 
@@ -71,11 +72,11 @@ def test_sessions_and_tool_errors_are_counted_by_environment() -> None:
         opened = []
         for environment in ("guess", "guess", "maze"):
             session, _ = open_session(texts=[])
-            session.environment = environment
+            session.usage.environment = environment
             opened.append(session)
         guess, other, maze = opened
         with sessions.open(guess), sessions.open(other), sessions.open(maze):
-            with guess._calling():
+            with guess.usage.calling():
                 counts = {n: v for n, v in sessions.gauges.items() if "open" in n or "calling" in n}
                 assert counts == {
                     "open": 3,
@@ -103,8 +104,7 @@ def test_calls_at_the_same_time_count_once() -> None:
 
     async def main() -> Session:
         session, _ = open_session(texts=["a", "b"])
-        session.clock = clock
-        session.opened_s = 0.0
+        session.usage = Usage(clock=clock)
         started = asyncio.Event()
         write = session.write
 
@@ -128,5 +128,6 @@ def test_calls_at_the_same_time_count_once() -> None:
         clock.now_s = 6.0
         return session
 
-    usage = usage_of(asyncio.run(main()))
+    usage = asyncio.run(main()).usage
+    usage.close()
     assert (usage.num_turns, usage.calling_s, usage.open_s) == (2, 5.0, 6.0)

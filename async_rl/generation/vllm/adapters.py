@@ -1,7 +1,7 @@
 """Several policies on one LLM: its base model with the adapter of one slot each (vLLM's LoRA).
 
 Invariants
-- Slot 0 is this run's policy; other slots belong to other runs, each to at most one at a time.
+- Slot 0 is this run's policy; other slots are for other runs (rollouts/hosting.py).
 - The label of the LLM's weights has the version of every slot, so a token's label shows the version
   of the policy that sampled it, even if a slot was loaded during the request.
 - An adapter that cannot be read, or that vLLM refuses, changes nothing for any run.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import fsspec
@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import load
 from vllm.lora.request import LoRARequest
 
-from async_rl.core.errors import Unavailable, WeightsError
+from async_rl.core.errors import WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.generation.vllm.engine import Llm, VllmEngine
 from async_rl.protocol.weights import Manifest, Source, StoredFile
@@ -31,17 +31,12 @@ from async_rl.weights.block import checksum
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The bounds of the rank that vLLM can be started with."""
-_GONE_S = 90.0
-"""A slot whose run has been silent for longer may be given to another."""
 _PLACEHOLDER = "pushed"
 """vLLM requires a path for an adapter; the adapter of a slot has no file."""
 
 
 class AppliedAdapter(VllmEngine):
-    """The policy of one slot.
-
-    seen_s: monotonic seconds of its run's last sign of life.
-    """
+    """The policy of one slot."""
 
     def __init__(self, slots: Slots, index: int, llm: Llm, end_token_ids: tuple[int, ...]) -> None:
         super().__init__(llm, end_token_ids, has_spare=False)
@@ -49,17 +44,15 @@ class AppliedAdapter(VllmEngine):
         self._index = index
         # vLLM's ids start at 1, and 0 is the base model.
         self._lora = LoRARequest(f"slot {index}", index + 1, _PLACEHOLDER)
-        self.name = ""
-        self.seen_s = 0.0
 
     @property
-    def guests(self) -> Slots:
-        """The other policies of the LLM."""
-        return self._slots
+    def places(self) -> Sequence[AppliedAdapter]:
+        """The policies of other runs on the LLM."""
+        return self._slots.policies[1:]
 
-    def free(self) -> None:
+    def clear(self) -> None:
         """Leave the slot to another run."""
-        self.name, self.version = "", NO_VERSION
+        self.version = NO_VERSION
 
     async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
         if not isinstance(source, StoredFile) or source.scaling is None:
@@ -99,49 +92,6 @@ class Slots:
     def own(self) -> AppliedAdapter:
         """The policy of this run."""
         return self.policies[0]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the other runs' policies that gave a sign of life lately."""
-        now_s = time.monotonic()
-        return [p.name for p in self.policies[1:] if p.name and now_s - p.seen_s < _GONE_S]
-
-    def admit(self, name: str) -> AppliedAdapter:
-        """Return the policy of this name, in a separate slot from now on.
-
-        Raises Unavailable if all slots are taken.
-        """
-        guests = self.policies[1:]
-        taken = {policy.name: policy for policy in guests}
-        policy = taken.get(name) or taken.get("")
-        if policy is None and guests:
-            # A run that was killed cannot say that it left.
-            oldest = min(guests, key=lambda guest: guest.seen_s)
-            policy = oldest if oldest.name not in self.names else None
-        if policy is None:
-            raise Unavailable(
-                f"the {len(guests)} slots for other runs are taken by {', '.join(sorted(taken))};"
-                " stop one of them, or raise model.lora.slots of this run when it is resumed"
-            )
-        if policy.name != name:
-            policy.free()
-            policy.name = name
-        policy.seen_s = time.monotonic()
-        return policy
-
-    def find(self, name: str) -> AppliedAdapter:
-        """Return the admitted policy of this name. Raises Unavailable if there is none."""
-        for policy in self.policies[1:]:
-            if policy.name == name:
-                policy.seen_s = time.monotonic()
-                return policy
-        raise Unavailable(f"{name} has no slot here; its generator has to start again")
-
-    def release(self, name: str) -> None:
-        """Free the slot of this name, if it has one."""
-        for policy in self.policies[1:]:
-            if policy.name == name:
-                policy.free()
 
     def check_model(self, manifest: Manifest) -> None:
         """Raise WeightsError if the manifest is of another model than the first one that came."""

@@ -134,17 +134,14 @@ def message_of(message: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
     if role == "tool" and message.get("tool_call_id"):
         result["tool_call_id"] = str(message["tool_call_id"])
-    try:
-        calls = [
-            tool_call(
-                str(call.get("id", "")),
-                str(call["function"]["name"]),
-                arguments_of(call["function"].get("arguments")),
-            )
-            for call in calls_of(message)
-        ]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise Refused(400, f"a tool call has no function with a name: {error}") from error
+    calls = [
+        tool_call(
+            str(call.get("id", "")),
+            str(call["function"]["name"]),
+            arguments_of(call["function"].get("arguments")),
+        )
+        for call in calls_of(message)
+    ]
     if calls:
         result["tool_calls"] = calls
     return result
