@@ -20,7 +20,7 @@ from async_rl.core.frozen import frozen
 from async_rl.learner.attention import plan
 from async_rl.learner.context import WHOLE_ROWS, Context, Piece
 from async_rl.learner.sharding import local, reshard
-from async_rl.weights.lora import adapter_weights, merged_weights, without_adapter
+from async_rl.weights.lora import without_adapter
 
 
 class Values(NamedTuple):
@@ -121,16 +121,6 @@ class Policy(nn.Module):
     def chunk_tokens(self, chunk_mb: float) -> int:
         """Return the number of tokens whose logits fit into chunk_mb."""
         return chunk_rows(chunk_mb, self.lm.config.get_text_config().vocab_size)
-
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the language model's parameters with their Hugging Face names, tied ones once; an
-        adapter is added to its base weights (collective).
-        """
-        yield from merged_weights(self.lm)
-
-    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the adapter's parameters with their names in PEFT's files."""
-        yield from adapter_weights(self.lm)
 
     def frozen_copy(self, dtype: torch.dtype) -> Policy:
         """Return the reference: the same language model, never trained and without a value head."""

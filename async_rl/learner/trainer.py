@@ -41,7 +41,7 @@ from async_rl.learner.sharding import Ranks, divide_ranks
 from async_rl.learner.update import Updater
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import TensorSpec, tensor_spec
-from async_rl.weights.lora import whole_adapter, write_adapter
+from async_rl.weights.lora import merged_weights, whole_adapter, write_adapter
 
 
 @frozen
@@ -97,7 +97,7 @@ class Trainer:
         models = load_models(config, model_path, self._ranks)
         self._models = models
         self._policy = models.policy
-        self._specs = [tensor_spec(n, x, self._dtype) for n, x in self._policy.named_weights()]
+        self._specs = [tensor_spec(n, x, self._dtype) for n, x in merged_weights(self._policy.lm)]
         trained = model_optimizers(config, models)
         self._optimizers = [optimizer for _, optimizer in trained.values()]
         reference = config.algorithm.reference
@@ -264,7 +264,7 @@ class Trainer:
         Collective: every rank must iterate to the end; other ranks send their parts.
         """
         target = self.device if on_device else torch.device("cpu")
-        weights = (tensor for _, tensor in self._policy.named_weights())
+        weights = (tensor for _, tensor in merged_weights(self._policy.lm))
         for tensor in self._ranks.gather(weights, self._dtype):
             yield tensor.to(target)
 

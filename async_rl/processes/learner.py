@@ -32,7 +32,7 @@ from async_rl.protocol.learner import (
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.age_watch import AgeWatch
 from async_rl.training.device import Device, learner_device, open_device
-from async_rl.training.operations import Fetch, Perform
+from async_rl.training.operations import Fetch, Perform, Step, Stop
 from async_rl.training.pushing import Pusher
 from async_rl.training.ranks import Rank, TrainingPool, build_trainer
 from async_rl.training.saving import Saver, Start, resume
@@ -63,7 +63,7 @@ async def run(context: ProcessContext) -> None:
         await context.serve({})
         start = await resume(context, pool)
         await Learner(context, pool, device, rank_device, start).train()
-        await pool.stop()
+        await pool.lead(Stop())
     finally:
         pool.close()
 
@@ -137,7 +137,8 @@ class Learner:
             for groups in batches:
                 try:
                     with self._context.activity(self._age_watch.stage):
-                        result = await self._pool.step(self._version)
+                        step = Step(version=self._version)
+                        result: StepResult = await self._pool.lead(step)
                 except (NonFiniteError, StalenessError) as error:
                     # First: after the drop the buffer returns the leases of later batches.
                     upcoming.cancel()
@@ -164,7 +165,7 @@ class Learner:
         # Before the weights are published: admission then opens for the version that they have, and
         # no generator reports a version that the buffer does not know.
         await self._context.call_buffer(commit)
-        await self._pool.keep_advantages(result)
+        await self._pool.parts.keep_advantages(result.advantages)
         is_last = self._version == self._config.num_steps
         if is_last or self._version % self._config.weights.push_every_steps == 0:
             await self._publish()

@@ -15,11 +15,13 @@ from async_rl.protocol.base import Message, Ok
 
 
 class _Operation(Value, tag_field="type", tag=True):
-    """Base of the operations, which carry their class name on the wire."""
+    """Base of the operations, which carry their class name on the wire. Their docstrings name the
+    result of rank 0, if it has one.
+    """
 
 
 class Step(_Operation):
-    """Train the batch that was fetched for `version`, which becomes version + 1."""
+    """Train the batch that was fetched for `version`, which becomes version + 1: its StepResult."""
 
     version: int
 
@@ -29,20 +31,20 @@ class Gather(_Operation):
 
 
 class Score(_Operation):
-    """Compute the log-probs of rows of token ids."""
+    """Compute the log-probs of rows of token ids: a list of float32 arrays."""
 
     rows: list[IntArray]
 
 
 class Save(_Operation):
-    """Start a checkpoint."""
+    """Start a checkpoint: a future that is done when it is complete."""
 
     version: int
     directory: str
 
 
 class Restore(_Operation):
-    """Restore a checkpoint."""
+    """Restore a checkpoint: its version."""
 
     directory: str
 

@@ -15,6 +15,7 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray
 from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest
+from async_rl.training.operations import Score
 from async_rl.training.ranks import TrainingPool
 from async_rl.weights.membership import Life
 from async_rl.weights.routes import Caller
@@ -73,7 +74,7 @@ class Prober:
             version=manifest.version,
             is_due=is_due,
             rows=rows,
-            logprobs=await pool.logprobs(rows),
+            logprobs=await pool.lead(Score(rows=rows)),
         )
 
     async def ask(self, caller: Caller, life: Life, expected: Expected) -> Logprobs | None:

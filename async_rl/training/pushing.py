@@ -32,6 +32,7 @@ from async_rl.protocol.weights import Manifest
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.checkpoints import note_published
 from async_rl.training.device import Device, expel
+from async_rl.training.operations import EnterDevice, LeaveDevice
 from async_rl.training.probe import Prober
 from async_rl.training.ranks import TrainingPool
 from async_rl.weights.media import LearnerSide, Sender
@@ -101,7 +102,8 @@ class Pusher:
             await sender.offer(self._manifest)
         # After `offer`: a medium may read the weights from the device.
         if self._device.is_learners:
-            await self._device.give_back(self._pool.leave_device)
+            leave = functools.partial(self._pool.lead, LeaveDevice())
+            await self._device.give_back(leave)
         # Last: from now on loads may start, and on a shared device they wake generators.
         self._membership.publish(version)
         self._wake.set()
@@ -112,7 +114,7 @@ class Pusher:
         """
         if not self._device.is_learners:
             await self._until_no_load()
-            await self._device.take(self._pool.enter_device)
+            await self._device.take(functools.partial(self._pool.lead, EnterDevice()))
 
     async def _until_no_load(self) -> None:
         """Wait until no load reads the block, or no load uses a shared device."""

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -23,10 +23,9 @@ import torch.distributed as dist
 
 from async_rl.core.errors import NonFiniteError, StalenessError, Superseded
 from async_rl.core.heads import GroupHead
-from async_rl.core.types import FloatArray, IntArray
 from async_rl.learner import sharding
 from async_rl.learner.host_memory import HostCopies
-from async_rl.learner.trainer import StepResult, Trainer
+from async_rl.learner.trainer import Trainer
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import DeviceBlock, Manifest
 from async_rl.runtime.context import RENDEZVOUS_FILE, ProcessContext
@@ -198,7 +197,7 @@ class Rank:
 
 @dataclass(kw_only=True, eq=False)
 class TrainingPool(Rank):
-    """Rank 0, which leads the other ranks: each method is one operation on all ranks.
+    """Rank 0, which leads the other ranks.
 
     adapter: of the published version, if the run trains one.
     """
@@ -220,15 +219,6 @@ class TrainingPool(Rank):
         calls = (other.call(request, timeout_s=timeout_s) for other in self.others)
         await asyncio.gather(self.read(request), *calls)
 
-    async def step(self, version: int) -> StepResult:
-        """Train the batch that was fetched for `version`, which becomes version + 1."""
-        result: StepResult = await self._lead(Step(version=version))
-        return result
-
-    async def keep_advantages(self, result: StepResult) -> None:
-        """Let the buffer store the advantages of rank 0; the other ranks send theirs."""
-        await self.parts.keep_advantages(result.advantages)
-
     async def publish(self, version: int) -> Manifest:
         """Gather the full weights and write them into the shared block."""
 
@@ -240,29 +230,6 @@ class TrainingPool(Rank):
             return self._block.write(version, tensors)
 
         return await self._together(Gather(), gather)
-
-    async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
-        """Return the log-probs of the probe rows under the current weights."""
-        result: list[FloatArray] = await self._lead(Score(rows=list(rows)))
-        return result
-
-    async def save(self, directory: Path, version: int) -> Future[None]:
-        """Start a checkpoint of all ranks; the future is done when it is complete."""
-        written: Future[None] = await self._lead(Save(version=version, directory=str(directory)))
-        return written
-
-    async def load(self, directory: Path) -> int:
-        """Restore a checkpoint on all ranks and return its version."""
-        version: int = await self._lead(Restore(directory=str(directory)))
-        return version
-
-    async def enter_device(self) -> None:
-        """Move models and moments back to the device."""
-        await self._lead(EnterDevice())
-
-    async def leave_device(self) -> None:
-        """Move models and moments to host memory, until `enter_device`."""
-        await self._lead(LeaveDevice())
 
     async def share_on_device(self) -> DeviceBlock:
         """Pack the weights into memory of the GPU that generators map; a pool of one rank only."""
@@ -287,16 +254,13 @@ class TrainingPool(Rank):
         if exported is not None:
             await self._in_thread(exported.close)
 
-    async def stop(self) -> None:
-        """Let the other ranks return."""
-        await self._lead(Stop())
-
     def close(self) -> None:
         """Free the shared weights and stop the thread."""
         self._block.close()
         super().close()
 
-    async def _lead(self, operation: Operation) -> Any:
+    async def lead(self, operation: Operation) -> Any:
+        """Perform an operation on all ranks and return the result of rank 0."""
         return await self._together(operation, functools.partial(self._perform, operation))
 
     async def _together(self, operation: Operation, work: Callable[[], T]) -> T:

@@ -26,6 +26,7 @@ from async_rl.protocol.learner import (
 from async_rl.runtime.context import ProcessContext
 from async_rl.training import checkpoints
 from async_rl.training.mirror import Mirror
+from async_rl.training.operations import Restore, Save
 from async_rl.training.ranks import TrainingPool
 
 
@@ -52,7 +53,7 @@ async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
         )
     if choice.directory is not None:
         with context.activity("loading the checkpoint"):
-            await pool.load(choice.directory)
+            await pool.lead(Restore(directory=str(choice.directory)))
         context.log.info("resumes from %s", choice.directory)
     for refused, reason in choice.refused.items():
         # Its name is free for the checkpoint of the same version in the history that starts now.
@@ -108,7 +109,8 @@ class Saver:
             # First: after a power loss the store must not be behind a complete checkpoint.
             await self._context.call_buffer(SecureStore(life=self._life))
             directory.parent.mkdir(exist_ok=True)
-            written = await self._pool.save(directory, version)
+            save = Save(version=version, directory=str(directory))
+            written: Future[None] = await self._pool.lead(save)
         self._writing = self._context.group.create_task(
             self._complete(written), name=f"checkpoint {version}"
         )

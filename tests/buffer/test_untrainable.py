@@ -33,6 +33,7 @@ from async_rl.protocol.learner import SyncVersion
 from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device
+from async_rl.training.operations import Step
 from async_rl.training.saving import Start
 
 CONFIG = make_config(groups_per_step=2, num_steps=4)
@@ -62,10 +63,15 @@ class Pool:
     ) -> None:
         self._fetched[train_version] = [head.group_id for head in heads]
 
-    async def keep_advantages(self, result: object) -> None:
+    async def keep_advantages(self, advantages: object) -> None:
         pass
 
-    async def step(self, version: int) -> Any:
+    @property
+    def parts(self) -> Pool:
+        return self
+
+    async def lead(self, operation: Step) -> Any:
+        version = operation.version
         ids = self._fetched[version]
         error = self._fails(version, ids)
         if error is not None:

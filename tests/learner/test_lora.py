@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.learner.trainer import Trainer
+from async_rl.weights.lora import adapter_weights
 from benchmarks.learning.lora import train_only
 
 LORA = ("model.lora=lora", "model.lora.rank=4", "model.lora.alpha=8")
@@ -36,7 +37,7 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def adapter_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in trainer._policy.adapter_weights()}
+    return {n: p.detach().clone() for n, p in adapter_weights(trainer._policy.lm)}
 
 
 def stepped(model_path: Path, *overrides: str, steps: int = 2) -> Trainer:
@@ -123,7 +124,7 @@ def test_gradients_are_those_of_the_product_of_the_matrices(
         one_update += ["algorithm.kl=none", "algorithm.advantage.critic.warmup_steps=0"]
     trainer = make_trainer(model_path, conf, *LORA, *one_update)
     torch.manual_seed(1)
-    for name, parameter in trainer._policy.adapter_weights():
+    for name, parameter in adapter_weights(trainer._policy.lm):
         if "lora_B" in name:
             parameter.data.normal_(std=0.05)
     merged = model_path.parent / f"merged-{conf}"

@@ -84,7 +84,7 @@ class Learner:
             version, [bytes_of(version, number, self._rows) for number in range(self._num_tensors)]
         )
 
-    async def logprobs(self, rows: object) -> list[Any]:
+    async def lead(self, operation: object) -> list[Any]:
         """The ranks' answer to a probe that no generator here can answer."""
         return []
 

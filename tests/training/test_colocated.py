@@ -32,6 +32,7 @@ from async_rl.protocol.weights import DeviceBlock, Manifest
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import open_device
+from async_rl.training.operations import EnterDevice, LeaveDevice, Operation
 from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors, tensor_spec
 
@@ -129,9 +130,6 @@ class World:
     async def publish(self, version: int) -> Manifest:
         return self._publisher.write(version, self._tensors())
 
-    async def logprobs(self, rows: object) -> list[Any]:
-        return []
-
     async def share_on_device(self) -> DeviceBlock:
         self.moves.append("share")
         return BLOCK
@@ -140,11 +138,11 @@ class World:
         self.moves.append("unshare")
         self.has_unshared.set()
 
-    async def enter_device(self) -> None:
-        self.moves.append("enter")
-
-    async def leave_device(self) -> None:
-        self.moves.append("leave")
+    async def lead(self, operation: Operation) -> list[Any]:
+        moves = {EnterDevice: "enter", LeaveDevice: "leave"}
+        if type(operation) in moves:
+            self.moves.append(moves[type(operation)])
+        return []
 
 
 class Still:

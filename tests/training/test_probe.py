@@ -12,9 +12,10 @@ import pytest
 from composing import compose
 
 from async_rl.core.errors import WeightsError
-from async_rl.core.types import FloatArray, IntArray
+from async_rl.core.types import FloatArray
 from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest, TensorEntry
+from async_rl.training.operations import Score
 from async_rl.training.probe import Expected, Prober, probe_rows
 
 
@@ -73,9 +74,9 @@ class Pool:
     def __init__(self) -> None:
         self.num_calls = 0
 
-    async def logprobs(self, rows: list[IntArray]) -> list[FloatArray]:
+    async def lead(self, operation: Score) -> list[FloatArray]:
         self.num_calls += 1
-        return [np.full(len(row), -self.num_calls, np.float32) for row in rows]
+        return [np.full(len(row), -self.num_calls, np.float32) for row in operation.rows]
 
 
 def manifest(version: int) -> Manifest:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from async_rl.batching.batch import BatchPart
 from async_rl.core.heads import head_of
 from async_rl.protocol.learner import ReadSequences, Sequences
-from async_rl.training.operations import Fetch, Perform
+from async_rl.training.operations import Fetch, Perform, Score, Step, Stop
 from async_rl.training.ranks import Rank, TrainingPool
 from async_rl.training.taking import Parts
 from async_rl.wire.keys import create_keys, load_keys
@@ -91,13 +91,13 @@ async def lead(address: str) -> None:
         head = msgspec.structs.replace(head_of(make_groups(num_groups=1, size=1)[0]), group_id=5)
         for version in range(20):
             await pool.fetch([head], version, life=1, timeout_s=9)
-        results = [(await pool.step(0)).value]
+        results = [(await pool.lead(Step(version=0))).value]
         await asyncio.sleep(PAUSE_S)
         # Callers that do not wait for each other: all ranks begin in one order.
-        steps = [pool.step(version) for version in range(1, 20)]
-        *stepped, logprobs = await asyncio.gather(*steps, pool.logprobs([]))  # type: ignore[arg-type]
+        steps = [pool.lead(Step(version=version)) for version in range(1, 20)]
+        *stepped, logprobs = await asyncio.gather(*steps, pool.lead(Score(rows=[])))
         results += [*(result.value for result in stepped), logprobs]
-        await pool.stop()
+        await pool.lead(Stop())
         (FOLDER / "results").write_text(repr(results))
         pool.close()
 
