@@ -9,15 +9,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from async_rl.config.placement import PLACEMENTS
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import UNKNOWN_DISK, Machine
 from async_rl.data.embedded import TINY_CODER
 from async_rl.planning.presets import fitted
-from async_rl.planning.shape import ModelShape, embedded_shape, shape_from_hf
+from async_rl.planning.shape import ModelShape, embedded_shape, read_shape
 
 CLUSTER = "cluster"
 _FITTED_PRESETS = ("cpu", "gpu", "gpus")
@@ -131,11 +129,7 @@ def model_shape(config: RunConfig) -> ModelShape | None:
             num_layers=TINY_CODER.num_layers,
             num_heads=TINY_CODER.num_heads,
         )
-    try:
-        text = (Path(config.model.path) / "config.json").read_bytes()
-        return shape_from_hf(msgspec.json.decode(text, type=dict))
-    except (OSError, msgspec.DecodeError, KeyError):
-        return None
+    return read_shape(Path(config.model.path))
 
 
 def fit_to_machine(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -53,6 +54,21 @@ def replace(section: AnySection, **changes: Any) -> AnySection:
     fields = {name: getattr(section, name) for name in type(section).model_fields}
     # Not model_copy, which would take the new values unchecked.
     return type(section).model_validate(fields | changes)
+
+
+def with_settings(section: AnySection, settings: Mapping[str, Any]) -> AnySection:
+    """Return a copy with other values of settings, by their paths below the section."""
+    changes: dict[str, dict[str, Any]] = {}
+    for path, value in settings.items():
+        name, _, rest = path.partition(".")
+        changes.setdefault(name, {})[rest] = value
+    return replace(
+        section,
+        **{
+            name: inner[""] if "" in inner else with_settings(getattr(section, name), inner)
+            for name, inner in changes.items()
+        },
+    )
 
 
 def as_builtins(section: Section) -> dict[str, Any]:

@@ -83,24 +83,6 @@ def per_second(now: Member, before: Member | None) -> dict[str, float]:
     return {name: value / age_s for name, value in grown.items()} if age_s > 0 else {}
 
 
-class _Process:
-    """The newest heartbeat of one incarnation, and its rates since the last measurement."""
-
-    def __init__(self, member: Member) -> None:
-        self.newest = member
-        self.rates: dict[str, float] = {}
-        self._measured: Member | None = None
-
-    def measure(self) -> None:
-        """Compute the rates since the last measurement; keep the old rates if no heartbeat came."""
-        self.rates = self.recent()
-        self._measured = self.newest
-
-    def recent(self) -> dict[str, float]:
-        """Return the rates since the last measurement, or the old rates if no heartbeat came."""
-        return per_second(self.newest, self._measured) or self.rates
-
-
 class Rates:
     """The supervisor's view of all processes' counters. is_aside: returns whether a process is left
     out of the shares of its role.
@@ -110,7 +92,10 @@ class Rates:
         self, start_s: float, *, is_aside: Callable[[str], bool] = lambda _: False
     ) -> None:
         self._is_aside = is_aside
-        self._processes: dict[str, _Process] = {}
+        # Newest heartbeat of each process, at the last step, and the rates between the two.
+        self._newest: dict[str, Member] = {}
+        self._measured: dict[str, Member] = {}
+        self._rates: dict[str, dict[str, float]] = {}
         # By incarnation: a restarted process counts from 0 again, the run's totals do not.
         self._failures: dict[tuple[str, int], dict[str, float]] = {}
         self._restarts: collections.Counter[str] = collections.Counter()
@@ -120,19 +105,25 @@ class Rates:
         """Update the processes from the current members; missing ones have exited."""
         present = {}
         for member in members:
-            process = self._processes.get(member.name)
-            if process is None or process.newest.pid != member.pid:
-                process = _Process(member)
-            present[member.name] = process
+            before = self._newest.get(member.name)
+            if before is None or before.pid != member.pid:
+                # The rates of its predecessor say nothing about it.
+                self._rates.pop(member.name, None)
+                before = member
             # A member that has just joined has not sent a heartbeat yet.
+            present[member.name] = member if member.counters else before
             if member.counters:
-                process.newest = member
                 self._failures[member.name, member.pid] = {
                     name: count
                     for name, count in member.counters.items()
                     if name.startswith(_FAILURES)
                 }
-        self._processes = present
+        self._newest = present
+
+    def _recent(self, name: str) -> dict[str, float]:
+        """Return the rates since the last step, or the older rates if no heartbeat came."""
+        newest = self._newest[name]
+        return per_second(newest, self._measured.get(name)) or self._rates.get(name, {})
 
     def restarted(self, name: str) -> None:
         """Count a restart of a process of its pool; the learner and the buffer are their own."""
@@ -150,8 +141,8 @@ class Rates:
             trained = scalars.get("tokens/trained", 0.0)
             numbers["throughput/steps_per_s"] = 1 / interval_s
             numbers["throughput/trained_tokens_per_s"] = trained / interval_s
-        for process in self._processes.values():
-            process.measure()
+        self._rates = {name: self._recent(name) for name in self._newest}
+        self._measured = self._newest
         numbers |= self._of_roles(interval_s)
         numbers |= self.now()
         # The learner's own numbers win: it measured them itself.
@@ -164,20 +155,21 @@ class Rates:
         numbers: dict[str, float] = {}
         memory_mb: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
         cores: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
-        for name, process in self._processes.items():
-            pool = pool_of(name) or process.newest.role
+        for name, member in self._newest.items():
+            pool = pool_of(name) or member.role
+            rates = self._rates.get(name, {})
             for counter, metric in _PER_SECOND.items():
-                if counter in process.rates:
-                    numbers[metric] = numbers.get(metric, 0.0) + process.rates[counter]
-            for key, value in process.newest.counters.items():
+                if counter in rates:
+                    numbers[metric] = numbers.get(metric, 0.0) + rates[counter]
+            for key, value in member.counters.items():
                 if key == _MEMORY:
                     memory_mb[pool].append(value)
                 elif key.startswith(GAUGE):
                     _add_gauge(numbers, key.removeprefix(GAUGE), value)
-            if _CPU in process.rates:
-                cores[pool].append(process.rates[_CPU])
+            if _CPU in rates:
+                cores[pool].append(rates[_CPU])
             # Also without a step: while every attempt fails there is none.
-            for key, rate in process.recent().items():
+            for key, rate in self._recent(name).items():
                 if key.startswith(_FAILURES):
                     metric = _FAILURE_RATE + key.removeprefix(_FAILURES)
                     numbers[metric] = numbers.get(metric, 0.0) + 60 * rate
@@ -200,14 +192,13 @@ class Rates:
         """
         numbers: collections.defaultdict[str, float] = collections.defaultdict(float)
         measured = [
-            process
-            for name, process in self._processes.items()
-            if process.rates and not self._is_aside(name)
+            (self._newest[name].role, rates)
+            for name, rates in self._rates.items()
+            if rates and not self._is_aside(name)
         ]
-        size = collections.Counter(process.newest.role for process in measured)
-        for process in measured:
-            role = process.newest.role
-            for key, rate in process.rates.items():
+        size = collections.Counter(role for role, _ in measured)
+        for role, rates in measured:
+            for key, rate in rates.items():
                 condition, _, stage = key.partition("/")
                 if condition not in _CONDITIONS:
                     continue

@@ -1,1 +1,4 @@
-"""Calculations before and during a run: topology, size estimates, scaling. No input or output."""
+"""Calculations before and during a run: topology, size estimates, scaling.
+
+The only file that they read is a model's config.json.
+"""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from async_rl.config.base import replace
+from async_rl.config.base import with_settings
 from async_rl.config.pool_sizes import pool_counts
 from async_rl.config.pools import config_of, generator_pools, own_settings, work_of
 from async_rl.config.run import RunConfig
@@ -17,7 +17,6 @@ from async_rl.planning.estimate import (
     gb,
     gpu_memory_mb,
     kv_cache_tokens,
-    kv_token_bytes,
     max_groups_in_flight,
     recorded_mb,
     total_memory_mb,
@@ -142,7 +141,8 @@ def _sizes(config: RunConfig, shape: ModelShape | None) -> Rows:
         ]
     rows = [("model", f"{shape.num_parameters / 1e6:,.2f} M parameters")]
     if config.generation.provided.reads_vllm and config.generation.vllm.kv_cache_mb:
-        rows.append(("KV cache", f"{kv_cache_tokens(config, shape):,} tokens per generator"))
+        tokens = kv_cache_tokens(config, shape, config.generation.vllm.kv_cache_mb)
+        rows.append(("KV cache", f"{tokens:,} tokens per generator"))
     rows += _gpu_memory(config, shape)
     disk = gb(disk_mb(config, shape))
     times = f"{recorded_mb(config):,} MB of times" if config.recording != "off" else "none"
@@ -188,11 +188,11 @@ def learner_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> st
         f" {learner.budget_tokens:,} tokens"
     )
     if learner.gradient_checkpointing:
-        kept = replace(config, learner=replace(learner, gradient_checkpointing=False))
+        kept = with_settings(config, {"learner.gradient_checkpointing": False})
         needed = gb(gpu_memory_mb(kept, "learner", shape))
         text += f"; keeping them needs {needed}"
     if learner.ranks > 1:
-        fewer = replace(config, learner=replace(learner, ranks=learner.ranks - 1))
+        fewer = with_settings(config, {"learner.ranks": learner.ranks - 1})
         needed = gb(gpu_memory_mb(fewer, "learner", shape))
         text += f"; {learner.ranks - 1} would need {needed} each"
     return text
@@ -208,11 +208,11 @@ def engine_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> str
     if engine.kv_cache_mb:
         cache_mb = engine.kv_cache_mb
         source = "fixed"
-    parts = engine.tensor_parallel_size
-    tokens = max(0, cache_mb) * 2**20 * parts // kv_token_bytes(config, shape)
+    cache_mb = max(0, cache_mb)
+    tokens = kv_cache_tokens(config, shape, cache_mb)
     return (
         f"{generators.count} x {generators.gpus_each:g}: {gb(fixed)} for weights and a step of"
-        f" {engine.max_num_batched_tokens:,} tokens, {gb(max(0, cache_mb))} of KV cache ({source}):"
+        f" {engine.max_num_batched_tokens:,} tokens, {gb(cache_mb)} of KV cache ({source}):"
         f" {tokens:,} tokens, {tokens // longest_sequence(config):,} sequences of the greatest"
         " length"
     )

@@ -69,10 +69,15 @@ def max_groups_in_flight(config: RunConfig) -> int:
     return (config.buffer.max_staleness_versions + 1) * config.buffer.groups_per_step
 
 
-def kv_cache_tokens(config: RunConfig, shape: ModelShape) -> int:
-    """Return the number of tokens that fit into kv_cache_mb with their keys and values."""
+def kv_cache_tokens(config: RunConfig, shape: ModelShape, size_mb: int) -> int:
+    """Return the number of tokens whose keys and values fit into a cache of this size."""
     parts = config.generation.vllm.tensor_parallel_size
-    return config.generation.vllm.kv_cache_mb * 2**20 * parts // kv_token_bytes(config, shape)
+    return size_mb * 2**20 * parts // kv_token_bytes(config, shape)
+
+
+def kv_cache_mb(config: RunConfig, shape: ModelShape, num_sequences: float) -> int:
+    """Return the KV cache of some sequences of the greatest length."""
+    return _mb(num_sequences * kv_token_bytes(config, shape) * longest_sequence(config))
 
 
 def kv_token_bytes(config: RunConfig, shape: ModelShape) -> int:
@@ -112,9 +117,9 @@ def gpu_memory_mb(config: RunConfig, role: Role, shape: ModelShape) -> int:
         memory = learner_memory(config, shape)
         return CUDA_CONTEXT_MB + _mb(GAPS * (memory.kept + memory.step))
     if role == "generator" and config.generators.gpus_each > 0:
-        longest = kv_token_bytes(config, shape) * longest_sequence(config)
-        parts = config.generation.vllm.tensor_parallel_size
-        cache = config.generation.vllm.kv_cache_mb or _mb(longest / parts)
+        vllm = config.generation.vllm
+        # One sequence must fit, divided among the parts of the engine.
+        cache = vllm.kv_cache_mb or kv_cache_mb(config, shape, 1 / vllm.tensor_parallel_size)
         return engine_mb(config, shape) + cache
     return 0
 

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from async_rl.config.base import replace
+from async_rl.config.base import replace, with_settings
 from async_rl.config.pool_sizes import in_words_of, role_of
 from async_rl.config.pools import config_of, generator_pools, pool_of
 from async_rl.config.run import RunConfig
@@ -29,7 +27,7 @@ from async_rl.planning.estimate import (
     total_memory_mb,
 )
 from async_rl.planning.learner_memory import longest_sequence
-from async_rl.planning.shape import ModelShape, shape_from_hf
+from async_rl.planning.shape import ModelShape, read_shape
 from async_rl.planning.topology import ProcessSpec, gpus_of, processes
 from async_rl.protocol.membership import PoolCount
 
@@ -77,7 +75,7 @@ def _kv_problem(config: RunConfig, pool: str, shape: ModelShape) -> str:
     own = config_of(config, pool)
     longest = longest_sequence(config)
     size_mb = own.generation.vllm.kv_cache_mb
-    num_tokens = kv_cache_tokens(own, shape)
+    num_tokens = kv_cache_tokens(own, shape, size_mb)
     if size_mb == 0 or num_tokens >= longest:
         return ""
     problem = (
@@ -159,10 +157,11 @@ def _generator_remedy(
     own = config_of(config, pool_of(spec.name))
     vllm = own.generation.vllm
     for parts in (vllm.tensor_parallel_size, 2, 4, 8):
-        changed = replace(vllm, tensor_parallel_size=parts, kv_cache_mb=0)
-        needed_mb = gpu_memory_mb(
-            replace(own, generation=replace(own.generation, vllm=changed)), "generator", shape
-        )
+        changes = {
+            "generation.vllm.tensor_parallel_size": parts,
+            "generation.vllm.kv_cache_mb": 0,
+        }
+        needed_mb = gpu_memory_mb(with_settings(own, changes), "generator", shape)
         if needed_mb <= share_mb * vllm.gpu_memory_utilization:
             if parts == vllm.tensor_parallel_size:
                 return "lower generation.vllm.kv_cache_mb or generation.vllm.max_num_seqs"
@@ -178,7 +177,7 @@ class Headroom:
 
     def __init__(self, config: RunConfig, model_path: Path, free_mb: Callable[[], int]) -> None:
         self._config = config
-        self._shape = _shape(model_path)
+        self._shape = read_shape(model_path)
         self._free_mb = free_mb
 
     def problems(self, pools: list[PoolCount], wanted: Mapping[str, int]) -> list[str]:
@@ -204,12 +203,3 @@ class Headroom:
             f"{request}: needs about {needed_mb} MB more ({' and '.join(parts)}), {free_mb} MB are"
             " free on this machine; request fewer, free some memory, or add --force to try it"
         ]
-
-
-def _shape(model_path: Path) -> ModelShape | None:
-    try:
-        text = (model_path / "config.json").read_bytes()
-        return shape_from_hf(msgspec.json.decode(text, type=dict))
-    except (OSError, msgspec.DecodeError, KeyError):
-        # The model is elsewhere or of another kind: only libraries are counted.
-        return None

@@ -10,22 +10,22 @@ which the checks refuse with its numbers.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from async_rl.config.base import AnySection, replace
+from async_rl.config.base import with_settings
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import (
     CUDA_CONTEXT_MB,
     engine_mb,
     gpu_memory_mb,
-    kv_token_bytes,
+    kv_cache_mb,
 )
 from async_rl.planning.learner_memory import longest_sequence
 from async_rl.planning.shape import ModelShape
 
+_CACHE = "generation.vllm.kv_cache_mb"
 _PARTS = (1, 2, 4, 8)
 _LONGEST_PASS = 32768  # longer passes are not faster: the matrices are large enough before
 _SHORTEST_PASS = 8192  # shorter passes leave a GPU waiting for kernels
@@ -45,14 +45,13 @@ def fitted(
     engine = config.generation.vllm
     if not config.generators.gpus_each:
         # The preset's cache is for a small model; it must hold a few sequences of this model.
-        cache_mb = max(engine.kv_cache_mb, _cache_mb(config, shape, _CACHED_SEQUENCES))
-        return _with_cache(config, cache_mb, given)
+        cache_mb = max(engine.kv_cache_mb, kv_cache_mb(config, shape, _CACHED_SEQUENCES))
+        return _with(config, {_CACHE: cache_mb}, given)
     if not machine.gpu_mb or not learner.gpus_each:
         return config
     batched = 8192 if machine.gpu_mb >= _LARGE_GPU_MB else 4096
-    changes = {"max_num_batched_tokens": max(batched, engine.max_num_seqs)}
-    engine = _with(engine, "generation.vllm", changes, given)
-    config = replace(config, generation=replace(config.generation, vllm=engine))
+    batched = max(batched, engine.max_num_seqs)
+    config = _with(config, {"generation.vllm.max_num_batched_tokens": batched}, given)
     if learner.gpus_each < 1:
         return _on_one_gpu(config, shape, machine, given)
     return _on_own_gpus(config, shape, machine, given)
@@ -68,8 +67,11 @@ def learner_forms(config: RunConfig, given: Collection[str]) -> Iterator[RunConf
         *itertools.product((False,), long_passes),
         *itertools.product((True,), passes),
     ]:
-        changes = {"gradient_checkpointing": is_recomputed, "budget_tokens": tokens}
-        yield replace(config, learner=_with(config.learner, "learner", changes, given))
+        changes = {
+            "learner.gradient_checkpointing": is_recomputed,
+            "learner.budget_tokens": tokens,
+        }
+        yield _with(config, changes, given)
 
 
 def _on_own_gpus(
@@ -84,7 +86,7 @@ def _on_own_gpus(
     counts = [first] if "learner.ranks" in given else range(first, max(first, most) + 1)
     best = config
     for num_ranks in counts:
-        wide = replace(config, learner=replace(config.learner, ranks=num_ranks))
+        wide = with_settings(config, {"learner.ranks": num_ranks})
         for best in learner_forms(wide, given):
             if gpu_memory_mb(best, "learner", shape) <= _ROOM * machine.gpu_mb:
                 return _with_engines(best, machine, given)
@@ -95,15 +97,16 @@ def _in_parts(
     config: RunConfig, shape: ModelShape, machine: Machine, given: Collection[str]
 ) -> RunConfig:
     """Divide an engine over as few GPUs as its weights and a small KV cache need."""
-    generation = config.generation
-    cache_mb = _cache_mb(config, shape, _CACHED_SEQUENCES)
+    cache_mb = kv_cache_mb(config, shape, _CACHED_SEQUENCES)
     for parts in _PARTS:
         if parts >= machine.num_gpus:
             break
-        engine = _with(generation.vllm, "generation.vllm", {"tensor_parallel_size": parts}, given)
-        generators = _with(config.generators, "generators", {"gpus_each": float(parts)}, given)
-        config = replace(config, generation=replace(generation, vllm=engine), generators=generators)
-        room_mb = machine.gpu_mb * engine.gpu_memory_utilization
+        changes = {
+            "generation.vllm.tensor_parallel_size": parts,
+            "generators.gpus_each": float(parts),
+        }
+        config = _with(config, changes, given)
+        room_mb = machine.gpu_mb * config.generation.vllm.gpu_memory_utilization
         if engine_mb(config, shape) + cache_mb / parts <= room_mb:
             break
     return config
@@ -111,8 +114,8 @@ def _in_parts(
 
 def _with_engines(config: RunConfig, machine: Machine, given: Collection[str]) -> RunConfig:
     left = machine.num_gpus - config.learner.ranks
-    changes = {"count": max(1, left // round(config.generators.gpus_each))}
-    return replace(config, generators=_with(config.generators, "generators", changes, given))
+    count = max(1, left // round(config.generators.gpus_each))
+    return _with(config, {"generators.count": count}, given)
 
 
 def _on_one_gpu(
@@ -124,7 +127,7 @@ def _on_one_gpu(
     during the measurement as its own.
     """
     engine = engine_mb(config, shape)
-    least = _cache_mb(config, shape, _CACHED_SEQUENCES)
+    least = kv_cache_mb(config, shape, _CACHED_SEQUENCES)
     takes_turns = config.devices.are_handed_over
     best = config
     for best in learner_forms(config, given):
@@ -136,24 +139,9 @@ def _on_one_gpu(
             break
     # A tenth of the GPU stays free for memory that no estimate covers.
     cache = max(least, room - machine.gpu_mb // 10)
-    return _with_cache(best, cache, given)
+    return _with(best, {_CACHE: cache}, given)
 
 
-def _with_cache(config: RunConfig, cache_mb: int, given: Collection[str]) -> RunConfig:
-    changes = {"kv_cache_mb": cache_mb}
-    vllm = _with(config.generation.vllm, "generation.vllm", changes, given)
-    return replace(config, generation=replace(config.generation, vllm=vllm))
-
-
-def _cache_mb(config: RunConfig, shape: ModelShape, num_sequences: int) -> int:
-    """The KV cache of some sequences of the greatest length."""
-    sequence = kv_token_bytes(config, shape) * longest_sequence(config)
-    return math.ceil(num_sequences * sequence / 2**20)
-
-
-def _with(
-    section: AnySection, path: str, changes: dict[str, Any], given: Collection[str]
-) -> AnySection:
-    """The section with the changes of settings that were not given."""
-    chosen = {name: value for name, value in changes.items() if f"{path}.{name}" not in given}
-    return replace(section, **chosen)
+def _with(config: RunConfig, changes: dict[str, Any], given: Collection[str]) -> RunConfig:
+    """The configuration with the changes of settings that were not given."""
+    return with_settings(config, {path: v for path, v in changes.items() if path not in given})

@@ -1,9 +1,12 @@
-"""The sizes of a model that decide its memory, from its Hugging Face config.json. Pure."""
+"""The sizes of a model that decide its memory, from its Hugging Face config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from async_rl.core.frozen import frozen
 
@@ -66,6 +69,15 @@ def embedded_shape(*, hidden_size: int, num_layers: int, num_heads: int) -> Mode
             "tie_word_embeddings": True,
         }
     )
+
+
+def read_shape(model_path: Path) -> ModelShape | None:
+    """Return the shape of the model in a directory; None if it is elsewhere or of another kind."""
+    try:
+        text = (model_path / "config.json").read_bytes()
+        return shape_from_hf(msgspec.json.decode(text, type=dict))
+    except (OSError, msgspec.DecodeError, KeyError):
+        return None
 
 
 def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:

@@ -20,19 +20,16 @@ class Table:
 
 @frozen
 class Series:
-    """One line of a graph: float64 [n] each. colour: index of its colour, the same in all graphs of
-    a page.
-    """
+    """One line of a graph: float64 [n] each."""
 
     label: str
-    colour: int
     xs: Floats
     ys: Floats
 
 
 @frozen
 class Graph:
-    """Lines over a common axis. meaning: of the values, shown as a hint."""
+    """Lines over a common axis, coloured in their order. meaning: of the values, for a hint."""
 
     title: str
     unit: str

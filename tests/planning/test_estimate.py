@@ -101,12 +101,8 @@ def test_parameters_of_a_known_model_are_counted_to_a_percent() -> None:
 
 def test_keys_and_values_of_a_known_model_fill_the_cache() -> None:
     # 2 x 28 layers x 8 heads x 128 x 4 bytes = 224 KiB a token: 4.57 tokens per MiB.
-    assert (
-        kv_cache_tokens(
-            compose("ppo_code", ["generation.vllm.kv_cache_mb=64"]), shape_from_hf(QWEN3_06B)
-        )
-        == 292
-    )
+    config = compose("ppo_code", ["generation.vllm.kv_cache_mb=128"])
+    assert kv_cache_tokens(config, shape_from_hf(QWEN3_06B), 64) == 292
 
 
 def test_a_generator_without_an_engine_needs_no_memory_for_a_model() -> None:

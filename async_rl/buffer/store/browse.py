@@ -13,7 +13,7 @@ import msgspec
 from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows, histories
 from async_rl.buffer.store.trajectories import stored_advantages, stored_group
-from async_rl.core.types import Group
+from async_rl.core.types import FloatArray, Group
 
 PAGE = 50
 WINDOW = 20_000
@@ -89,9 +89,9 @@ def page_of(store: Connection, chosen: Filter, *, most: int = PAGE) -> list[Grou
     return group_rows(store, f"{tail} LIMIT ?", *values, most)
 
 
-def trajectories(store: Connection, group_id: int) -> tuple[Group, bytes] | None:
-    """Return a group's trajectories and its stored advantages (float16, or empty); None if they
-    are no longer stored.
+def trajectories(store: Connection, group_id: int) -> tuple[Group, FloatArray | None] | None:
+    """Return a group's trajectories and its advantages, as in Rollout; None if they are no longer
+    stored.
     """
     group = stored_group(store, group_id)
     return None if group is None else (group, stored_advantages(store, group_id))

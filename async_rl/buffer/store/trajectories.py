@@ -72,11 +72,11 @@ def stored_group(store: Connection, group_id: int) -> Group | None:
     return None if row is None else row[0]
 
 
-def stored_advantages(store: Connection, group_id: int) -> bytes:
-    """Return the float16 advantages of a group's response tokens, sample after sample; empty if
-    none are stored.
-    """
-    return b"".join(row for (row,) in store.execute(_ADVANTAGES, (group_id,)))
+def stored_advantages(store: Connection, group_id: int) -> FloatArray | None:
+    """Return the advantages of a group, as in Rollout; None if none are stored."""
+    # Stored in float16, one blob per sample.
+    stored = b"".join(row for (row,) in store.execute(_ADVANTAGES, (group_id,)))
+    return np.frombuffer(stored, dtype=np.float16).astype(np.float32) if stored else None
 
 
 def rollouts(store: Connection, *, step: int | None, most: int) -> list[Rollout]:
@@ -85,11 +85,8 @@ def rollouts(store: Connection, *, step: int | None, most: int) -> list[Rollout]
     rows = store.execute(query, (most,) if step is None else (step, most))
     groups = []
     for group_id, group, text, trained_by in rows:
-        stored = stored_advantages(store, group_id)
-        advantages = None
         # Advantages of an undone step belong to no step of the surviving history.
-        if trained_by is not None and stored:
-            advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
+        advantages = None if trained_by is None else stored_advantages(store, group_id)
         groups.append(Rollout(group=group, prompt=text, step=trained_by, advantages=advantages))
     return groups
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from async_rl.buffer.store.times import clock_offsets, group_times
 from async_rl.config.run import RunConfig
@@ -18,8 +20,10 @@ from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Report, Section, Table
 from async_rl.runs.status import config_of
 
-_KINDS = (("busy", "stage_s/"), ("waits", "wait_s/"), ("held back", "blocked_s/"))
-_ROLES = ("generator", "verifier", "buffer", "learner")
+_KINDS = {"stage_s": "busy", "wait_s": "waiting", "blocked_s": "blocked"}
+"""Condition of a process, by the section of the metrics with its seconds."""
+_SAID = {"busy": "busy", "waiting": "waits", "blocked": "held back"}
+_ROLES = ("generator", "gateway", "verifier", "buffer", "learner")
 _BAR = 30  # characters for the whole time
 _LEAST_SHARE = 0.01  # of a stage that is listed
 _LEAST_GAIN = 0.02  # of a change that is listed: a forecast is hardly more exact
@@ -71,23 +75,45 @@ def _measured(run_dir: Path, config: RunConfig) -> tuple[str, int, float]:
     return title, first_step, steps_per_s
 
 
-def _stages(run_dir: Path, first_step: int, steps_per_s: float) -> Iterator[tuple[str, ...]]:
-    """Yield the stages by role, the largest first: mean seconds per step over the processes of the
-    role, and their share of a step.
+class Stage(NamedTuple):
+    """A part of a role's time in a step. kind: busy, waiting or blocked; seconds: mean per step and
+    process.
     """
+
+    kind: str
+    stage: str
+    seconds: float
+
+
+def stages_by_role(rows: Collection[Mapping[str, float]]) -> dict[str, list[Stage]]:
+    """Return the stages of each role in the steps of these rows: work, then waits, then blocks, the
+    longest of each first.
+    """
+    found: dict[str, list[Stage]] = {role: [] for role in _ROLES}
+    for name in {name for row in rows for name in row}:
+        metric, _, rest = name.partition("/")
+        role, _, stage = rest.partition("/")
+        if metric in _KINDS and role in found:
+            # A step without this stage spent no time in it.
+            seconds = statistics.fmean(row.get(name, 0.0) for row in rows)
+            found[role].append(Stage(_KINDS[metric], stage.replace("_", " "), seconds))
+    kinds = list(_KINDS.values())
+    return {
+        role: sorted(stages, key=lambda stage: (kinds.index(stage.kind), -stage.seconds))
+        for role, stages in found.items()
+        if stages
+    }
+
+
+def _stages(run_dir: Path, first_step: int, steps_per_s: float) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of the stages by role, with their share of a step."""
     rows = [row for row in newest_rows(run_dir, first_step).values() if "time/step_s" in row]
-    for role in _ROLES:
-        stages = []
-        for kind, prefix in _KINDS:
-            names = {n for row in rows for n in row if n.startswith(f"{prefix}{role}/")}
-            for name in names:
-                seconds = sum(row.get(name, 0.0) for row in rows) / len(rows)
-                stages.append((seconds, kind, name.rpartition("/")[2].replace("_", " ")))
-        for seconds, kind, stage in sorted(stages, reverse=True):
+    for role, stages in stages_by_role(rows).items():
+        for kind, stage, seconds in stages:
             share = seconds * steps_per_s
             if share >= _LEAST_SHARE:
                 bar = "█" * round(_BAR * min(share, 1.0))
-                yield role, kind, stage, f"{seconds:.3f}", f"{share:.0%}", bar
+                yield role, _SAID[kind], stage, f"{seconds:.3f}", f"{share:.0%}", bar
 
 
 def _forecast(run_dir: Path, config: RunConfig) -> Iterator[str]:

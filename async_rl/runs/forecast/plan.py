@@ -195,11 +195,10 @@ def _graphs(rows: Sequence[tuple[Values, Scenario, Forecast]]) -> tuple[Graph, .
         series = (
             Series(
                 label=label,
-                colour=colour,
                 xs=np.array([x for x, _ in line], np.float64),
                 ys=np.array([value(forecast) for _, forecast in line], np.float64),
             )
-            for colour, (label, line) in enumerate(lines.items())
+            for label, line in lines.items()
         )
         return Graph(title=title, unit=unit, meaning=f"over {across}", series=tuple(series))
 

@@ -70,23 +70,23 @@ def line_chart(graph: Graph, *, smoothing: float = 0.0) -> Chart | None:
 
     smoothing: weight of the past in an exponential mean, 0 (none) to below 1.
     """
-    drawn = [series for series in graph.series if len(series.xs)]
+    drawn = [(colour, series) for colour, series in enumerate(graph.series) if len(series.xs)]
     if not drawn:
         return None
     # Spikes of the measured curve may leave the drawing, so that a smoothed one fills it.
-    smooth = [smoothed(series.ys, smoothing) for series in drawn]
-    x = _span(np.concatenate([series.xs for series in drawn]), is_padded=False)
+    smooth = [smoothed(series.ys, smoothing) for _, series in drawn]
+    x = _span(np.concatenate([series.xs for _, series in drawn]), is_padded=False)
     y = _span(np.concatenate(smooth), is_padded=True)
     return Chart(
         graph=graph,
         lines=[
             Line(
                 label=series.label,
-                colour=series.colour % NUM_COLOURS,
+                colour=colour % NUM_COLOURS,
                 points=_points(series.xs, ys, x, y),
                 measured=_points(series.xs, series.ys, x, y) if smoothing else "",
             )
-            for series, ys in zip(drawn, smooth, strict=True)
+            for (colour, series), ys in zip(drawn, smooth, strict=True)
         ],
         x=x,
         y=y,

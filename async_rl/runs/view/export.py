@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,7 +19,7 @@ from async_rl.buffer.store.browse import Filter
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.core.frozen import frozen
-from async_rl.core.types import Group
+from async_rl.core.types import FloatArray, Group
 from async_rl.runs.samples import Decode
 
 _ROWS_PER_PIECE = 256
@@ -87,10 +86,9 @@ def rows(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[dict[str, An
 
 
 def _samples(
-    facts: dict[str, Any], group: Group, stored: bytes, *, decode: Decode
+    facts: dict[str, Any], group: Group, advantages: FloatArray | None, *, decode: Decode
 ) -> Iterator[dict[str, Any]]:
     start = 0
-    advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
     for index, sample in enumerate(group.trajectories):
         end = start + sample.response_length
         yield facts | {
@@ -110,7 +108,7 @@ def _samples(
             "loss_mask": sample.loss_mask.tolist(),
             "behavior_logprobs": sample.behavior_logprobs.tolist(),
             "versions": sample.versions.tolist(),
-            "advantages": advantages[start:end].tolist() if stored else None,
+            "advantages": None if advantages is None else advantages[start:end].tolist(),
         }
         start = end
 

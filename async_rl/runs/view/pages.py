@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -19,17 +19,16 @@ from async_rl.core.types import FloatArray, Group, Trajectory
 from async_rl.monitoring.rollout_page import Token, tokens_of, verdicts_of
 from async_rl.observability.catalogue import FIRST_SCREEN, describe
 from async_rl.runs.comparison import compare
-from async_rl.runs.forecast.explain import explain
+from async_rl.runs.forecast.explain import explain, stages_by_role
 from async_rl.runs.forecast.plan import Options, plan, sweep
 from async_rl.runs.forecast.scenario import profile_of
+from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Graph, Report, Section, Series
 from async_rl.runs.samples import pieces
 from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library, RunView, differences
 
 Content = dict[str, Any]
-_STAGES = (("busy", "stage_s"), ("waiting", "wait_s"), ("blocked", "blocked_s"))
-_ROLES = ("generator", "gateway", "verifier", "buffer", "learner")
 _STEPS_OF_MEAN = 20
 _MOST_WATERFALL = 40
 _NUM_PAIRED = 4
@@ -67,14 +66,6 @@ class Visit:
         if len(self.query.run) != 2:
             raise ConfigError(f"{len(self.query.run)} runs are chosen; choose two")
         return list(map(self.library.run, self.query.run))
-
-
-class Bar(NamedTuple):
-    """A part of a role's time in a step. kind: busy, waiting or blocked; seconds: mean."""
-
-    kind: str
-    stage: str
-    seconds: float
 
 
 @frozen
@@ -129,12 +120,11 @@ def _curves(shown: Sequence[RunView], query: Query) -> Content:
 def _graph(title: str, names: Sequence[str], shown: Sequence[RunView], x: str) -> Graph:
     """Return the curves of some metrics, of all runs in one drawing."""
     series = []
-    for position, run in enumerate(shown):
-        for index, name in enumerate(names):
+    for run in shown:
+        for name in names:
             xs, ys = run.curves.points(name, x=x)
             label = _label(run.name, name, len(shown), len(names))
-            colour = position * len(names) + index
-            series.append(Series(label=label, colour=colour, xs=xs, ys=ys))
+            series.append(Series(label=label, xs=xs, ys=ys))
     spec = describe(names[0])
     return Graph(
         title=title,
@@ -183,7 +173,8 @@ def run_page(visit: Visit) -> Content:
     with contextlib.suppress(Unavailable), run.store() as store:
         waterfall, ages = browse.spans(store, chosen), browse.ages(store)
     shown = dict(list(waterfall.items())[:_MOST_WATERFALL])
-    bars = _bars(run)
+    newest = newest_rows(run.path, summary.step - _STEPS_OF_MEAN + 1)
+    bars = stages_by_role(list(newest.values()))
     return content | {
         "run": run,
         "summary": summary,
@@ -247,7 +238,7 @@ def prompt_page(visit: Visit) -> Content:
         title="mean reward by policy version",
         unit="reward",
         meaning="",
-        series=(Series(label=run.name, colour=0, xs=xs, ys=ys),),
+        series=(Series(label=run.name, xs=xs, ys=ys),),
     )
     return {"run": run, "prompt_id": prompt_id, "prompt": prompt, "rows": rows, "graph": graph}
 
@@ -272,13 +263,10 @@ def pair_page(visit: Visit) -> Content:
     return content | {"sides": sides, "prompt": prompt}
 
 
-def _responses(run: RunView, read: tuple[Group, bytes] | None) -> list[Response]:
+def _responses(run: RunView, read: tuple[Group, FloatArray | None] | None) -> list[Response]:
     if read is None:
         return []
-    group, stored = read
-    advantages: FloatArray | None = None
-    if stored:
-        advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
+    group, advantages = read
     responses = []
     for index, sample in enumerate(group.trajectories):
         tokens = tokens_of(group, index, pieces(sample, run.decode), advantages)
@@ -302,25 +290,6 @@ def _label(run: str, metric: str, num_runs: int, num_metrics: int) -> str:
     if num_metrics > 1:
         parts.append(metric.rpartition("/")[2].replace("_", " "))
     return " ".join(parts)
-
-
-def _bars(run: RunView) -> Mapping[str, list[Bar]]:
-    """Return, by role, the seconds of each stage, wait and block in a mean of the newest steps."""
-    bars: dict[str, list[Bar]] = {}
-    for name in run.curves.names:
-        metric, _, rest = name.partition("/")
-        role, _, stage = rest.partition("/")
-        kind = next((kind for kind, known in _STAGES if known == metric), "")
-        if kind and role in _ROLES:
-            newest = run.curves.points(name)[1][-_STEPS_OF_MEAN:]
-            seconds = float(newest.mean()) if len(newest) else 0.0
-            bars.setdefault(role, []).append(Bar(kind, stage.replace("_", " "), seconds))
-    kinds = [kind for kind, _ in _STAGES]
-    return {
-        role: sorted(bars[role], key=lambda bar: (kinds.index(bar.kind), -bar.seconds))
-        for role in _ROLES
-        if role in bars
-    }
 
 
 def as_query(chosen: Query, **changes: Any) -> dict[str, Any]:
