@@ -100,17 +100,8 @@ class Console:
 
     def preparing(self, fraction: float, text: str) -> None:
         """Show the progress of preparing the start model."""
-        if self._terminal.is_terminal:
-            grid = Table.grid(padding=(0, 1))
-            grid.add_row(
-                "preparing the model",
-                ProgressBar(1.0, fraction, width=_BAR_WIDTH),
-                f"{fraction:4.0%}",
-                text,
-            )
-            self._draw(grid, is_due=fraction >= 1.0)
-        else:
-            self._say(f"preparing the model {fraction:4.0%}  {text}", is_due=fraction >= 1.0)
+        line = f"preparing the model {fraction:4.0%}  {text}"
+        self._show(fraction, line, is_due=fraction >= 1.0)
 
     def progress(
         self,
@@ -132,15 +123,7 @@ class Console:
             left_s=self._pace.left_s(),
         )
         self._log(line)
-        if self._terminal.is_terminal:
-            grid = Table.grid(padding=(0, 1))
-            grid.add_column(no_wrap=True)
-            grid.add_column(no_wrap=True, overflow="ellipsis")
-            num_steps = self._config.num_steps
-            grid.add_row(ProgressBar(num_steps, step, width=_BAR_WIDTH), Text(line))
-            self._draw(grid, is_due=False)
-        else:
-            self._say(line, is_due=False)
+        self._show(step / self._config.num_steps, line, is_due=False)
 
     def note(self, text: str) -> None:
         """Print a message above the live line."""
@@ -158,17 +141,33 @@ class Console:
         if cause:
             self.note(cause)
 
-    def _draw(self, line: Text | Table, *, is_due: bool) -> None:
+    def _show(self, share: float, line: str, *, is_due: bool) -> None:
+        """Redraw the live line of a terminal; elsewhere print a line every few seconds. share: of
+        the bar; is_due: whether this is shown in any case.
+        """
+        is_terminal = self._terminal.is_terminal
         now_s = self._clock()
-        if now_s - self._drawn_s < _REDRAW_EVERY_S and not is_due:
+        every_s = _REDRAW_EVERY_S if is_terminal else _PLAIN_EVERY_S
+        # A repeated line would only lengthen the log.
+        is_repeated = line == self._plain and not is_terminal
+        if is_repeated or (now_s - self._drawn_s < every_s and not is_due):
             return
         self._drawn_s = now_s
+        self._plain = line
+        if not is_terminal:
+            self.note(line)
+            return
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(no_wrap=True)
+        # A line that wraps could not be erased before it is drawn anew.
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        grid.add_row(ProgressBar(1.0, share, width=_BAR_WIDTH), Text(line))
         with self._best_effort():
             if self._live is None:
                 # Without rich's thread: heartbeats redraw often enough.
                 self._live = Live(console=self._terminal, auto_refresh=False, transient=True)
                 self._live.start()
-            self._live.update(line, refresh=True)
+            self._live.update(grid, refresh=True)
 
     @contextlib.contextmanager
     def _best_effort(self) -> Iterator[None]:
@@ -183,14 +182,6 @@ class Console:
         if now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s
             _LOG.info("%s", line)
-
-    def _say(self, line: str, *, is_due: bool) -> None:
-        now_s = self._clock()
-        # A repeated line would only lengthen the log.
-        if line != self._plain and (is_due or now_s - self._drawn_s >= _PLAIN_EVERY_S):
-            self._drawn_s = now_s
-            self._plain = line
-            self.note(line)
 
 
 def progress_line(

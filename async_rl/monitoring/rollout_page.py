@@ -163,6 +163,7 @@ def _token_advantages(group: Group, index: int, advantages: FloatArray | None) -
     lengths = [sample.response_length for sample in group.trajectories]
     if advantages is None or len(advantages) != sum(lengths):
         rewards = [sample.score.reward for sample in group.trajectories]
+        # Equal rewards have no spread.
         spread = float(np.std(rewards)) or 1.0
         return [(rewards[index] - _mean(group)) / spread] * lengths[index]
     start = sum(lengths[:index])
@@ -209,6 +210,7 @@ def turns_and_segments(sample: Trajectory) -> tuple[int, int]:
     """Return the answers of the policy in a sample, and the segments that they are in."""
     mask = sample.loss_mask.astype(int)
     num_turns = int((np.diff(mask, prepend=0) > 0).sum())
+    # A first segment that follows the prompt has no entry in `starts`.
     continues_prompt = not sample.starts or sample.starts[0] > sample.prompt_length
     return num_turns, len(sample.starts) + continues_prompt
 

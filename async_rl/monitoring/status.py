@@ -103,6 +103,7 @@ def render(
 
 def _diagnosis(reply: StatusReply, past: Sequence[Member], last: str) -> Text:
     """Name the silent processes; if all answer, the bottleneck and how to balance the run."""
+    # Shares of time of a run with a silent process would name the wrong bottleneck.
     silent = [member.name for member in reply.members if member.state == "silent"]
     if silent:
         return Text(f"\nno heartbeat from: {', '.join(silent)}", style="bold red")
@@ -116,6 +117,7 @@ def _diagnosis(reply: StatusReply, past: Sequence[Member], last: str) -> Text:
 
 def training_members(reply: StatusReply) -> list[Member]:
     """All but the generators that only evaluate."""
+    # Generators that only evaluate wait by design.
     aside = {pool.pool for pool in reply.pools if pool.work == "evaluation"}
     return [member for member in reply.members if pool_of(member.name) not in aside]
 
@@ -165,6 +167,7 @@ def _sessions(members: Sequence[Member]) -> Iterator[str]:
     for member in members:
         counts.update({n: v for n, v in member.counters.items() if n.startswith((_OPEN, _CALLING))})
     names = [name for name in sorted(counts) if name.startswith(_OPEN)]
+    # The sum and one environment say the same, so one environment gets one line.
     for name in names[:1] if len(names) < 3 else names:
         num_open, num_calling = counts[name], counts[name.replace(_OPEN, _CALLING)]
         title = "/".join(filter(None, ("sessions", name.removeprefix(_OPEN).removeprefix("_in/"))))

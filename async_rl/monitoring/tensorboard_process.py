@@ -89,17 +89,16 @@ class TensorBoard:
 def _claim(host: str, port: int) -> int:
     """Return `port`, or any free port if it is 0. Raises InfrastructureError if it is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
+    try:
         # As TensorBoard's own server: a port in TIME_WAIT from an earlier run is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise InfrastructureError(
-                f"TensorBoard cannot listen on {host}:{port} (monitoring.tensorboard_port):"
-                f" {error.strerror}; set another port, 0 for a free one, or null for none"
-            ) from error
-        return int(probe.getsockname()[1])
+        with socket.create_server((host, port), family=family) as probe:
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise InfrastructureError(
+            f"TensorBoard cannot listen on {host}:{port} (monitoring.tensorboard_port):"
+            f" {os.strerror(error.errno or 0)}; set another port, 0 for a free one, or null for"
+            " none"
+        ) from error
 
 
 def main() -> None:

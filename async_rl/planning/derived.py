@@ -173,6 +173,7 @@ def reasons(config: RunConfig, shape: ModelShape | None, machine: Machine) -> Ro
         rows.append(("learner's GPUs", learner_reason(config, shape, machine)))
     for pool in generator_pools(config):
         own = config_of(config, pool)
+        # A pool may start empty and get processes by async-rl scale.
         if own.generators.gpus_each > 0 and own.generators.count:
             rows.append((f"GPUs of {pool}", engine_reason(own, shape, machine)))
     return rows
@@ -191,6 +192,7 @@ def learner_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> st
         kept = with_settings(config, {"learner.gradient_checkpointing": False})
         needed = gb(gpu_memory_mb(kept, "learner", shape))
         text += f"; keeping them needs {needed}"
+    # The reader wants to know why not fewer GPUs.
     if learner.ranks > 1:
         fewer = with_settings(config, {"learner.ranks": learner.ranks - 1})
         needed = gb(gpu_memory_mb(fewer, "learner", shape))
@@ -204,6 +206,7 @@ def engine_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> str
     engine = config.generation.vllm
     fixed = engine_mb(config, shape)
     source = "measured by vLLM at its start"
+    # The share of the GPU that vLLM may use, less what it needs besides.
     cache_mb = int(engine.gpu_memory_utilization * machine.gpu_mb) - fixed
     if engine.kv_cache_mb:
         cache_mb = engine.kv_cache_mb

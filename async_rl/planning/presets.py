@@ -81,6 +81,7 @@ def _on_own_gpus(
     config = _in_parts(config, shape, machine, given)
     parts = round(config.generators.gpus_each)
     groups = config.buffer.groups_per_step // config.learner.minibatches
+    # A rank without a group in a minibatch would idle, and one engine must remain.
     most = min(groups, machine.num_gpus - parts)
     first = config.learner.ranks
     counts = [first] if "learner.ranks" in given else range(first, max(first, most) + 1)
@@ -99,6 +100,7 @@ def _in_parts(
     """Divide an engine over as few GPUs as its weights and a small KV cache need."""
     cache_mb = kv_cache_mb(config, shape, _CACHED_SEQUENCES)
     for parts in _PARTS:
+        # The learner needs a GPU too.
         if parts >= machine.num_gpus:
             break
         changes = {
@@ -129,6 +131,7 @@ def _on_one_gpu(
     engine = engine_mb(config, shape)
     least = kv_cache_mb(config, shape, _CACHED_SEQUENCES)
     takes_turns = config.devices.are_handed_over
+    # If no form fits, the last one, which needs least, goes to the checks.
     best = config
     for best in learner_forms(config, given):
         learner = gpu_memory_mb(best, "learner", shape)

@@ -58,6 +58,7 @@ def compare(one: Path, other: Path) -> Report:
     first, second = (newest_rows(path, 0) for path in directories)
     try:
         lines = tuple(_divergence(directories, (first, second)))
+    # Settings and metrics of a run can be compared without its store.
     except InfrastructureError as error:
         lines = (f"the steps cannot be compared: {error}",)
     results = [name for _, names in FIRST_SCREEN for name in names]
@@ -96,6 +97,7 @@ def _means(one: Rows, other: Rows, names: Sequence[str], *, share: float) -> dic
 def _mean(rows: Rows, name: str, share: float) -> float:
     """Return the mean; NaN if no step has the metric."""
     column = [row.get(name, math.nan) for _, row in sorted(rows.items())]
+    # A metric that only some steps report, such as a held-out result, has a mean of those steps.
     known = list(filter(math.isfinite, column))
     if not known:
         return math.nan
@@ -113,6 +115,7 @@ def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> I
     if not steps:
         yield f"{names[0]} and {names[1]} have no step in common yet"
         return
+    # One moment of each store, so that a live run does not change during the comparison.
     with contextlib.ExitStack() as stack:
         sides = [
             _Side(
@@ -132,6 +135,7 @@ def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> I
             yield f"the runs first differ at step {step}: {subject}, {where}"
             for name, value in zip(names, values, strict=True):
                 yield f"  {name}: {value}"
+            # Later differences follow from the first one.
             break
         else:
             yield f"no difference in the {len(steps)} steps that both runs have"
@@ -243,6 +247,7 @@ def _metrics(sides: Sides, step: int) -> Iterator[Difference]:
     # The learning rate is an input of the step.
     for name in sorted(names, key=lambda name: name not in _LEARNING_RATES):
         values = one[name], other[name]
+        # NaN, a metric that the step did not report, differs from itself.
         if values[0] != values[1] and not all(map(math.isnan, values)):
             subject = "learning rate" if name in _LEARNING_RATES else "metric"
             yield subject, name, (f"{values[0]:.9g}", f"{values[1]:.9g}")
@@ -276,6 +281,7 @@ def _first_unequal(first: Any, second: Any) -> int | None:
     """Return the first position where two arrays differ, or None."""
     size = min(len(first), len(second))
     unequal = np.flatnonzero(first[:size] != second[:size])
+    # Arrays that are equal up to the end of the shorter one differ there.
     if len(unequal):
         return int(unequal[0])
     return None if len(first) == len(second) else size

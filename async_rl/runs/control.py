@@ -111,10 +111,10 @@ def living_pid(run_dir: Path) -> int | None:
     return mark.pid if is_alive else None
 
 
-def ask_status(run_dir: Path) -> StatusReply | None:
+def ask_status(run_dir: Path, *, timeout_s: float = _CALL_S) -> StatusReply | None:
     """Return the run's status, or None if it does not answer (not yet, or no longer)."""
     try:
-        reply = _call(run_dir, GetStatus())
+        reply = _call(run_dir, GetStatus(), timeout_s)
     except InfrastructureError:
         return None
     assert isinstance(reply, StatusReply)
@@ -167,19 +167,19 @@ def wait_for_end(pid: int, *, timeout_s: float) -> bool:
         os.close(fd)
 
 
-def _call(run_dir: Path, request: Message) -> Message:
+def _call(run_dir: Path, request: Message, timeout_s: float = _CALL_S) -> Message:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_send(run_dir, request))
+        return asyncio.run(_send(run_dir, request, timeout_s))
     # A notebook's cells run inside an event loop, where asyncio.run is refused.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, _send(run_dir, request)).result()
+        return thread.submit(asyncio.run, _send(run_dir, request, timeout_s)).result()
 
 
-async def _send(run_dir: Path, request: Message) -> Message:
+async def _send(run_dir: Path, request: Message, timeout_s: float) -> Message:
     from async_rl.runtime.context import connect_control  # imports zmq, which --help does not need
 
     async with connect_control(run_dir) as supervisor:
-        reply: Message = await supervisor.call(request, timeout_s=_CALL_S)
+        reply: Message = await supervisor.call(request, timeout_s=timeout_s)
         return reply

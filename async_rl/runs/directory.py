@@ -63,6 +63,7 @@ def find_run(run: str | None, output_dir: Path | None) -> Path:
             f"no run exists in {output_dir}; give its directory, or start one with async-rl"
             " launch conf=ppo_code"
         )
+    # A name first: a directory of the same name may be in the working directory by chance.
     for candidate in (output_dir / run, Path(run).expanduser()):
         if (candidate / "config.yaml").is_file():
             return candidate.absolute()
@@ -97,6 +98,7 @@ def unique_name(output_dir: Path, *, rng: random.Random, now: time.struct_time) 
     """Return a name that no run in `output_dir` has."""
     stamp = time.strftime("%m%d-%H%M", now)
     while True:
+        # Runs that start in the same minute may draw the same words.
         name = f"{rng.choice(ADJECTIVES)}-{rng.choice(ANIMALS)}-{stamp}"
         if not (output_dir / name).exists():
             return name

@@ -85,6 +85,8 @@ class RowReader:
         lines = whole.splitlines(keepends=True)
         for line in lines:
             row = _row(line)
+            # The hash is kept and not the line, because the rows of a long run are hundreds of
+            # megabytes.
             if row and self._lines.get(step := int(row["step"])) != hash(line):
                 self._lines[step] = hash(line)
                 yield row
@@ -96,6 +98,8 @@ class RowReader:
         """Return what follows the last line that was read, or everything if it was cut off."""
         with self._path.open("rb") as file:
             file.seek(self._offset - len(self._last))
+            # The last line that was read is compared, because a file that was cut off may have
+            # grown again beyond the old offset.
             if file.read(len(self._last)) != self._last:
                 self._offset = 0
                 self._last = b""
@@ -152,6 +156,7 @@ class Curves:
 
     def _put(self, row: Mapping[str, float]) -> None:
         num_rows = len(self._row_of)
+        # A step that is trained again after a crash replaces its first row.
         position = self._row_of.setdefault(int(row[STEP]), num_rows)
         for name in row:
             if name not in self._columns:

@@ -95,6 +95,7 @@ def pieces(sample: Trajectory, decode: Decode) -> list[str]:
 
 def decoder(run_dir: Path) -> Decode:
     """Return the function from token ids to text, of the tokenizer of the run's model."""
+    # Imported late: commands that decode nothing need not wait for it.
     from tokenizers import Tokenizer
 
     from async_rl.runtime.context import load_control
@@ -106,6 +107,7 @@ def decoder(run_dir: Path) -> Decode:
             " tokenizer"
         )
     tokenizer = Tokenizer.from_file(str(file))
+    # Special tokens are part of what the policy wrote.
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 

@@ -98,6 +98,8 @@ def config_of(run_dir: Path) -> RunConfig:
     try:
         tree = msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=dict[str, Any])
         expand(tree)
+        # Checked by name, so that a configuration of another version is reported with its first
+        # unknown setting and not with a traceback of pydantic.
         problems = problems_of(tree)
         if problems:
             first = next(iter(problems.values()))
@@ -122,22 +124,11 @@ def status_of(run_dir: Path) -> RunStatus:
     """Ask the run for its status, or read it from its files if it does not answer. Raises
     ConfigError if its configuration cannot be read.
     """
-    return live_status(run_dir) or stored_status(run_dir)
-
-
-def live_status(run_dir: Path) -> RunStatus | None:
-    """Return the answer of the run's supervisor, or None if it does not answer."""
     reply = ask_status(run_dir) if living_pid(run_dir) is not None else None
-    if reply is None:
-        return None
-    values = {name: getattr(reply, name) for name in reply.__struct_fields__}
-    return RunStatus(**values, state=RunState.RUNNING, cause="")
-
-
-def stored_status(run_dir: Path) -> RunStatus:
-    """Read the state of a run from its files and its process. Raises ConfigError if its
-    configuration cannot be read.
-    """
+    if reply is not None:
+        # A RunStatus has every field of the answer, and the state.
+        values = {name: getattr(reply, name) for name in reply.__struct_fields__}
+        return RunStatus(**values, state=RunState.RUNNING, cause="")
     config = config_of(run_dir)
     last = newest_row(run_dir)
     state, cause = state_of(run_dir)
@@ -205,12 +196,14 @@ class Result:
     def best(self, steps: Sequence[int] | None = None) -> Evaluation | None:
         """Return the best evaluation, of all steps or of these; the first one of equal results."""
         usable = [e for e in self.evaluations if steps is None or e.step in steps]
+        # Equal results: the earlier step, which took less compute.
         return max(usable, key=lambda evaluation: evaluation.pass_at_1, default=None)
 
 
 def result_of(curves: Curves) -> Result:
     """Return the result that the metrics of a run show."""
     errors = dict(zip(*curves.points("eval/pass_at_1_error"), strict=True))
+    # The largest, because the row of step 0 may be written after the row of step 1.
     times = curves.points("time_s")[1]
     return Result(
         evaluations=[
@@ -234,12 +227,14 @@ def result_lines(run_dir: Path) -> Iterator[str]:
     if result.evaluations:
         yield f"held-out pass@1 {_held_out(result)}"
     if result.rewards:
+        # A short run has fewer steps than a mean needs.
         number = min(_NUM_AVERAGED, len(result.rewards))
         first = sum(result.rewards[:number]) / number
         last = sum(result.rewards[-number:]) / number
         means = f"(means of the first and the last {number} steps)"
         yield f"reward          {first:.3f} to {last:.3f} {means}"
     yield f"time            {duration(result.duration_s)}"
+    # Only a saved step can be resumed, evaluated or exported, so only these are named.
     saved = checkpoints.versions(run_dir)
     best = result.best(saved)
     if not saved:

@@ -23,6 +23,7 @@ class AwakeClock:
 
     def __call__(self) -> float:
         """Return the seconds so far."""
+        # A pause shows only as a long time between two readings.
         now_s = self._read()
         self._awake_s += min(now_s - self._last_s, _LONGEST_S)
         self._last_s = now_s

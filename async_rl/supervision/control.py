@@ -154,6 +154,8 @@ class ControlService:
             num_steps=self.config.num_steps,
             started_s=self.started_s,
             tensorboard_url=monitor.tensorboard_url,
+            # With silent processes, which the registry alone would show as they were at their last
+            # heartbeat.
             members=self.liveness.members(),
             metrics=monitor.newest,
             stalled=monitor.stalled,

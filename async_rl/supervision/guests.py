@@ -49,6 +49,7 @@ class Guests:
         """After the learner's last step, wait until no other run is left, or a stop."""
         is_noted = False
         while fleet.learner_done.is_set() and self.names:
+            # A person or a failure does not wait for other runs.
             if stop.graceful.is_set() or fleet.failed.done():
                 return
             if not is_noted:
@@ -57,4 +58,5 @@ class Guests:
                     " (model.lora.host) until those end, or until Ctrl-C"
                 )
                 is_noted = True
+            # A guest that was killed sends no message, so its silence must be looked for.
             await asyncio.sleep(_LOOK_S)

@@ -56,6 +56,7 @@ class Liveness:
         supervisor's work stays within bounds.
         """
         shared_s = len(self._registry) / _BEATS_PER_S
+        # A process must send a few heartbeats before it may be called lost.
         longest_s = self._config.silence_s / _BEATS_PER_SILENCE
         return max(self._config.heartbeat_s, min(shared_s, longest_s))
 

@@ -99,6 +99,7 @@ class Monitor:
     def refresh(self) -> None:
         """Update rates, silent processes and the live line from the newest heartbeats."""
         self._rates.observe(self._registry.members)
+        # Also between steps: status and console must not show numbers of the last step for minutes.
         self.newest.update(self._rates.now())
         for sentence in self._liveness.changes():
             self._note("run/silent", sentence)
@@ -127,6 +128,7 @@ class Monitor:
         """Continue from this learner version; numbers of later steps belong to a lost history."""
         version = message.version
         self.step = version
+        # An evaluation after the step that the learner returned to is repeated.
         self._evaluated = {step for step in self._evaluated if step <= version}
         self._recorder.start_from(version)
 
@@ -137,6 +139,8 @@ class Monitor:
             # Evaluations and late reports of other steps must not move it back.
             self.step = max(self.step, message.step)
             self._rates.observe(self._registry.members)
+            # The learner's report is the clock of a step; reports of other processes come at any
+            # time.
             scalars = scalars | self._rates.step(time.monotonic(), scalars)
             for pool in self._registry.pools():
                 scalars[f"scale/{pool.pool}_wanted"] = pool.wanted
@@ -158,6 +162,8 @@ class Monitor:
             return
         try:
             async with asyncio.timeout(timeout_s):
+                # The evaluation may have arrived before this call, and other reports wake this task
+                # too.
                 while step not in self._evaluated:
                     self._news.clear()
                     await self._news.wait()

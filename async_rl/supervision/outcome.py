@@ -27,6 +27,7 @@ class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def reserve(run_dir: Path) -> None:
     """Reserve the room. Raises OSError."""
+    # Written, not only allocated: a sparse file would have no room on a full disk.
     (run_dir / _RESERVED).write_bytes(b" " * _RESERVED_BYTES)
 
 

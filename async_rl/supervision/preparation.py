@@ -64,6 +64,7 @@ async def prepare(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=output.open("wb"),
+        # Ctrl-C in the terminal goes to the supervisor alone, which then ends the child.
         start_new_session=True,
         limit=_LINE_LIMIT,
     )
@@ -79,6 +80,7 @@ async def prepare(
         code = await process.wait()
     finally:
         if process.returncode is None:
+            # Also on a stop: no child outlives the supervisor.
             process.kill()
             await process.wait()
     if last.error:

@@ -88,6 +88,7 @@ class Registry:
 
         The process may have registered before the launcher reports its pid.
         """
+        # A registration has the pid already; a fresh entry would lose the address.
         if not self.is_serving(name):
             self.add(name, self._entries[name].member.role, pid)
 
@@ -122,6 +123,7 @@ class Registry:
         entry.heard_s = self.clock()
         moved_mb = message.counters.get(f"{GAUGE}{PROGRESS}", 0.0)
         is_same_stage = message.waits_for == entry.member.waits_for
+        # Bytes that a start reads are progress; a start of an hour is fine as long as it reads.
         if abs(moved_mb - entry.moved_mb) >= PROGRESS_MB or not is_same_stage:
             entry.advanced_s = entry.heard_s
             entry.moved_mb = moved_mb
@@ -245,6 +247,8 @@ class Registry:
             return
         # Counters are most of a member and of no use to others.
         members = [replace(entry.member, counters={})] if is_listed else []
+        # Names only: a process that missed several changes of one member gets its present state
+        # once.
         self._changes.appendleft(name)
         revision = self.directory.revision
         left = [] if is_listed else [name]

@@ -118,6 +118,8 @@ class Scaler:
                     f"{short}={wanted[short]}: {short} and {pool} are the same pool; give it once"
                 )
         wanted = {names.get(pool, pool): count for pool, count in wanted.items()}
+        # All checks come before the first change, so that a request is done as a whole or not at
+        # all.
         raise_if_any(self._refusals(wanted))
         if not is_forced:
             raise_if_any(self._headroom.problems(self._registry.pools(), wanted))
@@ -180,6 +182,7 @@ class Scaler:
             staying.sort(key=lambda child: child.spec.rank)
             for child in staying[wanted:]:
                 self._remove(child)
+            # One by one: each new process takes cores and GPUs that the next must not take.
             for _ in range(wanted - len(staying)):
                 in_use = [child.spec for child in self._fleet.children.values()]
                 spec = joining(self._config, self._machine, pool, in_use)
@@ -211,6 +214,7 @@ class Scaler:
             child.terminate()
             if not await child.until_left(timeout_s=_CLOSE_S):
                 child.kill()
+        # Its exit frees GPUs, for which a process of another pool may wait.
         await child.until_left(timeout_s=self._config.timeouts.stop_s)
         self._log.info("%s has left", child.name)
         self._reconcile()

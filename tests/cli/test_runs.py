@@ -12,7 +12,7 @@ import pytest
 from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
 from async_rl.runs.directory import ADJECTIVES, ANIMALS, all_runs, find_run, unique_name
-from async_rl.runs.status import RunState, stored_status
+from async_rl.runs.status import RunState, status_of
 
 NOW = time.struct_time((2026, 11, 20, 19, 31, 0, 4, 324, 0))
 
@@ -73,12 +73,12 @@ def test_a_run_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> Non
 
 def test_the_remains_of_a_killed_run_tell_its_last_whole_row(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, "mine")
-    status = stored_status(run_dir)
+    status = status_of(run_dir)
     assert (status.step, status.num_steps, status.state) == (0, 9, RunState.KILLED)
     (run_dir / "metrics.jsonl").write_text(
         '{"step": 3, "reward/mean": 0.5}\n{"step": 4, "reward/mean": 0.75}\n{"step": 5, "rew'
     )
-    assert (stored_status(run_dir).step, stored_status(run_dir).metrics["reward/mean"]) == (4, 0.75)
+    assert (status_of(run_dir).step, status_of(run_dir).metrics["reward/mean"]) == (4, 0.75)
 
 
 def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
     (run_dir / "state.json").write_text(
         json.dumps({"outcome": "failed", "step": 2, "cause": "no memory", "ended_s": 1.0})
     )
-    status = stored_status(run_dir)
+    status = status_of(run_dir)
     assert (status.state, status.cause) == (RunState.FAILED, "no memory")
 
 
@@ -94,7 +94,7 @@ def test_a_directory_whose_configuration_is_of_another_form_is_refused(tmp_path:
     run_dir = make_run(tmp_path, "mine")
     (run_dir / "config.yaml").write_text("seed: 1\n")
     with pytest.raises(ConfigError, match="is damaged or of another version of async_rl"):
-        stored_status(run_dir)
+        status_of(run_dir)
 
 
 @pytest.mark.parametrize("text", ["", "seed: [1", "seed: \x00"])
@@ -104,7 +104,7 @@ def test_a_configuration_that_is_no_yaml_is_told_with_the_remedy(tmp_path: Path,
     with pytest.raises(
         ConfigError, match=r"config\.yaml cannot be read: .*; restore it from a copy"
     ):
-        stored_status(run_dir)
+        status_of(run_dir)
 
 
 def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_pat
             r" restore it from a copy, or read this run with the version that made it"
         ),
     ):
-        stored_status(run_dir)
+        status_of(run_dir)
 
 
 def test_a_run_that_failed_before_its_first_step_is_not_the_newest(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from view_support import HOSTILE
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 from async_rl.runs import status
+from async_rl.runs.view import library
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.server import build_app
 
@@ -289,7 +290,7 @@ def test_a_live_run_shows_its_processes_and_what_they_wait_for(
         members=[waiting], metrics={}, stalled="generator-0 does not answer",
     )  # fmt: skip
     monkeypatch.setattr(status, "living_pid", lambda run_dir: 1)
-    monkeypatch.setattr(status, "ask_status", lambda run_dir: reply)
+    monkeypatch.setattr(library, "ask_status", lambda run_dir, timeout_s: reply)
     client = TestClient(build_app(Library(directory), token=""), base_url="http://localhost")
     page = text(client, "/runs/one")
     row = page[page.index("<td>learner-0</td>") :].split("</tr>")[0]

@@ -107,6 +107,7 @@ def stages_by_role(rows: Collection[Mapping[str, float]]) -> dict[str, list[Stag
 
 def _stages(run_dir: Path, first_step: int, steps_per_s: float) -> Iterator[tuple[str, ...]]:
     """Yield the cells of the stages by role, with their share of a step."""
+    # The row of step 0 has an evaluation only.
     rows = [row for row in newest_rows(run_dir, first_step).values() if "time/step_s" in row]
     for role, stages in stages_by_role(rows).items():
         for kind, stage, seconds in stages:
@@ -181,11 +182,14 @@ class Predictions:
 
 def predict(profile: Profile) -> Predictions:
     """Forecast the run and the changes that would have saved most."""
+    # Gains are relative to the simulated run, not to the measured one, so that most of its error
+    # cancels.
     own = simulate(profile.scenario, profile.recorded)
     changes = []
     for case, text in _cases(profile):
         forecast = simulate(with_values(profile, case), profile.recorded)
         gain = forecast.steps_per_s / own.steps_per_s - 1
+        # The age is shown because a faster run with older data may learn less per step.
         if gain >= _LEAST_GAIN:
             text += f" (oldest token {own.age:.1f} -> {forecast.age:.1f} versions)"
             changes.append(Change(gain=gain, text=text, case=case))
@@ -210,12 +214,14 @@ def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
     yield {"verifiers.count": verifiers}, f"verifiers.count={verifiers}, {where}"
     yield {"generation_speed": 1.5}, "generation 1.5 times as fast: a shorter limit"
     has_lengths = all(work.lengths for work in profile.recorded.train)
+    # Half of the group must still have a mean to compare its samples with.
     if has_lengths and profile.group_size > 3:
         half = profile.group_size // 2
         text = f"generation.group_size={half}, so each step has fewer samples"
         yield {"generation.group_size": half}, text
     if base.push_every_steps == 1:
         yield {"weights.push_every_steps": 2}, "weights.push_every_steps=2"
+    # Evaluations use generators that could train.
     if base.evaluate_every_steps:
         yield {"evaluation.every_steps": 0}, "a separate pool for evaluation"
 
@@ -249,6 +255,7 @@ def live_rates(run_dir: Path, config: RunConfig, numbers: Sequence[int]) -> dict
         number: simulate(replace(profile.scenario, generators=number), profile.recorded).steps_per_s
         for number in numbers
     }
+    # A simulation that misses the present rate says nothing about other numbers of generators.
     error = rates[numbers[0]] / profile.recorded.steps_per_s - 1
     if abs(error) > _TRUSTED_ERROR:
         raise ConfigError(f"the simulated rate differs from the measured one by {error:+.0%}")

@@ -26,6 +26,7 @@ class Flight:
     scored_s: float = 0.0
 
     def __lt__(self, other: Flight) -> bool:
+        # Equal ends are taken in the order of groups, so that a forecast repeats.
         mine = self.ends[-1][0], self.group.group_id
         return mine < (other.ends[-1][0], other.group.group_id)
 
@@ -56,6 +57,7 @@ class Generator:
 
     @property
     def _unit_s(self) -> float:
+        # The time of one token: a step of the engine writes one token of each sample in flight.
         return 1 + self._slowdown * max(self._samples_in_flight - 1, 0.0)
 
     @property
@@ -69,6 +71,7 @@ class Generator:
         """Start to write a group."""
         self.advance(now_s)
         ends = [(self._progress + work.units / speed * share, score_s) for share, score_s in marks]
+        # The mean load of the group stands for its samples, which finish one by one.
         self._samples_in_flight += work.load
         heapq.heappush(self._flights, Flight(group=group, work=work, ends=ends))
 

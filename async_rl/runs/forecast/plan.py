@@ -41,6 +41,7 @@ def sweep(settings: Sequence[str], *, devices: int | None = None) -> Sweep:
 
     Raises ConfigError for a setting whose effect is unknown.
     """
+    # The default question about a number of devices is how to divide them.
     if devices is not None and not settings:
         settings = [f"generators.count=1..{devices - 1}", f"learner.ranks=1..{devices - 1}"]
     swept: dict[str, list[float]] = {}
@@ -48,6 +49,7 @@ def sweep(settings: Sequence[str], *, devices: int | None = None) -> Sweep:
         path, _, text = word.partition("=")
         if path not in FIELDS:
             best = nearest(path, among=list(FIELDS))
+            # A typing error has a neighbour; any other word gets the whole list.
             hint = f"; did you mean {best}?" if best else f"; there are {', '.join(FIELDS)}"
             raise ConfigError(f"{word}: the forecast knows no effect of {path}{hint}")
         swept[path] = list(_numbers(word, path, text))
@@ -132,6 +134,7 @@ def _inputs(profile: Profile, swept: Sweep, *, is_from_file: bool) -> Iterator[s
         "assumed: additional generators have separate cores or GPUs and are as fast as the"
         " recorded ones"
     )
+    # Assumptions are listed only where a swept setting makes them matter.
     if any(path in swept for path in _TOKENS):
         share = recorded.by_tokens
         known = "assumed: all" if share is None else f"measured: {share:.0%}"
@@ -179,6 +182,7 @@ def _graphs(rows: Sequence[tuple[Values, Scenario, Forecast]]) -> tuple[Graph, .
     other values.
     """
     values = {path: {chosen[path] for chosen, _, _ in rows} for path in rows[0][0]}
+    # The setting with the most values gives the longest lines.
     across = max(values, key=lambda path: len(values[path]), default="")
     if not across or len(values[across]) == 1:
         return ()

@@ -114,8 +114,10 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
     scores, places_per_unit, seen_places = read_scoring(groups, config)
     works = [replace(work, scores=own) for work, own in zip(works, scores, strict=True)]
     lengths = np.array([rows[step].get("length/response_mean", math.nan) for step in steps])
+    # At least one step, whose commit is where the first measured span starts.
     num_warm = max(1, round(_WARM_SHARE * len(steps)))
     measured_s = [committed[step] for step in steps[num_warm - 1 :]]
+    # Steps in which a learner started include the time when the run was stopped.
     spans_s = [
         end_s - begin_s
         for begin_s, end_s in itertools.pairwise(measured_s)
@@ -128,6 +130,7 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
         ),
         beside=beside,
         step_s=tuple(max(value, 0.0) for value in own_s),
+        # Not every row has a push.
         push_s=float(np.nanmean(push_s)) if np.isfinite(push_s).any() else 0.0,
         num_generators=len({group.generator for group in groups}),
         num_warm=num_warm,
@@ -142,10 +145,12 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
 
 def _share_by_tokens(own_s: Floats, lengths: Floats) -> float | None:
     """Fit own_s = a + b x length; return the share of b, or None if the fit is undetermined."""
+    # Relative lengths, so that slope and constant are both seconds.
     x = lengths / lengths.mean()
     if not np.isfinite(x).all() or np.ptp(x) < _LEAST_SPREAD:
         return None
     (slope, constant), covariance = np.polyfit(x, own_s, 1, cov=True)
+    # A slope that the recording does not determine would extrapolate noise to other batch sizes.
     if covariance[0, 0] ** 0.5 > _LARGEST_ERROR * own_s.mean():
         return None
     return float(np.clip(slope / (slope + constant), 0.0, 1.0))
@@ -212,6 +217,7 @@ class _Flights:
                 ]
             )
             moments, steps = changes[np.argsort(changes[:, 0], kind="stable")].T
+            # A single sample is not slowed down, so only further samples count.
             further = np.maximum(np.cumsum(steps)[:-1] - 1, 0.0)
             self._generators.append((indices, moments, further))
 

@@ -123,6 +123,7 @@ def profile_of(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
 def write_profile(profile: Profile, file: Path) -> None:
     """Write a profile. Raises ConfigError if the file exists or cannot be written."""
     try:
+        # A profile that was measured on a large machine must not be overwritten by mistake.
         with file.open("xb") as target:
             target.write(msgspec.json.encode(profile))
     except OSError as error:
@@ -168,6 +169,7 @@ def with_values(profile: Profile, chosen: Values) -> Scenario:
     tokens *= _tokens_ratio(profile.recorded.train, scenario)
     share = 1.0 if profile.recorded.by_tokens is None else profile.recorded.by_tokens
     slower = 1 - share + share * tokens
+    # Assumed, and the plan says so: twice the ranks are twice as fast.
     faster = scenario.ranks / base.ranks
     return replace(scenario, learner_speed=scenario.learner_speed / slower * faster)
 

@@ -91,6 +91,7 @@ def alone_s(written_s: Floats, scored_s: Floats, number: int) -> Floats:
     0 is no limit.
     """
     places, seconds = Places(number), scored_s - written_s
+    # In the order of arrival, as the scorer takes samples.
     for index in np.lexsort((scored_s, written_s)):
         own_s = max(scored_s[index] - places.begin_s(written_s[index]), 0.0)
         places.end_s(written_s[index], own_s)
@@ -105,11 +106,14 @@ def seen_places(written_s: Floats, scored_s: Floats, most: int) -> int:
     """
     moments = np.concatenate([written_s, scored_s])
     order = np.argsort(moments, kind="stable")
+    # Between two moments the number of samples in scoring is constant.
     in_flight = np.cumsum(np.where(order < len(written_s), 1, -1))[:-1]
 
     def spread(number: int) -> float:
         speeds = np.minimum(1.0, (number or math.inf) / np.maximum(in_flight, 1))
         shared = progress_s(moments[order], speeds, written_s, scored_s)
+        # A scorer may share its places among all samples, or queue the samples; the better fit
+        # counts.
         both = (shared, alone_s(written_s, scored_s, number))
         return min(
             float(np.mean(np.abs(own / max(float(np.median(own)), 1e-6) - 1))) for own in both

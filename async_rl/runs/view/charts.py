@@ -102,6 +102,7 @@ def smoothed(values: Floats, weight: float) -> Floats:
     sums = itertools.accumulate(
         values.tolist(), lambda past, value: weight * past + (1 - weight) * value, initial=0.0
     )
+    # Without the division the first values would be drawn towards 0.
     norms = 1 - weight ** np.arange(1, len(values) + 1)
     result: Floats = np.array(list(sums)[1:]) / norms
     return result
@@ -128,6 +129,7 @@ def _span(values: Floats, *, is_padded: bool) -> Span:
         half = (abs(low) or 1.0) / 2
         low -= half
         high += half
+    # So that the largest value is not drawn on the frame.
     margin = (high - low) * 0.05 if is_padded else 0.0
     return low - margin, high + margin
 

@@ -80,6 +80,7 @@ def rows(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[dict[str, An
                 for sample in _samples(facts | {"prompt": prompt}, *group, decode=decode):
                     if not (chosen.failed and sample["is_passed"]):
                         yield sample
+        # A page that is not full is the last one.
         if len(listed) < browse.PAGE:
             return
         before = listed[-1].group_id
@@ -142,8 +143,10 @@ def _parquet(samples: Iterable[dict[str, Any]]) -> Iterator[bytes]:
     remaining = iter(samples)
     with pq.ParquetWriter(pa.PythonFile(pieces, mode="w"), SCHEMA, compression="zstd") as writer:
         while piece := list(itertools.islice(remaining, _ROWS_PER_PIECE)):
+            # Arrow builds a map from pairs.
             listed = [{**row, "parts": list(row["parts"].items())} for row in piece]
             writer.write_table(pa.Table.from_pylist(listed, schema=SCHEMA))
+            # One row group per piece: Parquet keeps a row group in memory until it is written.
             yield pieces.take()
     yield pieces.take()
 

@@ -9,8 +9,6 @@ import functools
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotInTime
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,16 +20,16 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.composition.schema import flatten
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
+from async_rl.protocol.control import StatusReply
 from async_rl.runs.comparison import NOT_OBJECTIVE
+from async_rl.runs.control import ask_status
 from async_rl.runs.directory import all_runs
 from async_rl.runs.metrics import Curves
 from async_rl.runs.samples import Decode, decoder
 from async_rl.runs.status import (
     Result,
     RunState,
-    RunStatus,
     is_live,
-    live_status,
     result_of,
     state_of,
 )
@@ -42,7 +40,6 @@ _KEPT = 4096  # runs; each keeps some kilobytes
 _LABELS = ("model.path", "algorithm.advantage", "algorithm.policy_loss")
 _ANSWER_S = 1.5
 """A run that does not answer in this time is shown from its files: a page must not wait for it."""
-_CALLS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="status")
 
 
 @frozen
@@ -101,14 +98,9 @@ class RunView:
         """Return whether its processes run or its job waits."""
         return is_live(self._state[0])
 
-    def status(self) -> RunStatus | None:
+    def status(self) -> StatusReply | None:
         """Return the live run's answer; None if it does not answer in time or has exited."""
-        if not self.is_live:
-            return None
-        try:
-            return _CALLS.submit(live_status, self.path).result(_ANSWER_S)
-        except NotInTime:
-            return None
+        return ask_status(self.path, timeout_s=_ANSWER_S) if self.is_live else None
 
     def summary(self) -> Summary:
         """Return the run in one line."""
@@ -146,6 +138,7 @@ class Library:
 
     def runs(self) -> list[RunView]:
         """Return all runs."""
+        # Pages are built in threads; two of them must not make two readers of one run.
         with self._lock:
             present = {path.name: path for path in all_runs(self.directory)}
             # A directory of the same name that was made anew is another run.
@@ -189,6 +182,7 @@ def _size_of(run_dir: Path, _minute: int) -> int:
     total = 0
     for path in run_dir.rglob("*"):
         with contextlib.suppress(OSError):  # the run deletes files at the same time
+            # Of the link itself: what it points at is not part of this run.
             status = path.lstat()
             total += status.st_size if not path.is_dir() else 0
     return total

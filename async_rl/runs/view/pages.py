@@ -63,6 +63,7 @@ class Visit:
 
     def two_runs(self) -> list[RunView]:
         """Return the chosen runs. Raises ConfigError if they are not two."""
+        # The first page has check boxes, so any number may be chosen.
         if len(self.query.run) != 2:
             raise ConfigError(f"{len(self.query.run)} runs are chosen; choose two")
         return list(map(self.library.run, self.query.run))
@@ -110,6 +111,7 @@ def _curves(shown: Sequence[RunView], query: Query) -> Content:
     return {
         "shown": shown,
         "graphs": [_graph(title, names, shown, query.x) for title, names in charts],
+        # Not only those of the charts: the form offers every section.
         "sections": list(dict.fromkeys(name.partition("/")[0] for name in known)),
         "query": query,
         "differences": differences(shown),
@@ -172,6 +174,7 @@ def run_page(visit: Visit) -> Content:
     # A run that has stored nothing yet has a page that says so.
     with contextlib.suppress(Unavailable), run.store() as store:
         waterfall, ages = browse.spans(store, chosen), browse.ages(store)
+    # A step of thousands of groups would be a page of thousands of rows.
     shown = dict(list(waterfall.items())[:_MOST_WATERFALL])
     newest = newest_rows(run.path, summary.step - _STEPS_OF_MEAN + 1)
     bars = stages_by_role(list(newest.values()))
@@ -196,6 +199,7 @@ def sample_list(visit: Visit) -> Content:
     with run.store() as store:
         # One row more than a page shows whether there is a next page.
         rows = browse.page_of(store, chosen, most=browse.PAGE + 1)
+    # Other orders are of the newest groups only and have no next page.
     has_more = len(rows) > browse.PAGE and chosen.sort == "newest"
     rows = rows[: browse.PAGE]
     return {
@@ -232,6 +236,7 @@ def prompt_page(visit: Visit) -> Content:
     if not prompt and not rows:
         raise ConfigError(f"{run.name} has no prompt {prompt_id}")
     scored = [row for row in reversed(rows) if row.reward_mean is not None]
+    # By the version that wrote the responses, since the step that trained them may come much later.
     xs = np.array([row.newest_version or 0 for row in scored], dtype=np.float64)
     ys = np.array([row.reward_mean for row in scored], dtype=np.float64)
     graph = Graph(
@@ -286,6 +291,7 @@ def _responses(run: RunView, read: tuple[Group, FloatArray | None] | None) -> li
 
 def _label(run: str, metric: str, num_runs: int, num_metrics: int) -> str:
     """Return the name of a line: what distinguishes it from the other lines of its chart."""
+    # The name of the only run would be on every line of the page.
     parts = [run] if num_runs > 1 or num_metrics == 1 else []
     if num_metrics > 1:
         parts.append(metric.rpartition("/")[2].replace("_", " "))

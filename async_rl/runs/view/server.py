@@ -114,6 +114,7 @@ def serve(
         with listen(host, port) as listener:
             ready(listener.getsockname()[1])
             app = build_app(Library(directory), token=token)
+            # A download that is still running must not delay Ctrl-C.
             async with serving(app, listener, close_s=1):
                 await stopping.wait()
 
@@ -161,6 +162,8 @@ def _refusal(request: Request, token: str) -> Response | None:
     if not token:
         host = request.headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        # A page of another site may point its own name at 127.0.0.1; the browser still sends that
+        # name.
         if name in _LOOPBACK:
             return None
         return Response("open this page as localhost or 127.0.0.1\n", status_code=403)
@@ -185,6 +188,7 @@ def environment() -> jinja2.Environment:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        # A misspelt name must fail in a test, not leave a gap in a page.
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"number": number, "duration": duration, "size": size}
