@@ -58,9 +58,9 @@ class Recovered:
 
     newest_version: of the steps of all histories.  lives: numbers of the learner's lives by
     incarnation.  set_aside: groups of dropped batches, per train_version.  prompt_ids: of the open
-    groups.  counts: training groups per (state, reason).  evaluations: whether each was reported.
-    left: (position, prompt indices) of prompts that left the data.  rewards: (position, reward of
-    each sample) of the training groups that were put, read from the file when they are iterated.
+    groups.  evaluations: whether each was reported.  left: (position, prompt indices) of prompts
+    that left the data.  rewards: (position, reward of each sample) of the training groups that were
+    put, read from the file when they are iterated.
     """
 
     learner_version: int
@@ -73,7 +73,6 @@ class Recovered:
     prompt_ids: Mapping[int, str]
     ready: Sequence[StoredGroup]
     leased: Sequence[StoredGroup]
-    counts: Mapping[tuple[str, str], int]
     evaluations: Mapping[int, bool]
     left: Sequence[tuple[int, Sequence[int]]]
     rewards: Iterable[tuple[int, Sequence[float]]]

@@ -60,9 +60,8 @@ class BufferState:
             next_group_id=recovered.next_group_id,
             next_index=recovered.next_index,
         )
-        counts = recovered.counts.items()
-        self.drops = Counter({r: n for (state, r), n in counts if state == GroupState.DROPPED})
-        self.num_trained = sum(n for (state, _), n in counts if state == GroupState.TRAINED)
+        # Since the start of this process; the store counts the groups of all processes.
+        self.drops: Counter[str] = Counter()
         self.num_refused = 0
         self._tickets = Tickets(config, prompts, recovered)
         self._leases = Leases(config, self.admission.generators(), now_s)
@@ -275,7 +274,6 @@ class BufferState:
             self._trained(step, group_ids)
         if goes_back or synced.returned:
             self._changes.append(changes.Undone(version=version, group_ids=synced.returned))
-        self.num_trained -= len(undone)
         # A version that is trained again has other weights, so its evaluation has to be repeated.
         self._evaluations.forget_after(version)
         # A generator may have sampled the first tokens with weights that are now discarded; they
@@ -323,4 +321,3 @@ class BufferState:
     def _trained(self, version: int, group_ids: Sequence[int]) -> None:
         self._changes.append(changes.Trained(version=version, group_ids=group_ids))
         self._newest_version = max(self._newest_version, version)
-        self.num_trained += len(group_ids)

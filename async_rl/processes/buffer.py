@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from async_rl.buffer.evaluation import NUM_SHOWN, report_of, training_texts
@@ -50,23 +51,16 @@ async def run(context: ProcessContext) -> None:
             decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
         service = BufferService(config, prompts, store, clock=time.monotonic)
         tasks = Tasks(context, service, store)
-        async with asyncio.TaskGroup() as group:
-            owned = [
-                group.create_task(coroutine, name=name)
-                for name, coroutine in {
-                    "watch leases": tasks.watch_leases(),
-                    "follow generators": tasks.follow_generators(),
-                    "report evaluations": tasks.report_evaluations(prompts.held_out, decode),
-                    "show samples": tasks.show_samples(decode),
-                    "show state": tasks.show_state(),
-                    "watch store": store.failed(),
-                }.items()
-            ]
-            await context.serve(service.handlers())
-            context.activity.rest("serving")
-            await context.stopping.wait()
-            for task in owned:
-                task.cancel()
+        await context.serve(service.handlers())
+        owned = {
+            "watch leases": tasks.watch_leases(),
+            "follow generators": tasks.follow_generators(),
+            "report evaluations": tasks.report_evaluations(prompts.held_out, decode),
+            "show samples": tasks.show_samples(decode),
+            "show state": tasks.show_state(),
+        }
+        # The handlers work until a stop; only a store that fails ends them earlier.
+        await context.work_until_stopped(store.failed(), owned)
 
 
 class Tasks:
@@ -76,8 +70,7 @@ class Tasks:
         self._context = context
         self._service = service
         self._store = store
-        self._counted = {reason: service.state.drops[reason] for reason in _COUNTED}
-        self._num_refused = 0
+        self._counted: Counter[str] = Counter()
         self._role = group_role(context.config)
 
     async def watch_leases(self) -> None:
@@ -168,14 +161,11 @@ class Tasks:
         state = self._service.state
         for name, number in state.queue().items():
             self._context.activity.gauge(f"queue/{name}", number)
-        for reason in _COUNTED:
-            num_new = state.drops[reason] - self._counted[reason]
-            self._context.activity.count(f"failures/{reason}", num_new)
-            self._counted[reason] = state.drops[reason]
-        self._context.activity.count(
-            f"failures/{DropReason.INVALID}", state.num_refused - self._num_refused
-        )
-        self._num_refused = state.num_refused
+        totals = {reason: state.drops[reason] for reason in _COUNTED}
+        totals[DropReason.INVALID] = state.num_refused
+        for reason, total in totals.items():
+            self._context.activity.count(f"failures/{reason}", total - self._counted[reason])
+        self._counted = Counter(totals)
         self._context.version = state.replay.learner_version
 
     def _waiting(self, waits_for: str) -> contextlib.AbstractContextManager[None]:

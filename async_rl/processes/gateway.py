@@ -21,7 +21,7 @@ from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Drain
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.environments import Environments, open_environments
-from async_rl.rollouts.groups import Groups, work_until
+from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.rollouts.rollout import Rollouts
@@ -134,7 +134,7 @@ async def _work(
         "follow verifiers": rollouts.follow_verifiers(context.directory),
         "show sessions": _show(context, sessions),
     }
-    await work_until(context.stopping, groups.make(), owned)
+    await context.work_until_stopped(groups.make(), owned)
 
 
 async def _show(context: ProcessContext, sessions: Sessions) -> None:

@@ -36,7 +36,7 @@ from async_rl.protocol.generator import (
     WatchVersion,
 )
 from async_rl.rollouts.conversation import open_conversations
-from async_rl.rollouts.groups import Groups, work_until
+from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.hosted import open_hosted
 from async_rl.rollouts.hosting import Hosting
 from async_rl.rollouts.rollout import Rollouts
@@ -132,7 +132,7 @@ class Generator:
         if self.is_handed_over:
             owned["start the engine"] = self.sleeping.start_when_called()
             owned["report sleep"] = self.sleeping.report()
-        await work_until(self._context.stopping, self._make(), owned)
+        await self._context.work_until_stopped(self._make(), owned)
 
     async def close(self) -> None:
         """Close the engine and the connections to the verifiers."""

@@ -19,7 +19,6 @@ async def run(context: ProcessContext) -> None:
 
     async def ready(url: str) -> None:
         await context.register(url)
-        context.activity.rest("serving")
 
     async with open_service(
         config.verifiers, config.sandbox, context.activity, config.timeouts, config.reward

@@ -13,9 +13,8 @@ import asyncio
 import collections
 import functools
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.rewards import RemoteTerm
@@ -280,18 +279,3 @@ class Pace:
         """
         if num_tokens and seconds > 0:
             self._rates.append(num_tokens / seconds)
-
-
-async def work_until(
-    stopping: asyncio.Event,
-    work: Coroutine[Any, Any, None],
-    owned: Mapping[str, Coroutine[Any, Any, None]],
-) -> None:
-    """Do the work until it is done or `stopping` is set, and the named tasks next to it."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(task, name=name) for name, task in owned.items()]
-        working = group.create_task(work, name="make groups")
-        stopped = group.create_task(stopping.wait(), name="stopping")
-        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (*tasks, working, stopped):
-            task.cancel()

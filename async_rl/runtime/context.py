@@ -205,6 +205,18 @@ class ProcessContext:
         )
         await self.supervisor.call(request, timeout_s=self.config.timeouts.call_s)
 
+    async def work_until_stopped(
+        self, work: Coroutine[Any, Any, None], owned: Mapping[str, Coroutine[Any, Any, None]]
+    ) -> None:
+        """Do the work until it is done or `stopping` is set, and the named tasks next to it."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(task, name=name) for name, task in owned.items()]
+            working = group.create_task(work, name="work")
+            stopped = group.create_task(self.stopping.wait(), name="stopping")
+            await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (*tasks, working, stopped):
+                task.cancel()
+
     def _own(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(self.group.create_task(coroutine, name=name))
 

@@ -9,7 +9,16 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from buffer_support import make_config, make_group, opened, settle, take, tickets, within
+from buffer_support import (
+    make_config,
+    make_group,
+    opened,
+    settle,
+    states,
+    take,
+    tickets,
+    within,
+)
 from test_store import open_store, put, run
 
 from async_rl.core.errors import InfrastructureError
@@ -71,7 +80,7 @@ def test_a_request_is_not_answered_by_a_store_that_failed_but_by_the_next_life(
         async with opened(tmp_path, make_config(groups_per_step=2)) as service:
             await service.put_group(PutGroup(group=make_group(given[2])))
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
-            assert service.state.num_trained == 2
+            assert list(states(tmp_path).values()).count("trained") == 2
             assert list(service.state.replay.ready) == [2]
 
     run(scenario())

@@ -267,7 +267,8 @@ def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trained(
                 await drop_group(path, again)
         async with opened(tmp_path, make_config()) as service:
             await service.sync_version(SyncVersion(version=0, incarnation="a"))
-            assert service.state.drops == {"untrainable": 1}
+            with reading(path) as connection:
+                assert summary(connection).dropped == {"untrainable": 1}
             for ticket in await tickets(service, 0, generator="generator-1"):
                 group = make_group(ticket, generator="generator-1")
                 await service.put_group(PutGroup(group=group))

@@ -433,7 +433,6 @@ class BufferMachine(RuleBasedStateMachine):
         assert rows == [
             (step, i) for step, batch in enumerate(self.history, start=1) for i in sorted(batch)
         ]
-        assert self.service.state.num_trained == len(trained)
 
     @invariant()
     def nothing_trained_is_over_age(self) -> None:

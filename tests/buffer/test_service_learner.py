@@ -185,9 +185,9 @@ def test_a_learner_that_goes_back_trains_the_undone_batches_again(tmp_path: Path
                 batch = await take(service, version)
                 seen.append([g.group_id for g in batch.groups])
                 await service.commit_step(CommitStep(version=version + 1, group_ids=seen[-1]))
-            assert service.state.num_trained == 6
+            assert list(states(tmp_path).values()).count("trained") == 6
             await service.sync_version(SyncVersion(version=1))
-            assert service.state.num_trained == 2
+            assert list(states(tmp_path).values()).count("trained") == 2
             for version in (1, 2):
                 batch = await take(service, version)
                 assert [g.group_id for g in batch.groups] == seen[version]
@@ -195,7 +195,7 @@ def test_a_learner_that_goes_back_trains_the_undone_batches_again(tmp_path: Path
                 await service.commit_step(CommitStep(version=version + 1, group_ids=seen[version]))
         async with opened(tmp_path, make_config(max_staleness=1)) as service:
             assert service.state.replay.learner_version == 3
-            assert service.state.num_trained == 6
+            assert list(states(tmp_path).values()).count("trained") == 6
 
     run(scenario())
 
@@ -260,7 +260,7 @@ def test_a_learner_that_is_one_commit_ahead_is_caught_up_with(tmp_path: Path) ->
             await put_all(service)
             await take(service, 0)
             await service.sync_version(SyncVersion(version=1))
-            assert service.state.num_trained == 2
+            assert list(states(tmp_path).values()).count("trained") == 2
         assert sorted(states(tmp_path).values()) == ["ready", "ready", "trained", "trained"]
 
     run(scenario())

@@ -45,7 +45,6 @@ _STORED = (
 _READY = _STORED.format(index="groups_ready", where="state='ready' AND purpose='train'")
 _LEASED = _STORED.format(index="groups_leased", where="state='leased'")
 _TRAINED = _STORED.format(index="groups_by_batch", where="state='trained' AND train_version>=?")
-_COUNTS = "SELECT state, reason, number FROM counts WHERE purpose='train' AND number>0"
 _COMPACTED = "SELECT coalesce(max(version), 0) FROM compacted"
 _EVALUATIONS = "SELECT version, finished_s IS NOT NULL FROM evaluations"
 _LIVES = "SELECT incarnation, life FROM lives"
@@ -99,7 +98,6 @@ class StoreReader:
             prompt_ids=dict(self._rows(_PROMPT_IDS)),
             ready=self._objects(StoredGroup, _READY),
             leased=self._objects(StoredGroup, _LEASED),
-            counts={(state, reason): count for state, reason, count in self._rows(_COUNTS)},
             evaluations=dict(self._rows(_EVALUATIONS)),
             left=self._rows(_LEFT),
             rewards=self._rewards(),

@@ -105,7 +105,7 @@ CREATE TABLE trained (
 CREATE INDEX trained_by_group ON trained (group_id);
 
 -- Groups per purpose, state and reason, compacted ones included; kept by the triggers below, so
--- that a start does not count the rows.
+-- that a summary does not count the rows.
 CREATE TABLE counts (
     purpose TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, number INTEGER NOT NULL,
     PRIMARY KEY (purpose, state, reason)
