@@ -2,7 +2,7 @@
 
 `use_segments(model)` makes a model attend by a `Plan`, so that a prompt shared by several responses
 is computed once. No device builds a mask of queries by keys. On a GPU this file runs one kernel
-call for all segments; on a CPU attention_stages.py plans the calls.
+call for all segments; on a CPU cpu_attention.py plans the calls.
 Invariant: the model receives the row's plan as the keyword argument `segments` of its forward call
 and must pass it on to its attention layers.
 """
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from async_rl.batching.packing import Indices
-from async_rl.learner.attention_stages import PartsPlan
+from async_rl.learner.cpu_attention import PartsPlan
 
 _NAME = "async_rl_segments"
 # The causal mask of the memory-efficient kernel that is aligned to the last query and the last key.

@@ -33,7 +33,7 @@ from torch import Tensor
 from async_rl.batching.packing import Indices
 from async_rl.learner import models
 from async_rl.learner.attention import plan
-from async_rl.learner.attention_stages import _padded
+from async_rl.learner.cpu_attention import _padded
 from benchmarks.figures import figure
 from benchmarks.learner.learner import batches, framework_step, make_groups, random_model, status_mb
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from async_rl.batching.packing import Indices
-from async_rl.learner import attention, attention_stages
+from async_rl.learner import attention, cpu_attention
 from async_rl.learner.attention import VarlenPlan, plan
-from async_rl.learner.attention_stages import PartsPlan
+from async_rl.learner.cpu_attention import PartsPlan
 
 CPU = torch.device("cpu")
 HEADS, KEY_HEADS, WIDTH = 4, 2, 8
@@ -85,16 +85,16 @@ def with_gradients(out: Tensor, given: list[Tensor]) -> list[Tensor]:
     num_prompts=st.integers(1, 3),
     longest=st.sampled_from([3, 12, 60]),
     window=st.sampled_from([None, 1, 2, 5, 17, 40]),
-    joined=st.sampled_from([0, 20, 256]),
+    num_queries=st.sampled_from([1, 7, 128]),
     scale=st.sampled_from([1.0, 12.0]),
 )
 def test_rows_have_the_outputs_and_gradients_of_dense_attention(
-    seed: int, num_prompts: int, longest: int, window: int | None, joined: int, scale: float
+    seed: int, num_prompts: int, longest: int, window: int | None, num_queries: int, scale: float
 ) -> None:
     segments = table(np.random.default_rng(seed), num_prompts, longest)
     given_ = inputs(segments, torch.float64, scale=scale)
     expected = with_gradients(dense(segments, *given_, window), given_)
-    with mock.patch.object(attention_stages, "_JOINED_KEYS", joined):
+    with mock.patch.object(cpu_attention, "_ROW_QUERIES", num_queries):
         out = plan(segments, CPU).attend(*given_, None, window)
     for mine, theirs in zip(with_gradients(out, given_), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
@@ -215,5 +215,5 @@ def test_the_kernels_of_a_gpu_accept_what_they_are_given(
 def test_windows_are_planned_once_per_row() -> None:
     segments = np.array([(0, 50, 0, 0)])
     row = PartsPlan(segments, CPU)
-    assert row._stages(7) is row._stages(7)
-    assert row._stages(50) is row._stages(None)
+    assert row.parts(7) is row.parts(7)
+    assert row.parts(50) is row.parts(None)
