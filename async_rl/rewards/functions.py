@@ -46,6 +46,7 @@ def find_function(name: str, reward: RewardConfig, *, limit_s: float) -> RewardF
     """
     match reward.terms[name]:
         case RewardModelTerm() as term:
+            # torch and transformers take seconds to import, and most runs have no reward model.
             from async_rl.rewards.models import RewardModel
 
             return RewardModel(term, f"reward.terms.{name}")
@@ -61,37 +62,36 @@ def check_functions(reward: RewardConfig) -> list[str]:
     """One line per function that cannot be loaded; imports the modules but loads no model."""
     problems = []
     for name, term in reward.terms.items():
-        try:
-            if isinstance(term, PluginTerm):
+        if isinstance(term, PluginTerm):
+            try:
                 load_function(f"reward.terms.{name}.fn", term.fn, REWARD)
-        except ConfigError as error:
-            problems.append(str(error))
+            except ConfigError as error:
+                problems.append(str(error))
     return problems
 
 
 def read_score(name: str, returned: Any) -> dict[str, float]:
     """The parts of a score, "score" among them. Raises RewardError."""
+    # The call was not awaited, because only a function defined with async def is.
     if isinstance(returned, Awaitable):
         raise RewardError(f"{name} returned an awaitable; define it with async def")
     parts = returned if isinstance(returned, dict) else {SCORE: returned}
     numbers = {}
     for part, value in parts.items():
-        if not isinstance(part, str) or not _is_number(value):
+        try:
+            is_number = isinstance(part, str) and math.isfinite(value)
+        except (TypeError, ValueError, OverflowError):
+            is_number = False
+        if not is_number:
             raise RewardError(
                 f"{name} returned {returned!r:.200}; return a finite number, or a dict of names and"
                 " finite numbers"
             )
+        # Also numbers of numpy and torch, which JSON cannot encode.
         numbers[part] = float(value)
     if not numbers:
         raise RewardError(f"{name} returned an empty dict; return at least one part")
     return {SCORE: sum(numbers.values()), **numbers}
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
 
 
 def is_well_formed(response: str) -> bool:
@@ -132,49 +132,49 @@ class RemoteScorer:
             )
         self._remote, self._extraction, self._url = remote, extraction, remote.url.rstrip("/")
         self._text = TextProcess()
-        headers = {"content-type": "application/json"}
+        # Without the proxy of the environment: samples must reach the configured server only.
+        self._http = httpx.AsyncClient(timeout=limit_s / remote.attempts, trust_env=False)
+        self._http.headers["content-type"] = "application/json"
         if token:
-            headers["authorization"] = f"Bearer {token}"
-        self._http = httpx.AsyncClient(
-            headers=headers, timeout=limit_s / remote.attempts, trust_env=False
-        )
+            self._http.headers["authorization"] = f"Bearer {token}"
 
     async def __call__(self, sample: RewardSample) -> Any:
         """The server's score. Raises RewardError after `attempts` failures."""
-        score = self._plain if self._remote.form == "plain" else self._share_of_tests
         problem = ""
         for attempt in range(self._remote.attempts):
+            # No pause before the first attempt, and a longer one before each further attempt.
             await asyncio.sleep(_PAUSE_S * attempt)
             try:
-                return await score(sample)
+                if self._remote.form == "verifier":
+                    return await self._share_of_tests(sample)
+                return msgspec.json.decode(await self._post(self._url, sample))
             except (httpx.HTTPError, msgspec.DecodeError) as error:
                 problem = f"{type(error).__name__} {error}"
         raise RewardError(
             f"{self._url} gave no score in {self._remote.attempts} attempts; the last: {problem}"
         )
 
-    async def _plain(self, sample: RewardSample) -> Any:
-        return msgspec.json.decode(await self._post(self._url, sample))
-
-    async def _share_of_tests(self, sample: RewardSample) -> dict[str, float]:
+    async def _share_of_tests(self, sample: RewardSample) -> float:
         code = await self._text.code(sample.response, self._extraction)
         if code is None:
-            return {SCORE: 0.0}
+            return 0.0
         request = VerifyRequest(
             code=code, tests=sample.tests, setup=sample.setup, stop_at_first_failure=False
         )
         body = await self._post(f"{self._url}/verify", request)
         answer = msgspec.json.decode(body, type=VerifyResponse)
         if answer.verdict is Verdict.INFRASTRUCTURE_ERROR:
+            # An error of httpx, so that the next attempt asks again.
             raise httpx.RemoteProtocolError(
                 f"it could not judge the program: {answer.tests[0].message}"
             )
         if answer.verdict is Verdict.TEST_ERROR:
             raise RewardError(f"a test of the sample is broken: {answer.tests[-1].message}")
-        return {SCORE: answer.share(len(sample.tests))}
+        return answer.share(len(sample.tests))
 
     async def _post(self, url: str, message: msgspec.Struct) -> bytes:
         reply = await self._http.post(url, content=msgspec.json.encode(message))
+        # The same sample would be refused again; a full server (429) may take it later.
         if 400 <= reply.status_code < 500 and reply.status_code != 429:
             raise RewardError(f"{url} refused the sample ({reply.status_code}): {reply.text[:200]}")
         reply.raise_for_status()

@@ -15,12 +15,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
-from async_rl.config.rewards import TESTS, Part
+from async_rl.config.rewards import TESTS
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
-from async_rl.core.types import AnswerTest, CodeTest, Prompt, Score, StepScore, Verdict
+from async_rl.core.types import AnswerTest, Prompt, Score, StepScore, Verdict
 from async_rl.rewards.functions import SCORE, is_well_formed
 from async_rl.rewards.memo import Judged, Verifier
 from async_rl.rewards.text_process import TextProcess
@@ -59,8 +59,10 @@ class Scorer:
         """
         terms = self._reward.terms_of(prompt.data_source)
         names = [term.function for term in terms if term.function != TESTS]
-        if not names or self._ask is None or sample is None:
+        if not names:
             return await self.score_by_tests(prompt, response_text)
+        assert self._ask is not None
+        assert sample is not None
         started = time.monotonic()
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(self._ask(names, sample()), name="ask reward functions")
@@ -68,37 +70,25 @@ class Scorer:
             # The tests are a term too; they run while the functions run.
             if len(names) < len(terms):
                 judged = await self.score_by_tests(prompt, response_text)
-        score = self._combined(terms, asking.result(), judged)
-        return msgspec.structs.replace(score, latency_s=time.monotonic() - started)
+        parts = {} if judged is None else {**judged.parts, TESTS: judged.reward}
+        reward = 0.0
+        for name, weight in terms:
+            for part, value in asking.result().get(name, {}).items():
+                parts[name if part == SCORE else f"{name}.{_SPECIAL.sub('_', part)}"] = value
+            reward += weight * parts[name]
+        if judged is None:
+            verdict = Verdict.PASS
+            if reward < self._reward.pass_reward:
+                verdict = Verdict.WRONG_ANSWER
+            judged = Score(reward=reward, parts=parts, verdicts=(verdict,), latency_s=0.0)
+        latency_s = time.monotonic() - started
+        return replace(judged, reward=reward, parts=parts, latency_s=latency_s)
 
     async def score_by_tests(self, prompt: Prompt, response_text: str) -> Score:
         """The score by the row's own tests alone."""
         language = prompt.problem.language
         code = await self._text.code(response_text, self._reward.extraction, language)
         return await self._judge(prompt, response_text, code)
-
-    def _combined(
-        self, terms: Sequence[Part], asked: FunctionScores, judged: Score | None
-    ) -> Score:
-        parts = {} if judged is None else {**judged.parts, TESTS: judged.reward}
-        reward = 0.0
-        for name, weight in terms:
-            for part, value in asked.get(name, {}).items():
-                parts[name if part == SCORE else f"{name}.{_SPECIAL.sub('_', part)}"] = value
-            reward += weight * parts[name]
-        if judged is not None:
-            return Score(
-                reward=reward,
-                parts=parts,
-                verdicts=judged.verdicts,
-                latency_s=0.0,
-                failure=judged.failure,
-            )
-        if reward >= self._reward.pass_reward:
-            verdicts = (Verdict.PASS,)
-        else:
-            verdicts = (Verdict.WRONG_ANSWER,)
-        return Score(reward=reward, parts=parts, verdicts=verdicts, latency_s=0.0)
 
     async def score_steps(
         self,
@@ -140,7 +130,7 @@ class Scorer:
             StepScore(end_tokens=count, reward=task.result().reward)
             for count, task in zip(ends.values(), tasks, strict=True)
         ]
-        return msgspec.structs.replace(tasks[-1].result(), steps=tuple(steps))
+        return replace(tasks[-1].result(), steps=tuple(steps))
 
     async def _judge(self, prompt: Prompt, text: str, code: str | None) -> Score:
         started = time.monotonic()
@@ -169,37 +159,30 @@ class Scorer:
             parts["format"] = float(is_formed)
             if is_formed and share == 0:
                 value = reward.format_reward
-        latency_s = time.monotonic() - started
         return Score(
             reward=value,
             parts=parts,
             verdicts=verdicts,
-            latency_s=latency_s,
+            latency_s=time.monotonic() - started,
             failure=judged.failure,
         )
 
     async def _verdicts(self, prompt: Prompt, text: str, code: str | None) -> Judged:
         """Verdicts of answers, judged on the whole text, then of the other tests on the program."""
         problem = prompt.problem
-        answers: list[CodeTest] = []
-        others: list[CodeTest] = []
-        for test in problem.tests:
-            (answers if isinstance(test, AnswerTest) else others).append(test)
-        of_program = Judged(verdicts=())
+        answers = [test for test in problem.tests if isinstance(test, AnswerTest)]
+        others = [test for test in problem.tests if not isinstance(test, AnswerTest)]
+        results = []
+        if answers:
+            results.append(await self._verifier.verify(replace(problem, tests=answers), text))
         if others and code is None:
-            of_program = Judged(
-                verdicts=(Verdict.COMPILE_ERROR,), failure="the response has no program"
-            )
+            verdicts = (Verdict.COMPILE_ERROR,)
+            results.append(Judged(verdicts=verdicts, failure="the response has no program"))
         elif others and code is not None:
-            code_problem = msgspec.structs.replace(problem, tests=others)
-            of_program = await self._verifier.verify(code_problem, code)
-        if others and not answers:
-            return of_program
-        answer_problem = msgspec.structs.replace(problem, tests=answers)
-        of_answers = await self._verifier.verify(answer_problem, text)
+            results.append(await self._verifier.verify(replace(problem, tests=others), code))
         return Judged(
-            verdicts=of_answers.verdicts + of_program.verdicts,
-            failure=of_answers.failure or of_program.failure,
+            verdicts=tuple(verdict for result in results for verdict in result.verdicts),
+            failure=next((result.failure for result in results if result.failure), ""),
         )
 
 
@@ -212,7 +195,7 @@ def _paragraph_ends(text: str) -> list[int]:
 
 def _until(whole: RewardSample, end: int, num_tokens: int) -> RewardSample:
     """The sample as if the response had ended there."""
-    return msgspec.structs.replace(
+    return replace(
         whole,
         response=whole.response[:end],
         transcript=whole.transcript[:end],

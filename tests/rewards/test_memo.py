@@ -40,17 +40,6 @@ def test_a_known_program_is_not_judged_again_and_another_problem_is() -> None:
     assert asyncio.run(main()) == ["pass", "pass"]
 
 
-def test_size_0_judges_every_program() -> None:
-    async def main() -> list[str]:
-        verifier = Counting()
-        memo = VerdictMemo(verifier, size=0)
-        await memo.verify(PROBLEM, "pass")
-        await memo.verify(PROBLEM, "pass")
-        return verifier.asked
-
-    assert asyncio.run(main()) == ["pass", "pass"]
-
-
 @pytest.mark.parametrize("verdict", ["timeout", "memory", "output_limit", "infrastructure_error"])
 def test_verdicts_that_hinge_on_the_machine_are_not_kept(verdict: str) -> None:
     async def main() -> int:

@@ -121,7 +121,7 @@ def test_a_row_of_answers_and_programs_asks_each_of_what_it_is_about() -> None:
     verifier = Verifier()
     text = f"this is right\n```python\n{PROGRAM}\n```\n"
     assert score(text, tests=[WORDS, CALL], verifier=verifier).reward == 1.0
-    assert verifier.asked == [(1, PROGRAM + "\n"), (1, text)]
+    assert verifier.asked == [(1, text), (1, PROGRAM + "\n")]
     assert score(text, tests=[CALL, WORDS]).reward == 1.0
     assert score(text.replace("right", "wrong"), tests=[CALL, WORDS]).reward == 0.0
     assert score(text.replace("def f", "def g"), tests=[WORDS, CALL]).reward == 0.0
