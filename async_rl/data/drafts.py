@@ -268,15 +268,10 @@ def fitted(
     """
     if len(ids) <= limit:
         return list(ids)
-    if mode == "left":
-        return list(ids[-limit:])
-    if mode == "right":
-        return list(ids[:limit])
-    if mode == "middle":
-        # The end has the question and the generation prompt, so it gets the odd token.
-        first = limit // 2
-        return [*ids[:first], *ids[len(ids) - (limit - first) :]]
-    return None
+    num_first = {"left": 0, "right": limit, "middle": limit // 2}.get(mode)
+    if num_first is None:
+        return None
+    return [*ids[:num_first], *ids[len(ids) - (limit - num_first) :]]
 
 
 def filled(ids: Sequence[int], length: int) -> list[int]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -27,7 +28,6 @@ from async_rl.data.cache import build_once, cache_root
 Row = dict[str, Any]
 Placed = tuple[str, Row | DataError]
 """A row, or why it cannot be read, with its origin."""
-_SUFFIXES = (".jsonl", ".json", ".parquet")
 _BATCH_ROWS = 1024
 """Rows of Parquet in memory at one time: as Python objects a file takes several times its size."""
 _log = logging.getLogger(__name__)
@@ -47,23 +47,23 @@ def open_table(file: str) -> Table:
     """Return the rows of a local path, an fsspec URL or a function. Raises DataError here or when a
     row is read.
     """
+    if is_function_of_rows(file):
+        function = load_function("data.train_files or data.val_files", file, DATA_SOURCE)
+        return _placed_rows(file, function())
     suffix = PurePosixPath(file).suffix.lower()
-    # A file format first: the suffix of file.py:function is .py:function, which is none of them.
-    if suffix not in _SUFFIXES and is_plugin(file, DATA_SOURCE):
-        return list(_rows_of_plugin(file))
-    if suffix not in _SUFFIXES:
+    if suffix not in _FORMATS:
         raise DataError(
-            f"{file}: unknown kind of file {suffix!r}; give one of {', '.join(_SUFFIXES)}"
+            f"{file}: unknown kind of file {suffix!r}; give one of {', '.join(_FORMATS)}"
         )
     with readable(file):
-        local = _local_copy(file, suffix)
-        match suffix:
-            case ".jsonl":
-                return _Lines(file=file, local=local)
-            case ".parquet":
-                return _Parquet(file=file, local=local)
-        return list(_json(file, local.read_bytes()))
-    raise AssertionError("readable turns each error into DataError")
+        table = _FORMATS[suffix](file=file, local=_local_copy(file, suffix))
+    return table
+
+
+def is_function_of_rows(file: str) -> bool:
+    """Return whether this names a function that yields rows."""
+    # A file format first: the suffix of file.py:function is .py:function, which is none of them.
+    return PurePosixPath(file).suffix.lower() not in _FORMATS and is_plugin(file, DATA_SOURCE)
 
 
 def read_rows(file: str) -> Iterator[tuple[str, Row]]:
@@ -95,8 +95,8 @@ def _matches(pattern: str) -> list[str]:
 
     with readable(pattern):
         system, path = fsspec.core.url_to_fs(pattern)
-        return sorted(system.unstrip_protocol(name) for name in system.glob(path))
-    raise AssertionError("readable turns each error into DataError")
+        matches = sorted(system.unstrip_protocol(name) for name in system.glob(path))
+    return matches
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def readable(file: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise DataError(f"{file}: no such file; correct the path") from error
+        raise DataError(f"{file}: there is no such file; correct the path") from error
     # ImportError: fsspec needs a package per protocol. ValueError: an unknown protocol, or a file
     # that is not Parquet.
     except (OSError, ImportError, ValueError) as error:
@@ -130,25 +130,8 @@ def _local_copy(file: str, suffix: str) -> Path:
     )
 
 
-def _rows_of_plugin(name: str) -> Iterator[Placed]:
-    source = load_function("data.train_files or data.val_files", name, DATA_SOURCE)
-    for number, row in enumerate(source(), start=1):
-        origin = f"{name}, row {number}"
-        if isinstance(row, dict):
-            yield origin, row
-        else:
-            yield origin, DataError(f"{origin}: is a {type(row).__name__}; a row must be a dict")
-
-
-def _json(file: str, data: bytes) -> Iterator[Placed]:
-    rows = _decode(file, data)
-    if not isinstance(rows, list):
-        raise DataError(
-            f"{file}: holds one {type(rows).__name__}, not an array of rows; write a json array, or"
-            " one object per line as .jsonl"
-        )
-    for number, row in enumerate(rows, start=1):
-        yield _placed(f"{file}, row {number}", row)
+def _placed_rows(file: str, rows: Iterable[Any]) -> list[Placed]:
+    return [_placed(f"{file}, row {number}", row) for number, row in enumerate(rows, start=1)]
 
 
 def _placed(origin: str, row: Any) -> Placed:
@@ -203,16 +186,32 @@ class _Parquet:
         import pyarrow.parquet as parquet
 
         with readable(self.file):
-            return int(parquet.read_metadata(self.local).num_rows)
-        raise AssertionError("readable turns each error into DataError")
+            num_rows = int(parquet.read_metadata(self.local).num_rows)
+        return num_rows
 
     def __iter__(self) -> Iterator[Placed]:
         import pyarrow.parquet as parquet
 
-        number = 0
+        # Without pre_buffer memory holds one batch, not a row group, which may be a gigabyte.
         with readable(self.file), parquet.ParquetFile(self.local, pre_buffer=False) as reader:
-            # Without pre_buffer memory holds one batch, not a row group, which may be a gigabyte.
-            for batch in reader.iter_batches(batch_size=_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{self.file}, row {number}", row
+            batches = reader.iter_batches(batch_size=_BATCH_ROWS)
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, start=1):
+                yield f"{self.file}, row {number}", row
+
+
+def _array(*, file: str, local: Path) -> list[Placed]:
+    rows = _decode(file, local.read_bytes())
+    if not isinstance(rows, list):
+        raise DataError(
+            f"{file}: holds one {type(rows).__name__}, not an array of rows; write a json array, or"
+            " one object per line as .jsonl"
+        )
+    return _placed_rows(file, rows)
+
+
+_FORMATS: dict[str, Callable[..., Table]] = {
+    ".jsonl": _Lines,
+    ".json": _array,
+    ".parquet": _Parquet,
+}

@@ -15,7 +15,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +44,6 @@ class _Source:
     files: Sequence[str]
     num_rows: int
     drafts: Callable[[Drafter], Iterator[Draft | Rejected]]
-
-
-@dataclass(slots=True)
-class Examined:
-    """The content of files. lengths: tokens of each readable prompt, before truncation."""
-
-    prompts: list[Prompt] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    num_cut: int = 0
 
 
 def prepare_prompts(
@@ -107,20 +96,11 @@ def held_out_prompts(config: RunConfig, tokenizer: Any) -> list[Prompt]:
     return list(_usable(source, config, tokenizer))[: config.evaluation.num_prompts or None]
 
 
-def examine(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Examined:
-    """Return every row of the files, as a prompt or as rejected. Raises DataError if a file cannot
-    be read, or if there are no rows.
+def examined(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Iterator[Outcome]:
+    """Yield the outcome of every row of the files. Raises DataError if a file cannot be read, or if
+    there are no rows.
     """
-    examined = Examined()
-    for num_tokens, outcome in _outcomes(_source_of(patterns), config, tokenizer):
-        if num_tokens:
-            examined.lengths.append(num_tokens)
-        if isinstance(outcome, Rejected):
-            examined.rejected.append(outcome)
-        else:
-            examined.prompts.append(outcome)
-            examined.num_cut += num_tokens > config.data.max_prompt_tokens
-    return examined
+    return _outcomes(_source_of(patterns), config, tokenizer)
 
 
 def steps_of_epochs(config: RunConfig) -> int:

@@ -24,8 +24,7 @@ from async_rl.core.types import AnswerTest, CodeTest, Prompt
 from async_rl.launchers.commands.options import split_conf
 
 if TYPE_CHECKING:
-    from async_rl.data.drafts import Rejected
-    from async_rl.data.prompts import Examined
+    from async_rl.data.drafts import Outcome
 
 # Rows are usually wrong for one reason, which the first ones show.
 _NUM_SHOWN = 10
@@ -56,7 +55,7 @@ def check(
     from async_rl.composition.compose import compose_unchecked
     from async_rl.composition.files import QUICKSTART
     from async_rl.data.prepare import prepare_model
-    from async_rl.data.prompts import examine
+    from async_rl.data.prompts import examined
     from async_rl.data.tokenizer import load_tokenizer
     from async_rl.rewards.functions import check_functions
 
@@ -75,10 +74,11 @@ def check(
     raise_if_any(check_functions(config.reward))
     path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
     tokenizer = load_tokenizer(config, path)
-    examined = examine(config.data.train_files, config, tokenizer)
-    is_refused = _report(examined, config)
+    outcomes = list(examined(config.data.train_files, config, tokenizer))
+    is_refused = _report(outcomes, config)
+    prompts = [outcome for _, outcome in outcomes if isinstance(outcome, Prompt)]
     try:
-        useless = asyncio.run(_useless(examined.prompts, config))
+        useless = asyncio.run(_useless(prompts, config))
     except ConfigError as error:
         useless = []
         typer.echo(f"the tests were not tried: {error}")
@@ -117,41 +117,39 @@ def _listed(files: list[str]) -> str:
     return "[" + ",".join("'" + file.replace("'", r"\'") + "'" for file in files) + "]"
 
 
-def _report(examined: Examined, config: RunConfig) -> bool:
+def _report(outcomes: Sequence[Outcome], config: RunConfig) -> bool:
     """Print the report and return whether a run with these settings would refuse the files."""
     settings = config.data
-    typer.echo(
-        f"{len(examined.prompts) + len(examined.rejected)} rows, {len(examined.prompts)} prompts"
-    )
-    if examined.lengths:
-        ordered = sorted(examined.lengths)
-        median = ordered[len(ordered) // 2]
-        late = ordered[int(0.95 * len(ordered))]
-        spread = f"shortest {ordered[0]}, median {median}, 95% {late}, longest {ordered[-1]}"
+    prompts = [outcome for _, outcome in outcomes if isinstance(outcome, Prompt)]
+    rejected = [outcome for _, outcome in outcomes if not isinstance(outcome, Prompt)]
+    typer.echo(f"{len(outcomes)} rows, {len(prompts)} prompts")
+    if lengths := sorted(num_tokens for num_tokens, _ in outcomes if num_tokens):
+        median = lengths[len(lengths) // 2]
+        late = lengths[int(0.95 * len(lengths))]
+        spread = f"shortest {lengths[0]}, median {median}, 95% {late}, longest {lengths[-1]}"
         typer.echo(f"prompt tokens: {spread} (limit {settings.max_prompt_tokens})")
-    scorers = Counter(_scorers(examined, config.reward))
+    scorers = Counter(_scorers(prompt, config.reward) for prompt in prompts)
     for (source, scorer), count in scorers.most_common():
         typer.echo(f"data_source {source}: {count} rows, reward by {scorer}")
-    if examined.num_cut:
+    over_long = [row.reason for row in rejected if row.is_over_long]
+    num_cut = sum(length > settings.max_prompt_tokens for length in lengths) - len(over_long)
+    if num_cut:
         setting = f"data.truncation={settings.truncation}"
-        typer.echo(f"{examined.num_cut} prompts are cut to the limit ({setting})")
-    over_long = [rejected for rejected in examined.rejected if rejected.is_over_long]
-    bad = [rejected for rejected in examined.rejected if not rejected.is_over_long]
+        typer.echo(f"{num_cut} prompts are cut to the limit ({setting})")
+    bad = [row.reason for row in rejected if not row.is_over_long]
     has_refused = [
         _show_rejected(over_long, "data.truncation", settings.truncation),
         _show_rejected(bad, "data.bad_rows", settings.bad_rows),
     ]
-    return any(has_refused) or not examined.prompts
+    return any(has_refused) or not prompts
 
 
-def _show_rejected(rejected: Sequence[Rejected], setting: str, value: str) -> bool:
+def _show_rejected(reasons: Sequence[str], setting: str, value: str) -> bool:
     """Print the rows that a setting leaves out and return whether a run would refuse them."""
-    if not rejected:
-        return False
     is_refused = value == "error"
     fate = "refused" if is_refused else "left out"
-    _show([row.reason for row in rejected], f"rows are {fate} ({setting}={value})")
-    return is_refused
+    _show(reasons, f"rows are {fate} ({setting}={value})")
+    return is_refused and bool(reasons)
 
 
 def _show(reasons: Sequence[str], title: str) -> None:
@@ -163,17 +161,14 @@ def _show(reasons: Sequence[str], title: str) -> None:
         typer.echo(f"  and {len(reasons) - _NUM_SHOWN} more")
 
 
-def _scorers(examined: Examined, reward: RewardConfig) -> list[tuple[str, str]]:
-    """Return the data source of each prompt and the terms of its reward with their weights."""
-    scorers = []
-    for prompt in examined.prompts:
-        tests = ", ".join(sorted({_scorer(test) for test in prompt.problem.tests})) or "no tests"
-        terms = []
-        for term in reward.terms_of(prompt.data_source):
-            name = tests if term.function == TESTS else term.function
-            terms.append(name if term.weight == 1 else f"{term.weight:g} x {name}")
-        scorers.append((prompt.data_source, " + ".join(terms)))
-    return scorers
+def _scorers(prompt: Prompt, reward: RewardConfig) -> tuple[str, str]:
+    """Return the data source of a prompt and the terms of its reward with their weights."""
+    tests = ", ".join(sorted({_scorer(test) for test in prompt.problem.tests})) or "no tests"
+    terms = []
+    for term in reward.terms_of(prompt.data_source):
+        name = tests if term.function == TESTS else term.function
+        terms.append(name if term.weight == 1 else f"{term.weight:g} x {name}")
+    return prompt.data_source, " + ".join(terms)
 
 
 def _scorer(test: CodeTest) -> str:

@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from glob import glob, has_magic
 from pathlib import Path
 
 from async_rl.composition.hardware import model_shape
@@ -22,12 +21,10 @@ from async_rl.config.plugins import (
     ADVANTAGE,
     AGENT,
     CORRECTION,
-    DATA_SOURCE,
     ENGINE,
     GRADIENT,
     POLICY_LOSS,
     Kind,
-    is_plugin,
     load_function,
     load_rollout,
 )
@@ -65,8 +62,7 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     if mixed:
         yield mixed
     yield from machine_problems(config, machine)
-    file_problems = list(_file_problems(config))
-    yield from file_problems
+    yield from _model_problems(config)
     yield from host_problems(config)
     yield from _directory_problems(config, machine, is_new=is_new)
     if is_new:
@@ -76,12 +72,12 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     yield from _package_problems(config)
     verifier_problems = list(_verifier_problems(config.sandbox, config.reward))
     yield from verifier_problems
-    if config.data.train_files and not file_problems and not verifier_problems:
+    if config.data.train_files:
         # Imports the reading of data and the calling of reward functions, which --help and runs of
         # the embedded task do not need.
         from async_rl.launchers.preflight.first_rows import row_problems
 
-        yield from row_problems(config)
+        yield from row_problems(config, has_functions=not verifier_problems)
     yield from _rollout_problems(config.rollout)
     if config.agent.fn is not None:
         yield from _plugin_problems("rollout.fn", config.agent.fn, AGENT)
@@ -149,30 +145,7 @@ def _rollout_problems(rollout: RolloutConfig) -> Iterator[str]:
         yield str(error)
 
 
-def _file_problems(config: RunConfig) -> Iterator[str]:
-    for name, files in (
-        ("train_files", config.data.train_files),
-        ("val_files", config.data.val_files),
-    ):
-        for file in files:
-            path = Path(file)
-            if "://" in file:
-                continue
-            if not path.exists() and is_plugin(file, DATA_SOURCE):
-                yield from _plugin_problems(f"data.{name}", file, DATA_SOURCE)
-                continue
-            if has_magic(file):
-                if not glob(file, recursive=True):
-                    yield f"data.{name}={file}: no file matches this pattern; correct the pattern"
-            elif not path.is_file():
-                yield (
-                    f"data.{name}={file}: there is no such file; give the path of a .jsonl, .json"
-                    " or .parquet file"
-                )
-            elif not os.access(path, os.R_OK):
-                yield f"data.{name}={file}: may not be read; change its permissions (chmod u+r)"
-            elif path.stat().st_size == 0:
-                yield f"data.{name}={file}: is empty; give a file with at least one prompt"
+def _model_problems(config: RunConfig) -> Iterator[str]:
     if config.data.tokenizer is not None and not Path(config.data.tokenizer).is_dir():
         yield (
             f"data.tokenizer={config.data.tokenizer}: there is no such directory; give one with a"

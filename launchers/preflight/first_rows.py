@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 
 from async_rl.config.base import replace
-from async_rl.config.plugins import DATA_SOURCE, is_plugin
+from async_rl.config.plugins import DATA_SOURCE, load_function
 from async_rl.config.rewards import PluginTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, RewardError, Unsupported
 from async_rl.core.types import ContainerTest
 from async_rl.data.drafts import Draft, Drafter, Rejected
-from async_rl.data.files import matching_files, open_table
+from async_rl.data.files import is_function_of_rows, matching_files, open_table
 from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rewards.verifier.reward_process import RewardProcess
@@ -46,22 +46,30 @@ class _PlainChat:
         return "\n".join(message["content"] for message in messages)
 
 
-def row_problems(config: RunConfig) -> Iterator[str]:
+def row_problems(config: RunConfig, *, has_functions: bool = True) -> Iterator[str]:
     """Yield the problems of the first rows of local files, one line per file, and the reward
     functions that fail on all of them.
+
+    has_functions: the reward functions can be loaded, so they are tried.
     """
     drafts = []
     for setting, patterns in (
         ("data.train_files", config.data.train_files),
         ("data.val_files", config.data.val_files),
     ):
+        for name in filter(is_function_of_rows, patterns):
+            try:
+                load_function(setting, name, DATA_SOURCE)
+            except ConfigError as error:
+                yield str(error)
         for draft in _first_drafts(patterns, config):
             if isinstance(draft, str):
                 yield f"{setting}: {draft}"
             elif setting == "data.train_files":
                 drafts.append(draft)
     yield from _length_problems(config, drafts)
-    yield from _reward_problems(config, drafts)
+    if has_functions:
+        yield from _reward_problems(config, drafts)
     yield from _image_problems(config, drafts)
 
 
@@ -104,16 +112,19 @@ def _image_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]
 
 def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft | str]:
     """Yield the drafts of the first rows, or the problem that stops the reading of a file."""
-    files = [file for file in patterns if "://" not in file and not is_plugin(file, DATA_SOURCE)]
+    # A remote file may take minutes to copy, and the rows of a function to make.
+    local = [name for name in patterns if "://" not in name and not is_function_of_rows(name)]
     try:
-        files = matching_files(files)
+        files = matching_files(local)
         drafter = Drafter(files, config, _PlainChat())
     except DataError as error:
         yield str(error)
         return
     for file in files:
         try:
-            rows = itertools.islice(open_table(file), _NUM_ROWS)
+            rows = list(itertools.islice(open_table(file), _NUM_ROWS))
+            if not rows:
+                yield f"{file}: is empty; give a file with at least one prompt"
             for number, placed in enumerate(rows):
                 draft = drafter.draft(file, number, placed)
                 if not isinstance(draft, Rejected):

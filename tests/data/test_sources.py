@@ -10,12 +10,13 @@ import fsspec
 import pytest
 from data_support import make_config
 
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, Prompt, StdinTest
 from async_rl.data import corpus, drafts
-from async_rl.data.drafts import filled, fitted
+from async_rl.data.drafts import Rejected, filled, fitted
 from async_rl.data.files import matching_files, read_rows
-from async_rl.data.prompts import examine, train_prompts
+from async_rl.data.prompts import examined, train_prompts
 from async_rl.data.tokenizer import build_tokenizer
 
 TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
@@ -37,6 +38,11 @@ def load(pattern: object, tokenizer: Any, *overrides: str) -> list[Prompt]:
         f"data.train_files=['{pattern}']", "data.max_prompt_tokens=500", *overrides
     )
     return list(train_prompts(config, tokenizer))
+
+
+def rejected_rows(path: Path, config: RunConfig, tokenizer: Any) -> list[Rejected]:
+    outcomes = examined([str(path)], config, tokenizer)
+    return [outcome for _, outcome in outcomes if isinstance(outcome, Rejected)]
 
 
 def words(prompts: list[Prompt]) -> list[str]:
@@ -95,7 +101,7 @@ def test_a_remote_file_is_copied_once_and_again_only_when_it_changed(tmp_path: P
 
 def test_an_absent_remote_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(DataError, match=r"memory://bucket/none.jsonl: no such file"):
+    with pytest.raises(DataError, match=r"memory://bucket/none.jsonl: there is no such file"):
         list(read_rows("memory://bucket/none.jsonl"))
 
 
@@ -170,7 +176,7 @@ def test_bad_rows_are_refused_with_their_number_or_left_out_and_counted(
     config = make_config(f"data.train_files=[{path}]")
     reasons = [
         rejected.reason.partition("x.jsonl, ")[2]
-        for rejected in examine([str(path)], config, tokenizer).rejected
+        for rejected in rejected_rows(path, config, tokenizer)
     ]
     assert [reason[:18] for reason in reasons] == [
         "row 2: no tests am",
@@ -233,7 +239,7 @@ def test_areal_rows_find_their_tests_in_the_metadata_file(tokenizer: Any, tmp_pa
     broken = make_config(f"data.train_files=[{other}]", f"data.metadata_file={metadata}")
     assert (
         "y.jsonl, row 2: input_output is '{', which is not JSON"
-        in examine([str(other)], broken, tokenizer).rejected[1].reason
+        in rejected_rows(other, broken, tokenizer)[1].reason
     )
 
 

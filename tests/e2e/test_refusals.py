@@ -53,7 +53,7 @@ def test_a_data_file_that_cannot_be_read_names_the_file(tmp_path: Path) -> None:
         f"data.train_files={tmp_path}/none.jsonl",
         "evaluation.every_steps=0",
     )
-    assert f"data.train_files={tmp_path}/none.jsonl: there is no such file" in said
+    assert f"data.train_files: {tmp_path}/none.jsonl: there is no such file" in said
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
