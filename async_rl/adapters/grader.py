@@ -23,6 +23,7 @@ from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
 
 _PAUSE_S = 0.2
+# 429: the queue of the verifier is full; 502 to 504: it restarts behind a proxy.
 _RETRIED = frozenset({429, 502, 503, 504})
 
 
@@ -38,7 +39,9 @@ class Grader:
                 "ASYNC_RL_VERIFIER_URL is not set; start `async-rl verifier` and set it to"
                 " http://host:port/token/SECRET"
             )
-        self._url, self._cpu_s, self._timeout_s = address.rstrip("/"), cpu_s, timeout_s
+        self._url = address.rstrip("/")
+        self._cpu_s = cpu_s
+        self._timeout_s = timeout_s
 
     def scores(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """As `scores_async`, for callers without an event loop in their thread."""
@@ -61,6 +64,7 @@ class Grader:
 
     async def _score(self, response: str, row: Mapping[str, Any]) -> float:
         problem, _ = read_problem("the row of a response", dict(row))
+        # An answer in words is compared with the whole response.
         wants_words = any(isinstance(test, AnswerTest) for test in problem.tests)
         extractor = TextProcess()
         try:
@@ -75,6 +79,7 @@ class Grader:
             return 0.0
         results = await self.results(code, problem.tests, problem.setup, language=problem.language)
         num_passed = sum(result.verdict is Verdict.PASS for result in results)
+        # A program that does not compile has one result for all its tests.
         return num_passed / max(len(results), len(problem.tests))
 
     async def results(
@@ -95,8 +100,10 @@ class Grader:
             timeout_s=self._cpu_s,
             stop_at_first_failure=stop,
         )
-        body, problem = msgspec.json.encode(request), ""
+        body = msgspec.json.encode(request)
+        problem = ""
         deadline = time.monotonic() + self._timeout_s
+        # Not through a proxy, which could not reach a verifier on this machine.
         async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as http:
             while time.monotonic() < deadline:
                 try:
@@ -106,6 +113,7 @@ class Grader:
                         for test in answer.tests:
                             if test.verdict is Verdict.TEST_ERROR:
                                 raise DataError(f"a test is broken: {test.message}")
+                        # Says nothing about the program, so it is judged again.
                         if answer.verdict is not Verdict.INFRASTRUCTURE_ERROR:
                             return answer.tests
                         problem = answer.tests[0].message

@@ -23,7 +23,7 @@ import gymnasium
 import msgspec
 import openai
 
-from async_rl.sessions.worker import Endpoint
+from async_rl.sessions.endpoint import Endpoint
 
 _OUT_OF_ROOM = ("context_length_exceeded", "too_many_turns")
 """The endpoint's reasons to refuse a call that no shorter call would avoid."""
@@ -79,7 +79,8 @@ def _begin(row: Mapping[str, Any]) -> tuple[Any, str]:
 
 def main() -> None:
     """Write rows of one environment, with the seeds from 0."""
-    environment, count = sys.argv[1], int(sys.argv[2])
+    environment = sys.argv[1]
+    count = int(sys.argv[2])
     for seed in range(count):
         row = {"environment": environment, "seed": seed}
         env, observation = _begin(row)

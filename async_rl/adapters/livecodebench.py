@@ -18,8 +18,10 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.io_pairs import read_input_output
 from async_rl.core.types import Verdict
 
+# The runner's own numbers, which it counts and prints.
 _CODES = {Verdict.PASS: True, Verdict.WRONG_ANSWER: -2, Verdict.TIMEOUT: -3}
-_RUNTIME_ERROR, _COMPILE_ERROR = -4, -1
+_RUNTIME_ERROR = -4
+_COMPILE_ERROR = -1
 
 
 def check_correctness(

@@ -21,6 +21,7 @@ def reward_func(
 
     A query is a prompt and its response.
     """
+    # OpenRLHF passes the response only together with its prompt.
     responses = [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)]
     scores = Grader().scores(responses, [msgspec.json.decode(label) for label in labels])
     return {"rewards": scores, "scores": scores, "extra_logs": {}}

@@ -16,6 +16,7 @@ from async_rl.core.errors import InfrastructureError, root_cause
 async def passed_tests(completions: list[Any], **columns: Any) -> list[float | None]:
     """The share of passed tests of each completion, a text or the messages of a chat."""
     texts = [text if isinstance(text, str) else text[-1]["content"] for text in completions]
+    # TRL also passes values that are not columns, such as the trainer's state.
     rows = [
         {
             name: values[index]

@@ -9,27 +9,16 @@ With `verifiers` before 0.2: `vf.Rubric(funcs=[passed_tests_of_info])` with the 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from async_rl.adapters.grader import Grader
 
 
-class _Data(Protocol):
-    def model_dump(self) -> dict[str, Any]: ...
-
-
-class _Task(Protocol):
-    @property
-    def data(self) -> _Data: ...
-
-
-class _Trace(Protocol):
-    @property
-    def last_reply(self) -> str: ...
-
-
-async def passed_tests(self: _Task, trace: _Trace) -> float:
-    """The share of passed tests of the last reply; the tests are fields of the task's data."""
+async def passed_tests(self: Any, trace: Any) -> float:
+    """The share of passed tests of the last reply; the tests are fields of the data of the vf.Task
+    whose method this is.
+    """
+    # Fields without a value would hide the layouts that a row may have instead.
     row = {key: value for key, value in self.data.model_dump().items() if value is not None}
     (score,) = await Grader().scores_async([trace.last_reply], [row])
     return score

@@ -25,7 +25,7 @@ import msgspec
 import verifiers.v1 as vf
 from verifiers.v1.utils import loaders
 
-from async_rl.sessions.worker import Endpoint
+from async_rl.sessions.endpoint import Endpoint
 
 _keys = itertools.count()
 

@@ -28,6 +28,7 @@ async def compute_score(
     the data_source, as in verl's own rows. verifier_url: from `reward_kwargs`.
     """
     row = {**(extra_info or {}), "data_source": data_source}
+    # verl's rows have their tests there, in a form that the data source decides.
     row.setdefault("reward_model", {"ground_truth": ground_truth})
     (score,) = await Grader(verifier_url).scores_async([solution_str], [row])
     return score

@@ -12,7 +12,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from async_rl.sessions.worker import Endpoint
+from async_rl.sessions.endpoint import Endpoint
 
 _MAX_TOKENS = 64
 """A program needs at most 43 tokens; two answers and the outcome between them fit a sample."""

@@ -48,14 +48,28 @@ class ChildProcess(Generic[M]):
         self._reading = asyncio.create_task(self._read(), name="read answers of a child")
 
     @classmethod
-    async def start(cls, module: str, answer: type[M]) -> ChildProcess[M]:
-        """Start `module` as a program that answers with messages of the given type."""
+    async def start(
+        cls, module: str, answer: type[M], *args: str, **options: Any
+    ) -> ChildProcess[M]:
+        """Start `module` as a program that answers with messages of the given type.
+
+        options: of asyncio.create_subprocess_exec.
+        """
         # A program of its own instead of multiprocessing, which would run the main module of a
         # user's script again.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, stdin=PIPE, stdout=PIPE, limit=_LINE_LIMIT
+            *(sys.executable, "-m", module, *args),
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=_LINE_LIMIT,
+            **options,
         )
         return cls(process, answer)
+
+    @property
+    def pid(self) -> int:
+        """The id of the child."""
+        return self._process.pid
 
     @property
     def has_ended(self) -> bool:

@@ -75,6 +75,7 @@ class Agents:
         name = f"{ticket.group_id}.{ticket.attempt}.{index}"
 
         async def answer(call: str, token_ids: IntArray, limit: int) -> Completion:
+            # An agent that starts again repeats its calls; new answers would waste drawn tokens.
             known = self._journal.take(ticket, index, token_ids, limit)
             if known is not None:
                 return known
@@ -94,6 +95,7 @@ class Agents:
             usage=Usage(environment=self._environment_of(task["row"])),
             run=functools.partial(_run, verifier),
         )
+        # Closed before the sample is made: no call that is still open can add to it.
         with self._sessions.open(session):
             returned = await self._environments.run(self._url, session.token, session.task)
         return self._written(ticket.prompt, session, score_of(returned, session.rewards))
@@ -121,6 +123,7 @@ class Agents:
             )
         tokens, starts = session.record.row()
         return Written(
+            # The session knows: a call that found no room truncates the sample too.
             tokens=msgspec.structs.replace(tokens, is_truncated=session.is_truncated),
             answer=session.last_text,
             transcript=self._chat.decode(tokens.token_ids),
@@ -183,5 +186,6 @@ def score_of(returned: Any, posted: list[dict[str, float]]) -> Score | None:
                 )
             parts[name] = parts.get(name, 0.0) + float(value)
     total = sum(parts.values())
+    # `reward` is the name of a plain number, which is in the total only.
     named = {name: value for name, value in parts.items() if name != "reward"}
     return Score(reward=total, parts=named, verdicts=(), latency_s=0.0)

@@ -105,6 +105,7 @@ class Conversation:
         # A turn may request fewer tokens than the remaining room, never more.
         limit = room if max_tokens is None else min(room, max_tokens)
         sampling = msgspec.structs.replace(self._sampling, max_new_tokens=limit)
+        # All tokens each time: of earlier turns an engine keeps only the prefix cache.
         before = np.concatenate([self.prompt.token_ids, *(part.token_ids for part in self._parts)])
         done = await self._write(f"{self._name}.{self.num_turns}", before, sampling)
         self._append(done)
@@ -121,6 +122,7 @@ class Conversation:
         """
         # No special tokens: a start-of-text token in the middle would be out of distribution.
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        # Not only if it is larger: the policy needs room for at least one token.
         if self._num_tokens + len(ids) >= self._sampling.max_new_tokens:
             self._is_truncated = True
             raise RolloutEnded(

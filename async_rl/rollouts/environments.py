@@ -13,13 +13,12 @@ and exits with the gateway.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
-import itertools
 import os
 import resource
 import signal
-import sys
 from typing import Any, Protocol
 
 import msgspec
@@ -27,13 +26,14 @@ import msgspec
 from async_rl.config.rollout import Agent
 from async_rl.core.errors import AgentError
 from async_rl.core.os import die_with_parent
-from async_rl.sessions.worker import MODEL, Done, Task
+from async_rl.rewards.child_process import ChildEnded, ChildProcess
+from async_rl.rollouts.agent_worker import Done, Task
+from async_rl.sessions.endpoint import Endpoint
 
 _TAIL_BYTES = 2000
 """The end of an environment's output, in the reason of its failure."""
 _CHUNK_BYTES = 1 << 16
 _GRACE_S = 5.0
-_LINE_BYTES = 16 << 20
 
 
 class Environments(Protocol):
@@ -55,13 +55,14 @@ def open_environments(config: Agent) -> Environments:
 
 def variables(url: str, token: str, task: dict[str, Any]) -> dict[str, str]:
     """Return the environment variables that OpenAI's and Anthropic's packages read."""
+    endpoint = Endpoint.of(url, token)
     return {
-        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": token,
-        "OPENAI_MODEL": MODEL,
+        "OPENAI_MODEL": endpoint.model,
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": token,
-        "ASYNC_RL_SESSION_URL": f"{url}/v1/session",
+        "ASYNC_RL_SESSION_URL": endpoint.session_url,
         "ASYNC_RL_TASK": msgspec.json.encode(task).decode(),
     }
 
@@ -80,6 +81,7 @@ class Commands:
                 process = await asyncio.create_subprocess_exec(
                     *self._config.command,
                     env={**os.environ, **variables(url, token, task)},
+                    # An agent that reads its input fails, instead of waiting for its time limit.
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
@@ -91,10 +93,12 @@ class Commands:
                     f"rollout.fn={self._config.command} cannot be started: {error}"
                 ) from error
             try:
+                # Read to the end: a full pipe would stop the agent.
                 tail = await _tail(process.stdout)
                 await process.wait()
             finally:
-                _kill(process)
+                # Also if the agent has exited: its children would call a closed session.
+                _kill(process.pid)
                 await process.wait()
         if process.returncode:
             text = tail.decode(errors="replace")
@@ -110,128 +114,74 @@ class Workers:
 
     def __init__(self, config: Agent) -> None:
         self._config = config
-        self._numbers = itertools.count()
-        self._workers: list[_Worker | None] = [None] * config.workers
+        self._workers: list[ChildProcess[Done] | None] = [None] * config.workers
+        self._num_running = collections.Counter[ChildProcess[Done]]()
         self._starting = asyncio.Lock()
 
     async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
         """Call the function in the worker with the fewest samples."""
-        number = next(self._numbers)
         worker = await self._worker()
-        sent = Task(number=number, url=url, token=token, task=task)
-        return await worker.run(sent)
+        asking = asyncio.create_task(worker.ask(Task(url=url, token=token, task=task)))
+        # Counted at once: the next sample is placed before this call is sent.
+        self._num_running[worker] += 1
+        asking.add_done_callback(functools.partial(self._finished, worker))
+        try:
+            done = await asyncio.shield(asking)
+        except ChildEnded as ended:
+            raise AgentError(
+                f"the environment's worker exited with code {ended.code} (-9: killed, for example"
+                " for memory or because a call did not end)"
+            ) from ended
+        except asyncio.CancelledError:
+            # Time for the function to notice that its session is closed.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_GRACE_S, self._kill_if_running, worker, asking)
+            raise
+        if done.error:
+            raise AgentError(done.error)
+        return msgspec.json.decode(done.value)
 
-    async def _worker(self) -> _Worker:
+    def _finished(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
+        self._num_running[worker] -= 1
+        # Nobody else looks at the failure of a call that was cancelled.
+        if not asking.cancelled():
+            asking.exception()
+
+    def _kill_if_running(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
+        if not asking.done():
+            _kill(worker.pid)
+
+    async def _worker(self) -> ChildProcess[Done]:
+        # One start at a time: two samples would start two workers in one place.
         async with self._starting:
             for index, worker in enumerate(self._workers):
-                if worker is None or worker.is_ended:
-                    self._workers[index] = started = await _Worker.start(self._config)
+                if worker is None or worker.has_ended:
+                    started = await ChildProcess.start(
+                        "async_rl.rollouts.agent_worker",
+                        Done,
+                        str(self._config.fn),
+                        start_new_session=True,
+                        preexec_fn=functools.partial(_limit, self._config.memory_mb),
+                    )
+                    self._workers[index] = started
                     return started
             live = [worker for worker in self._workers if worker is not None]
-            return min(live, key=lambda worker: worker.num_running)
+            return min(live, key=lambda worker: self._num_running[worker])
 
     async def close(self) -> None:
-        """End the workers."""
+        """Kill the workers and the processes that they started."""
         for worker in self._workers:
             if worker is not None:
-                await worker.close()
+                _kill(worker.pid)
+                await worker.kill()
 
 
 def _limit(memory_mb: int) -> None:
     """Let the new process die with the gateway, and bound its memory, before its program starts."""
     die_with_parent()
+    # The address space, because Linux does not limit the resident memory of one process.
     size = memory_mb << 20
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
-
-
-class _Worker:
-    """One worker process and the calls that it runs."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._results: dict[int, asyncio.Future[Any]] = {}
-        """The calls that the function has not finished, also those that nobody waits for."""
-        self._reader = asyncio.create_task(self._read(), name=f"worker {process.pid}")
-
-    @classmethod
-    async def start(cls, config: Agent) -> _Worker:
-        """Start a process. Its own messages go to the gateway's log."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "async_rl.sessions.worker", str(config.fn)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_LINE_BYTES,
-            start_new_session=True,
-            preexec_fn=functools.partial(_limit, config.memory_mb),
-        )
-        return cls(process)
-
-    @property
-    def is_ended(self) -> bool:
-        """Return whether the process has exited."""
-        return self._reader.done()
-
-    @property
-    def num_running(self) -> int:
-        """Calls in progress."""
-        return len(self._results)
-
-    async def run(self, task: Task) -> Any:
-        """Return the value of the function."""
-        loop = asyncio.get_running_loop()
-        result = self._results[task.number] = loop.create_future()
-        stdin = self._process.stdin
-        assert stdin is not None, "opened with a pipe"
-        try:
-            stdin.write(msgspec.json.encode(task) + b"\n")
-            with contextlib.suppress(ConnectionError):
-                await stdin.drain()
-            return await result
-        except asyncio.CancelledError:
-            # Time for the function to notice that its session is closed.
-            loop.call_later(_GRACE_S, self._kill_if_running, task.number)
-            raise
-
-    def _kill_if_running(self, number: int) -> None:
-        if number in self._results:
-            _kill(self._process)
-
-    async def _read(self) -> None:
-        reason = ""
-        try:
-            await self._take_results()
-        except (msgspec.DecodeError, ValueError) as error:
-            # Nothing reads the process's output any more, so its calls would wait for ever.
-            reason = f", which wrote a line that is not a result ({error}),"
-            _kill(self._process)
-        code = await self._process.wait()
-        for result in self._results.values():
-            if not result.done():
-                result.set_exception(
-                    AgentError(
-                        f"the environment's worker{reason} ended with code {code} (-9: killed, for"
-                        " example for memory or because a call did not end)"
-                    )
-                )
-
-    async def _take_results(self) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None, "opened with a pipe"
-        while line := await stdout.readline():
-            done = msgspec.json.decode(line, type=Done)
-            result = self._results.pop(done.number)
-            # The group was given up, because another sample failed or its time is over.
-            if result.done():
-                continue
-            if done.error:
-                result.set_exception(AgentError(done.error))
-            else:
-                result.set_result(done.value)
-
-    async def close(self) -> None:
-        """End the process."""
-        _kill(self._process)
-        await self._reader
 
 
 async def _tail(stream: asyncio.StreamReader | None) -> bytes:
@@ -243,7 +193,7 @@ async def _tail(stream: asyncio.StreamReader | None) -> bytes:
     return tail
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+def _kill(pid: int) -> None:
     """Kill the process and the processes that it started in its session."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)

@@ -210,7 +210,8 @@ class Groups:
                 self._count_failure(cause, error)
             await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
         else:
-            self._outage, self._num_failed = "", 0
+            self._outage = ""
+            self._num_failed = 0
             longest = max(sample.response_length for sample in group.trajectories)
             self._pace.note(longest, time.monotonic() - started_s)
             await self._put(group)

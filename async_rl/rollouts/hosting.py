@@ -55,6 +55,7 @@ class Hosting:
             return self._sleeping.engine
         if policy not in self._guests:
             raise Unavailable(f"{policy} has no slot here; its generator has to start again")
+        # Every request is a sign of life, also one that takes longer than the time to a visit.
         self._guests[policy].seen_s = time.monotonic()
         return self._guests[policy].place
 
@@ -63,6 +64,7 @@ class Hosting:
             self._guests[request.policy].seen_s = time.monotonic()
         else:
             place = self._free_place()
+            # Requests of the new policy must not be answered by the weights of the old one.
             place.clear()
             self._guests[request.policy] = _Guest(place=place, seen_s=time.monotonic())
         return Ok()

@@ -17,11 +17,11 @@ Invariants
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import os
 import shutil
-import struct
 from pathlib import Path
 
 from async_rl.core.codec import decode, encode
@@ -29,7 +29,6 @@ from async_rl.core.frozen import Value
 from async_rl.core.types import IntArray, Ticket
 from async_rl.protocol.generator import Completion
 
-_SIZE = struct.Struct("<I")
 _LIFE = "records-of-life-"
 
 
@@ -78,9 +77,10 @@ class Journal:
         record = _Record(
             attempt=ticket.attempt, sample=sample, before=_digest(before), completed=completed
         )
-        data = encode(record)
+        # As text, so that a line break shows where a record is complete.
+        line = base64.b64encode(encode(record)) + b"\n"
         with self._file(ticket.group_id).open("ab", buffering=0) as file:
-            file.write(_SIZE.pack(len(data)) + data)
+            file.write(line)
 
     def forget(self, group_id: int) -> None:
         """Remove the records of a group."""
@@ -92,12 +92,14 @@ class Journal:
         """The records of other lives, the newest attempt first: its agent saw them."""
         records = []
         for file in self._files(group_id):
-            own, num_bytes = _records(file)
-            records += own
-            # The records of this life follow; behind half a record they could not be read.
-            if file == self._file(group_id):
-                with contextlib.suppress(FileNotFoundError):
-                    os.truncate(file, num_bytes)
+            # Another gateway may remove its file at any time.
+            with contextlib.suppress(FileNotFoundError):
+                data = file.read_bytes()
+                whole = data[: data.rfind(b"\n") + 1]
+                records += [decode(base64.b64decode(line), _Record) for line in whole.splitlines()]
+                # The records of this life follow; behind half a record they could not be read.
+                if file == self._file(group_id):
+                    os.truncate(file, len(whole))
         return sorted(records, key=lambda record: -record.attempt)
 
     def _files(self, group_id: int) -> list[Path]:
@@ -107,24 +109,6 @@ class Journal:
 
     def _file(self, group_id: int) -> Path:
         return self._folder / str(group_id)
-
-
-def _records(file: Path) -> tuple[list[_Record], int]:
-    """The whole records of a file, and their size in bytes."""
-    try:
-        data = memoryview(file.read_bytes())
-    except FileNotFoundError:
-        return [], 0
-    records = []
-    end = 0
-    while len(data) >= end + _SIZE.size:
-        start = end + _SIZE.size
-        stop = start + _SIZE.unpack_from(data, end)[0]
-        if len(data) < stop:
-            break
-        records.append(decode(data[start:stop], _Record))
-        end = stop
-    return records, end
 
 
 def _digest(token_ids: IntArray) -> bytes:

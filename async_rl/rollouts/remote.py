@@ -91,6 +91,7 @@ class RemoteEngines:
         while True:
             member = await self._choose(session)
             life = self._context.incarnation_of(member)
+            # Calls, not sessions: agents think for very different times between two calls.
             self._loads[member.name] += 1
             try:
                 reply = await life.call(request, timeout_s=self._call_timeout_s)
@@ -121,8 +122,10 @@ class RemoteEngines:
                     name = min(usable, key=lambda name: self._loads[name])
                     self._chosen[session] = name
                 return usable[name]
+            # Before the look at the directory: a version that comes now sets it again.
             self._has_weights.clear()
             with self._context.activity.waiting("a generator with weights"):
+                # A change since the choice would be missed by the wait.
                 if self._directory.revision == revision:
                     await self._directory.changed_or(self._has_weights)
 
@@ -157,6 +160,7 @@ class RemoteEngines:
                 continue
             except InfrastructureError:
                 return  # it exited; its successor is watched as another life
+            # A generator whose time ran out answers with the version that it had.
             if reply.version not in (known, NO_VERSION):
                 known = self._versions[key] = reply.version
                 self._has_weights.set()

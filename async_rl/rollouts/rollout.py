@@ -94,6 +94,7 @@ class Rollouts:
         self._client = VerifierClient(config, token, activity)
         self._memo = VerdictMemo(self._client, size=_MEMO_PROGRAMS)
         self._scorer = Scorer(config, self._memo, self._client.ask_functions)
+        # A remembered verdict would not show whether verifiers answer now.
         without_memo = Scorer(config, self._client, self._client.ask_functions)
         self._control = Control(without_memo, limit_s=config.timeouts.call_s)
 
@@ -110,6 +111,7 @@ class Rollouts:
 
     async def close(self) -> None:
         """Cancel running requests and close the connections to the verifiers."""
+        # In this order: the control and the scorer call the memo and the client.
         await self._control.close()
         await self._scorer.close()
         await self._memo.close()
@@ -128,7 +130,8 @@ class Rollouts:
 
         written: called once the engine has written all samples, while some still wait for scores.
         """
-        started_s, started_unix_s = time.monotonic(), time.time()
+        started_s = time.monotonic()
+        started_unix_s = time.time()
         async with asyncio.TaskGroup() as tasks:
             samples = _Samples(ticket=ticket, started_s=started_s, engine=engine, group=tasks)
             with self._activity("generating"):
@@ -217,7 +220,8 @@ class Rollouts:
         )
 
     async def _score(self, samples: _Samples, done: Written) -> Trajectory:
-        ticket, written_s = samples.ticket, time.monotonic()
+        ticket = samples.ticket
+        written_s = time.monotonic()
         asked = functools.partial(reward_sample, ticket, done)
         with self._activity.waiting("verdicts"):
             if done.score is not None:
@@ -232,6 +236,7 @@ class Rollouts:
                     tokens_until=functools.partial(self._tokens_until, done.tokens.token_ids),
                     sample=asked,
                 )
+        # Only a sample that the verifiers have scored can show later that they work.
         if done.score is None:
             self._control.remember(ticket.prompt, done.answer, asked)
         self._activity.count("samples_scored", 1)
@@ -281,6 +286,7 @@ def trajectory(
     num_prompt = len(prompt.token_ids)
     whole = joined([only_read(prompt.token_ids), done.tokens])
     return Trajectory(
+        # An engine of a plug-in may return other number types.
         token_ids=whole.token_ids.astype(np.int32),
         prompt_length=num_prompt,
         loss_mask=whole.is_written,

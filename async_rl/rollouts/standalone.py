@@ -81,6 +81,7 @@ async def evaluate(
         outcomes = await asyncio.gather(
             *(one(index, prompt) for index, prompt in enumerate(held_out))
         )
+    # A prompt without a sample counts in num_failed, not as a failure of the policy.
     results = [result for result in outcomes if result is not None]
     scalars = evaluation_scalars(results)
     return Standalone(version=version, scalars=scalars, num_failed=len(held_out) - len(results))
@@ -107,6 +108,7 @@ async def _open_rollouts(
     serving = serve(service, listener, token=token, ready=ready, stopping=stopping, log=_log)
     group.create_task(serving, name="verifier")
     stack.callback(stopping.set)
+    # It blocks for seconds; the verifier starts during that time.
     open_engine = await asyncio.to_thread(engine_opener, config, model_path)
     engine = await open_engine()
     stack.push_async_callback(engine.close)

@@ -71,6 +71,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def _disconnected(_: Request, __: Exception) -> Response:
+    # Nobody reads it; proxies log this status for a client that left.
     return Response(status_code=499)
 
 

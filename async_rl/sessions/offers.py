@@ -68,6 +68,7 @@ class Offers:
                 ) from error
             await ended
         finally:
+            # The run is over or cancelled: no program can take or end the session any more.
             if token in self._taken:
                 del self._taken[token]
             else:
@@ -77,6 +78,7 @@ class Offers:
         """Return once a session may be taken, at the latest after this time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
+                # Another program may have taken the session that set the event.
                 while not self._waiting:
                     self._offered.clear()
                     await self._offered.wait()
@@ -110,4 +112,5 @@ def key_from(token: str) -> str:
     """Return the key for sessions of a run. The run's token, which verifiers take too, cannot be
     computed from it.
     """
+    # A keyed hash: who has the key cannot compute the token.
     return hmac.new(token.encode(), b"sessions", hashlib.sha256).hexdigest()

@@ -34,6 +34,7 @@ class Sessions:
 
         A session with an open call waits for the engine, any other for its agent.
         """
+        # An environment whose sessions are all closed is shown with 0.
         gauges = dict.fromkeys(self._names, 0.0)
         for session in self._by_token.values():
             usage = session.usage

@@ -10,6 +10,7 @@ of a client that disconnects end with it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import math
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from async_rl.sessions.endpoint import MODEL, Endpoint
 from async_rl.sessions.errors import HANDLERS, Refused, json_response
 from async_rl.sessions.forms.anthropic_messages import messages
 from async_rl.sessions.forms.form import Form, events_of, lines_of, read
@@ -29,7 +31,6 @@ from async_rl.sessions.forms.openai_completions import chat_completions, complet
 from async_rl.sessions.forms.openai_responses import responses
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
-from async_rl.sessions.worker import MODEL
 from async_rl.wire.http import while_connected
 
 KEEP_ALIVE_S = 600
@@ -90,14 +91,9 @@ class _Endpoint:
         offer = self._offers.take()
         if offer is None:
             raise Refused(503, "no session waits for a program; try again", code="no_session")
-        endpoint = {
-            "base_url": f"{offer.url}/v1",
-            "anthropic_base_url": offer.url,
-            "api_key": offer.token,
-            "model": MODEL,
-            "session_url": f"{offer.url}/v1/session",
-        }
-        return json_response({"object": "session", "task": offer.task, **endpoint}, 201)
+        endpoint = dataclasses.asdict(Endpoint.of(offer.url, offer.token))
+        head = {"object": "session", "task": offer.task, "anthropic_base_url": offer.url}
+        return json_response({**head, **endpoint}, 201)
 
     async def end(self, request: Request) -> Response:
         session = self._sessions.of(request)

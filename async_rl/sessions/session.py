@@ -166,6 +166,7 @@ class Session:
         """
         room = self._room(call.context)
         limit = room if call.max_tokens is None else min(room, call.max_tokens)
+        # Reserved now: calls at the same time must not fill the same room.
         number = self.record.begin(call.context, call.history, limit=limit)
         written: Completion | None = None
         seen = ""
@@ -179,6 +180,7 @@ class Session:
                         on_text(visible[len(seen) :])
                         seen = visible
                 assert written is not None, "an answer has a last piece"
+                # The sample may be complete by now; then this answer must not change it.
                 read = await self._message(call, written, text)
                 self.require_open()
                 message = read
@@ -220,6 +222,7 @@ class Session:
             size = left
             if call.in_pieces or call.stops:
                 size = min(left, PIECE_TOKENS)
+            # The engine's prefix cache makes the next piece cost little more than its tokens.
             before = np.concatenate([call.context.token_ids, *(p.token_ids for p in parts)])
             part = await self.write(f"{number}.{len(parts)}", before, size)
             self.require_open()
@@ -227,9 +230,7 @@ class Session:
             written = joined(parts)
             text, num_kept = self._text(written.token_ids, call.stops)
             is_last = not part.is_truncated or size == left or num_kept is not None
-            if num_kept is not None:
-                written = cut(written, slice(num_kept))
-            yield written, text, is_last
+            yield cut(written, slice(num_kept)), text, is_last
 
     def _finish(
         self, number: int, call: Call, written: Completion, text: str, message: dict[str, Any]
@@ -259,7 +260,7 @@ class Session:
         )
 
     def _is_cut(self, call: Call, written: Completion) -> bool:
-        """Return whether the limit ended the answer: no end token and no stop text did."""
+        """Return whether the limit stopped the answer, instead of an end token or a stop text."""
         return written.is_truncated and self._text(written.token_ids, call.stops)[1] is None
 
     def _room(self, context: Context) -> int:
@@ -272,6 +273,7 @@ class Session:
                 f"the session has had {self.max_turns} answers, its limit (rollout.max_turns)",
                 code="too_many_turns",
             )
+        # Every segment counts: all of them are trained, as one row.
         num_tokens = self.record.num_tokens(context)
         if num_tokens >= self.limit:
             self.is_truncated = True

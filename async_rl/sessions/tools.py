@@ -64,6 +64,7 @@ def form_of(template: str, parser: str = "") -> ToolForm:
     """Return the form that a chat template shows, or the form of a parser; HERMES if none fits."""
     if parser and parser != HERMES.name:
         named = [form for form in _FORMS if form.name == parser]
+        # Two forms of one parser differ in the start of a call, which the marks tell apart.
         fitting = [form for form in named if all(mark in template for mark in form.marks)]
         return [*fitting, *named, ToolForm(name=parser)][0]
     fits = (form for form in _FORMS if all(mark in template for mark in form.marks))
@@ -85,6 +86,7 @@ def chosen(
     if choice == "required" and tools:
         return tools, form.begin(choice)
     if isinstance(choice, dict):
+        # Chat completions have the name inside of `function`, the other forms do not.
         name = choice.get("function", choice).get("name")
         if any(tool.get("function", tool).get("name") == name for tool in tools):
             return tools, form.begin(str(choice), str(name))
@@ -140,6 +142,7 @@ def parse_answer(text: str) -> dict[str, Any]:
     calls = []
     for match in _CALL.finditer(text):
         try:
+            # The policy writes anything, deep nesting and half of a surrogate pair too.
             written = msgspec.json.decode(match[1], type=_WrittenCall)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return as_text(text)

@@ -36,6 +36,7 @@ class Usage:
         """Count the time with at least one open call as the engine's."""
         if not self.num_open:
             self._called_s = self.clock()
+        # Calls that overlap count once.
         self.num_open += 1
         try:
             yield
@@ -66,6 +67,7 @@ def means_of(ended: Collection[Usage]) -> dict[str, float]:
     for name in sorted({usage.environment for usage in ended}):
         of_name = [usage for usage in ended if usage.environment == name]
         shares[f"tool_error_share_in/{name}"] = _tool_errors(of_name)
+    # A mean over nothing is left out.
     return {name: value / divisor for name, (value, divisor) in shares.items() if divisor}
 
 

@@ -17,7 +17,7 @@ import psutil
 from benchmarks.faults.chaos_audit import reading
 
 NO_PROGRESS_S = 300.0
-WORKER = "async_rl.sessions.worker"
+WORKER = "async_rl.rollouts.agent_worker"
 COMMAND = str(Path(sys.executable).with_name("async-rl"))
 
 

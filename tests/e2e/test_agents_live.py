@@ -100,7 +100,7 @@ def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(
     # On a new machine the model is made first, beside that of the tests of the other worker.
     run.until(lambda: run.step >= 1, "the first step", timeout_s=480)
     gateway = psutil.Process(run.pid_of("gateway-0"))
-    workers = [p for p in gateway.children() if "async_rl.sessions.worker" in p.cmdline()]
+    workers = [p for p in gateway.children() if "async_rl.rollouts.agent_worker" in p.cmdline()]
     assert len(workers) == 2
     workers[0].send_signal(signal.SIGKILL)
     for process in ("generator-0", "buffer", "learner-0"):

@@ -331,8 +331,8 @@ def test_functions_run_in_as_many_processes_as_wanted(tmp_path: Path) -> None:
         ("silent", "without a call of the policy"),
         ("fails", "ZeroDivisionError: mine"),
         ("text", "is not a reward"),
-        ("dies", "worker ended with code -9"),
-        ("endless", "which wrote a line that is not a result"),
+        ("dies", "worker exited with code -9"),
+        ("endless", "which is not a reward; return a number, a small dict"),
     ],
 )
 def test_an_environment_that_fails_gives_no_reward(tmp_path: Path, name: str, words: str) -> None:

@@ -14,8 +14,8 @@ import pytest
 from composing import compose
 from sessions_support import CHATML, Row, endpoint, open_session
 
+from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.session import Session
-from async_rl.sessions.worker import Endpoint
 
 SUMS = '''
 import verifiers.v1 as vf

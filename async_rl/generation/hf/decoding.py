@@ -95,6 +95,7 @@ class DecodeBatch:
         names = (row.request.request_id.partition(".")[0] for row in self.rows)
         groups = list(dict.fromkeys(names))
         num_written = [len(row.token_ids) for row in self.rows]
+        # hash() of a text differs between processes.
         return zlib.crc32(f"{seed} {groups}{num_written if any(num_written) else ''}".encode())
 
     def temper(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -113,7 +114,7 @@ class DecodeBatch:
         logprobs = self._table.gather(-1, drawn[:, None])[:, 0].tolist()
         finished = []
         for row, token_id, logprob in zip(self.rows, drawn.tolist(), logprobs, strict=True):
-            # transformers pads a sample that has ended while others continue.
+            # transformers pads a finished sample while other samples continue.
             if row.is_done:
                 continue
             if not row.token_ids:

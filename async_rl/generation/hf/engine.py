@@ -33,7 +33,7 @@ from async_rl.generation.environment import uses_gpu
 from async_rl.generation.hf.decoding import DecodeBatch, ModelLock, Request
 from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, SharedBlock, Source
-from async_rl.weights.block import SharedTensorsReader, tensor_views
+from async_rl.weights.block import verify_block
 from async_rl.weights.routes import Receivers
 
 _NO_TOKEN = (1 << 31) - 1
@@ -81,8 +81,7 @@ class HfEngine:
         self._lock = ModelLock()
         self._waiting: list[Request] = []
         self._has_waiting = asyncio.Event()
-        # The batch is to end after this token; its samples are continued after the next load.
-        self._is_asleep = False
+        # While it is not set, a batch stops after its token; the next load continues its samples.
         self._awake = asyncio.Event()
         self._awake.set()
         self._running: list[Request] = []
@@ -201,13 +200,14 @@ class HfEngine:
                 for request, done in finished:
                     loop.call_soon_threadsafe(request.finished.put_nowait, done)
             # New weights can only come in this call, so a token has the version of its whole step.
-            if not self._is_asleep:
+            if self._awake.is_set():
                 self._lock.give_way()
-            stops = [self._is_asleep or not row.is_open for row in batch.rows]
+            is_awake = self._awake.is_set()
+            stops = [not (is_awake and row.is_open) for row in batch.rows]
             return torch.tensor(stops, device=written.device)
 
         with self._lock, torch.no_grad():
-            if self._is_asleep:
+            if not self._awake.is_set():
                 return
             # `generate` draws from the global generator; no other thread draws under the lock.
             torch.manual_seed(batch.seed(self._seed))
@@ -222,7 +222,6 @@ class HfEngine:
     async def sleep(self) -> None:
         """End the batch after its token, and move the model off the device."""
         self._require_open()
-        self._is_asleep = True
         self._awake.clear()
         await asyncio.to_thread(self._leave_device)
 
@@ -248,7 +247,6 @@ class HfEngine:
         started_s = time.perf_counter()
         tensors = await asyncio.to_thread(_copy_out, manifest, source, self._receivers)
         pause_s = await asyncio.to_thread(self._exchange, manifest.version, tensors)
-        self._is_asleep = False
         self._awake.set()
         return LoadReport(
             version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s
@@ -297,12 +295,9 @@ class HfEngine:
 
 
 def _copy_out(manifest: Manifest, source: Source, receivers: Receivers) -> dict[str, torch.Tensor]:
-    if not isinstance(source, SharedBlock):
-        with receivers.receive(manifest, source) as received:
-            return dict(received)
-    # One mapping for checksum and copy: the page faults take as long as the copy.
-    with SharedTensorsReader(manifest) as reader:
-        reader.verify()
-        tensors = {name: view.clone() for name, view in tensor_views(reader)}
-        reader.verify_unchanged()
-    return tensors
+    is_shared = isinstance(source, SharedBlock)
+    if is_shared:
+        verify_block(manifest)
+    with receivers.receive(manifest, source) as received:
+        # The learner writes its next version into the shared block; other media deliver copies.
+        return {name: view.clone() if is_shared else view for name, view in received}

@@ -31,24 +31,30 @@ from async_rl.weights.block import checksum
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The bounds of the rank that vLLM can be started with."""
+Shapes = dict[str, tuple[int, ...]]
 _PLACEHOLDER = "pushed"
 """vLLM requires a path for an adapter; the adapter of a slot has no file."""
 
 
+def open_slots(llm: Llm, count: int, end_token_ids: tuple[int, ...]) -> AppliedAdapter:
+    """Return this run's policy on an LLM with `count` slots."""
+    shapes: Shapes = {}
+    own, *places = [AppliedAdapter(llm, end_token_ids, shapes) for _ in range(count)]
+    own.places = places
+    return own
+
+
 class AppliedAdapter(VllmEngine):
-    """The policy of one slot."""
+    """The policy of one slot. shapes: of the model's tensors, shared by all slots."""
 
-    def __init__(self, slots: Slots, index: int, llm: Llm, end_token_ids: tuple[int, ...]) -> None:
+    places: Sequence[AppliedAdapter] = ()
+    """The policies of other runs on the LLM."""
+
+    def __init__(self, llm: Llm, end_token_ids: tuple[int, ...], shapes: Shapes) -> None:
         super().__init__(llm, end_token_ids, has_spare=False)
-        self._slots = slots
-        self._index = index
+        self._shapes = shapes
         # vLLM's ids start at 1, and 0 is the base model.
-        self._lora = LoRARequest(f"slot {index}", index + 1, _PLACEHOLDER)
-
-    @property
-    def places(self) -> Sequence[AppliedAdapter]:
-        """The policies of other runs on the LLM."""
-        return self._slots.policies[1:]
+        self._lora = LoRARequest(f"slot {self._index}", self._index + 1, _PLACEHOLDER)
 
     def clear(self) -> None:
         """Leave the slot to another run."""
@@ -61,7 +67,10 @@ class AppliedAdapter(VllmEngine):
                 " this engine takes adapters only; set model.lora.slots or model.lora.host in the"
                 " run that pushes"
             )
-        self._slots.check_model(manifest)
+        # Before the file is read: only the manifest shows all tensors of the model that was
+        # trained.
+        self._check_model(manifest)
+        # vLLM reads an adapter from a directory of PEFT's form only.
         with tempfile.TemporaryDirectory(prefix="async_rl-adapter-") as directory:
             await asyncio.to_thread(_write_peft, manifest, source, Path(directory))
             refusals = await self._vllm.beside("stage_adapter", self._index + 1, directory)
@@ -72,31 +81,11 @@ class AppliedAdapter(VllmEngine):
             )
         return "apply_adapter", ()
 
-    def _label(self, version: int) -> str:
-        return " ".join(
-            str(version if policy is self else policy.version) for policy in self._slots.policies
-        )
-
-    def _version_in(self, label: str) -> int:
-        return int(label.split()[self._index])
-
-
-class Slots:
-    """The policies of one LLM."""
-
-    def __init__(self, llm: Llm, count: int, end_token_ids: tuple[int, ...]) -> None:
-        self.policies = [AppliedAdapter(self, i, llm, end_token_ids) for i in range(count)]
-        self._shapes: dict[str, tuple[int, ...]] = {}
-
-    @property
-    def own(self) -> AppliedAdapter:
-        """The policy of this run."""
-        return self.policies[0]
-
-    def check_model(self, manifest: Manifest) -> None:
+    def _check_model(self, manifest: Manifest) -> None:
         """Raise WeightsError if the manifest is of another model than the first one that came."""
         shapes = {entry.name: tuple(entry.shape) for entry in manifest.tensors}
-        self._shapes = self._shapes or shapes
+        if not self._shapes:
+            self._shapes.update(shapes)
         for name in sorted(shapes.keys() | self._shapes.keys()):
             if shapes.get(name) != self._shapes.get(name):
                 raise WeightsError(
@@ -146,10 +135,12 @@ def _write_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None
         )
     downs = {name: x for name, x in load(content).items() if name.endswith(".lora_A.weight")}
     rank = next(iter(downs.values())).shape[0]
+    # For example base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight.
     targets = sorted({name.split(".")[-3] for name in downs})
     described = {
         "peft_type": "LORA",
         "r": rank,
+        # PEFT's form has no scaling; vLLM computes it as lora_alpha / r.
         "lora_alpha": round(source.scaling * rank),
         "target_modules": targets,
     }

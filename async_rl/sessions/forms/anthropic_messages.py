@@ -21,6 +21,7 @@ from async_rl.sessions.forms.form import (
 from async_rl.sessions.session import Answer, Session
 from async_rl.sessions.tools import tool_call
 
+# The words of this API for what sessions call otherwise.
 _CHOICES = {"any": "required"}
 _WHY = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -41,6 +42,7 @@ def messages(body: bytes, session: Session) -> Exchange:
     """Read a request of messages."""
     request = read_request(body, MessagesRequest)
     converted: list[dict[str, Any]] = []
+    # This API has the system's text next to the messages.
     if request.system:
         converted.append({"role": "system", "content": text_of(request.system)})
     for message in request.messages:
@@ -70,12 +72,16 @@ def messages(body: bytes, session: Session) -> Exchange:
 
 def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of a chat template for one message with blocks. Raises Refused."""
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     if role not in ("user", "assistant"):
         raise Refused(400, f"a message has the role {role!r}; use user or assistant")
     if not isinstance(content, list):
         return [{"role": role, "content": text_of(content)}]
-    results, texts, calls = [], [], []
+    # One message may have results of tools, text and calls, each in blocks.
+    results = []
+    texts = []
+    calls = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result":
@@ -106,6 +112,7 @@ class _MessagesExchange(Exchange):
     def opened(self) -> list[Event]:
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self._head, **empty, "usage": self._usage(0)}
+        # The length of the answer is not known yet; the last event has it.
         return [_event("message_start", message=message)]
 
     def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
@@ -117,6 +124,7 @@ class _MessagesExchange(Exchange):
         for number, block in enumerate(_blocks(answer)):
             if block["type"] == "tool_use":
                 written = msgspec.json.encode(block["input"]).decode()
+                # The client puts the input together from text, so all of it may come as one part.
                 delta = _delta(number, type="input_json_delta", partial_json=written)
                 events += [_start(number, {**block, "input": {}}), delta]
             events.append(_event("content_block_stop", index=number))

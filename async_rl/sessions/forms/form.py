@@ -16,9 +16,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from async_rl.core.errors import AsyncRLError
+from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Refused, error_of, refusal_of
 from async_rl.sessions.session import Answer, Call, Session
-from async_rl.sessions.worker import MODEL
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R", bound="Request")
@@ -75,6 +75,7 @@ def read(body: bytes, expected: type[T]) -> T:
     """Return the JSON body. Raises Refused with the path of the field that is wrong."""
     try:
         return msgspec.json.decode(body, type=expected)
+    # Deep nesting raises RecursionError.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"bad request: {error}") from error
 
@@ -143,7 +144,7 @@ async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[
     news: asyncio.Queue[tuple[int, str | asyncio.Task[Answer]]] = asyncio.Queue()
     tasks = []
     for index, call in enumerate(exchange.calls):
-
+        # The defaults keep the values of this call for the time when the function runs.
         def show(text: str, index: int = index, in_pieces: bool = call.in_pieces) -> None:
             if in_pieces and text:
                 news.put_nowait((index, text))
@@ -189,6 +190,7 @@ async def lines_of(first: list[Event], events: AsyncIterator[list[Event]]) -> As
     try:
         async for more in events:
             yield b"".join(_line(*event) for event in more)
+    # The status has been sent, so the error comes as an event.
     except AsyncRLError as error:
         yield _line("error", error_of(refusal_of(error)))
 

@@ -31,6 +31,7 @@ from async_rl.sessions.forms.form import (
 from async_rl.sessions.session import Answer, Call, Session
 from async_rl.sessions.tools import calls_of, tool_call
 
+# The newest and the oldest names of roles that chat templates know.
 _ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -39,6 +40,7 @@ class _CompletionRequest(Request, kw_only=True):
 
     stop: str | list[str] | None = None
     stream_options: dict[str, Any] | None = None
+    # The limit of OpenAI's API.
     n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = 1
     logprobs: int | None = None
 
@@ -66,6 +68,7 @@ class TextRequest(_CompletionRequest, kw_only=True):
     """A request of completions."""
 
     prompt: str | list[Any]
+    # The default of OpenAI's API for completions, and only there.
     max_tokens: Count | None = 16
     echo: bool | None = False
     suffix: str | None = None
@@ -88,7 +91,12 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
         is_streamed=bool(request.stream),
     )
     return _ChatExchange(
-        request, [call] * (request.n or 1), session.chat, "chatcmpl-", "chat.completion.chunk"
+        # Each answer is a call; the calls read one prefill through the engine's prefix cache.
+        request,
+        [call] * (request.n or 1),
+        session.chat,
+        "chatcmpl-",
+        "chat.completion.chunk",
     )
 
 
@@ -100,6 +108,7 @@ def completions(body: bytes, session: Session) -> Exchange:
     refuse_unless(request.best_of in (None, request.n), "best_of")
     refuse_unless((request.logprobs or 0) <= 1, "logprobs above 1")
     prompts = request.prompt
+    # A list of ids is one prompt; a list of texts or of lists is several.
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         prompts = [prompts]
     calls = []
@@ -110,6 +119,7 @@ def completions(body: bytes, session: Session) -> Exchange:
             context = session.record.match_ids(_token_ids(prompt))
         else:
             raise Refused(400, "a prompt is neither text nor a list of token ids")
+        # An engine continues at least one token.
         if not len(context.token_ids):
             raise Refused(400, "a prompt is empty; send at least one token")
         call = Call(
@@ -131,6 +141,7 @@ def message_of(message: dict[str, Any]) -> dict[str, Any]:
     role = _ROLES.get(str(role), role)
     if role not in ("system", "user", "assistant", "tool"):
         raise Refused(400, f"a message has the role {role!r}; use system, user, assistant or tool")
+    # Only fields that templates read: a client may add others to a message that it repeats.
     result: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
     if role == "tool" and message.get("tool_call_id"):
         result["tool_call_id"] = str(message["tool_call_id"])
@@ -169,6 +180,7 @@ class _CompletionExchange(Exchange):
         self._chunk = {**self._head, "object": chunk}
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
+        # OpenAI sends the usage of a stream only if the request wants it, without choices.
         usage = {**self._chunk, "choices": [], "usage": _usage(answers)}
         return [*([("", usage)] if self._has_usage else []), ("", "[DONE]")]
 
@@ -201,10 +213,11 @@ class _ChatExchange(_CompletionExchange):
         return [self._delta(index, {"content": text})]
 
     def done(self, index: int, answer: Answer) -> list[Event]:
+        # Clients put the parts of a streamed call together by this index.
         calls = [{"index": number, **call} for number, call in enumerate(_calls(answer))]
-        delta = {"tool_calls": calls} if calls else {}
+        events = [self._delta(index, {"tool_calls": calls})] if calls else []
         logprobs = self._logprobs(answer)
-        return [self._delta(index, delta, why=answer.why, logprobs=logprobs)]
+        return [*events, self._delta(index, {}, why=answer.why, logprobs=logprobs)]
 
     def _delta(
         self, index: int, delta: dict[str, Any], *, why: str | None = None, logprobs: Any = None

@@ -53,6 +53,7 @@ def responses(body: bytes, session: Session) -> Exchange:
     refuse_unless("message.output_text.logprobs" not in (request.include or ()), "logprobs")
     form = ((request.text or {}).get("format") or {"type": "text"}).get("type")
     refuse_unless(form == "text", f"text.format={form}")
+    # Without the instructions, which OpenAI does not carry over to a later response.
     history = [*_earlier(request.previous_response_id, session), *_messages(request.input)]
     shown = history
     if request.instructions:
@@ -146,8 +147,10 @@ class _ResponsesExchange(Exchange):
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
+        # A later request may name this response instead of its history.
         self._session.responses[self._head["id"]] = [*self._history, answer.message]
-        num_prompt, num_written = answer.num_prompt_tokens, len(answer.written.token_ids)
+        num_prompt = answer.num_prompt_tokens
+        num_written = len(answer.written.token_ids)
         body = {
             **self._head,
             "status": "completed",
@@ -160,6 +163,7 @@ class _ResponsesExchange(Exchange):
                 "total_tokens": num_prompt + num_written,
             },
         }
+        # A stop text cannot be requested here, so only the limit makes an answer incomplete.
         if answer.why == "length":
             body["status"] = "incomplete"
             body["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -194,6 +198,7 @@ class _ResponsesExchange(Exchange):
         return events
 
     def _call_written(self, number: int, item: dict[str, Any]) -> list[Event]:
+        # The arguments come as one part, because only the whole answer shows the call.
         started = {**item, "arguments": "", "status": "in_progress"}
         place = {"item_id": item["id"], "output_index": number}
         name = "response.function_call_arguments"
@@ -214,6 +219,7 @@ class _ResponsesExchange(Exchange):
             items.append(self._message("completed", [_text_part(answer.content)]))
         for call in answer.calls:
             function = {"name": call["function"]["name"], "arguments": json_of(call)}
+            # An item has an id next to the id of the call, which the result of the tool repeats.
             of_call = {"id": f"fc_{call['id']}", "call_id": call["id"], "status": "completed"}
             items.append({"type": "function_call", **of_call, **function})
         return items
@@ -231,6 +237,7 @@ class _ResponsesExchange(Exchange):
         return self._event(f"response.{kind}", **place, **fields)
 
     def _event(self, name: str, /, **fields: Any) -> Event:
+        # Clients order the events by this number.
         self._num_events += 1
         return name, {"type": name, "sequence_number": self._num_events - 1, **fields}
 

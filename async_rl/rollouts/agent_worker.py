@@ -1,0 +1,92 @@
+"""A worker process: `python -m async_rl.rollouts.agent_worker module:function`.
+
+takes: tasks from the gateway, over the pipes of rewards/child_process.py
+waits for: the user's functions, which run at the same time: async ones as tasks, others in threads
+returns: a result per task
+woken by: a task; the end of the pipe stops the process
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from async_rl.config.plugins import AGENT, load_function
+from async_rl.core.frozen import Value
+from async_rl.rewards.child_process import ParentPipes
+from async_rl.sessions.endpoint import Endpoint
+
+# A thread waits for the policy most of the time; more samples of one worker than this wait for one.
+_MOST_THREADS = 256
+# Far above any dict of rewards. A larger result would fill the gateway's memory.
+_MOST_BYTES = 16 << 20
+
+
+class Task(Value, frozen=True):
+    """One call of the function."""
+
+    url: str
+    token: str
+    task: dict[str, Any]
+
+
+class Done(Value, frozen=True):
+    """Its result, as JSON. error: empty if the function returned `value`."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+
+
+async def _call(function: Callable[..., Any], task: Task) -> Done:
+    endpoint = Endpoint.of(task.url, task.token)
+    call: Awaitable[Any]
+    if inspect.iscoroutinefunction(function):
+        call = function(task.task, endpoint)
+    else:
+        call = asyncio.to_thread(function, task.task, endpoint)
+    # The user's code; its failure is data of the sample.
+    results = await asyncio.gather(call, return_exceptions=True)
+    value: Any = results[0]
+    if isinstance(value, BaseException):
+        # The last lines name the author's line that raised.
+        return Done(error="".join(traceback.format_exception(value)[-3:]))
+    if value is None or isinstance(value, float | int | dict):
+        # Numbers of other packages become text, which the gateway refuses with the value.
+        encoded = msgspec.json.encode(value, enc_hook=str)
+        if len(encoded) <= _MOST_BYTES:
+            return Done(value=msgspec.Raw(encoded))
+    shown = f"{value!r:.200}"
+    return Done(
+        error=f"the function returned {shown}, which is not a reward; return a number, a small dict"
+        " of numbers, or nothing"
+    )
+
+
+async def _serve() -> None:
+    parent = ParentPipes()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS))
+    function = load_function("rollout.fn", sys.argv[1], AGENT)
+
+    async def answer(number: int, task: Task) -> None:
+        parent.send(number, await _call(function, task))
+
+    def read() -> None:
+        while True:
+            asyncio.run_coroutine_threadsafe(answer(*parent.receive(Task)), loop)
+
+    # Not the main thread, where the functions' event loop runs: some packages require that one.
+    threading.Thread(target=read, daemon=True).start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve())
