@@ -15,17 +15,16 @@ import contextlib
 import functools
 
 from async_rl.config.pools import seat
-from async_rl.core.errors import EngineDead, Superseded, Unavailable, WeightsError
+from async_rl.core.errors import Superseded
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
-from async_rl.generation.engine import OpenEngine, one_completion
+from async_rl.generation.engine import OpenEngine
 from async_rl.generation.environment import gently, giving_way, prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.generation.vllm.tool_calls import ToolCalls
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
     Complete,
-    Continuation,
     Drain,
     EngineVersion,
     LoadWeights,
@@ -106,7 +105,6 @@ class Generator:
         self._draining = asyncio.Event()
         self._completed = asyncio.Event()
         self._num_completing = 0
-        self._engine_fault = ""
 
     async def serve(self) -> None:
         """Answer the learner and the supervisor from now on."""
@@ -146,8 +144,6 @@ class Generator:
             await self.groups.make()
             return
         await self._draining.wait()
-        if self._engine_fault:
-            raise EngineDead(self._engine_fault)
         while self._num_completing:
             self._completed.clear()
             await self._completed.wait()
@@ -158,20 +154,13 @@ class Generator:
             return await self._hosting.complete(request)
         self._num_completing += 1
         try:
-            with self._context.activity("generating"):
-                done = await one_completion(
-                    self.sleeping.engine, request.request_id, request.token_ids, request.sampling
-                )
-        except (Unavailable, WeightsError) as error:
-            # Another engine may continue the row; this one has to start again.
-            self._engine_fault = str(error)
-            self._draining.set()
-            raise Unavailable(f"{self._context.name}: {error}") from error
+            continuation = await self._hosting.complete(request)
         finally:
             self._num_completing -= 1
             self._completed.set()
-        self._context.activity.count("tokens_generated", len(done.token_ids))
-        return Continuation(completed=done)
+        num_tokens = len(continuation.completed.token_ids)
+        self._context.activity.count("tokens_generated", num_tokens)
+        return continuation
 
     async def _read_calls(self, request: ReadCalls) -> Message:
         """Read the tool calls of an answer for an agent, next to the engine's steps."""

@@ -98,8 +98,10 @@ class Hosting:
         with self._context.activity("loading weights"):
             return await self.engine(request.policy).load_weights(request.manifest, request.source)
 
-    async def complete(self, request: Complete) -> Message:
-        """Continue a row of tokens with another run's policy."""
+    async def complete(self, request: Complete) -> Continuation:
+        """Continue a row of tokens with the policy of a request. An error of the engine stops this
+        process too, so that it starts again.
+        """
         engine = self.engine(request.policy)
         require_version(engine.version)
         try:
@@ -108,7 +110,8 @@ class Hosting:
                     engine, request.request_id, request.token_ids, request.sampling
                 )
         except (Unavailable, WeightsError) as error:
-            # This run may have no group in flight, so nothing else would show the dead engine.
+            # Another engine may continue the row. No group of this run may be in flight, so nothing
+            # else would show that the engine is dead.
             self._context.group.create_task(_end(str(error)), name="engine dead")
             raise Unavailable(f"{self._context.name}: {error}") from error
         return Continuation(completed=done)

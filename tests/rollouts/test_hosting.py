@@ -394,6 +394,23 @@ async def test_only_an_error_of_the_engine_itself_ends_the_host(tmp_path: Path) 
 
 
 @in_a_loop
+async def test_a_row_of_a_gateway_that_the_engine_fails_ends_the_process(tmp_path: Path) -> None:
+    async with a_host(tmp_path) as host:
+        context, hosting = host.contexts[0]
+        context.group = Tasks()
+        engine = host.engines[0]
+        row = Complete(request_id="1.1.0/0", token_ids=np.array([3], np.int32), sampling=SAMPLING)
+        engine.version = 5
+        done = await hosting.complete(row)
+        assert done.completed.token_ids.tolist() == [3, 0]
+        engine.error = Unavailable("the vLLM engine died")
+        with pytest.raises(Unavailable, match="generator-0: the vLLM engine died"):
+            await hosting.complete(row)
+        with pytest.raises(EngineDead, match="the vLLM engine died"):
+            await context.group.tasks[0]
+
+
+@in_a_loop
 async def test_the_supervisor_of_the_host_knows_its_guests_until_their_run_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
