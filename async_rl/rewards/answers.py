@@ -51,6 +51,7 @@ def answer_of(test: AnswerTest, response: str) -> str | None:
         case "math":
             content = boxed(response)
             return None if content is None else "".join(content.split())
+    # Two matches of one pattern may differ, so the vote of regex is the line and not the match.
     return _last_line(response)
 
 
@@ -61,6 +62,7 @@ def _last_line(text: str) -> str | None:
 
 def _number(text: str) -> Decimal | None:
     _, mark, after = text.rpartition(_MARK)
+    # Without a mark rpartition returns the whole text as its last part.
     numbers = _NUMBER.findall(after)
     if not numbers:
         return None
@@ -126,6 +128,7 @@ def vote_of(problem: CodeProblem, response: str, extraction: Extraction) -> str 
         return None
     if problem.language != PYTHON or len(code) > MAX_PARSED_CHARS:
         return code.strip()
+    # Without comments and layout; a program that does not parse votes for its text.
     try:
         return ast.unparse(ast.parse(code))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

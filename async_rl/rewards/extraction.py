@@ -58,6 +58,7 @@ def complete_blocks(response: str, language: Language = PYTHON) -> list[Block]:
         return fenced
     blocks = []
     num_left = MAX_PARSED_CHARS
+    # The last block first: it is the program, and a long response must not use up its share.
     for block in reversed(fenced):
         num_left -= len(block.code)
         if num_left < 0:
@@ -73,12 +74,14 @@ def fenced_blocks(response: str, language: Language = PYTHON) -> list[Block]:
     A fence opens with any word after it and closes with nothing after it.
     """
     blocks = []
+    # Line by line instead of one regular expression, which takes quadratic time for open fences.
     opened = -1  # first character of the open block, or -1
     word, words = "", names_of(language) | {""}
     start = 0
     for line in response.split("\n"):
         end = start + len(line)
         text = line.strip(" \t")
+        # A fence that ends with the response opens nothing.
         if opened < 0 and text.startswith(_FENCE) and end < len(response):
             opened, word = end + 1, _word(text[len(_FENCE) :])
         elif opened >= 0 and text == _FENCE:
@@ -97,6 +100,7 @@ def _word(text: str) -> str:
 
 def _parses(code: str) -> bool:
     try:
+        # Python warns of odd escapes in the program, which says nothing about this process.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ast.parse(code)

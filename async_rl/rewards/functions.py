@@ -36,6 +36,7 @@ RewardFunction = Callable[[RewardSample], Any]
 SCORE = "score"
 _FORM = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+# A server that restarts or is full needs a moment; the limit of the call bounds all attempts.
 _PAUSE_S = 0.1
 
 
@@ -125,6 +126,7 @@ class RemoteScorer:
 
     def __init__(self, remote: RemoteTerm, *, extraction: Extraction, limit_s: float) -> None:
         token = os.environ.get(remote.token_env or "", "")
+        # At the start: a server without the token would refuse the first sample of a run.
         if remote.token_env and not token:
             raise ConfigError(
                 f"token_env={remote.token_env} of {remote.url}: there is no such environment"

@@ -65,14 +65,13 @@ class VerdictMemo:
     async def verify(self, problem: CodeProblem, code: str) -> Judged:
         """The result, remembered or new. Raises InfrastructureError as the verifier does."""
         self.num_asked += 1
+        # A digest, because programs and tests of some KB each would fill the memory.
         key = hashlib.blake2b(encode([problem, code]), digest_size=16).digest()
+        self.num_remembered += key in self._known or key in self._running
         if key in self._known:
-            self.num_remembered += 1
             self._known.move_to_end(key)
             return self._known[key]
-        if key in self._running:
-            self.num_remembered += 1
-        else:
+        if key not in self._running:
             task = asyncio.create_task(self._judge(key, problem, code), name="judge a new program")
             # Read the exception even if no sample is left to receive it.
             task.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -46,8 +46,10 @@ class RewardModel:
                 f"{setting}.path={config.path}: its tokenizer has no chat template; add one that"
                 " suits the model"
             )
+        # Models that were made to write text often have none.
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
+        # The classifier reads the last token before the padding.
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         model.config.pad_token_id = tokenizer.pad_token_id
         self._tokenizer = tokenizer
@@ -81,8 +83,10 @@ class RewardModel:
     async def _score_batch(self) -> None:
         batch = self._waiting[: self._config.batch_size]
         try:
+            # In a thread, so that further calls arrive while the model computes.
             scores = await asyncio.to_thread(self._scores, [text for text, _ in batch])
         except RuntimeError as error:
+            # One copy for each call: a traceback grows with every task that raises its exception.
             for _, future in batch:
                 future.set_exception(RuntimeError(str(error)))
         else:

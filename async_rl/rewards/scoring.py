@@ -76,6 +76,7 @@ class Scorer:
             for part, value in asking.result().get(name, {}).items():
                 parts[name if part == SCORE else f"{name}.{_SPECIAL.sub('_', part)}"] = value
             reward += weight * parts[name]
+        # Without tests the reward decides, because an evaluation counts samples that passed.
         if judged is None:
             verdict = Verdict.PASS
             if reward < self._reward.pass_reward:
@@ -106,11 +107,13 @@ class Scorer:
         characters to the number of tokens that contain them.
         """
         blocks = []
+        # An answer in words is one step, whatever blocks it contains.
         if not prompt.problem.wants_words:
             blocks = await self._text.blocks(response_text, prompt.problem.language)
         ends = {end: tokens_until(end) for end, _ in blocks}
         terms = self._reward.terms_of(prompt.data_source)
         if sample is not None and any(term.function != TESTS for term in terms):
+            # Once, because a sample decodes the tokens of the whole response.
             whole = sample()
             if not ends:
                 ends = {end: tokens_until(end) for end in _paragraph_ends(response_text)}
@@ -188,6 +191,7 @@ class Scorer:
 
 def _paragraph_ends(text: str) -> list[int]:
     """The end positions of paragraphs, the end of the text last; evenly fewer of many."""
+    # Without the blank end of the text, which would be a paragraph of its own.
     ends = [match.start() + 1 for match in _PARAGRAPH_END.finditer(text.rstrip())]
     stride = len(ends) // _MOST_PARAGRAPHS + 1
     return [*ends[stride - 1 :: stride], len(text)]

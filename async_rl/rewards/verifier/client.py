@@ -37,9 +37,11 @@ MAX_ATTEMPTS = 4
 """Calls for one program before the sample's attempt fails: each goes to another verifier if there
 is one, and a program that breaks four is more likely at fault than the verifiers.
 """
+# Enough for a 99th percentile of 20 programs, and sorted in a fraction of a millisecond.
 _LATENCIES_KEPT = 2048
 _MAX_FAILURE = 400
 """Characters of a message that are kept with each sample."""
+# Of all verifiers together; a new connection costs a round trip.
 _MAX_IDLE_CONNECTIONS = 64
 
 
@@ -61,10 +63,12 @@ class VerifierClient:
                 "authorization": f"Bearer {token}",
                 "content-type": "application/msgpack",
             },
+            # No limit on the wait for a connection: the streams of each verifier are limited.
             timeout=httpx.Timeout(self._score_s, pool=None),
             limits=httpx.Limits(
                 max_connections=None, max_keepalive_connections=_MAX_IDLE_CONNECTIONS
             ),
+            # A proxy of the environment must not see programs and the token.
             trust_env=False,
         )
         self._servers: dict[str, Connection] = {}
@@ -80,6 +84,7 @@ class VerifierClient:
         for url in urls:
             if url not in self._servers:
                 self._servers[url] = Connection(url, self._http, self._max_calls)
+        # A new event for the next change, so that nobody has to clear the old one.
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -183,6 +188,7 @@ class VerifierClient:
                     f" {problem}"
                 )
             self.num_retries += 1
+            # The next attempt goes elsewhere if it can: this server may fail again.
             avoided = server
 
     async def _least_busy(self, avoided: Connection | None) -> Connection:
@@ -207,6 +213,7 @@ class VerifierClient:
     async def _pause(self, longest_s: float) -> None:
         """A random pause, cut short when the set of servers changes."""
         with contextlib.suppress(TimeoutError):
+            # Random, so that the programs that a full server refused do not return together.
             async with asyncio.timeout(longest_s * self._random.uniform(0.5, 1.0)):
                 await self._changed.wait()
 

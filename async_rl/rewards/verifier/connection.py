@@ -24,9 +24,12 @@ from async_rl.rewards.verifier.protocol import (
     VerifyResponse,
 )
 
+# A verifier that restarts is back after seconds: the pause doubles from 50 ms up to that.
 FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
+# A broken connection costs all its programs an attempt, so a batch is not larger.
 _MAX_BATCH = 32
+# With one stream a slow program would hold the stream while quick programs wait for their turn.
 _MAX_PROGRAM_STREAMS = 4
 _LENGTH = struct.Struct("<I")
 _Item = tuple[VerifyRequest, asyncio.Future[VerifyResponse]]
@@ -114,6 +117,7 @@ class Connection:
                     await _hand_out(response, futures)
                 else:
                     problem = _refusal(self._url, response.status_code, await response.aread())
+        # Nothing was sent, so these programs can go elsewhere without costing an attempt.
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             problem = Unavailable(f"verifier {self._url} cannot be reached: {error}")
         except httpx.HTTPError as error:
@@ -122,6 +126,7 @@ class Connection:
             )
         except (msgspec.DecodeError, IndexError) as error:
             problem = InfrastructureError(f"verifier {self._url} sent a malformed answer: {error}")
+        # Final: every other verifier would get the same request.
         except (OverflowError, TypeError) as error:
             problem = ProtocolError(
                 f"a test cannot be encoded: {error}; integers have at most 64 bits, values are"
@@ -142,6 +147,7 @@ class Connection:
 async def _hand_out(
     response: httpx.Response, futures: list[asyncio.Future[VerifyResponse]]
 ) -> None:
+    # A piece of the answer may end inside a line.
     buffer = bytearray()
     async for chunk in response.aiter_raw():
         buffer += chunk
@@ -152,6 +158,7 @@ async def _hand_out(
             line = msgspec.msgpack.decode(bytes(buffer[_LENGTH.size : end]), type=BatchLine)
             del buffer[:end]
             future = futures[line.index]
+            # The caller may have given up.
             if not future.done():
                 future.set_result(line.response)
 

@@ -15,8 +15,11 @@ from async_rl.core.frozen import Value
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import CodeTest, ContainerTest, StdinTest, Verdict
 
+# What one request may take of a server that several clients share.
 MAX_TIMEOUT_S = 300
-MIN_MEMORY_MB, MAX_MEMORY_MB = 16, 65536
+# In addition to the interpreter, as `sandbox.memory_mb`.
+MIN_MEMORY_MB = 16
+MAX_MEMORY_MB = 65536
 
 
 class RewardSample(Value):
@@ -60,6 +63,7 @@ class VerifyRequest(Value):
     sample: RewardSample | None = None
 
     def __post_init__(self) -> None:
+        # Here and not in Meta: the number of tests may be 0 if there is a sample.
         if not self.tests and self.sample is None:
             raise ValueError(
                 "tests is empty, so every program would pass; give at least one - at `$.tests`"
@@ -148,6 +152,7 @@ def infrastructure_response(message: str, level: int, *, is_final: bool = False)
     verdict = Verdict.INFRASTRUCTURE_ERROR
     return VerifyResponse(
         verdict=verdict,
+        # As the result of a test, because clients show the message of the first test that failed.
         tests=[TestResult(verdict=verdict, cpu_s=0, wall_s=0, memory_mb=0, message=message)],
         level=level,
         failure=message if is_final else "",

@@ -100,6 +100,7 @@ class RewardProcess:
         return {name: task.result() for name, task in tasks.items()}
 
     async def _score(self, call: RewardCall) -> dict[str, float]:
+        # Also while a call is repeated, so that the child never runs more calls than it may.
         async with self._slots:
             for _ in range(_TRIES):
                 result = await self._result(await self._child(), call)
@@ -118,7 +119,8 @@ class RewardProcess:
         async with self._alone:
             child = await self._start()
             try:
-                return await self._result(child, call) or Result(error="exited")
+                exited = Result(error=f"{call.function} made its process exit")
+                return await self._result(child, call) or exited
             finally:
                 await child.kill()
 
@@ -205,6 +207,7 @@ class _Functions:
     async def answer(self, number: int, call: RewardCall) -> None:
         """Call the function and send its score; anything that it raises becomes the error."""
         function = self._functions[call.function]
+        # A callable object is async if its method __call__ is.
         if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
             work: asyncio.Future[object] = asyncio.ensure_future(function(call.sample))
         else:
@@ -212,6 +215,7 @@ class _Functions:
         self._running[work] = (number, call)
         # A thread of its own: the loop's timers stop while a function blocks the loop.
         timer = threading.Timer(self._limit_s, self._exit_late, (work,))
+        # Otherwise the end of the process would wait for the deadline.
         timer.daemon = True
         timer.start()
         await asyncio.wait({work})

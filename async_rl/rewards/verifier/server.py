@@ -39,7 +39,9 @@ MSGPACK = "application/msgpack"
 _JSON = "application/json"
 _NDJSON = "application/x-ndjson"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+# 2 MB for each program of a client's batch; a body is in memory before it is read.
 _MAX_BODY_BYTES = 64 << 20
+# The largest body at about 10 Mbit/s; a slower client would hold its memory for too long.
 _BODY_S = 60.0
 _RETRY_AFTER_S = "1"
 _LINGER_S = 0.003
@@ -65,9 +67,12 @@ def build_app(
 
     async def verify(request: Request) -> Response:
         program = await _read(request, VerifyRequest)
+        # Before the admission, which a program that cannot be judged must not take.
         await service.require(program)
         service.admit(1)
-        return _reply(request, await admitted(request, service.verify(program)))
+        return _reply(
+            await admitted(request, service.verify(program)), is_packed=_is_packed(request)
+        )
 
     async def verify_batch(request: Request) -> ASGIApp:
         batch = await _read(request, BatchRequest)
@@ -86,16 +91,20 @@ def build_app(
             for program in programs:
                 await service.require(program)
             service.admit(1)
-            return _json_response(await admitted(request, body.answer(service, programs)))
+            return _reply(await admitted(request, body.answer(service, programs)))
         except Refused as refused:
             status = form.statuses.get(refused.status, refused.status)
             raise Refused(status, str(refused)) from refused
 
     async def health(request: Request) -> Response:
-        return _reply(request, service.health())
+        return _reply(service.health(), is_packed=_is_packed(request))
 
     async def metrics(_: Request) -> Response:
         return Response(service.metrics(), media_type=_PROMETHEUS)
+
+    async def disconnected(_: Request, __: Exception) -> Response:
+        # No client is left to read it; without a response Starlette would log an error.
+        return Response(status_code=499)
 
     app = Starlette(
         routes=[
@@ -108,7 +117,7 @@ def build_app(
                 for path, form in FORMS.items()
             ),
         ],
-        exception_handlers={Refused: _refuse, ClientDisconnect: _disconnected},
+        exception_handlers={Refused: _refuse, ClientDisconnect: disconnected},
     )
     return _guarded(app, token, known)
 
@@ -128,13 +137,10 @@ def _guarded(app: ASGIApp, token: str, known: Callable[[Any], None]) -> ASGIApp:
             # right.
             if not hmac.compare_digest(given.encode(), token.encode()):
                 # Before the body is read: only a client with the token may fill the memory.
-                refused = _error(
-                    Refused(
-                        401, "the token is missing or wrong: send Authorization: Bearer <token>"
-                    )
-                )
-                refused.headers["Connection"] = "close"
-                await refused(scope, receive, send)
+                reason = "the token is missing or wrong: send Authorization: Bearer <token>"
+                response = await _refuse(None, Refused(401, reason))
+                response.headers["Connection"] = "close"
+                await response(scope, receive, send)
                 return
             # From here on the connection is exempt from the limits of unknown connections
             # (serving.py).
@@ -219,6 +225,7 @@ async def _read(request: Request, expected: type[T]) -> T:
             return msgspec.msgpack.decode(body, type=expected)
         return msgspec.json.decode(body, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # msgspec names the path of a wrong field; a text that is no JSON has none.
         where = "" if "`$" in str(error) else " - at `$`"
         raise Refused(400, f"bad request: {error}{where}") from error
 
@@ -227,26 +234,16 @@ def _is_packed(request: Request) -> bool:
     return request.headers.get("content-type") == MSGPACK
 
 
-def _reply(request: Request, value: msgspec.Struct) -> Response:
-    if _is_packed(request):
+def _reply(value: msgspec.Struct | Reply, *, is_packed: bool = False) -> Response:
+    if is_packed:
         return Response(msgspec.msgpack.encode(value), media_type=MSGPACK)
-    return _json_response(value)
-
-
-def _json_response(value: msgspec.Struct | Reply) -> Response:
     return Response(msgspec.json.encode(value), media_type=_JSON)
 
 
-def _error(refused: Refused) -> Response:
-    headers = {"Retry-After": _RETRY_AFTER_S} if refused.status in (429, 503, 504) else {}
-    body = msgspec.json.encode(ErrorReply(error=str(refused)))
-    return Response(body, refused.status, headers, _JSON)
-
-
-async def _refuse(_: Request, refused: Exception) -> Response:
-    assert isinstance(refused, Refused)
-    return _error(refused)
-
-
-async def _disconnected(_: Request, __: Exception) -> Response:
-    return Response(status_code=499)
+async def _refuse(_: Any, refused: Any) -> Response:
+    # JSON also for a client that sends MessagePack: a person reads it.
+    response = _reply(ErrorReply(error=str(refused)))
+    response.status_code = refused.status
+    if refused.status in (429, 503, 504):
+        response.headers["Retry-After"] = _RETRY_AFTER_S
+    return response

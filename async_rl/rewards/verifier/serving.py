@@ -43,16 +43,21 @@ QUEUE_SIZE = 4096
 can have this number in flight; more than usual, because some trainers count a refusal as a wrong
 answer.
 """
+# Long enough for the first headers over a slow network; docs/verifier.md promises it.
 _UNKNOWN_S = 10.0
 _UNKNOWN_BYTES = 1 << 20
 """Room for headers, and for the part of the body that a client sends before its token is read."""
+# A generator opens 4 for its programs and up to reward.concurrency for its calls.
 _MOST_CONNECTIONS = 4096
+# Standard streams, the log, the event loop, the listening socket, the pipes of children.
 _OWN_DESCRIPTORS = 48
 _CELL_DESCRIPTORS = 140
 """A job of 64 streams has a file for each input and each output."""
 _ACCEPTED_AT_ONCE = 16
 """asyncio accepts this many connections before it runs anything else, whatever the limit is."""
-_LOGGED, _LOGGED_S = 5, 60.0
+# Enough to see the kind of a message, and few enough that a day of attacks fills no disk.
+_LOGGED = 5
+_LOGGED_S = 60.0
 
 
 @contextlib.asynccontextmanager
@@ -120,7 +125,13 @@ async def serve(
         accepted_at_once=_ACCEPTED_AT_ONCE,
         protocol=partial(_Connection, intake),
     )
-    async with sparse_logs(), http as server:
+    async with contextlib.AsyncExitStack() as stack:
+        # A client can cause the messages of these loggers as often as it likes.
+        sparse = SparseLog()
+        for logger in map(logging.getLogger, ("asyncio", "uvicorn.error")):
+            logger.addFilter(sparse)
+            stack.callback(logger.removeFilter, sparse)
+        server = await stack.enter_async_context(http)
         await ready(url)
         stopped = asyncio.create_task(stopping.wait(), name="stopping")
         await asyncio.wait((server, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -223,17 +234,3 @@ class SparseLog(logging.Filter):
             since, count = record.created, 0
         self._since[message] = since, count + 1
         return count < _LOGGED
-
-
-@contextlib.asynccontextmanager
-async def sparse_logs() -> AsyncIterator[None]:
-    """Filter the messages of asyncio and uvicorn, which a client can cause as often as it likes."""
-    sparse = SparseLog()
-    loggers = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error")]
-    for logger in loggers:
-        logger.addFilter(sparse)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(sparse)

@@ -169,6 +169,7 @@ class ArealCall(Form, rename="camel"):
     language: str = PYTHON
     entry_function: str = ""
     is_fast_fail: bool = True
+    # Remote tests are files that only AReaL's own service can read.
     is_remote: Literal[False] = False
     timeout: Timeout | None = None
     memory: Annotated[float, Meta(ge=0)] = 0
@@ -219,6 +220,7 @@ class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
     stdin: str | None = None
     run_timeout: Timeout | None = None
     memory_limit_mb: float = -1
+    # Nothing writes files for a program, so a request with files cannot be served.
     files: Annotated[dict[str, Any], Meta(max_length=0)] | None = None
     fetch_files: Annotated[list[Any], Meta(max_length=0)] | None = None
 
@@ -246,6 +248,7 @@ class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
             # The exception without its traceback, or the text of the compiler.
             "stderr": ran.message,
         }
+        # SandboxFusion has no step of compiling for Python: its error is one of the run.
         is_compiled = ran.verdict is not Verdict.COMPILE_ERROR or requests[0].language == PYTHON
         return {
             "status": "Success" if is_success else "Failed",

@@ -34,6 +34,7 @@ class ProgramTests(Form):
 
     program: str
     tests: list[Any] | str
+    # The default of open-instruct's own server.
     max_execution_time: Timeout = 1.0
 
     def request(self) -> VerifyRequest:
@@ -137,6 +138,7 @@ def _read_label(origin: str, text: str) -> VerifyRequest:
         given = msgspec.convert(label, Label)
     except msgspec.ValidationError as error:
         raise DataError(f"{origin} is not a valid label ({error})") from error
+    # Pairs in the layout of data sets; any other label has tests of this verifier or asserts.
     if isinstance(label, dict) and "inputs" in label:
         tests = read_input_output(origin, label)
     else:
