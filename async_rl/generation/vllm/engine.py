@@ -137,8 +137,8 @@ class VllmEngine:
     def __init__(self, llm: Llm, end_token_ids: tuple[int, ...], *, has_spare: bool) -> None:
         """has_spare: the worker stages weights in a second copy of the model."""
         self._vllm = llm
-        self._index = len(llm.policies)
-        llm.policies.append(self)
+        self._index = len(self._vllm.policies)
+        self._vllm.policies.append(self)
         self._has_spare = has_spare
         self._end_token_ids = end_token_ids
         self.version = NO_VERSION
