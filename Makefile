@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help adapters env demo real test check types rules mutants explore resolve docs notebooks site bench clean test-python
+.PHONY: help adapters env demo real test check types rules mutants explore world resolve docs notebooks site bench clean test-python
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -105,6 +105,9 @@ mutants: env ## do tests fail when a promise is broken (MUTANTS="buffer/") or a 
 
 explore: env ## property tests with new random examples; TESTS=tests/buffer for some of them
 	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest $(or $(TESTS),tests) -m "not slow"
+
+world: env ## the control plane in virtual time under the faults of SEEDS seeds (default 1,000)
+	@$(BIN)/python tests/world/explore.py $(or $(SEEDS),1000) $(or $(FIRST),100)
 
 docs: env ## the pages of docs/ that are made from code
 	@$(BIN)/python -m docs.generate.pages docs

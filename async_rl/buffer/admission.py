@@ -220,6 +220,13 @@ class Admission:
         """The group is finished or dropped."""
         self._remove(group_id)
 
+    def close_evaluations(self, *, after: int) -> list[int]:
+        """Close the groups that evaluate later versions; return their ids."""
+        closed = [group.group_id for group in self.open.values() if group.evaluation > after]
+        for group_id in closed:
+            self._remove(group_id)
+        return closed
+
     def lower_version(self, group_ids: Iterable[int], version: int) -> None:
         """The tokens of these groups may be as old as `version` from now on."""
         for group_id in group_ids:

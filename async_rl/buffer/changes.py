@@ -25,11 +25,6 @@ _ONE = "= :group_id"
 _ALL = "IN (SELECT value FROM json_each(:group_ids))"
 _DELETE_ONE = f"DELETE FROM blobs WHERE group_id {_ONE}"
 _DELETE_ALL = f"DELETE FROM blobs WHERE group_id {_ALL}"
-# Evaluations with open groups stay: these groups can be generated with the new weights.
-_CLOSED_EVALUATIONS = (
-    "(SELECT version FROM evaluations WHERE version>:version AND version NOT IN (SELECT evaluation"
-    " FROM groups WHERE evaluation IS NOT NULL AND state IN ('issued', 'generating')))"
-)
 
 
 def _update(groups: str, values: str) -> str:
@@ -223,9 +218,9 @@ class Undone(Change):
 
     statements = (
         "UPDATE steps SET undone_s=:now_s WHERE version>:version AND undone_s IS NULL",
-        # Later versions will be other weights, so their finished evaluations do not count.
-        f"UPDATE groups SET evaluation=NULL WHERE evaluation IN {_CLOSED_EVALUATIONS}",
-        f"DELETE FROM evaluations WHERE version IN {_CLOSED_EVALUATIONS}",
+        # Later versions will be other weights, so their evaluations do not count.
+        "UPDATE groups SET evaluation=NULL WHERE evaluation>:version",
+        "DELETE FROM evaluations WHERE version>:version",
         "UPDATE groups SET version=:version WHERE state IN ('issued', 'generating') AND"
         " version>:version",
         *_make_ready(_ALL, "'learner started at version ' || :version"),

@@ -74,10 +74,15 @@ class EvaluationProgress:
             self.finished.append(version)
 
     def forget_after(self, version: int) -> None:
-        """Later versions will be other weights, so their finished evaluations do not count."""
-        for evaluated, num_open in list(self._num_open.items()):
-            if evaluated > version and num_open == 0:
-                del self._num_open[evaluated]
+        """Later versions will be other weights, so their evaluations start again."""
+        self._num_open = {v: number for v, number in self._num_open.items() if v <= version}
+        for finished in [v for v in self.finished if v > version]:
+            self.finished.remove(finished)
+
+    def report_again(self, version: int) -> None:
+        """Report a finished evaluation once more, unless it was forgotten."""
+        if self._num_open.get(version) == 0:
+            self.finished.append(version)
 
 
 @frozen

@@ -52,8 +52,9 @@ _log = logging.getLogger(__name__)
 
 
 class BufferService:
-    """State, parked requests and store of one run, as asynchronous request handlers. The state
-    continues from the content of the store. clock: monotonic seconds.
+    """State, parked requests and store of one run, as asynchronous request handlers.
+
+    clock: monotonic seconds. num_returns: how often the learner started or dropped a batch.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class BufferService:
         self._clock = clock
         self._parked = ParkedRequests(config, self.state)
         self._changed = asyncio.Event()
-        self._num_returns = 0
+        self.num_returns = 0
+        self._syncing = asyncio.Lock()
+        self._synced: SyncVersion | None = None
         self._learner_waits_for = ""
 
     def handlers(self) -> Mapping[type[Message], Handler]:
@@ -192,12 +195,12 @@ class BufferService:
 
     async def take_batch(self, request: TakeBatch) -> Message:
         """Lease the batch of this version; the request is parked until its groups are ready."""
-        num_returns = self._num_returns
+        num_returns = self.num_returns
         taken = Take()
         try:
             async with asyncio.timeout(request.wait_s):
                 # A learner that started again or dropped a batch does not wait for this reply.
-                while num_returns == self._num_returns:
+                while num_returns == self.num_returns:
                     taken = self.state.take(request.train_version)
                     self._learner_waits_for = taken.waits_for
                     if taken.group_ids or taken.dropped:
@@ -216,12 +219,10 @@ class BufferService:
 
     async def read_sequences(self, request: ReadSequences) -> Message:
         """Reply with sequences of a leased batch."""
-        group_ids = {group_id for group_id, _ in request.samples}
         # A batch that a rank reads ahead may have been dropped; its groups would stay in memory.
-        self.state.replay.check_leased(request.train_version, group_ids)
-        groups = {group.group_id: group for group in await self._store.groups(group_ids)}
-        samples = [groups[name].trajectories[n] for name, n in request.samples]
-        return Sequences(trajectories=samples)
+        self.state.replay.check_leased(request.train_version, dict(request.samples))
+        found = await self._store.sequences(request.samples, request.train_version)
+        return Sequences(trajectories=found)
 
     async def commit_step(self, request: CommitStep) -> Message:
         """The groups of the step are trained, and admission may continue."""
@@ -236,19 +237,18 @@ class BufferService:
 
     async def sync_version(self, request: SyncVersion) -> Message:
         """The learner starts at this version: later steps are undone and their groups ready."""
-        await self._stored()
-        self._store.require_history_of(request.version)
-        self.state.begin_life(request.incarnation, request.version)
-        life = self.state.lives.newest
-        self._num_returns += 1
-        undone = []
-        if request.version < self.state.replay.learner_version:
-            undone = await self._store.reader.trained_after(request.version)
-            # Another life may have started.
-            self.state.lives.check(life)
-        self.state.sync(request.version, undone)
-        await self._confirm()
-        return Synced(life=life)
+        # One at a time: a request that comes twice would undo the same steps twice.
+        async with self._syncing:
+            if request != self._synced:
+                await self._stored()
+                self._store.require_history_of(request.version)
+                self.state.begin_life(request.incarnation, request.version)
+                self.num_returns += 1
+                undone = await self._store.reader.trained_after(request.version)
+                self.state.sync(request.version, undone)
+                await self._confirm()
+                self._synced = request
+            return Synced(life=self.state.lives.newest)
 
     async def history(self, _: GetHistory) -> Message:
         """Reply with the versions that the learner may start from."""
@@ -260,7 +260,7 @@ class BufferService:
         num_batches = self.state.drop_batch(
             request.train_version, request.group_ids, request.message
         )
-        self._num_returns += 1
+        self.num_returns += 1
         await self._confirm()
         return SetAside(num_batches=num_batches)
 

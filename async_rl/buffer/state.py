@@ -67,6 +67,7 @@ class BufferState:
         self._leases = Leases(config, self.admission.generators(), now_s)
         self._evaluations = EvaluationProgress(recovered)
         self.finished_evaluations = self._evaluations.finished
+        self.report_again = self._evaluations.report_again
         self.lives = Lives(recovered.lives)
         self._num_set_aside = Counter(recovered.set_aside)
         self._replaces_uniform = buffer.uniform_groups == "replace"
@@ -274,8 +275,12 @@ class BufferState:
             self._trained(step, group_ids)
         if goes_back or synced.returned:
             self._changes.append(changes.Undone(version=version, group_ids=synced.returned))
-        # A version that is trained again has other weights, so its evaluation has to be repeated.
-        self._evaluations.forget_after(version)
+        if goes_back:
+            # Later versions will be other weights, so their evaluations start again.
+            self._evaluations.forget_after(version)
+            for group_id in self.admission.close_evaluations(after=version):
+                message = f"the learner started at version {version}"
+                self._drop(group_id, DropReason.OVER_AGE, message, purpose=Purpose.EVAL)
         # A generator may have sampled the first tokens with weights that are now discarded; they
         # count as the version the learner returned to, so the bound of their age stays true.
         self.admission.lower_version(list(self.admission.open), version)

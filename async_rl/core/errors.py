@@ -122,6 +122,12 @@ class RestartNeeded(AsyncRLError):
     """The process has to start again from its last saved state; this is not a failure."""
 
 
+class SupervisorLost(DeadlineExceeded, RestartNeeded):
+    """The supervisor does not answer. If it still runs, the network between the two was cut, and it
+    starts the process again.
+    """
+
+
 class RunFailed(AsyncRLError):
     """The run stopped without reaching its goal; the message starts with the root cause."""
 

@@ -30,6 +30,7 @@ from async_rl.runtime.context import ProcessContext
 
 _SHOW_EVERY = 5
 """Steps between two pages of training samples; TensorBoard itself keeps ten."""
+_PROMPTS_S = 5.0
 _COUNTED = (DropReason.OVER_AGE, DropReason.UNTRAINABLE, DropReason.GENERATOR_LOST)
 """Reasons that no generator counts itself."""
 
@@ -44,7 +45,11 @@ async def run(context: ProcessContext) -> None:
             tokenizer = load_tokenizer(config, context.model_path)
             vocabulary_size = load_vocabulary_size(config, context.model_path)
             # The supervisor ends the run if they cannot be prepared.
-            await context.supervisor.call(AwaitPrompts(), timeout_s=config.timeouts.start_s)
+            # In short calls: a lost answer must not be waited for as long as data may take.
+            request = AwaitPrompts(wait_s=_PROMPTS_S)
+            timeout_s = _PROMPTS_S + config.timeouts.call_s
+            while not (await context.supervisor.call(request, timeout_s=timeout_s)).is_done:
+                pass
             prompts = open_prompts(
                 context.run_dir / PROMPTS_FILE, config, vocabulary_size=vocabulary_size
             )
@@ -107,6 +112,7 @@ class Tasks:
         reader = self._store.reader
         while True:
             version = await self._service.next_evaluation()
+            num_returns = self._service.num_returns
             await self._store.flush()
             report = await report_of(reader, version, held_out, decode, extraction=extraction)
             if report.num_failed:
@@ -116,8 +122,12 @@ class Tasks:
                     report.num_failed,
                 )
             await self._context.report(version, scalars=report.scalars, texts=report.texts)
-            self._store.finish_evaluation(version, report.scalars)
-            await self._store.flush()
+            # Figures of discarded weights must not be booked on those that are evaluated next.
+            if self._service.num_returns == num_returns:
+                self._store.finish_evaluation(version, report.scalars)
+                await self._store.flush()
+            else:
+                self._service.state.report_again(version)
 
     async def show_samples(self, decode: Callable[[Sequence[int]], str]) -> None:
         """takes: trained steps · waits for: every fifth · returns: some of its samples as text ·

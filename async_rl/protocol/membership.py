@@ -116,10 +116,17 @@ class WatchMembers(Message):
     wait_s: float
 
 
-class AwaitPrompts(Message):
-    """Request an answer once the prompts of the run are in its directory."""
+class PromptsPrepared(Message):
+    """Whether the prompts of the run are in its directory."""
 
-    Reply: ClassVar[type] = Ok
+    is_done: bool
+
+
+class AwaitPrompts(Message):
+    """Request an answer once the prompts of the run are in its directory, or after wait_s."""
+
+    Reply: ClassVar[type] = PromptsPrepared
+    wait_s: float
 
 
 class ReportMetrics(Message):

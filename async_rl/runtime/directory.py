@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from async_rl.core.errors import DeadlineExceeded, Unavailable
+from async_rl.core.errors import DeadlineExceeded, SupervisorLost, Unavailable
 from async_rl.core.types import Role
 from async_rl.protocol.base import Message
 from async_rl.protocol.membership import Member, Members, WatchMembers
@@ -23,6 +23,10 @@ from async_rl.wire.rpc import RpcClient
 
 # Many processes call a restarted one; the random pause spreads their calls.
 _JITTER_S = 0.1
+_AGAIN_S = 60.0
+"""A request without an answer is sent again: a connection that was cut for longer than ZeroMQ's
+heartbeats bridge (30 s) has lost the request or its reply. Above every `wait_s` of a request.
+"""
 _WATCH_S = 20.0  # a supervisor without news answers after this time
 
 
@@ -38,7 +42,7 @@ class SupervisorCalls:
         self._patience_s = patience_s
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
-        """As RpcClient.call, with `timeout_s` for each attempt."""
+        """As RpcClient.call, with `timeout_s` for each attempt. Raises SupervisorLost."""
         # On top of the first attempt: a request for news may rightly wait longer than that.
         deadline_s = time.monotonic() + timeout_s + self._patience_s
         while True:
@@ -46,7 +50,7 @@ class SupervisorCalls:
                 return await self._client.call(request, timeout_s=timeout_s)
             except DeadlineExceeded as error:
                 if time.monotonic() >= deadline_s:
-                    raise DeadlineExceeded(f"{error}, for {self._patience_s:g} s") from error
+                    raise SupervisorLost(f"{error}, for {self._patience_s:g} s") from error
 
 
 class Directory:
@@ -128,23 +132,35 @@ class Incarnation:
         self._directory = directory
         self._connect = connect
 
-    async def call(self, request: Message, *, timeout_s: float) -> Any:
-        """As RpcClient.call. Raises Unavailable once the process exited or left the member list."""
+    async def call(
+        self, request: Message, *, timeout_s: float, again_s: float | None = None
+    ) -> Any:
+        """As RpcClient.call. Raises Unavailable once the process exited or left the member list.
+
+        again_s: send the request again whenever it has waited for so long; the first answer counts.
+        """
         member = self._member
-        call = asyncio.create_task(self._call(request, timeout_s), name=f"call {member.name}")
         gone = asyncio.create_task(self._gone(), name=f"watch {member.name}")
+        calls: list[asyncio.Task[Any]] = []
+        done: set[asyncio.Task[Any]] = set()
         try:
-            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():
-                raise _Ended(
-                    f"{member.name} (pid {member.pid}) exited before it answered"
-                    f" {type(request).__name__}"
+            while not done:
+                call = self._call(request, timeout_s)
+                calls.append(asyncio.create_task(call, name=f"call {member.name}"))
+                done, _ = await asyncio.wait(
+                    {*calls, gone}, timeout=again_s, return_when=asyncio.FIRST_COMPLETED
                 )
-            return call.result()
+            for answered in calls:
+                if answered in done:
+                    return answered.result()
+            raise _Ended(
+                f"{member.name} (pid {member.pid}) exited before it answered"
+                f" {type(request).__name__}"
+            )
         finally:
-            for task in (call, gone):
+            for task in (*calls, gone):
                 task.cancel()
-            await asyncio.gather(call, gone, return_exceptions=True)
+            await asyncio.gather(*calls, gone, return_exceptions=True)
 
     async def _call(self, request: Message, timeout_s: float) -> Any:
         # No await between the two: a client without a pending call may be closed.
@@ -186,7 +202,7 @@ class Peer:
                     life = Incarnation(member, self._directory, self._connect)
                     with contextlib.suppress(_Ended):
                         # Longer than the timeout around it, which names the peer.
-                        return await life.call(request, timeout_s=2 * timeout_s)
+                        return await life.call(request, timeout_s=2 * timeout_s, again_s=_AGAIN_S)
                     # Otherwise all callers of the old process call its successor in one moment.
                     await asyncio.sleep(random.uniform(0, _JITTER_S))
         except TimeoutError as error:

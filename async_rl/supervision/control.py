@@ -20,6 +20,7 @@ from async_rl.protocol.membership import (
     Expel,
     Heartbeat,
     NextBeat,
+    PromptsPrepared,
     Register,
     ReportFatal,
     ReportMetrics,
@@ -141,9 +142,11 @@ class ControlService:
         await asyncio.sleep(len(self.registry) / _ANSWERS_PER_S)
         return self.registry.changes_since(message.known_revision)
 
-    async def _await_prompts(self, _: AwaitPrompts) -> Message:
-        await self.prompts.wait()
-        return Ok()
+    async def _await_prompts(self, request: AwaitPrompts) -> Message:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(request.wait_s):
+                await self.prompts.wait()
+        return PromptsPrepared(is_done=self.prompts.is_set())
 
     async def _get_status(self, _: GetStatus) -> Message:
         monitor = self.monitor

@@ -82,8 +82,10 @@ class Perform(Message):
     """rank 0 -> another rank: take part in this operation after the earlier ones.
 
     pool: of both ranks, so that a rank never takes part in an operation of another life.
+    number: of the operation in the pool; a rank takes part once, however often the request comes.
     """
 
     Reply: ClassVar[type] = Ok
     pool: str
+    number: int
     operation: Operation

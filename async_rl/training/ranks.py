@@ -110,6 +110,7 @@ class Rank:
     parts: Parts
     others: Sequence[Caller]
     operations: asyncio.Queue[Operation] = field(default_factory=asyncio.Queue)
+    num_operations: int = 0
 
     @classmethod
     async def open(
@@ -136,7 +137,10 @@ class Rank:
     async def accept(self, request: Perform) -> Message:
         """Take part in an operation of rank 0 once the earlier ones are done."""
         self._check_pool(request.pool)
-        self.operations.put_nowait(request.operation)
+        # Rank 0 sends an operation again if the answer is lost.
+        if request.number > self.num_operations:
+            self.num_operations = request.number
+            self.operations.put_nowait(request.operation)
         return Ok()
 
     async def read(self, request: Fetch) -> Message:
@@ -265,10 +269,11 @@ class TrainingPool(Rank):
 
     async def _together(self, operation: Operation, work: Callable[[], T]) -> T:
         """Do the work of rank 0 in an operation of all ranks."""
-        request = Perform(pool=self.pool, operation=operation)
         # Concurrent callers must not interleave: all ranks have to start the operations in one
         # order, or their collectives wait for each other.
         async with self._in_order:
+            self.num_operations += 1
+            request = Perform(pool=self.pool, number=self.num_operations, operation=operation)
             calls = (other.call(request, timeout_s=_ACCEPT_S) for other in self.others)
             await asyncio.gather(*calls)
             done = self._in_thread(work)

@@ -132,7 +132,8 @@ class Parts:
             reply: Sequences = await self._call_buffer(read)
             trajectories += reply.trajectories
         # During the calls another batch may have replaced this one, which was dropped.
-        if self._requests.get(version) is request:
+        # Compared by content: rank 0 may have sent the same request again.
+        if self._requests.get(version) == request:
             self._parts[version] = BatchPart(
                 heads=request.heads, owners=owners, number=self._number, trajectories=trajectories
             )

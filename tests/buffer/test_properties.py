@@ -110,6 +110,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.learner = FakeLearner()
         self.late: list[Group] = []
         self.history: list[list[int]] = []
+        self.num_lives = 0
         self.has_gone_back = False
         self.has_dropped_batch = False
         self.open_buffer()
@@ -365,11 +366,10 @@ class BufferMachine(RuleBasedStateMachine):
             self.has_gone_back = True
         learner.version, learner.batches = learner.kept[-1], {}
         self.history = self.history[: learner.version]
-        if (
-            self.call(self.service.sync_version(SyncVersion(version=learner.version)), crash)
-            is None
-        ):
-            self.run(self.service.sync_version(SyncVersion(version=learner.version)))
+        self.num_lives += 1
+        start = SyncVersion(version=learner.version, incarnation=f"life {self.num_lives}")
+        if self.call(self.service.sync_version(start), crash) is None:
+            self.run(self.service.sync_version(start))
 
     @rule()
     def evaluate(self) -> None:

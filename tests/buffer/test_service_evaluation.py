@@ -135,13 +135,13 @@ def test_a_finished_evaluation_of_an_undone_version_can_be_made_again(tmp_path: 
             await put_all(service)
             await take(service, 0)
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
-            for version in (1, 1):
+            for life in ("second", "third"):
                 await service.start_evaluation(StartEvaluation(version=1))
-                given = await tickets(service, version, credit=1)
+                given = await tickets(service, 1, credit=1)
                 assert given[0].purpose is Purpose.EVAL
                 await service.put_group(PutGroup(group=make_group(given[0])))
                 assert service.state.finished_evaluations.popleft() == 1
-                await service.sync_version(SyncVersion(version=0))
+                await service.sync_version(SyncVersion(version=0, incarnation=life))
                 await take(service, 0)
                 await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
 

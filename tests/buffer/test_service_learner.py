@@ -5,6 +5,8 @@ buffer keeps of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,19 @@ from buffer_support import (
     tickets,
 )
 
+from async_rl.buffer.service import BufferService
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.protocol.buffer import PutGroup, ReleaseGenerator, Work
-from async_rl.protocol.learner import CommitStep, ForgetBefore, SyncVersion, TakeBatch, TakenGroups
+from async_rl.protocol.learner import (
+    CommitStep,
+    DropBatch,
+    ForgetBefore,
+    ReadSequences,
+    Sequences,
+    SyncVersion,
+    TakeBatch,
+    TakenGroups,
+)
 
 
 def test_a_take_is_parked_until_its_last_group_is_put(tmp_path: Path) -> None:
@@ -288,5 +300,53 @@ def test_trajectories_that_were_forgotten_are_a_clear_error(tmp_path: Path) -> N
             with pytest.raises(ProtocolError, match="restore that checkpoint"):
                 await service.sync_version(SyncVersion(version=0))
             assert [g.group_id for g in (await take(service, 1)).groups] == [2, 3]
+
+    run(scenario())
+
+
+async def trained_steps(service: BufferService, num_steps: int) -> None:
+    """Generate, lease, read and commit the steps one after the other."""
+    for version in range(num_steps):
+        for ticket in await tickets(service, version):
+            await service.put_group(PutGroup(group=make_group(ticket, versions=[version] * 3)))
+        batch = await take(service, version)
+        ids = [group.group_id for group in batch.groups]
+        await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+
+
+def test_tokens_of_discarded_weights_count_as_the_version_that_trains_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config(max_staleness=0)) as service:
+            await trained_steps(service, 3)
+            # The learner goes back, and its repeated batch turns out to be bad.
+            await service.sync_version(SyncVersion(version=1, incarnation="second"))
+            bad = await take(service, 1)
+            ids = [group.group_id for group in bad.groups]
+            await service.drop_batch(DropBatch(train_version=1, group_ids=ids, message="bad"))
+            batch = await take(service, 1)
+            samples = [(group.group_id, 0) for group in batch.groups]
+            assert samples
+            read = await service.read_sequences(ReadSequences(train_version=1, samples=samples))
+            assert isinstance(read, Sequences)
+            assert {int(sample.versions.max()) for sample in read.trajectories} == {1}
+
+    run(scenario())
+
+
+def test_a_start_that_is_reported_twice_undoes_steps_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            await trained_steps(service, 2)
+            start = SyncVersion(version=0, incarnation="second")
+            await asyncio.gather(service.sync_version(start), service.sync_version(start))
+            leased = await take(service, 0)
+            # A repeated request that comes late must not take the batch away from its learner.
+            await service.sync_version(start)
+            ids = [group.group_id for group in leased.groups]
+            await service.commit_step(CommitStep(version=1, group_ids=ids))
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as store:
+            query = "SELECT state FROM transitions WHERE group_id=0 ORDER BY transition_id"
+            history = [state for (state,) in store.execute(query)]
+        assert history == ["generating", "ready", "leased", "trained", "ready", "leased", "trained"]
 
     run(scenario())

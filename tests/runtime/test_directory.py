@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from async_rl.protocol.buffer import RequestWork, Work
 from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Connections, Directory, Peer
 from async_rl.wire.keys import Keys, create_keys
-from async_rl.wire.rpc import RpcServer
+from async_rl.wire.rpc import RpcClient, RpcServer
 
 ASK = RequestWork(generator="g", incarnation="i", version=0, credit=1, wait_s=0)
 
@@ -148,3 +149,28 @@ def test_a_connection_on_which_somebody_waits_stays_open_though_its_process_left
             return is_open
 
     assert asyncio.run(main())
+
+
+def test_a_request_is_sent_again_where_a_broken_connection_lost_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("async_rl.runtime.directory._AGAIN_S", 0.01)
+    num_sent = 0
+
+    class Lossy:
+        async def call(self, request: Message, *, timeout_s: float) -> Any:
+            nonlocal num_sent
+            num_sent += 1
+            if num_sent < 3:
+                await asyncio.get_running_loop().create_future()
+            return Work(tickets=[], waits_for="third")
+
+    async def story() -> str:
+        directory = Directory()
+        member = Member(name="buffer", role="buffer", pid=1, address="a", state="", since_s=0.0)
+        directory.update(Members(revision=1, members=[member]))
+        peer = Peer("buffer", directory, lambda address: cast(RpcClient, Lossy()))
+        work: Work = await peer.call(ASK, timeout_s=60)
+        return work.waits_for
+
+    assert asyncio.run(story()) == "third"

@@ -13,6 +13,7 @@ import pytest
 from composing import compose
 
 from async_rl.composition.compose import write_config
+from async_rl.core.os import RESTART_CODE
 from async_rl.protocol.base import Message, Ok, message_schema
 from async_rl.protocol.membership import Heartbeat, Members, NextBeat, Register, WatchMembers
 from async_rl.runtime.context import Control
@@ -84,7 +85,7 @@ def test_a_process_without_supervisor_ends_itself_within_its_patience(
                     await process.wait()
 
     code, took_s = asyncio.run(main())
-    assert code == 1
+    assert code == RESTART_CODE
     assert took_s < 30, "it repeats its call for 8.4 s; the rest is for a busy machine"
     assert (
         "did not answer Heartbeat within 1.4 s, for 8.4 s"

@@ -125,12 +125,29 @@ def test_an_operation_of_another_life_of_the_pool_is_refused() -> None:
 
     async def story() -> list[int]:
         rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
-        await rank.accept(Perform(pool="now", operation=Step(version=1)))
+        await rank.accept(Perform(pool="now", number=1, operation=Step(version=1)))
         with pytest.raises(Superseded, match="pool before of learner ranks was replaced by now"):
-            await rank.accept(Perform(pool="before", operation=Step(version=2)))
+            await rank.accept(Perform(pool="before", number=2, operation=Step(version=2)))
         with pytest.raises(Superseded, match="pool before of learner ranks was replaced by now"):
             await rank.read(Fetch(pool="before", life=1, train_version=2, heads=[]))
-        await rank.accept(Perform(pool="now", operation=Stop()))
+        await rank.accept(Perform(pool="now", number=2, operation=Stop()))
+        await rank.follow()
+        rank.close()
+        return list(trainer.steps)
+
+    assert asyncio.run(story()) == [1]
+
+
+def test_an_operation_that_is_sent_again_is_performed_once() -> None:
+    trainer: Any = SimpleNamespace(steps=[])
+    trainer.train = lambda part, version: trainer.steps.append(version) or DONE
+
+    async def story() -> list[int]:
+        rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
+        step = Perform(pool="now", number=1, operation=Step(version=1))
+        stop = Perform(pool="now", number=2, operation=Stop())
+        for request in (step, step, stop, step):
+            await rank.accept(request)
         await rank.follow()
         rank.close()
         return list(trainer.steps)
@@ -150,7 +167,7 @@ def test_a_rank_survives_a_batch_that_rank_0_drops_and_restarts_with_it_after_an
         trainer: Any = SimpleNamespace(train=train)
         rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
         for version in (1, 2, 3):
-            await rank.accept(Perform(pool="now", operation=Step(version=version)))
+            await rank.accept(Perform(pool="now", number=version, operation=Step(version=version)))
         with pytest.raises(RuntimeError, match="lost"):
             await rank.follow()
         rank.close()

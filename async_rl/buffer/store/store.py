@@ -16,18 +16,19 @@ Invariants
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from async_rl.buffer import changes
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.writer import Writer
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import SampleId
-from async_rl.core.types import FloatArray, Group, Purpose
+from async_rl.core.types import FloatArray, Group, Purpose, Trajectory
 
 _LEAST_FREE_BYTES = 5 * 10**9
 _LEAST_FREE_SHARE = 0.1
@@ -142,6 +143,23 @@ class Store(Writer):
             groups = await self.reader.groups(missing)
             self._groups.update(zip(missing, groups, strict=True))
         return [self._groups[group_id] for group_id in group_ids]
+
+    async def sequences(self, samples: Sequence[SampleId], train_version: int) -> list[Trajectory]:
+        """Return samples of complete groups as the learner of this version trains them.
+
+        Later versions in them are weights that were discarded when the learner went back, and
+        another batch of that time was dropped since. They count as the version that trains them, as
+        the first tokens of an open group do (`BufferState.sync`).
+        """
+        ids = {group_id for group_id, _ in samples}
+        groups = {group.group_id: group for group in await self.groups(ids)}
+        found = [groups[group_id].trajectories[number] for group_id, number in samples]
+        return [
+            replace(sample, versions=np.minimum(sample.versions, train_version))
+            if sample.versions.max(initial=0) > train_version
+            else sample
+            for sample in found
+        ]
 
     def keep_advantages(self, advantages: Iterable[tuple[SampleId, FloatArray]]) -> None:
         """Queue (sample, advantage of each response token) of groups whose trajectories are stored.

@@ -1,0 +1,209 @@
+"""Connections inside the world, behind the interface of async_rl/wire/rpc.py.
+
+As over TCP, the messages of one connection and direction keep their order. A message is late by a
+random time; while a link is cut it waits, and is lost if the cut takes longer than ZeroMQ keeps the
+connection. Messages are encoded and decoded as on the real wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import itertools
+import operator
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from loop import CURRENT, Process, VirtualLoop
+
+from async_rl.core import errors
+from async_rl.core.codec import decode, encode
+from async_rl.core.errors import AsyncRLError, DeadlineExceeded, InfrastructureError, Unavailable
+from async_rl.protocol.base import Failure, Message
+from async_rl.wire.rpc import Handler
+
+KEPT_S = 30.0
+"""The time for which a connection survives a cut link; as async_rl/wire/rpc.py sets ZeroMQ."""
+_ERRORS = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, AsyncRLError)
+}
+
+
+@dataclass
+class Network:
+    """All links. cut: (from, to) names of processes whose messages do not arrive, with the time of
+    the cut. repeat: the share of requests that arrive twice. on_call: sees each request that was
+    answered, with its reply.
+    """
+
+    loop: VirtualLoop
+    rng: random.Random
+    delay_s: float = 0.002
+    repeat: float = 0.0
+    slow: dict[str, float] = field(default_factory=dict)
+    cut: dict[tuple[str, str], float] = field(default_factory=dict)
+    servers: dict[str, Server] = field(default_factory=dict)
+    on_call: Callable[[str, Message, Any], None] = lambda name, request, reply: None
+    num_messages: int = 0
+    _ports: Any = field(default_factory=lambda: itertools.count(20_000))
+    _waiting: list[tuple[tuple[str, str], Callable[[], None]]] = field(default_factory=list)
+    # The network's own context: messages arrive although their sender has been killed.
+    _context: contextvars.Context = field(default_factory=contextvars.Context)
+
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{next(self._ports)}"
+
+    def send(
+        self, link: tuple[str, str], not_before_s: float, deliver: Callable[[], None]
+    ) -> float:
+        """Deliver a message; return its time of arrival."""
+        self.num_messages += 1
+        if link in self.cut:
+            self._waiting.append((link, deliver))
+            return not_before_s
+        slow_s = self.slow.get(link[0], 0.0) + self.slow.get(link[1], 0.0)
+        late_s = self.rng.expovariate(1 / self.delay_s) + slow_s
+        at_s = max(not_before_s, self.loop.time() + late_s)
+        self.loop.call_at(at_s, deliver, context=self._context)
+        return at_s
+
+    def heal(self, link: tuple[str, str]) -> None:
+        """Let messages pass again; those of a connection that has broken meanwhile are lost."""
+        cut_s = self.cut.pop(link, None)
+        if cut_s is None:
+            return
+        waiting = [deliver for of, deliver in self._waiting if of == link]
+        self._waiting = [item for item in self._waiting if item[0] != link]
+        if self.loop.time() - cut_s < KEPT_S:
+            for deliver in waiting:
+                self.loop.call_soon(deliver, context=self._context)
+
+
+class Server:
+    """As RpcServer."""
+
+    network: Network
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        keys: object,
+        handlers: Mapping[type[Message], Handler],
+        *,
+        gather_s: float = 0.0,
+    ) -> None:
+        self._handlers = dict(handlers)
+        self._expected: Any = functools.reduce(operator.or_, handlers) if handlers else None
+        process = CURRENT.get()
+        assert process is not None, "a server belongs to a process"
+        self.process = process
+        self._requests: asyncio.Queue[tuple[bytes, Callable[[bytes], None]]] = asyncio.Queue()
+        self.address = self.network.address()
+        self.network.servers[self.address] = self
+
+    def arrive(self, payload: bytes, answer: Callable[[bytes], None]) -> None:
+        """A request has arrived."""
+        if not self.process.is_dead:
+            self._requests.put_nowait((payload, answer))
+
+    async def serve(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                payload, answer = await self._requests.get()
+                group.create_task(self._answer(payload, answer), name="rpc handler")
+
+    async def _answer(self, payload: bytes, answer: Callable[[bytes], None]) -> None:
+        try:
+            request = decode(payload, self._expected)
+            reply = await self._handlers[type(request)](request)
+        except AsyncRLError as error:
+            reply = Failure(error=type(error).__name__, message=str(error))
+        answer(encode(reply))
+
+    def close(self) -> None:
+        self.network.servers.pop(self.address, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Client:
+    """As RpcClient."""
+
+    network: Network
+
+    def __init__(self, address: str, keys: object, *, context: object = None) -> None:
+        self.address = address
+        process = CURRENT.get()
+        assert process is not None, "a client belongs to a process"
+        self._process: Process = process
+        self._pending: set[asyncio.Future[bytes]] = set()
+        self._arrival_s = 0.0
+
+    async def call(self, request: Message, *, timeout_s: float) -> Any:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._pending.add(future)
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._send(encode(request), future)
+                payload = await future
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{self.address} did not answer {type(request).__name__} within {timeout_s:g} s"
+            ) from error
+        finally:
+            self._pending.discard(future)
+        expected: Any = request.Reply  # type: ignore[attr-defined]
+        reply: Any = decode(payload, expected | Failure)
+        if isinstance(reply, Failure):
+            if reply.error in _ERRORS:
+                raise _ERRORS[reply.error](reply.message)
+            raise InfrastructureError(f"{self.address} answered {reply.error}: {reply.message}")
+        self.network.on_call(self._process.name, request, reply)
+        return reply
+
+    def _send(self, payload: bytes, future: asyncio.Future[bytes]) -> None:
+        network = self.network
+        server = network.servers.get(self.address)
+        if server is None:
+            return  # nobody listens: ZeroMQ keeps trying, and the call has a deadline
+        times = 2 if network.rng.random() < network.repeat else 1
+        link = (self._process.name, server.process.name)
+        back_s = 0.0
+
+        def reply(content: bytes) -> None:
+            nonlocal back_s
+            if not server.process.is_dead:
+                back_s = network.send(link[::-1], back_s, functools.partial(arrive, content))
+
+        def arrive(content: bytes) -> None:
+            if not (self._process.is_dead or future.done()):
+                future.set_result(content)
+
+        for _ in range(times):
+            deliver = functools.partial(server.arrive, payload, reply)
+            self._arrival_s = network.send(link, self._arrival_s, deliver)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pending)
+
+    async def close(self, *, linger_ms: int = 0) -> None:
+        for future in self._pending:
+            if not future.done():
+                future.set_exception(Unavailable(f"the connection to {self.address} was closed"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,423 @@
+"""The heavy parts of a run, one fake each: engine, rollouts with verdicts, trainer, store threads,
+launcher. Everything else in the world is the product's.
+
+Weights have an identity, a number that no two steps share: weights of one version that two lives of
+the learner trained are different weights. A response's tokens carry the identity as their id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextvars
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from loop import CURRENT, Process, kill, send_signal
+
+from async_rl.batching.batch import BatchPart
+from async_rl.buffer.store import store
+from async_rl.core.checksums import write_sums
+from async_rl.core.errors import (
+    AsyncRLError,
+    EngineDead,
+    InfrastructureError,
+    NonFiniteError,
+    RestartNeeded,
+    StalenessError,
+    root_cause,
+)
+from async_rl.core.heads import GroupHead, SampleId
+from async_rl.core.os import RESTART_CODE
+from async_rl.core.types import (
+    NO_VERSION,
+    CodeProblem,
+    FloatArray,
+    Group,
+    IntArray,
+    Prompt,
+    Purpose,
+    Score,
+    Ticket,
+    Trajectory,
+    Verdict,
+)
+from async_rl.data.order import PromptOrder
+from async_rl.planning.topology import ProcessSpec
+from async_rl.protocol.generator import LoadReport
+from async_rl.protocol.weights import Manifest, TensorEntry
+from async_rl.runtime import main as child_main
+from async_rl.training import operations
+from async_rl.training.operations import Fetch, Operation, Restore, Save, Step
+from async_rl.training.taking import Parts
+
+VOCABULARY = 100_000
+NUM_PROMPTS = 7
+NUM_HELD_OUT = 3
+NO_GAIN = {"policy/effective_sequences": 1.0, "policy/step_scale": 1.0}
+
+
+class Prompts:
+    """Training prompts over and over, and those of an evaluation."""
+
+    vocabulary_size = VOCABULARY
+    num_train = NUM_PROMPTS
+    num_held_out = NUM_HELD_OUT
+
+    def __init__(self, seed: int) -> None:
+        self.order = PromptOrder(seed, NUM_PROMPTS, shuffle=True)
+        self.train = [_prompt(f"t{n}") for n in range(NUM_PROMPTS)]
+        self.held_out = [_prompt(f"e{n}") for n in range(NUM_HELD_OUT)]
+
+    def prompt(self, purpose: Purpose, index: int) -> Prompt:
+        if purpose is Purpose.TRAIN:
+            return self.train[self.order.index(index)]
+        return self.held_out[index]
+
+
+def _prompt(name: str) -> Prompt:
+    return Prompt(
+        prompt_id=name,
+        text=name,
+        token_ids=np.array([1, 2], np.int32),
+        data_source="world",
+        problem=CodeProblem(tests=[]),
+    )
+
+
+class Tokenizer:
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return " ".join(map(str, ids))
+
+
+class Engine:
+    """Has weights; `Rollouts` reads them token by token. process: its generator."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+        self.version = NO_VERSION
+        self.identity = -1
+        self.is_broken = False
+
+    async def load_weights(self, manifest: Manifest, source: Any) -> LoadReport:
+        rng = self._world.rng
+        await asyncio.sleep(rng.expovariate(1 / self._world.load_s))
+        if rng.random() < self._world.broken_loads:
+            self.is_broken = True
+            raise EngineDead("the world broke this engine")
+        self.version, self.identity = manifest.version, manifest.checksum
+        return LoadReport(version=self.version, load_s=0.01, pause_s=0.001)
+
+    async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
+        return logprobs_of(self.identity, rows)
+
+    async def weight_devices(self) -> list[str]:
+        return ["cpu"]
+
+    async def sleep(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def logprobs_of(identity: int, rows: Sequence[IntArray]) -> list[FloatArray]:
+    return [np.full(len(row), -1.0 - identity, np.float32) for row in rows]
+
+
+class Rollouts:
+    """Groups with random lengths, whose tokens come one by one, and verdicts that take a while."""
+
+    world: Any
+
+    def __init__(self, config: Any, *, name: str, **_: Any) -> None:
+        self._name = name
+
+    async def follow_verifiers(self, directory: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        pass
+
+    async def is_outage(self, failure: BaseException) -> bool:
+        return False
+
+    async def group(self, ticket: Ticket, engine: Any, *, written: Callable[[], None]) -> Group:
+        world, rng = self.world, self.world.rng
+        lengths = [1 + min(9, int(rng.expovariate(1 / 3))) for _ in range(ticket.num_samples)]
+        versions: list[list[int]] = [[] for _ in lengths]
+        identities: list[list[int]] = [[] for _ in lengths]
+        for position in range(max(lengths)):
+            await asyncio.sleep(rng.expovariate(1 / world.token_s))
+            if engine.is_broken:
+                raise EngineDead("the engine is broken")
+            for sample, length in enumerate(lengths):
+                if position < length:
+                    versions[sample].append(engine.version)
+                    identities[sample].append(engine.identity)
+        written()
+        await asyncio.sleep(rng.expovariate(1 / world.verdict_s))
+        if rng.random() < world.failed_verdicts:
+            raise InfrastructureError("the world lost this verdict")
+        return Group(
+            group_id=ticket.group_id,
+            attempt=ticket.attempt,
+            prompt_id=ticket.prompt.prompt_id,
+            purpose=ticket.purpose,
+            data_source=ticket.prompt.data_source,
+            generator=self._name,
+            admitted_version=ticket.admitted_version,
+            trajectories=[
+                _trajectory(
+                    *of, is_held_out=ticket.purpose is Purpose.EVAL, passes=rng.random() < 0.5
+                )
+                for of in zip(versions, identities, strict=True)
+            ],
+            generation_s=1.0,
+        )
+
+
+def _trajectory(
+    versions: list[int], identities: list[int], *, is_held_out: bool, passes: bool
+) -> Trajectory:
+    # So the mean reward of an evaluation says which weights it is about.
+    reward = float(min(identities)) if is_held_out else float(passes)
+    verdict = Verdict.PASS if passes else Verdict.WRONG_ANSWER
+    return Trajectory(
+        token_ids=np.array([1, 2, *identities], np.int32),
+        prompt_length=2,
+        loss_mask=np.array([False, False] + [True] * len(versions)),
+        behavior_logprobs=np.array([0.0, 0.0] + [-0.5] * len(versions), np.float32),
+        versions=np.array([NO_VERSION, NO_VERSION, *versions], np.int32),
+        is_truncated=False,
+        score=Score(reward=reward, parts={}, verdicts=(verdict,), latency_s=0.01),
+    )
+
+
+class Pool:
+    """As TrainingPool. Its weights are an identity; each step makes a new one."""
+
+    world: Any
+    adapter = None
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.identity = 0
+
+    @classmethod
+    async def open(cls, make_trainer: Any, life: str, parts: Parts, others: Any = ()) -> Self:
+        await asyncio.sleep(cls.world.rng.expovariate(1.0))
+        return cls(parts)
+
+    async def fetch(
+        self, heads: Sequence[GroupHead], train_version: int, *, life: int, timeout_s: float
+    ) -> None:
+        request = Fetch(pool="", life=life, train_version=train_version, heads=list(heads))
+        await self.parts.fetch(request, [0] * sum(len(head.samples) for head in heads))
+
+    async def lead(self, operation: Operation) -> Any:
+        match operation:
+            case Step(version=version):
+                return await self._step(version)
+            case Save(directory=directory, version=version):
+                return await self._save(Path(directory), version)
+            case Restore(directory=directory):
+                return self._load(Path(directory))
+            case operations.Score(rows=rows):
+                return logprobs_of(self.identity, rows)
+        return None
+
+    async def _step(self, version: int) -> Any:
+        world = self.world
+        part: BatchPart = self.parts.pop(version)
+        await asyncio.sleep(world.rng.expovariate(1 / world.step_s))
+        tokens = np.concatenate([t.versions[t.prompt_length :] for t in part.trajectories])
+        world.history.offered(version, part)
+        if tokens.max() > version:
+            raise StalenessError(f"a token of version {tokens.max()} in the batch of {version}")
+        if world.rng.random() < world.bad_batches:
+            raise NonFiniteError("the world made this batch bad")
+        self.identity = world.next_identity()
+        world.history.trained(version, self.identity, part)
+        return _Result(scalars={"tokens/trained": float(len(tokens)), **NO_GAIN})
+
+    async def publish(self, version: int) -> Manifest:
+        self.world.history.published(version, self.identity)
+        embedding = TensorEntry(
+            name="embed", dtype="float32", shape=[VOCABULARY, 1], offset=0, size_bytes=4
+        )
+        return Manifest(
+            version=version, path="", tensors=[embedding], total_bytes=4, checksum=self.identity
+        )
+
+    async def _save(self, directory: Path, version: int) -> Future[None]:
+        future: Future[None] = Future()
+        content = {"version": version, "identity": self.identity}
+        partial = directory.with_name(directory.name + ".partial")
+
+        def complete() -> None:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            (partial / "weights.json").write_text(json.dumps(content))
+            write_sums(partial)
+            partial.rename(directory)
+            self.world.history.saved(version)
+            future.set_result(None)
+
+        delay_s = self.world.rng.expovariate(1 / self.world.save_s)
+        asyncio.get_running_loop().call_later(delay_s, complete)
+        return future
+
+    def _load(self, directory: Path) -> int:
+        content = json.loads((directory / "weights.json").read_text())
+        self.identity = content["identity"]
+        version: int = content["version"]
+        return version
+
+    def close(self) -> None:
+        pass
+
+
+class _Result:
+    def __init__(self, scalars: dict[str, float]) -> None:
+        self.scalars = scalars
+        self.histograms: dict[str, list[float]] = {}
+        self.advantages: Mapping[SampleId, FloatArray] = {}
+
+
+class Store(store.Store):
+    """The store without threads: each commit is a callback some milliseconds later."""
+
+    world: Any
+
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
+        super().__init__(path, clock=clock)
+        self._is_due_soon = False
+        process = CURRENT.get()
+        assert process is not None, "a store belongs to a process"
+        # The kernel closes the files of a killed process and releases its lock.
+        process.on_death.append(self._files.close)
+
+    def put(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> None:
+        super().put(statements, parameters)
+        self._schedule()
+
+    async def flush(self) -> None:
+        self._schedule()
+        await super().flush()
+
+    def _schedule(self) -> None:
+        if not self._is_due_soon:
+            self._is_due_soon = True
+            delay_s = self.world.rng.expovariate(1 / self.world.commit_s)
+            asyncio.get_running_loop().call_later(delay_s, self._commit)
+
+    def _commit(self) -> None:
+        self._is_due_soon = False
+        flushes: list[Future[None]] = []
+        while not self._queue.empty():
+            self._transact(flushes)
+        for flush in flushes:
+            if flush.set_running_or_notify_cancel():
+                flush.set_result(None)
+
+    def _sync_files(self) -> None:
+        pass
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._commit()
+        self._files.close()
+
+
+class Handle:
+    """As ProcessHandle, of a process in the world."""
+
+    waits_for = ""
+    why = ""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.pid = process.pid
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def placed(self) -> None:
+        pass
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._code)
+
+    def terminate(self) -> None:
+        # Without a handler SIGTERM ends a process.
+        if not self.process.is_dead and not send_signal(self.process, signal.SIGTERM):
+            self._die(-signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._die(-signal.SIGKILL)
+
+    def ended(self, code: int) -> None:
+        """The process has returned, or somebody killed it."""
+        kill(self.process)
+        if not self._code.done():
+            self._code.set_result(code)
+
+    def _die(self, code: int) -> None:
+        if not self.process.is_dead:
+            self.ended(code)
+
+
+class Launcher:
+    """Starts processes of the world in the world."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+
+    async def open(self) -> str:
+        return "127.0.0.1"
+
+    async def close(self) -> None:
+        pass
+
+    async def start(self, spec: ProcessSpec) -> Handle:
+        world = self._world
+        process = world.new_process(spec.name)
+        handle = Handle(process)
+        world.handles[spec.name] = handle
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, process)
+        task = world.loop.create_task(world.child(spec), name=spec.name, context=context)
+        world.keep.append(task)
+        task.add_done_callback(lambda task: _on_end(handle, task))
+        return handle
+
+    def output_of(self, name: str) -> Path:
+        return Path("/dev/null")
+
+
+def _on_end(handle: Handle, task: asyncio.Task[int]) -> None:
+    handle.ended(1 if task.cancelled() or task.exception() else task.result())
+
+
+async def run_child(spec: ProcessSpec, run_dir: Path, log: Any) -> int:
+    """As runtime/main.py from the imports on; return the exit code."""
+    arguments = argparse.Namespace(name=spec.name, role=spec.role, rank=spec.rank, run_dir=run_dir)
+    try:
+        await child_main._run(arguments, spec.cores, log)
+    except Exception as error:  # noqa: BLE001 - as in runtime/main.py
+        if isinstance(root_cause(error), RestartNeeded):
+            return RESTART_CODE
+        log.error("fatal: %s", child_main.describe(error))
+        try:
+            await child_main._report(run_dir, spec.name, error)
+        except AsyncRLError as unreachable:
+            log.error("the cause could not be reported: %s", unreachable)
+        return 1
+    return 0

@@ -1,0 +1,434 @@
+"""One run in virtual time: the product's processes, a seed, and the faults that the seed draws."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import itertools
+import json
+import logging
+import os
+import random
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import network
+import parts
+import torch
+from composing import compose
+from history import History
+from loop import CURRENT, Process, VirtualLoop, kill
+
+from async_rl.config.base import as_builtins
+from async_rl.config.checks.run import check
+from async_rl.config.run import RunConfig
+from async_rl.monitoring import recorder
+from async_rl.observability import activity
+from async_rl.planning.topology import ProcessSpec
+from async_rl.processes import buffer, generator, learner, supervisor, verifier
+from async_rl.runtime import context, directory
+from async_rl.supervision import registry
+from async_rl.supervision.clock import AwakeClock
+from async_rl.wire.keys import Keys
+
+KEYS = Keys(server_public="", server_secret="", client_public="", client_secret="", token="")
+SMALL = (
+    "num_steps=8",
+    "buffer.groups_per_step=2",
+    "buffer.max_staleness_versions=1",
+    "generation.group_size=2",
+    "generation.max_concurrent_groups=3",
+    "generators.count=2",
+    "verifiers.count=1",
+    "checkpoint.every_steps=2",
+    "checkpoint.keep=2",
+    "evaluation.every_steps=3",
+    "weights.transfer=shared_memory",
+    "monitoring.tensorboard_port=null",
+    "supervisor.max_restarts=1000",
+    "learner.minibatches=1",
+)
+
+
+@dataclass
+class Fault:
+    """What happens at a time of the run. kind: the name of a method of World."""
+
+    at_s: float
+    kind: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass
+class World:
+    """One run. faults: in order of time. The attributes with a unit are means of random times."""
+
+    seed: int
+    path: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    token_s: float = 0.2
+    verdict_s: float = 0.3
+    step_s: float = 0.5
+    load_s: float = 0.1
+    save_s: float = 0.5
+    commit_s: float = 0.002
+    bad_batches: float = 0.0
+    failed_verdicts: float = 0.0
+    broken_loads: float = 0.0
+    repeat: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.config = configured(self.settings)
+        self.loop = VirtualLoop(lambda: self.rng.expovariate(1 / 0.002))
+        self.network = network.Network(self.loop, self.rng, repeat=self.repeat)
+        self.history = History(self)
+        self.network.on_call = self.history.called
+        self.handles: dict[str, parts.Handle] = {}
+        self.processes: list[Process] = []
+        # A coroutine that is collected would run its `finally` blocks.
+        self.keep: list[Any] = []
+        self.log: list[str] = []
+        self.run_dir = self.path / "run"
+        self._pids = itertools.count(10_000_000)
+        self._identities = itertools.count(1)
+        self._on_fault = asyncio.Event()
+        self.codes: list[int] = []
+        self.last_fault_s = 0.0
+
+    # ---- what parts use
+
+    def next_identity(self) -> int:
+        return next(self._identities)
+
+    def new_process(self, name: str) -> Process:
+        process = Process(name=name, pid=next(self._pids))
+        self.processes.append(process)
+        return process
+
+    def child(self, spec: ProcessSpec) -> Any:
+        return self._start(spec)
+
+    async def _start(self, spec: ProcessSpec) -> int:
+        await asyncio.sleep(0.2 + self.rng.expovariate(2.0))
+        return await parts.run_child(spec, self.run_dir, self._logger(spec.name))
+
+    def _logger(self, name: str) -> Any:
+        return _Log(self, name)
+
+    # ---- the run
+
+    def run(self, until_s: float = 20_000.0) -> None:
+        """Run to the end, resuming after each loss of the supervisor."""
+        (self.run_dir / "logs").mkdir(parents=True)
+        with self._patched():
+            asyncio.set_event_loop(self.loop)
+            try:
+                self.loop.run_until_complete(self._main(until_s))
+            finally:
+                for process in self.processes:
+                    kill(process)
+                self._bury()
+                asyncio.set_event_loop(None)
+
+    def _bury(self) -> None:
+        """Close the coroutines that no killed process will ever continue."""
+        self.loop.is_over = True
+        sys.unraisablehook = lambda error: None
+        for task in asyncio.all_tasks(self.loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            # What their `finally` blocks do has no effect: the loop runs nothing any more.
+            with contextlib.suppress(BaseException):
+                task.get_coro().close()  # type: ignore[union-attr]
+        self.keep.clear()
+        self.loop.close()
+
+    async def _main(self, until_s: float) -> None:
+        end_s = self.loop.time() + until_s
+        faults = self.loop.create_task(self._cause(), name="faults")
+        while True:
+            self._on_fault.clear()
+            process = self.new_process("supervisor")
+            spawned = contextvars.copy_context()
+            spawned.run(CURRENT.set, process)
+            running = self.loop.create_task(self._supervise(), name="supervisor", context=spawned)
+            self.keep.append(running)
+            lost = self.loop.create_task(self._on_fault.wait(), name="lost")
+            await asyncio.wait(
+                {running, lost},
+                timeout=end_s - self.loop.time(),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            lost.cancel()
+            if running.done():
+                self.codes.append(running.result())
+                is_over = self.codes[-1] == 0 and faults.done()
+                if is_over or self.codes[-1] != 0:
+                    break
+                break
+            if not self._on_fault.is_set():
+                raise AssertionError(f"the run has not finished after {until_s:g} s\n{self.tail()}")
+            await asyncio.sleep(1.0)
+        faults.cancel()
+
+    async def _supervise(self) -> int:
+        run = supervisor.Supervisor(
+            config=self.config,
+            run_dir=self.run_dir,
+            launcher=parts.Launcher(self),
+            forecast=lambda counts: {},
+        )
+        return await run.run()
+
+    @property
+    def cause(self) -> str:
+        """Why the run has failed, as its outcome says."""
+        return json.loads((self.run_dir / "state.json").read_text())["cause"]
+
+    def tail(self, most: int = 60) -> str:
+        """The newest lines of the log."""
+        return "\n".join(self.log[-most:])
+
+    # ---- faults
+
+    async def _cause(self) -> None:
+        start_s = self.loop.time()
+        for fault in self.faults:
+            await asyncio.sleep(max(0.0, start_s + fault.at_s - self.loop.time()))
+            self.log.append(f"{self.loop.time():9.3f} FAULT {fault.kind} {fault.arguments}")
+            getattr(self, fault.kind)(*fault.arguments)
+            self.last_fault_s = self.loop.time()
+
+    def kill(self, name: str) -> None:
+        """kill -9 of a process."""
+        if name in self.handles:
+            self.handles[name].kill()
+
+    def stop(self, name: str, seconds: float) -> None:
+        """kill -STOP, and kill -CONT some seconds later."""
+        handle = self.handles.get(name)
+        if handle is None or handle.process.is_dead:
+            return
+        handle.process.is_stopped = True
+        self.loop.call_later(seconds, self.loop.resume, handle.process)
+
+    def cut(self, one: str, other: str, seconds: float) -> None:
+        """No message passes from one process to the other."""
+        if (one, other) not in self.network.cut:
+            self.network.cut[one, other] = self.loop.time()
+            self.loop.call_later(seconds, self.network.heal, (one, other))
+
+    def slow(self, name: str, by_s: float, seconds: float) -> None:
+        """All messages of a process are late."""
+        self.network.slow[name] = by_s
+        self.loop.call_later(seconds, self.network.slow.pop, name, None)
+
+    def slow_disk(self, commit_s: float, seconds: float) -> None:
+        """Commits of the store take longer."""
+        usual_s, self.commit_s = self.commit_s, commit_s
+
+        def end() -> None:
+            self.commit_s = usual_s
+
+        self.loop.call_later(seconds, end)
+
+    def lose_all(self) -> None:
+        """kill -9 of the supervisor, whose children die with it; then a resume."""
+        for process in self.processes:
+            kill(process)
+        self.handles.clear()
+        self._on_fault.set()
+
+    # ---- the world around the product
+
+    @contextlib.contextmanager
+    def _patched(self) -> Iterator[None]:
+        for part in (parts.Rollouts, parts.Pool, parts.Store):
+            part.world = self
+        network.Server.network = network.Client.network = self.network
+        with contextlib.ExitStack() as stack:
+            # A world writes thousands of lines; `log` has those of its processes.
+            stack.callback(logging.disable, logging.root.manager.disable)
+            logging.disable(logging.CRITICAL)
+            for target, name, value in self._replacements():
+                stack.enter_context(mock.patch.object(target, name, value))
+            yield
+
+    def _replacements(self) -> Iterator[tuple[Any, str, Any]]:
+        loop = self.loop
+        yield time, "monotonic", loop.time
+        yield time, "time", lambda: loop.time() + 1.7e9 + _offset_s()
+        yield time, "time_ns", lambda: int(1e9 * (loop.time() + 1.7e9))
+        yield os, "getpid", _getpid
+        yield uuid, "uuid4", lambda: uuid.UUID(int=self.rng.getrandbits(128))
+        yield loop, "_write_to_self", lambda: None
+        yield context, "RpcServer", network.Server
+        yield context, "RpcClient", network.Client
+        yield context, "psutil", SimpleNamespace(Process=lambda *_: _PROCESS, Error=OSError)
+        yield context, "moved_mb", lambda process: 100.0 * loop.time()
+        yield context, "load_config", lambda run_dir: self.config
+        yield context, "load_keys", lambda directory: KEYS
+        yield context, "require_running", context.load_control
+        yield directory, "RpcClient", network.Client
+        yield directory, "random", self.rng
+        yield supervisor, "RpcServer", network.Server
+        yield supervisor, "create_keys", lambda directory: KEYS
+        yield supervisor, "configure_logging", lambda run_dir, name: self._logger(name)
+        yield supervisor, "Console", _Nothing
+        yield supervisor, "Headroom", _Nothing
+        yield supervisor, "prepare", _prepared
+        # Their clock is a default, which is bound when the class is made.
+        yield registry, "AwakeClock", lambda: AwakeClock(loop.time)
+        yield (
+            recorder.Recorder,
+            "__init__",
+            functools.partialmethod(recorder.Recorder.__init__, clock=loop.time),
+        )
+        yield (
+            activity.Activity,
+            "__init__",
+            functools.partialmethod(
+                activity.Activity.__init__, clock=time.monotonic, wall=time.time
+            ),
+        )
+        yield recorder, "EventFile", _Nothing
+        yield recorder, "replace_file", lambda path, content: path.write_bytes(content)
+        yield buffer, "Store", parts.Store
+        yield buffer, "spare_torch", _Nothing
+        yield buffer, "load_tokenizer", lambda *_: parts.Tokenizer()
+        yield buffer, "load_vocabulary_size", lambda *_: parts.VOCABULARY
+        yield buffer, "open_prompts", lambda *_, **__: parts.Prompts(self.seed)
+        yield generator, "prepare_environment", _Nothing
+        yield generator, "giving_way", _not_giving_way
+        yield generator, "import_engine", self._import_engine
+        yield generator, "load_tokenizer", lambda *_: parts.Tokenizer()
+        yield generator, "ToolCalls", _Nothing
+        yield generator, "open_conversations", _Nothing
+        yield generator, "Rollouts", parts.Rollouts
+        yield generator, "FileReader", _Reader
+        yield learner, "build_trainer", _Nothing
+        yield learner, "learner_device", lambda gpus: torch.device("cpu")
+        yield learner, "TrainingPool", parts.Pool
+        yield verifier, "run", _verifier
+
+    async def _import_engine(self, context: Any) -> Any:
+        async def open_engine() -> parts.Engine:
+            await asyncio.sleep(self.rng.expovariate(1.0))
+            return parts.Engine(self)
+
+        return open_engine
+
+
+def configured(settings: Mapping[str, Any]) -> RunConfig:
+    """The small configuration with these values, checked. Composing each would take longer than
+    running it.
+    """
+    values = as_builtins(compose("ppo_code", SMALL))
+    for name, value in settings.items():
+        *sections, last = name.split(".")
+        section = values
+        for each in sections:
+            section = section[each]
+        section[last] = value
+    config = RunConfig.model_validate(values)
+    check(config)
+    return config
+
+
+class _Log:
+    """Keeps lines with their virtual time and process."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self._name = world, name
+
+    def _add(self, level: str, text: str, *values: Any, **_: Any) -> None:
+        line = text % values if values else text
+        if not self._world.loop.is_over:
+            self._world.log.append(f"{self._world.loop.time():9.3f} {self._name} {level} {line}")
+
+    def info(self, text: str, *values: Any, **kinds: Any) -> None:
+        self._add("info", text, *values)
+
+    def warning(self, text: str, *values: Any, **kinds: Any) -> None:
+        self._add("WARNING", text, *values)
+
+    def error(self, text: str, *values: Any, **kinds: Any) -> None:
+        self._add("ERROR", text, *values)
+
+
+class _Nothing:
+    """An output that nobody reads: every method may be called."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class _Reader:
+    """Weights in the world need no file."""
+
+    def __init__(self, model_path: Path) -> None:
+        pass
+
+    def localize(self, manifest: Any, source: Any) -> Any:
+        return manifest, source
+
+    def close(self) -> None:
+        pass
+
+
+_PROCESS = SimpleNamespace(
+    memory_info=lambda: SimpleNamespace(rss=2**20),
+    cpu_times=lambda: SimpleNamespace(user=0.0, system=0.0),
+)
+
+
+def _offset_s() -> float:
+    process = CURRENT.get()
+    return process.clock_offset_s if process is not None else 0.0
+
+
+_REAL_PID = os.getpid()
+
+
+def _getpid() -> int:
+    process = CURRENT.get()
+    return process.pid if process is not None else _REAL_PID
+
+
+async def _prepared(
+    run_dir: Path, on_progress: Any, *, model: asyncio.Future[Path], prompts: asyncio.Event
+) -> None:
+    await asyncio.sleep(0.1)
+    model.set_result(run_dir / "model")
+    await asyncio.sleep(0.5)
+    prompts.set()
+    await asyncio.get_running_loop().create_future()
+
+
+@contextlib.asynccontextmanager
+async def _not_giving_way(*, to_others: bool) -> Any:
+    yield
+
+
+async def _verifier(context: Any) -> None:
+    await context.register("http://127.0.0.1:1")
+    await context.stopping.wait()
+
+
+def clear(path: Path) -> None:
+    """Remove what a world has left."""
+    shutil.rmtree(path, ignore_errors=True)
