@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from typing import Protocol
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Protocol
 
 from async_rl.core.codec import encode
 from async_rl.core.frozen import frozen
@@ -39,7 +41,7 @@ class Judged:
 class Verifier(Protocol):
     """Judges a program."""
 
-    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+    def verify(self, problem: CodeProblem, code: str) -> Coroutine[Any, Any, Judged]:
         """The result of `code`. Raises InfrastructureError if it could not be judged."""
 
 
@@ -52,8 +54,7 @@ class VerdictMemo:
     def __init__(self, verifier: Verifier, *, size: int) -> None:
         self._verifier = verifier
         self._size = size
-        self._known: OrderedDict[bytes, Judged] = OrderedDict()
-        self._running: dict[bytes, asyncio.Task[Judged]] = {}
+        self._judgements: OrderedDict[bytes, asyncio.Task[Judged]] = OrderedDict()
         self.num_asked = 0
         self.num_remembered = 0
 
@@ -64,38 +65,32 @@ class VerdictMemo:
 
     async def verify(self, problem: CodeProblem, code: str) -> Judged:
         """The result, remembered or new. Raises InfrastructureError as the verifier does."""
-        self.num_asked += 1
         # A digest, because programs and tests of some KB each would fill the memory.
         key = hashlib.blake2b(encode([problem, code]), digest_size=16).digest()
-        self.num_remembered += key in self._known or key in self._running
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
-        if key not in self._running:
-            task = asyncio.create_task(self._judge(key, problem, code), name="judge a new program")
-            # Read the exception even if no sample is left to receive it.
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())
-            self._running[key] = task
+        self.num_asked += 1
+        task = self._judgements.pop(key, None)
+        self.num_remembered += task is not None
+        if task is None:
+            task = asyncio.create_task(self._verifier.verify(problem, code), name="judge a program")
+            task.add_done_callback(partial(self._forget_unless_lasting, key))
+        # At the end, so that the first is the least recently used program, which is forgotten.
+        self._judgements[key] = task
+        if len(self._judgements) > self._size:
+            self._judgements.popitem(last=False)
         # The end of one sample must not end a judgement that others wait for; the verifier's
         # deadline bounds it.
-        return await asyncio.shield(self._running[key])
+        return await asyncio.shield(task)
 
-    async def _judge(self, key: bytes, problem: CodeProblem, code: str) -> Judged:
-        try:
-            judged = await self._verifier.verify(problem, code)
-        finally:
-            # Also after a failure: the next sample with this program must start a new judgement.
-            del self._running[key]
-        if _LASTING.issuperset(judged.verdicts):
-            self._known[key] = judged
-            if len(self._known) > self._size:
-                # The least recently used program: a hit moves its entry to the end.
-                self._known.popitem(last=False)
-        return judged
+    def _forget_unless_lasting(self, key: bytes, task: asyncio.Task[Judged]) -> None:
+        # After a failure the next sample with this program must start a new judgement. This also
+        # reads the exception if no sample is left to receive it.
+        failed = task.cancelled() or task.exception() is not None
+        if failed or not _LASTING.issuperset(task.result().verdicts):
+            self._judgements.pop(key, None)
 
     async def close(self) -> None:
         """Cancel the judgements that are running."""
-        running = list(self._running.values())
+        running = [task for task in self._judgements.values() if not task.done()]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -27,24 +27,22 @@ class RewardModel:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         self._config = config
+        path = f"{setting}.path={config.path}"
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(config.path)
             model: Any = AutoModelForSequenceClassification.from_pretrained(config.path)
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(
-                f"{setting}.path={config.path}: cannot be loaded ({reason}); name a sequence"
-                " classifier"
+                f"{path}: cannot be loaded ({reason}); name a sequence classifier"
             ) from error
         if model.config.num_labels != 1:
             raise ConfigError(
-                f"{setting}.path={config.path}: has {model.config.num_labels} outputs; a reward"
-                " model has one"
+                f"{path}: has {model.config.num_labels} outputs; a reward model has one"
             )
         if not tokenizer.chat_template:
             raise ConfigError(
-                f"{setting}.path={config.path}: its tokenizer has no chat template; add one that"
-                " suits the model"
+                f"{path}: its tokenizer has no chat template; add one that suits the model"
             )
         # Models that were made to write text often have none.
         if tokenizer.pad_token_id is None:

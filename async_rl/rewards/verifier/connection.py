@@ -8,7 +8,6 @@ slow reward functions, which use other streams.
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
 from collections import deque
 
@@ -31,7 +30,7 @@ _LONGEST_PAUSE_S = 2.0
 _MAX_BATCH = 32
 # With one stream a slow program would hold the stream while quick programs wait for their turn.
 _MAX_PROGRAM_STREAMS = 4
-_LENGTH = struct.Struct("<I")
+_DECODER = msgspec.json.Decoder(BatchLine)
 _Item = tuple[VerifyRequest, asyncio.Future[VerifyResponse]]
 
 
@@ -109,6 +108,7 @@ class Connection:
         futures = [future for _, future in batch]
         problem: Exception = InfrastructureError(f"verifier {self._url} closed its answer early")
         try:
+            # Not JSON, which has no infinity and no numbers as keys.
             body = msgspec.msgpack.encode(BatchRequest(requests=[request for request, _ in batch]))
             async with self._http.stream(
                 "POST", f"{self._url}/verify_batch", content=body
@@ -147,16 +147,11 @@ class Connection:
 async def _hand_out(
     response: httpx.Response, futures: list[asyncio.Future[VerifyResponse]]
 ) -> None:
-    # A piece of the answer may end inside a line.
-    buffer = bytearray()
-    async for chunk in response.aiter_raw():
-        buffer += chunk
-        while len(buffer) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
-            if len(buffer) < end:
-                break
-            line = msgspec.msgpack.decode(bytes(buffer[_LENGTH.size : end]), type=BatchLine)
-            del buffer[:end]
+    rest = b""
+    async for piece in response.aiter_raw():
+        # A piece may end inside a line. Not httpx's lines, which also end at U+2028.
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in map(_DECODER.decode, lines):
             future = futures[line.index]
             # The caller may have given up.
             if not future.done():

@@ -1,9 +1,9 @@
 """The HTTP interface of the verifier: Starlette routes around a `VerifierService`.
 
 POST /verify, POST /verify_batch (results stream as they finish), GET /health, GET /metrics
-(Prometheus); the forms of other systems are in `wire.py`. Bodies are
-JSON, or MessagePack if the content type says so. A batch is answered by lines of JSON, or by
-MessagePack values, each after its length as uint32. Invariants: every request needs the token, as
+(Prometheus); the forms of other systems are in `wire.py`. A body is JSON, or MessagePack if its
+content type says so, which keeps values that JSON has not; answers are JSON, and the answer to a
+batch is lines of JSON. Invariants: every request needs the token, as
 `Authorization: Bearer T` or in a path that starts with /token/T; a bad request is a 4xx that names
 the path of its field; a full queue is 429 with Retry-After; the programs of a client that
 disconnects end with it.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import struct
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -36,8 +35,6 @@ from async_rl.wire.http import while_connected
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
-_JSON = "application/json"
-_NDJSON = "application/x-ndjson"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 # 2 MB for each program of a client's batch; a body is in memory before it is read.
 _MAX_BODY_BYTES = 64 << 20
@@ -70,9 +67,7 @@ def build_app(
         # Before the admission, which a program that cannot be judged must not take.
         await service.require(program)
         service.admit(1)
-        return _reply(
-            await admitted(request, service.verify(program)), is_packed=_is_packed(request)
-        )
+        return _reply(await admitted(request, service.verify(program)))
 
     async def verify_batch(request: Request) -> ASGIApp:
         batch = await _read(request, BatchRequest)
@@ -96,8 +91,8 @@ def build_app(
             status = form.statuses.get(refused.status, refused.status)
             raise Refused(status, str(refused)) from refused
 
-    async def health(request: Request) -> Response:
-        return _reply(service.health(), is_packed=_is_packed(request))
+    async def health(_: Request) -> Response:
+        return _reply(service.health())
 
     async def metrics(_: Request) -> Response:
         return Response(service.metrics(), media_type=_PROMETHEUS)
@@ -159,20 +154,15 @@ async def _send_batch(
     send: Send,
 ) -> None:
     """Send results in the order of completion; results that finish together share a piece."""
-    is_packed = _is_packed(request)
 
     async def verify(index: int, program: VerifyRequest) -> bytes:
         line = BatchLine(index=index, response=await service.verify(program))
-        if not is_packed:
-            return msgspec.json.encode(line) + b"\n"
-        data = msgspec.msgpack.encode(line)
-        return struct.pack("<I", len(data)) + data
+        return msgspec.json.encode(line) + b"\n"
 
     finished: asyncio.Queue[asyncio.Task[bytes]] = asyncio.Queue()
 
     async def send_lines() -> None:
-        kind = MSGPACK if is_packed else _NDJSON
-        headers = [(b"content-type", kind.encode())]
+        headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         num_left = len(tasks)
         while num_left:
@@ -221,7 +211,7 @@ async def _read(request: Request, expected: type[T]) -> T:
     except TimeoutError as error:
         raise Refused(408, f"the body took longer than {_BODY_S:g} s; send it faster") from error
     try:
-        if _is_packed(request):
+        if request.headers.get("content-type") == MSGPACK:
             return msgspec.msgpack.decode(body, type=expected)
         return msgspec.json.decode(body, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -230,20 +220,12 @@ async def _read(request: Request, expected: type[T]) -> T:
         raise Refused(400, f"bad request: {error}{where}") from error
 
 
-def _is_packed(request: Request) -> bool:
-    return request.headers.get("content-type") == MSGPACK
-
-
-def _reply(value: msgspec.Struct | Reply, *, is_packed: bool = False) -> Response:
-    if is_packed:
-        return Response(msgspec.msgpack.encode(value), media_type=MSGPACK)
-    return Response(msgspec.json.encode(value), media_type=_JSON)
+def _reply(value: msgspec.Struct | Reply, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 async def _refuse(_: Any, refused: Any) -> Response:
-    # JSON also for a client that sends MessagePack: a person reads it.
-    response = _reply(ErrorReply(error=str(refused)))
-    response.status_code = refused.status
+    response = _reply(ErrorReply(error=str(refused)), refused.status)
     if refused.status in (429, 503, 504):
         response.headers["Retry-After"] = _RETRY_AFTER_S
     return response
