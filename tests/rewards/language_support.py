@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.outcomes import Ruling
+from async_rl.rewards.verifier.program import Limits, Program
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import Command
 from async_rl.sandbox.cells import Cells, Unsafe
@@ -29,6 +30,18 @@ async def exact(test: StdinTest, output: bytes) -> Ruling:
     if output.decode().strip() == test.output.strip():
         return Ruling(Verdict.PASS)
     return Ruling(Verdict.WRONG_ANSWER, f"printed {output.decode()[:80]!r}")
+
+
+async def results_of(judge: CommandJudge, request: VerifyRequest) -> list[TestResult]:
+    """The results of a program's tests, compared by `exact`."""
+    program = Program(
+        code=request.code,
+        setup="",
+        cells=cast(Cells, None),
+        limits=Limits.of(request, LIMITS),
+        stop=request.stop_at_first_failure is not False,
+    )
+    return await judge.results(request, program, exact)
 
 
 class Languages:
@@ -59,7 +72,7 @@ class Languages:
         program = VerifyRequest(
             code=code, language=language, tests=given, stop_at_first_failure=False, **request
         )
-        return self.runner.run(self.judge.verify(program, LIMITS, exact)).tests
+        return self.runner.run(results_of(self.judge, program))
 
     def output(self, language: str, code: str, stdin: str = "", **request: Any) -> str:
         """What a program prints; the test fails if it does not end well."""
@@ -67,7 +80,7 @@ class Languages:
         program = VerifyRequest(
             code=code, language=language, tests=[StdinTest(input="", output="")], **request
         )
-        ran = self.runner.run(self.judge.run(program, stdin, LIMITS))
+        ran = self.runner.run(self.judge.run(program, stdin, Limits.of(program, LIMITS)))
         assert ran.verdict == "pass", ran
         return ran.output.decode()
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from language_support import Languages, exact
-from rewards_support import LIMITS
+from language_support import Languages, results_of
 
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
@@ -161,9 +160,9 @@ def test_programs_are_compiled_once_and_a_changed_file_is_not_run(
             code=SQUARES["c"], language="c", tests=[StdinTest(input="3", output="9")]
         )
         try:
-            response = languages.runner.run(judge.verify(request, LIMITS, exact))
+            (result,) = languages.runner.run(results_of(judge, request))
             cells.append(judge)
-            return response.verdict, len(list(directory.iterdir()))
+            return result.verdict, len(list(directory.iterdir()))
         finally:
             languages.runner.run(judge.close())
 

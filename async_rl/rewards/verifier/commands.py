@@ -12,31 +12,20 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from async_rl.config.rewards import SandboxConfig
 from async_rl.core.errors import InfrastructureError, Unsupported
 from async_rl.core.output_rules import Checker
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.compiling import (
     ENVIRONMENT,
     Binaries,
+    Compiled,
     CompileError,
     Compiler,
-    Program,
 )
 from async_rl.rewards.verifier.languages import Toolchain, table
 from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling, read_check, read_command
-from async_rl.rewards.verifier.program import (
-    NO_CELL,
-    Limits,
-    Rule,
-    is_decided,
-    response_of,
-    result_of,
-    stops,
-    tried,
-    with_rest,
-)
-from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
+from async_rl.rewards.verifier.program import NO_CELL, Limits, Program, Rule, result_of, tried
+from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import Command, sealed_file
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import NAMESPACES, CommandSpec, Profile
@@ -116,39 +105,41 @@ class CommandJudge:
             )
         return toolchain
 
-    async def verify(
-        self, request: VerifyRequest, config: SandboxConfig, rule: Rule
-    ) -> VerifyResponse:
-        """Verdicts of one program. rule: decides about an output. Raises InfrastructureError."""
-        stop, limits = stops(request), Limits.of(request, config)
+    async def results(
+        self, request: VerifyRequest, program: Program, rule: Rule
+    ) -> list[TestResult]:
+        """Results of a program's tests. rule: decides about an output.
+
+        Raises InfrastructureError.
+        """
         tests = [test for test in request.tests if isinstance(test, StdinTest)]
         try:
-            program = await self._program(request)
+            compiled = await self._compiled(request)
         except CompileError as error:
             failed = result_of(Ruling(Verdict.COMPILE_ERROR, str(error)))
-            return response_of([failed] if stop else [failed] * len(tests), self._level)
+            return [failed] if program.stop else [failed] * len(tests)
         results: list[TestResult] = []
-        async with self._loaded(program) as run_one:
+        async with self._loaded(compiled) as run_one:
             for test in tests:
-                ran = await run_one(test.input, limits.with_output_of([test]))
+                ran = await run_one(test.input, program.limits.with_output_of([test]))
                 ruling = Ruling(ran.verdict, ran.message)
                 if ran.verdict is Verdict.PASS:
                     ruling = await rule(test, ran.output)
                 results.append(
                     result_of(ruling, cpu_s=ran.cpu_s, wall_s=ran.wall_s, memory_mb=ran.memory_mb)
                 )
-                if is_decided(results, stop=stop):
+                if program.is_decided(results):
                     break
-        return response_of(with_rest(results, len(tests), stop=stop), self._level)
+        return results
 
-    async def run(self, request: VerifyRequest, stdin: str, config: SandboxConfig) -> Ran:
+    async def run(self, request: VerifyRequest, stdin: str, limits: Limits) -> Ran:
         """Run a program on one standard input. Raises InfrastructureError."""
         try:
-            program = await self._program(request)
+            program = await self._compiled(request)
         except CompileError as error:
             return Ran(verdict=Verdict.COMPILE_ERROR, output=b"", message=str(error))
         async with self._loaded(program) as run_one:
-            return await run_one(stdin, Limits.of(request, config))
+            return await run_one(stdin, limits)
 
     async def check(
         self, checker: Checker, files: Sequence[bytes], limits: Limits, headers: Mapping[str, str]
@@ -184,12 +175,12 @@ class CommandJudge:
         finally:
             os.close(binary)
 
-    async def _program(self, request: VerifyRequest) -> Program:
+    async def _compiled(self, request: VerifyRequest) -> Compiled:
         toolchain = await self.require(request.language)
         return await self._compilers[request.language].program(toolchain, request.code)
 
     @contextlib.asynccontextmanager
-    async def _loaded(self, program: Program) -> AsyncIterator[RunOne]:
+    async def _loaded(self, program: Compiled) -> AsyncIterator[RunOne]:
         """A function that runs the program once."""
         toolchain, files = program.toolchain, [program.content]
         binary: int | None = None
@@ -228,7 +219,7 @@ class CommandJudge:
             await cells.close()
 
 
-def _spec(program: Program, limits: Limits) -> CommandSpec:
+def _spec(program: Compiled, limits: Limits) -> CommandSpec:
     """The command that runs the program once."""
     toolchain, run = program.toolchain, program.toolchain.row.run
     places = {**program.names, "memory_mb": str(limits.memory_bytes // MIB)}

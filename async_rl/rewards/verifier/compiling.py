@@ -48,7 +48,7 @@ _SUFFIX = ".program"
 
 
 @frozen
-class Program:
+class Compiled:
     """A program that is ready to run. content: an executable, an archive or the source itself."""
 
     toolchain: Toolchain
@@ -87,7 +87,7 @@ class Compiler:
 
     async def program(
         self, toolchain: Toolchain, code: str, headers: Mapping[str, str] | None = None
-    ) -> Program:
+    ) -> Compiled:
         """The program of this source. headers: files that it may include, by name.
 
         Raises CompileError, InfrastructureError.
@@ -98,7 +98,7 @@ class Compiler:
             raise CompileError(f"the program has {len(source)} bytes, more than {MAX_SOURCE_BYTES}")
         step, names = toolchain.row.compile, source_names(code)
         if step is None:
-            return Program(toolchain=toolchain, content=source, names=names)
+            return Compiled(toolchain=toolchain, content=source, names=names)
         arguments = toolchain.fill([step.program, *step.arguments], names)
         environment = toolchain.fill(step.environment)
         included = [text for header in sorted(headers.items()) for text in header]
@@ -111,7 +111,7 @@ class Compiler:
             content = await self._once(
                 _Source(key=key, toolchain=toolchain, code=source, headers=headers, names=names)
             )
-        return Program(toolchain=toolchain, content=content, names=names)
+        return Compiled(toolchain=toolchain, content=content, names=names)
 
     async def _once(self, source: _Source) -> bytes:
         """Compile, or wait for the compilation of the same source."""

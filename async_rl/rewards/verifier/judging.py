@@ -22,7 +22,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from async_rl.config.rewards import SandboxConfig
+from async_rl.config.rewards import MOST_TIMEOUTS, SandboxConfig
 from async_rl.core.assert_tests import asked_by
 from async_rl.core.errors import ConfigError, Unsupported
 from async_rl.core.languages import PYTHON, Language
@@ -36,28 +36,12 @@ from async_rl.core.types import (
     Verdict,
 )
 from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.asserts import FunctionCall, judged_test, take_apart
+from async_rl.rewards.verifier.asserts import Assertion, FunctionCall, judged_test, take_apart
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
-from async_rl.rewards.verifier.outcomes import (
-    MIB,
-    Ran,
-    Ruling,
-    read_calls,
-    read_judged,
-    read_streams,
-)
-from async_rl.rewards.verifier.program import (
-    Check,
-    Limits,
-    Program,
-    is_decided,
-    response_of,
-    result_of,
-    stops,
-    with_rest,
-)
+from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling
+from async_rl.rewards.verifier.program import Batch, Check, Limits, Program, Rule, result_of
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.rewards.verifier.pure_expressions import TooLarge
 from async_rl.rewards.verifier.rulings import Rulings
@@ -66,8 +50,10 @@ from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import Mode
 
+# Tests that share a child: a message to a cell has at most 200 descriptors, two per stream.
 _MAX_STREAMS = 64
-"""Streams that share a child: a message to a cell has at most 200 descriptors, two per stream."""
+RunBatch = Callable[[Sequence[Any]], Awaitable[Batch]]
+"""Runs the first tests of some, at least one."""
 
 
 class Judge:
@@ -101,27 +87,41 @@ class Judge:
         """Verdicts of one program. Raises InfrastructureError; cancelling stops the program."""
         program = self._program(request)
         if request.is_command:
-            return await self._judge_of(request.language).verify(
-                request, self._config, partial(self._rulings.of_output, program=program)
-            )
-        results: list[TestResult] = []
+            judge = self._judge_of(request.language)
+            results = await judge.results(request, program, self._rule(program))
+            return self._response(results, len(request.tests), program)
+        results, num_tests = [], 0
         for kind, neighbors in groupby(request.tests, key=lambda test: _kind(test, request.setup)):
-            tests = list(neighbors)
-            if is_decided(results, stop=program.stop):
-                results = with_rest(results, len(results) + len(tests), stop=program.stop)
-            else:
-                results += await self._family(kind, tests, program)
-        return response_of(results, self._cells.level)
+            run, tests = self._planned(kind, list(neighbors), program)
+            num_tests += len(tests)
+            if not program.is_decided(results):
+                results += await self._results(run, tests, program)
+        return self._response(results, num_tests, program)
+
+    def _response(
+        self, results: list[TestResult], num_tests: int, program: Program
+    ) -> VerifyResponse:
+        """The response: its verdict is the verdict of the first failure.
+
+        Tests that did not run because other tests used up their time are late too.
+        """
+        if not program.stop:
+            message = f"not run: {MOST_TIMEOUTS} tests of the program used up their time"
+            late = result_of(Ruling(Verdict.TIMEOUT, message))
+            results += [late] * (num_tests - len(results))
+        failures = (result.verdict for result in results if result.verdict is not Verdict.PASS)
+        verdict = next(failures, Verdict.PASS)
+        return VerifyResponse(verdict=verdict, tests=results, level=self._cells.level)
 
     async def run(self, request: VerifyRequest, stdin: str) -> Ran:
         """Run a program on one standard input; the request's tests and setup are not used.
 
         Raises InfrastructureError; cancelling stops the program.
         """
-        if request.language != PYTHON:
-            return await self._judge_of(request.language).run(request, stdin, self._config)
         program, inputs = self._program(request), [stdin.encode(errors="replace")]
-        child = await program.run(Mode.STREAMS, (program.code,), read_streams, inputs=inputs)
+        if request.language != PYTHON:
+            return await self._judge_of(request.language).run(request, stdin, program.limits)
+        child = await program.run(Mode.STREAMS, program.code, inputs=inputs)
         reply = child.outcome.reply
         return Ran(
             verdict=child.ruling.verdict,
@@ -143,7 +143,8 @@ class Judge:
             setup=request.setup,
             cells=cells,
             limits=Limits.of(request, self._config),
-            stop=stops(request),
+            # The first failure decides unless the request says otherwise.
+            stop=request.stop_at_first_failure is not False,
         )
 
     async def require(self, request: VerifyRequest) -> None:
@@ -177,29 +178,49 @@ class Judge:
             if part is not None:
                 await part.close()
 
-    async def _family(self, kind: str, tests: list[Any], program: Program) -> list[TestResult]:
+    def _rule(self, program: Program) -> Rule:
+        return partial(self._rulings.of_output, program=program)
+
+    def _planned(
+        self, kind: str, tests: list[Any], program: Program
+    ) -> tuple[RunBatch, Sequence[Any]]:
+        """How tests of one kind run, and the parts of them that have results of their own."""
         match kind:
-            case "answer":
-                return await self._until_failure(self._answer, tests, program)
-            case "container":
-                return await self._until_failure(self._contained, tests, program)
+            case "stdin":
+                return partial(program.feed, rule=self._rule(program)), tests
             case "call":
                 checks = [self._call_check(test, program) for test in tests]
-                return await self._checks(checks, program, has_call_names=True)
-            case "stdin":
-                return await self._streams(tests, program)
+                return partial(program.check, has_call_names=True), checks
             case "assert":
-                assertions = [
-                    Check(assertion.calls, partial(self._rulings.of_assertion, assertion))
+                checks = [
+                    self._assert_check(test, assertion, program)
                     for test in tests
                     for assertion in take_apart(test.code, program.setup) or ()
                 ]
-                try:
-                    return await self._checks(assertions, program, has_call_names=False)
-                except TooLarge:
-                    # A judge process compares in a cell, within the program's limits.
-                    return await self._until_failure(self._judged, tests, program)
-        return await self._until_failure(self._judged, tests, program)
+                return partial(program.check, has_call_names=False), checks
+        runners: dict[str, Callable[[Any, Program], Awaitable[TestResult]]] = {
+            "answer": self._answer,
+            "container": self._contained,
+            "judge": self._judged,
+        }
+
+        async def run(rest: Sequence[Any]) -> Batch:
+            return Batch([await runners[kind](rest[0], program)])
+
+        return run, tests
+
+    async def _results(
+        self, run: RunBatch, tests: Sequence[Any], program: Program
+    ) -> list[TestResult]:
+        """Run tests in order, as many as possible in one child."""
+        results: list[TestResult] = []
+        size, is_slow = _MAX_STREAMS, False
+        while len(results) < len(tests) and not program.is_decided(results):
+            batch = await run(tests[len(results) : len(results) + size])
+            results += batch.results
+            is_slow = is_slow or batch.is_slow
+            size = 1 if batch.has_leftovers or is_slow else _MAX_STREAMS
+        return results
 
     def _call_check(self, test: CallTest, program: Program) -> Check:
         def rule(values: list[bytes]) -> Awaitable[Ruling]:
@@ -207,18 +228,16 @@ class Judge:
 
         return Check([FunctionCall(test.function, test.args, {})], rule)
 
-    async def _until_failure(
-        self,
-        run_test: Callable[[Any, Program], Awaitable[TestResult]],
-        tests: Sequence[Any],
-        program: Program,
-    ) -> list[TestResult]:
-        results: list[TestResult] = []
-        for test in tests:
-            results.append(await run_test(test, program))
-            if is_decided(results, stop=program.stop):
-                break
-        return with_rest(results, len(tests), stop=program.stop)
+    def _assert_check(self, test: AssertTest, assertion: Assertion, program: Program) -> Check:
+        async def rule(values: list[bytes]) -> Ruling:
+            try:
+                return self._rulings.of_assertion(assertion, values)
+            except TooLarge:
+                # A judge process compares in a cell, within the program's limits.
+                judged = await self._judged(test, program)
+                return Ruling(judged.verdict, judged.message)
+
+        return Check(assertion.calls, rule)
 
     async def _answer(self, test: AnswerTest, program: Program) -> TestResult:
         started = time.monotonic()
@@ -228,9 +247,8 @@ class Judge:
         return result_of(Ruling(verdict, message), wall_s=time.monotonic() - started)
 
     def _contained(self, test: ContainerTest, program: Program) -> Awaitable[TestResult]:
-        rule = partial(self._rulings.of_output, program=program)
-        output_bytes = program.limits.output_bytes
-        return judge_contained(self._with_containers(), test, program.code, output_bytes, rule)
+        containers, output_bytes = self._with_containers(), program.limits.output_bytes
+        return judge_contained(containers, test, program.code, output_bytes, self._rule(program))
 
     async def _judged(self, test: AssertTest, program: Program) -> TestResult:
         """Run the test in a judging child, and the program in a solver next to it."""
@@ -238,54 +256,8 @@ class Judge:
         if fault:
             return result_of(Ruling(Verdict.TEST_ERROR, f"the test itself is broken: {fault}"))
         code = judged_test(program.setup, test.code)
-        child = await program.run(Mode.JUDGE, (program.code,), read_judged, test=code)
-        return child.judged_result()
-
-    async def _checks(
-        self, checks: Sequence[Check], program: Program, *, has_call_names: bool
-    ) -> list[TestResult]:
-        """Run checks in order, the calls of as many as possible in one child."""
-        results: list[TestResult] = []
-        size = len(checks)
-        while len(results) < len(checks):
-            rest = checks[len(results) : len(results) + size]
-            calls = [tuple(call) for check in rest for call in check.calls]
-            child = await program.run(
-                Mode.CALLS,
-                (program.code, calls, program.stop, has_call_names),
-                read_calls,
-                num_runs=len(calls),
-                num_tests=len(rest),
-            )
-            results += await child.check_results(rest)
-            if is_decided(results, stop=program.stop):
-                break
-            if child.is_slow:
-                size = 1
-        return with_rest(results, len(checks), stop=program.stop)
-
-    async def _streams(self, tests: Sequence[StdinTest], program: Program) -> list[TestResult]:
-        rule = partial(self._rulings.of_output, program=program)
-        results: list[TestResult] = []
-        size, is_slow = _MAX_STREAMS, False
-        while len(results) < len(tests):
-            rest = tests[len(results) : len(results) + size]
-            child = await program.run(
-                Mode.STREAMS,
-                (program.code,),
-                read_streams,
-                limits=program.limits.with_output_of(rest),
-                num_runs=len(rest),
-                num_tests=len(rest),
-                inputs=[test.input.encode(errors="replace") for test in rest],
-            )
-            compared, has_leftovers = await child.stream_results(rest, rule)
-            results += compared
-            if is_decided(results, stop=program.stop):
-                break
-            is_slow = is_slow or child.is_slow
-            size = 1 if has_leftovers or is_slow else _MAX_STREAMS
-        return with_rest(results, len(tests), stop=program.stop)
+        child = await program.run(Mode.JUDGE, program.code, test=code)
+        return child.result(child.ruling, child.answers.answers[0].cpu_s)
 
 
 def _kind(test: CodeTest, setup: str) -> str:

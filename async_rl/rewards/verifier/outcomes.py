@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from async_rl.core.frozen import frozen
@@ -24,11 +24,13 @@ from async_rl.sandbox.protocol import (
     Frame,
     JobSpec,
     Kind,
+    Mode,
     Reply,
 )
 
+# A child that was killed with this share of its memory limit in use counts as out of memory: the
+# kernel kills before the last page fits.
 _LARGE_SHARE = 0.9
-"""A child that was killed with this share of its memory limit in use counts as out of memory."""
 _MESSAGE_CHARS = 300
 _UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
 MIB = 1 << 20
@@ -37,7 +39,7 @@ MIB = 1 << 20
 class Ruling(NamedTuple):
     """pass, or the verdict and its reason."""
 
-    verdict: Verdict
+    verdict: Verdict = Verdict.PASS
     message: str = ""
 
 
@@ -45,21 +47,18 @@ class ChildFault(Exception):
     """The program never ran, or was killed from outside. The program is not to blame."""
 
 
-@frozen
-class Answer:
+class Answer(NamedTuple):
     """The result of one run.
 
-    value: the bytes that a call returned or a stream printed; None with a failing verdict.
+    value: the bytes that a call returned or a stream printed; None if the run was judged or failed.
     """
 
-    value: bytes | None = None
-    verdict: Verdict = Verdict.PASS
-    message: str = ""
+    value: bytes | None
+    ruling: Ruling = Ruling()
     cpu_s: float = 0.0
 
 
-@frozen
-class Answers:
+class Answers(NamedTuple):
     """Answers of the first runs.
 
     is_slow: the next run needs a separate child, because the runs together exceeded a limit.
@@ -69,114 +68,83 @@ class Answers:
     is_slow: bool = False
 
 
-def read_calls(outcome: Outcome, spec: JobSpec) -> Answers:
-    """One answer per call that was reached. Raises ChildFault."""
-    return _read(outcome, spec, _call_answer)
-
-
-def read_streams(outcome: Outcome, spec: JobSpec) -> Answers:
-    """One answer per stream that was reached. Raises ChildFault."""
-
-    def settled(run: int, cpu_s: float, *, is_done: bool) -> Answer | None:
-        """The answer by the run's output, None if the run failed in another way."""
-        output = outcome.outputs[run]
-        if len(output) > spec.output_bytes:
-            message = f"printed more than {_limit(spec)}"
-            return Answer(verdict=Verdict.OUTPUT_LIMIT, message=message, cpu_s=cpu_s)
-        return Answer(value=output, cpu_s=cpu_s) if is_done else None
-
-    def answer(frame: Frame) -> Answer:
-        is_done = frame.kind is Kind.DONE or (frame.kind is Kind.EXIT and frame.body == b"0")
-        return settled(frame.run, frame.cpu_s, is_done=is_done) or _failure(frame)
-
-    read = _read(outcome, spec, answer)
-    reached, frames = len(read.answers), outcome.frames.frames
-    has_frame = reached < len(frames)
-    if (
-        read.is_slow
-        or has_frame
-        or read.answers[-1].verdict is Verdict.PASS
-        or not _is_loaded(frames)
-    ):
-        return read
-    # The child exited during the last run, without a frame: os._exit(0) after printing is a pass.
-    reply = outcome.reply
-    has_left = reply.ending == Ending.EXITED and reply.code == 0
-    last = settled(reached - 1, 0.0, is_done=has_left and not outcome.frames.is_malformed)
-    answers = read.answers if last is None else [*read.answers[:-1], last]
-    return Answers(answers=answers)
-
-
-def read_judged(outcome: Outcome, spec: JobSpec) -> Answers:
-    """The one answer of a judged test, whose verdict is the judging child's. Raises ChildFault."""
-
-    def answer(frame: Frame) -> Answer:
-        match frame.kind:
-            case Kind.PASSED:
-                return Answer(cpu_s=frame.cpu_s)
-            case Kind.FAILED:
-                return _failed(Verdict.WRONG_ANSWER, _text(frame.body), frame)
-            case Kind.BROKEN_TEST:
-                message = f"the test itself is broken: {_text(frame.body)}"
-                return _failed(Verdict.TEST_ERROR, message, frame)
-        return _failure(frame)
-
-    return _read(outcome, spec, answer)
-
-
-def _is_loaded(frames: list[Frame]) -> bool:
-    return bool(frames) and frames[0].kind is Kind.LOADED
-
-
-def _read(outcome: Outcome, spec: JobSpec, answer: Callable[[Frame], Answer]) -> Answers:
-    if outcome.reply.ending == Ending.FAULT:
-        reason = outcome.reply.fault.decode(errors="replace")
+def read_job(outcome: Outcome, spec: JobSpec) -> Answers:
+    """One answer per run that was reached. Raises ChildFault."""
+    reply, (frames, is_malformed) = outcome.reply, outcome.frames
+    if reply.ending == Ending.FAULT:
+        reason = reply.fault.decode(errors="replace")
         raise ChildFault(f"the child could not be locked down: {reason}")
-    frames, num_runs = outcome.frames.frames, spec.num_runs
-    if frames and not _is_loaded(frames):
-        return Answers(answers=[_failure(frames[0])] * num_runs)
-    answers = [answer(frame) for frame in frames[1 : num_runs + 1]]
-    num_missing = num_runs - len(answers)
+    if frames and frames[0].kind is not Kind.LOADED:
+        return Answers([_failed(frames[0])] * spec.num_runs)
+    answers = [_answer(frame, outcome, spec) for frame in frames[1 : spec.num_runs + 1]]
+    num_missing = spec.num_runs - len(answers)
     if num_missing == 0:
-        return Answers(answers=answers)
-    if outcome.frames.is_malformed:
-        broken = Answer(verdict=Verdict.WRONG_ANSWER, message="the answer is malformed")
-        return Answers(answers=answers + [broken] * num_missing)
+        return Answers(answers)
+    if is_malformed:
+        broken = Answer(None, Ruling(Verdict.WRONG_ANSWER, "the answer is malformed"))
+        return Answers(answers + [broken] * num_missing)
     end = _end(outcome, spec)
-    is_late = outcome.reply.ending in (Ending.CPU, Ending.WALL)
+    is_late = reply.ending in (Ending.CPU, Ending.WALL)
     # The time that was left for this run depends on the runs before it.
-    is_early = outcome.reply.ending == Ending.CPU and outcome.reply.cpu_s < spec.cpu_s
+    is_early = reply.ending == Ending.CPU and reply.cpu_s < spec.cpu_s
     if is_late and spec.num_tests > 1 and (answers or is_early):
-        return Answers(answers=answers, is_slow=True)
+        return Answers(answers, is_slow=True)
     if not frames:
-        return Answers(answers=[end] * num_runs)
-    return Answers(answers=[*answers, end])
+        return Answers([end] * spec.num_runs)
+    if spec.mode == Mode.STREAMS:
+        # The child exited during a run, without a frame: os._exit(0) after printing is a pass.
+        has_left = reply.ending == Ending.EXITED and reply.code == 0
+        end = _printed(outcome, spec, len(answers), is_done=has_left) or end
+    return Answers([*answers, end])
 
 
-def _call_answer(frame: Frame) -> Answer:
-    if frame.kind is not Kind.VALUE:
-        return _failure(frame)
-    return Answer(value=frame.body, cpu_s=frame.cpu_s)
+def _answer(frame: Frame, outcome: Outcome, spec: JobSpec) -> Answer:
+    """The answer of a frame. Only a judging child may decide: any program can write any frame."""
+    match spec.mode, frame.kind:
+        case Mode.CALLS, Kind.VALUE:
+            return Answer(frame.body, cpu_s=frame.cpu_s)
+        case Mode.CALLS, _:
+            return _failed(frame)
+        case Mode.STREAMS, kind:
+            is_done = kind is Kind.DONE or (kind is Kind.EXIT and frame.body == b"0")
+            printed = _printed(outcome, spec, frame.run, is_done=is_done)
+            return printed._replace(cpu_s=frame.cpu_s) if printed else _failed(frame)
+        case _, Kind.PASSED:
+            ruling = Ruling()
+        case _, Kind.FAILED:
+            ruling = Ruling(Verdict.WRONG_ANSWER, _text(frame.body))
+        case _, Kind.BROKEN_TEST:
+            message = f"the test itself is broken: {_text(frame.body)}"
+            ruling = Ruling(Verdict.TEST_ERROR, message)
+        case _:
+            return _failed(frame)
+    return Answer(None, ruling, frame.cpu_s)
 
 
-def _failure(frame: Frame) -> Answer:
+def _printed(outcome: Outcome, spec: JobSpec, run: int, *, is_done: bool) -> Answer | None:
+    """The answer by the output of a run; None if the run failed in another way."""
+    output = outcome.outputs[run]
+    if len(output) > spec.output_bytes:
+        return Answer(None, Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {_limit(spec)}"))
+    return Answer(output) if is_done else None
+
+
+def _failed(frame: Frame) -> Answer:
+    verdict, message = Verdict.RUNTIME_ERROR, ""
     match frame.kind:
         case Kind.ERROR:
-            return _failed(Verdict.RUNTIME_ERROR, _text(frame.body), frame)
+            message = _text(frame.body)
         case Kind.COMPILE_ERROR:
-            return _failed(Verdict.COMPILE_ERROR, _text(frame.body), frame)
+            verdict, message = Verdict.COMPILE_ERROR, _text(frame.body)
         case Kind.EXIT:
-            status = frame.body[:8].decode(errors="replace")
-            return _failed(Verdict.RUNTIME_ERROR, f"exited with status {status}", frame)
+            message = f"exited with status {frame.body[:8].decode(errors='replace')}"
         case Kind.MEMORY:
-            return _failed(Verdict.MEMORY, "out of memory", frame)
+            verdict, message = Verdict.MEMORY, "out of memory"
         case Kind.TOO_LARGE:
-            return _failed(Verdict.OUTPUT_LIMIT, "too large a value", frame)
-    return _failed(Verdict.WRONG_ANSWER, "no answer", frame)
-
-
-def _failed(verdict: Verdict, message: str, frame: Frame) -> Answer:
-    return Answer(verdict=verdict, message=message, cpu_s=frame.cpu_s)
+            verdict, message = Verdict.OUTPUT_LIMIT, "too large a value"
+        case _:
+            verdict, message = Verdict.WRONG_ANSWER, "no answer"
+    return Answer(None, Ruling(verdict, message), frame.cpu_s)
 
 
 def _text(body: bytes) -> str:
@@ -196,7 +164,6 @@ def _limit(spec: JobSpec) -> str:
 def _end(outcome: Outcome, spec: JobSpec) -> Answer:
     """The answer of the run during which the child exited."""
     reply = outcome.reply
-    cpu_s = reply.cpu_s if reply.ending == Ending.SIGNALED else 0.0
     if outcome.is_result_full:
         ruling = Ruling(Verdict.OUTPUT_LIMIT, f"returned more than {_limit(spec)}")
     elif reply.ending == Ending.EXITED:
@@ -205,9 +172,9 @@ def _end(outcome: Outcome, spec: JobSpec) -> Answer:
     else:
         is_large = reply.peak_bytes > _LARGE_SHARE * spec.memory_bytes
         ruling = _ended(reply, spec, is_large=is_large)
-    if reply.ending == Ending.CPU:
-        cpu_s = spec.cpu_s
-    return Answer(verdict=ruling.verdict, message=ruling.message, cpu_s=cpu_s)
+    # `watch` looks now and then: a program that was stopped has used its limit.
+    used = {Ending.SIGNALED: reply.cpu_s, Ending.CPU: spec.cpu_s}
+    return Answer(None, ruling, used.get(Ending(reply.ending), 0.0))
 
 
 def _ended(reply: Reply, spec: JobSpec | CommandSpec, *, is_large: bool, said: str = "") -> Ruling:

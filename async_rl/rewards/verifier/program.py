@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from async_rl.config.rewards import MOST_TIMEOUTS, OUTPUT_KB, SandboxConfig
@@ -15,16 +16,16 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.asserts import FunctionCall
-from async_rl.rewards.verifier.outcomes import MIB, Answer, Answers, ChildFault, Ruling
-from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
+from async_rl.rewards.verifier.outcomes import MIB, Answers, ChildFault, Ruling, read_job
+from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import CellFailed, Job, Outcome, Work
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import JobSpec, Mode
 
 Read = TypeVar("Read")
 T = TypeVar("T")
+# A cell that fails says nothing about the program; a program that breaks two cells is suspect.
 _TRIES = 2
-"""A cell that fails says nothing about the program; a program that breaks two cells is suspect."""
 
 
 async def tried(cells: Cells, work: Work[Read], read: Callable[[Read], T], failure: str) -> T:
@@ -62,14 +63,12 @@ class Limits:
 
     def with_memory(self, num_bytes: int) -> Limits:
         """Return the limits with more memory."""
-        memory_bytes = self.memory_bytes + num_bytes
-        return Limits(cpu_s=self.cpu_s, memory_bytes=memory_bytes, output_bytes=self.output_bytes)
+        return replace(self, memory_bytes=self.memory_bytes + num_bytes)
 
     def with_output_of(self, tests: Sequence[StdinTest]) -> Limits:
         """Return limits in which a right answer fits, even if the request sets a lower limit."""
         longest = max(len(test.output.encode(errors="replace")) for test in tests)
-        output_bytes = max(self.output_bytes, 2 * longest)
-        return Limits(cpu_s=self.cpu_s, memory_bytes=self.memory_bytes, output_bytes=output_bytes)
+        return replace(self, output_bytes=max(self.output_bytes, 2 * longest))
 
 
 class Check(NamedTuple):
@@ -77,6 +76,17 @@ class Check(NamedTuple):
 
     calls: Sequence[FunctionCall]
     rule: Callable[[list[bytes]], Awaitable[Ruling]]
+
+
+class Batch(NamedTuple):
+    """The results of the first tests of some.
+
+    is_slow: each of the rest needs a separate child; has_leftovers: the next one needs it.
+    """
+
+    results: list[TestResult]
+    is_slow: bool = False
+    has_leftovers: bool = False
 
 
 Rule = Callable[[StdinTest, bytes], Awaitable[Ruling]]
@@ -96,116 +106,34 @@ def result_of(
     )
 
 
-def response_of(results: list[TestResult], level: int) -> VerifyResponse:
-    """The response: its verdict is the verdict of the first failure."""
-    failures = (result.verdict for result in results if result.verdict is not Verdict.PASS)
-    return VerifyResponse(verdict=next(failures, Verdict.PASS), tests=results, level=level)
-
-
-def stops(request: VerifyRequest) -> bool:
-    """Return whether the first failure decides, which is the default."""
-    return request.stop_at_first_failure is not False
-
-
-def is_decided(results: Sequence[TestResult], *, stop: bool) -> bool:
-    """Return whether no further test is to run. stop: the first failure decides."""
-    if stop:
-        return bool(results) and results[-1].verdict is not Verdict.PASS
-    num_late = sum(result.verdict is Verdict.TIMEOUT for result in results)
-    return num_late >= MOST_TIMEOUTS
-
-
-def with_rest(results: list[TestResult], num_tests: int, *, stop: bool) -> list[TestResult]:
-    """Add the results of the tests that did not run because other tests used up their time."""
-    message = f"not run: {MOST_TIMEOUTS} tests of the program used up their time"
-    late = result_of(Ruling(Verdict.TIMEOUT, message))
-    return results if stop else results + [late] * (num_tests - len(results))
-
-
 @frozen
 class ChildRun:
-    """The outcome and the answers of one child, and the seconds of the whole job.
-
-    is_slow: as in Answers. stop: results end at the first failure.
-    """
+    """The outcome and the answers of one child, and the seconds of the whole job."""
 
     outcome: Outcome
-    answers: Sequence[Answer]
-    is_slow: bool
+    answers: Answers
     wall_s: float
-    stop: bool
-
-    async def check_results(self, checks: Sequence[Check]) -> list[TestResult]:
-        """Results of the checks that were reached. The child may have exited during the last
-        check.
-        """
-        results: list[TestResult] = []
-        first = 0
-        for check in checks:
-            answers = self.answers[first : first + len(check.calls)]
-            first += len(answers)
-            is_partial = len(answers) < len(check.calls)
-            if not answers or (is_partial and self.is_slow):
-                break
-            values = [answer.value for answer in answers if answer.value is not None]
-            if len(values) == len(answers):
-                ruling = await check.rule(values)
-            else:
-                failed = next(answer for answer in answers if answer.value is None)
-                ruling = Ruling(failed.verdict, failed.message)
-            cpu_s = sum(answer.cpu_s for answer in answers)
-            results.append(self._result(ruling, cpu_s, self.wall_s / len(checks)))
-            if is_partial or is_decided(results, stop=self.stop):
-                break
-        return results
-
-    async def stream_results(
-        self,
-        tests: Sequence[StdinTest],
-        rule: Callable[[StdinTest, bytes], Awaitable[Ruling]],
-    ) -> tuple[list[TestResult], bool]:
-        """Return the results of the streams, and whether the next test needs a separate child.
-
-        A stream that fails after others in the same child may fail because of state that they left
-        behind, so it is repeated. An answer is final: a program that answers differently in a fresh
-        child would have two guesses.
-        """
-        results: list[TestResult] = []
-        is_shared = len(self.outcome.frames.frames) > 1
-        for index, (test, answer) in enumerate(zip(tests, self.answers, strict=False)):
-            if answer.value is not None:
-                ruling = await rule(test, answer.value)
-            elif index > 0 and is_shared:
-                return results, True
-            else:
-                ruling = Ruling(answer.verdict, answer.message)
-            results.append(self._result(ruling, answer.cpu_s, self.wall_s / len(tests)))
-            if is_decided(results, stop=self.stop):
-                break
-        return results, self.is_slow
 
     @property
     def ruling(self) -> Ruling:
         """The ruling of the only answer."""
-        return Ruling(self.answers[0].verdict, self.answers[0].message)
+        return self.answers.answers[0].ruling
 
-    def judged_result(self) -> TestResult:
-        """The result of a test that ran in a judge process."""
-        return self._result(self.ruling, self.answers[0].cpu_s, self.wall_s)
-
-    def _result(self, ruling: Ruling, cpu_s: float, wall_s: float) -> TestResult:
+    def result(self, ruling: Ruling, cpu_s: float, num_tests: int = 1) -> TestResult:
+        """A ruling as the result of one of the child's tests."""
         reply = self.outcome.reply
         return result_of(
             ruling,
+            # The program writes the first, and the kernel counts the second.
             cpu_s=min(cpu_s, reply.cpu_s),
-            wall_s=wall_s,
+            wall_s=self.wall_s / num_tests,
             memory_mb=reply.peak_bytes / MIB,
         )
 
 
 @frozen
 class Program:
-    """One program of a request. stop: its results end at the first failure."""
+    """One program of a request. stop: its results end at the first failure, which decides."""
 
     code: str
     setup: str
@@ -213,12 +141,17 @@ class Program:
     limits: Limits
     stop: bool
 
+    def is_decided(self, results: Sequence[TestResult]) -> bool:
+        """Return whether no further test is to run."""
+        if self.stop:
+            return bool(results) and results[-1].verdict is not Verdict.PASS
+        num_late = sum(result.verdict is Verdict.TIMEOUT for result in results)
+        return num_late >= MOST_TIMEOUTS
+
     async def run(
         self,
         mode: Mode,
-        payload: tuple[Any, ...],
-        read: Callable[[Outcome, JobSpec], Answers],
-        *,
+        *payload: Any,
         limits: Limits | None = None,
         num_runs: int = 1,
         num_tests: int = 1,
@@ -237,16 +170,67 @@ class Program:
             num_tests=num_tests,
         )
         started = time.monotonic()
-        outcome, answers = await tried(
-            self.cells,
-            Job(spec, payload, **more),
-            lambda outcome: (outcome, read(outcome, spec)),
-            NO_CELL,
+
+        def read(outcome: Outcome) -> ChildRun:
+            wall_s = time.monotonic() - started
+            return ChildRun(outcome=outcome, answers=read_job(outcome, spec), wall_s=wall_s)
+
+        return await tried(self.cells, Job(spec, payload, **more), read, NO_CELL)
+
+    async def check(self, checks: Sequence[Check], *, has_call_names: bool) -> Batch:
+        """Run checks in one child. It may exit during the last check that was reached."""
+        calls = [tuple(call) for check in checks for call in check.calls]
+        child = await self.run(
+            Mode.CALLS,
+            self.code,
+            calls,
+            self.stop,
+            has_call_names,
+            num_runs=len(calls),
+            num_tests=len(checks),
         )
-        return ChildRun(
-            outcome=outcome,
-            answers=answers.answers,
-            is_slow=answers.is_slow,
-            wall_s=time.monotonic() - started,
-            stop=self.stop,
+        results: list[TestResult] = []
+        rest, is_slow = child.answers
+        for check in checks:
+            answers, rest = rest[: len(check.calls)], rest[len(check.calls) :]
+            is_partial = len(answers) < len(check.calls)
+            if not answers or (is_partial and is_slow):
+                break
+            values = [answer.value for answer in answers if answer.value is not None]
+            if len(values) == len(answers):
+                ruling = await check.rule(values)
+            else:
+                ruling = next(answer.ruling for answer in answers if answer.value is None)
+            cpu_s = sum(answer.cpu_s for answer in answers)
+            results.append(child.result(ruling, cpu_s, len(checks)))
+            if is_partial or self.is_decided(results):
+                break
+        return Batch(results, is_slow)
+
+    async def feed(self, tests: Sequence[StdinTest], rule: Rule) -> Batch:
+        """Run the program on standard inputs in one child.
+
+        A stream that fails after other streams in the same child may fail because of state that
+        they left behind, so it is repeated. An answer is final: a program that answers differently
+        in a fresh child would have two guesses.
+        """
+        child = await self.run(
+            Mode.STREAMS,
+            self.code,
+            limits=self.limits.with_output_of(tests),
+            num_runs=len(tests),
+            num_tests=len(tests),
+            inputs=[test.input.encode(errors="replace") for test in tests],
         )
+        results: list[TestResult] = []
+        is_shared = len(child.outcome.frames.frames) > 1
+        for test, answer in zip(tests, child.answers.answers, strict=False):
+            ruling = answer.ruling
+            if answer.value is not None:
+                ruling = await rule(test, answer.value)
+            elif results and is_shared:
+                return Batch(results, child.answers.is_slow, has_leftovers=True)
+            results.append(child.result(ruling, answer.cpu_s, len(tests)))
+            if self.is_decided(results):
+                break
+        return Batch(results, child.answers.is_slow)

@@ -24,7 +24,7 @@ from async_rl.core.output_rules import Checker as ProgramOfRow
 from async_rl.core.types import CallTest, StdinTest, Verdict
 from async_rl.rewards.verifier.asserts import Assertion
 from async_rl.rewards.verifier.commands import CommandJudge
-from async_rl.rewards.verifier.outcomes import Ruling, read_judged
+from async_rl.rewards.verifier.outcomes import Ruling
 from async_rl.rewards.verifier.program import Program
 from async_rl.rewards.verifier.pure_expressions import TooLarge
 from async_rl.sandbox.comparison import (
@@ -85,7 +85,7 @@ class Rulings:
         printed = Printed(output, test.output, msgspec.structs.astuple(test.rules))
         return await self._compared(printed, len(output) + len(expected), program)
 
-    async def of_assertion(self, assertion: Assertion, bodies: list[bytes]) -> Ruling:
+    def of_assertion(self, assertion: Assertion, bodies: list[bytes]) -> Ruling:
         """The ruling on the values of an assert statement. Raises TooLarge."""
         if sum(map(len, bodies)) > LARGE_BYTES:
             raise TooLarge
@@ -100,8 +100,8 @@ class Rulings:
             message = emitted.failure(self._comparison)
             return Ruling(Verdict.WRONG_ANSWER, message) if message else _RIGHT
         limits = program.limits.with_memory(_ROOM * size)
-        payload = (self._comparison.relative_tolerance, tuple(emitted))
-        return (await program.run(Mode.COMPARE, payload, read_judged, limits=limits)).ruling
+        tolerance = self._comparison.relative_tolerance
+        return (await program.run(Mode.COMPARE, tolerance, tuple(emitted), limits=limits)).ruling
 
     async def _checked(
         self, test: StdinTest, output: bytes, checker: ProgramOfRow, program: Program
@@ -113,8 +113,9 @@ class Rulings:
             if self._commands is None:
                 raise Unsupported(f"checkers in {checker.language} are not run here, only Python")
             return await self._commands.check(checker, files, limits, self._headers)
-        payload = (checker.code, checker.form)
-        child = await program.run(Mode.CHECK, payload, read_judged, limits=limits, checked=files)
+        child = await program.run(
+            Mode.CHECK, checker.code, checker.form, limits=limits, checked=files
+        )
         if child.ruling.verdict in (Verdict.PASS, Verdict.WRONG_ANSWER):
             return child.ruling
         return Ruling(Verdict.TEST_ERROR, f"the checker failed: {child.ruling.message}")
