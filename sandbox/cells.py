@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import TypeVar
 
 from .cell import Cell, CellFailed, Work
-from .linux import MACHINE_SUPPORTED
 from .protocol import COMMANDS, LANDLOCK, NAMESPACES, NOTHING, Hello
 
 T = TypeVar("T")
+IS_SUPPORTED = sys.platform == "linux" and os.uname().machine == "x86_64" and sys.maxsize > 2**32
+"""The numbers of system calls are for this kind of machine."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 
 
@@ -84,7 +85,7 @@ class Cells:
         packages: what programs can import besides the standard library. Raises Unsafe with the
         reason of each level, or CellFailed.
         """
-        levels = [NAMESPACES, LANDLOCK] if MACHINE_SUPPORTED else []
+        levels = [NAMESPACES, LANDLOCK] if IS_SUPPORTED else []
         if allow_unsafe:
             levels.append(NOTHING)
         reasons: list[str] = []

@@ -10,16 +10,15 @@ failure. A cell has no files to give it: `open` knows the names of its arguments
 
 from __future__ import annotations
 
+import builtins
 import io
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from . import preload
 from .comparison import Comparison, Printed, Returned
 from .programs import Runner, describe, describe_text, exit_status, open_streams, run_main
-from .protocol import CHECKER_ENDS, JobSpec, Kind
+from .protocol import CHECKER_ENDS, Kind
 
 _INPUT, _OUTPUT, _ANSWER, _FEEDBACK = "/input", "/output", "/answer", "/feedback/"
 _ARGUMENTS = {
@@ -45,12 +44,8 @@ class Comparer(Runner):
 class Checker(Runner):
     """Runs a checker. Result: LOADED, then PASSED, FAILED or BROKEN_TEST.
 
-    files: descriptors of input, output and answer.
+    Its files: input, output and answer.
     """
-
-    def __init__(self, result: int, spec: JobSpec, files: Sequence[int]) -> None:
-        super().__init__(result, spec)
-        self._files = files
 
     def run(self, code: str, form: str) -> int:
         """Check one output."""
@@ -66,7 +61,7 @@ class Checker(Runner):
         sys.stderr = io.StringIO()
         sys.argv = ["checker", *_ARGUMENTS[form]]
         files_by_name = _Files({_INPUT: given, _OUTPUT: output, _ANSWER: answer})
-        preload.open_named = files_by_name.open
+        builtins.open = io.open = files_by_name.open
         os._exit = _leave
         problem = run_main(compiled)
         if problem is None or isinstance(problem, SystemExit):
@@ -96,11 +91,12 @@ class _Files:
     """The files that a checker may open."""
 
     def __init__(self, readable: dict[str, int]) -> None:
-        self._readable = readable
+        self._readable, self._open = readable, io.open
         self._message = _File()
 
-    def open(self, name: str, mode: str) -> Any:
-        """The file of that name, None if it has none. Feedback other than the message is lost."""
+    def open(self, file: Any, mode: str = "r", *args: Any, **keywords: Any) -> Any:
+        """Open by name, as `open` does. Feedback other than the message is lost."""
+        name = os.fspath(file) if isinstance(file, str | os.PathLike) else ""
         if name in self._readable:
             size = os.fstat(self._readable[name]).st_size
             file = _File(os.pread(self._readable[name], size, 0))
@@ -109,7 +105,7 @@ class _Files:
             if name == _MESSAGE:
                 self._message = file
         else:
-            return None
+            return self._open(file, mode, *args, **keywords)
         if "b" in mode:
             return file
         return io.TextIOWrapper(file, encoding="utf-8", errors="replace")

@@ -12,20 +12,18 @@ import os
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from resource import setrlimit as set_limit
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from . import linux
 
 MAX_TASKS = 64
+# The shared page has one byte per child, set once the child is locked down, and then the reason why
+# a child could not be locked down.
 _FAULT_START, _FAULT_END = 8, 264
-"""Bytes of the shared page for the reason why a child could not be locked down. Before them, the
-page has one byte per child, set once the child is locked down.
-"""
-_NO_FAULT = bytes(_FAULT_END)
 
 Limits = Sequence[tuple[int, tuple[int, int]]]
 """Arguments of setrlimit."""
-Step = Callable[[], None]
+Step = Callable[[], int]
 """Gives up rights that the process cannot regain."""
 
 
@@ -37,7 +35,7 @@ class Page:
 
     def clear(self) -> None:
         """Remove the reports of the previous job."""
-        self._page[:_FAULT_END] = _NO_FAULT
+        self._page[:_FAULT_END] = bytes(_FAULT_END)
 
     def set_ready(self, number: int) -> None:
         """In a child: report that it is locked down. It can no longer write to the page."""
@@ -107,23 +105,27 @@ class Part(NamedTuple):
     kept: Sequence[int]
     run: Callable[..., int]
 
+    def start(self, limits: Limits, jail: Jail) -> int:
+        """Lock down and run."""
+        # os.fstat would make twenty objects, most on a page that this process then has to copy.
+        loaded = marshal.loads(os.pread(self.payload, os.lseek(self.payload, 0, os.SEEK_END), 0))
+        if jail.uid >= 0:
+            os.setgroups([])
+            os.setresgid(jail.uid, jail.uid, jail.uid)
+            os.setresuid(jail.uid, jail.uid, jail.uid)
+        lock_down(jail.confine, self.kept, limits, jail.seal)
+        jail.page.set_ready(self.number)
+        return self.run(*loaded)
 
-def main(part: Part, limits: Limits, jail: Jail) -> None:
-    """Lock down, run, exit. The exit status is 0 unless the program chose another status."""
+
+def main(page: Page, start: Callable[..., int], *arguments: object) -> NoReturn:
+    """Exit with the status that `start` returns. An error before it has locked down is a fault."""
     code = 1
     try:
-        # os.fstat would make twenty objects, most on a page that this process then has to copy.
-        loaded = marshal.loads(os.pread(part.payload, os.lseek(part.payload, 0, os.SEEK_END), 0))
-        try:
-            if jail.uid >= 0:
-                os.setgroups([])
-                os.setresgid(jail.uid, jail.uid, jail.uid)
-                os.setresuid(jail.uid, jail.uid, jail.uid)
-            lock_down(jail.confine, part.kept, limits, jail.seal)
-            jail.page.set_ready(part.number)
-        except BaseException as error:
-            jail.page.set_fault(error)
-            raise
-        code = part.run(*loaded)
+        code = start(*arguments)
+    except BaseException as error:
+        page.set_fault(error)
+        raise
     finally:
+        # Not sys.exit: the handlers and buffers that the child inherited are the zygote's.
         os._exit(code)

@@ -18,7 +18,7 @@ import stat
 import time
 import zipfile
 from collections.abc import Sequence
-from typing import IO, NamedTuple
+from typing import IO
 
 from . import child, linux, namespaces, one_exec, seccomp
 from .protocol import (
@@ -27,8 +27,6 @@ from .protocol import (
     PRODUCT,
     STDERR,
     STDERR_BYTES,
-    STDIN,
-    STDOUT,
     CommandSpec,
     Ending,
     Profile,
@@ -88,35 +86,35 @@ class _Command:
         self._code: int | None = None
         self._reaped_s, self._peak_bytes = 0.0, 0
         self._head, self._tail = bytearray(), bytearray()
-        self._errors, self._errors_in = os.pipe()
-        os.set_blocking(self._errors, False)
+        self._errors = -1
 
     def run(self, filters: dict[int, bytes], host: int) -> Reply:
         """Start the command, watch it, end all its processes, and return its product."""
-        started = time.monotonic()
+        started, spec = time.monotonic(), self._spec
         self._page.clear()
         try:
             self._prepare_directory()
         except OSError as error:  # the files do not fit
-            os.close(self._errors_in)
-            os.close(self._errors)
             return Reply(Ending.FAULT, 0, 0.0, 0.0, 0, f"no directory: {error}".encode()[:200])
-        limits = _limits(self._spec)
+        self._errors, errors_in = os.pipe()
+        os.set_blocking(self._errors, False)
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        limits = _limits(spec)
         self._leader = linux.fork()
         if self._leader == 0:
-            start = _Start(limits, filters[self._spec.profile], self._errors_in, theirs, self._page)
-            _become(self._spec, self._descriptors, start)
+            calls = filters[spec.profile]
+            child.main(self._page, self._become, limits, calls, errors_in, theirs)
         theirs.close()
-        os.close(self._errors_in)
+        os.close(errors_in)
         process = os.pidfd_open(self._leader)
         try:
-            if self._spec.profile == Profile.PROGRAM:
+            if spec.profile == Profile.PROGRAM:
                 one_exec.allow_one(ours, process)
             ending, code = self._watch(process, host, started)
         finally:
             os.close(process)
             ours.close()
+        # Before the last read: a process that lives on could still write.
         self.end()
         self._drain()
         os.close(self._errors)
@@ -125,13 +123,46 @@ class _Command:
         fault = self._page.fault()
         if fault:
             return Reply(Ending.FAULT, 0, self._reaped_s, wall_s, 0, fault)
-        if ending == Ending.EXITED and self._spec.product:
+        if ending == Ending.EXITED and spec.product:
             target = self._descriptors[PRODUCT]
             try:
-                _return_product(self._spec.product, target)
+                _return_product(spec.product, target)
             except (OSError, RecursionError, ValueError):  # deep directories, odd names
                 os.ftruncate(target, 0)
         return Reply(ending, code, self._reaped_s, wall_s, self._peak_bytes)
+
+    def _become(
+        self, limits: child.Limits, calls: bytes, errors: int, zygote: _socket.socket
+    ) -> int:
+        """In the child: lock down and execute the command.
+
+        calls: the filter of system calls; errors: write end of a pipe; zygote: for the listener of
+        the execve.
+        """
+        spec, (stdin, stdout, *_) = self._spec, self._descriptors
+        # Python ignores these two signals, and an ignored signal stays ignored after an execve.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        if spec.executable:
+            executable = os.open(spec.executable, os.O_PATH | os.O_CLOEXEC)
+        else:
+            executable = self._descriptors[FIRST_FILE]
+            os.set_inheritable(executable, False)
+        readable = [*spec.readable, *spec.runnable, "/dev/null", "/dev/urandom"]
+        ruleset = linux.create_ruleset(readable, [namespaces.SCRATCH], spec.runnable)
+        confine = [linux.prepare_capability_drop()]
+        if ruleset >= 0:
+            confine.append(linux.prepare_landlock(ruleset))
+        for target, source in enumerate((stdin, stdout, errors)):
+            os.dup2(source, target)
+        child.lock_down(confine, (executable, zygote.fileno()), limits, ())
+        seal = linux.prepare_seccomp(seccomp.filter_of_process(calls, os.getpid()))
+        # The listener before the seal, which forbids to install filters.
+        if spec.profile == Profile.PROGRAM:
+            one_exec.ask_before_exec(zygote)
+        zygote.close()
+        seal()
+        os.execve(executable, spec.arguments, spec.environment)
 
     def _prepare_directory(self) -> None:
         namespaces.renew_scratch(self._spec.scratch_bytes)
@@ -211,72 +242,17 @@ class _Command:
             self._tail = (self._tail + piece[max(room, 0) :])[-STDERR_BYTES:]
 
 
-class _Start(NamedTuple):
-    """The arguments of a child that becomes a command, besides its spec and descriptors.
-
-    stderr: write end of a pipe; zygote: socket on which the child sends the listener of its execve.
-    """
-
-    limits: child.Limits
-    seccomp: bytes
-    stderr: int
-    zygote: _socket.socket
-    page: child.Page
-
-
-def _become(spec: CommandSpec, descriptors: Sequence[int], start: _Start) -> None:
-    """Lock down and execute the command. Ends the process in any case."""
-    try:
-        _execute(spec, descriptors, start)
-    except BaseException as error:
-        start.page.set_fault(error)
-        raise
-    finally:
-        os._exit(1)
-
-
-def _execute(spec: CommandSpec, descriptors: Sequence[int], start: _Start) -> None:
-    # Python ignores these two signals, and an ignored signal stays ignored after an execve.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    if spec.executable:
-        executable = os.open(spec.executable, os.O_PATH | os.O_CLOEXEC)
-    else:
-        executable = descriptors[FIRST_FILE]
-        os.set_inheritable(executable, False)
-    ruleset = linux.create_ruleset(
-        [*spec.readable, *spec.runnable, "/dev/null", "/dev/urandom"],
-        [namespaces.SCRATCH],
-        spec.runnable,
-    )
-    confine = [linux.prepare_capability_drop()]
-    if ruleset >= 0:
-        confine.append(linux.prepare_landlock(ruleset))
-    for target, source in enumerate((descriptors[STDIN], descriptors[STDOUT], start.stderr)):
-        os.dup2(source, target)
-    child.lock_down(confine, (executable, start.zygote.fileno()), start.limits, ())
-    seal = linux.prepare_seccomp(seccomp.filter_of_process(start.seccomp, os.getpid()))
-    if spec.profile == Profile.PROGRAM:
-        one_exec.ask_before_exec(start.zygote)
-    start.zygote.close()
-    seal()
-    os.execve(executable, spec.arguments, spec.environment)
-
-
 def _limits(spec: CommandSpec) -> child.Limits:
     limits = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, _MAX_OPEN),
         (resource.RLIMIT_CPU, int(spec.cpu_s) + 2),
         (resource.RLIMIT_FSIZE, spec.file_bytes),
-        (resource.RLIMIT_NPROC, spec.max_tasks),
+        (resource.RLIMIT_NPROC, child.MAX_TASKS),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        *spec.process_limits,
     ]
-    if spec.data_bytes:
-        limits.append((resource.RLIMIT_DATA, spec.data_bytes))
-    if spec.address_space_bytes:
-        limits.append((resource.RLIMIT_AS, spec.address_space_bytes))
     # Raise the stack to its hard limit, as contests do: the main stack may then use all memory that
     # the limit on address space allows. Without a limit glibc gives each thread only 2 MB.
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)

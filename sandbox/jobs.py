@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import marshal
 import math
-import mmap
 import os
 import resource
 import select
 import time
 from collections.abc import Sequence
 from resource import setrlimit as set_limit
+from typing import Any
 
 from . import child, linux, namespaces, programs, seccomp, watch
 from .checker import Checker, Comparer
@@ -32,10 +32,15 @@ from .protocol import (
     Reply,
 )
 
-_SIGKILL = 9
 _UNPRIVILEGED_UID = 65_534
 _MAX_OPEN = 256
 _STACK_BYTES = 64 << 20
+_RUNNERS: dict[int, type[Any]] = {
+    Mode.CALLS: Calls,
+    Mode.STREAMS: Streams,
+    Mode.COMPARE: Comparer,
+    Mode.CHECK: Checker,
+}
 
 
 class Jobs:
@@ -61,7 +66,8 @@ class Jobs:
         self._ruleset = -1
         self._page = Page()
         programs.warm_up()
-        self._base_address_space = _address_space()
+        # Before any job: a child has the address space of its zygote from its start.
+        self._base_address_space = watch.address_space(proc)
         self._jail = Jail(self._confine(readable), seal, uid, self._page)
 
     def _confine(self, readable: Sequence[str]) -> tuple[child.Step, ...]:
@@ -106,7 +112,7 @@ class Jobs:
         for part in _parts(spec, descriptors, pipes):
             pid = linux.fork()
             if pid == 0:
-                child.main(part, limits, self._jail)
+                child.main(self._page, part.start, limits, self._jail)
             pids.append(pid)
         result = descriptors[RESULT]
         for descriptor in (*descriptors, *pipes):
@@ -124,7 +130,7 @@ class Jobs:
         # The judging child exits first: it would take its solver's exit for an answer.
         for pid in reversed(pids):
             if ending != Ending.EXITED or pid != pids[-1]:
-                os.kill(pid, _SIGKILL)
+                os.kill(pid, linux.SIGKILL)
         cpu_s, peak_kb, code = 0.0, 0, 0
         for pid in pids:
             _, status, usage = os.wait4(pid, 0)
@@ -160,18 +166,12 @@ def _parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> l
     """
     payload, result = descriptors[PAYLOAD], descriptors[RESULT]
     rest = descriptors[FIRST_STREAM:]
-    match spec.mode:
-        case Mode.CALLS:
-            return [Part(0, payload, [result], Calls(result, spec).run)]
-        case Mode.STREAMS:
-            return [Part(0, payload, [result, *rest], Streams(result, spec, rest).run)]
-        case Mode.COMPARE:
-            return [Part(0, payload, [result], Comparer(result, spec).run)]
-        case Mode.CHECK:
-            return [Part(0, payload, [result, *rest], Checker(result, spec, rest).run)]
+    if spec.mode != Mode.JUDGE:
+        runner = _RUNNERS[spec.mode](result, spec, rest)
+        return [Part(0, payload, [result, *rest], runner.run)]
     requests_in, requests_out, answers_in, answers_out = pipes
-    solver = Solver(answers_out, spec, requests_in)
-    test = Test(result, spec, requests_out, answers_in)
+    solver = Solver(answers_out, spec, [requests_in])
+    test = Test(result, spec, [requests_out, answers_in])
     return [
         Part(0, payload, [requests_in, answers_out], solver.run),
         Part(1, rest[0], [result, requests_out, answers_in], test.run),
@@ -183,28 +183,4 @@ def _is_open_to_others(path: str) -> bool:
         if not os.stat(path).st_mode & 1:
             return False
         path = os.path.dirname(path)
-    return True
-
-
-def _address_space() -> int:
-    """Bytes of address space of this process; a child's limit is added to them.
-
-    It is measured by trying limits, because a cell has no /proc to read it from.
-    """
-    limit = 1 << 34
-    for step in (1 << 28, 1 << 24, 1 << 20):
-        while limit > step and _fits(limit - step):
-            limit -= step
-    return limit
-
-
-def _fits(limit: int) -> bool:
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    set_limit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        mmap.mmap(-1, mmap.PAGESIZE).close()
-    except (OSError, MemoryError):
-        return False
-    finally:
-        set_limit(resource.RLIMIT_AS, (soft, hard))
     return True

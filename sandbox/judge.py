@@ -17,11 +17,11 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from . import values
-from .programs import Runner, describe, find_function, load_program
+from .programs import Runner, answer, describe, load_program
 from .protocol import Frame, JobSpec, Kind, TestCode, read_frame
 
 _MAX_REQUEST_BYTES = 1 << 30
@@ -35,26 +35,16 @@ the test early, and `all(map(...))` would hold.
 
 
 class Solver(Runner):
-    """Loads the program, then answers each request line with one frame."""
-
-    def __init__(self, result: int, spec: JobSpec, requests: int) -> None:
-        super().__init__(result, spec)
-        self._requests = requests
+    """Loads the program, then answers each line of requests, its only file, with one frame."""
 
     def run(self, code: str) -> int:
         """Answer until the test side closes its end of the requests."""
         namespace = load_program(self, code, has_call_names=False)
         if namespace is None:
             return 0
-        for run, line in enumerate(_lines(self._requests, _MAX_REQUEST_BYTES)):
-            started = self.now()
-            try:
-                name, args, keywords = values.decode(line)
-                body = values.encode(find_function(namespace, name)(*args, **keywords))
-            except BaseException as error:  # noqa: BLE001  anything the program raises is an answer
-                self.failure(run, started, error)
-            else:
-                self.frame(run, Kind.VALUE, started, body)
+        (requests,) = self._files
+        for run, line in enumerate(_lines(requests, _MAX_REQUEST_BYTES)):
+            answer(self, namespace, run, line)
         return 0
 
 
@@ -70,9 +60,9 @@ class Test(Runner):
 
     __test__ = False
 
-    def __init__(self, result: int, spec: JobSpec, requests: int, answers: int) -> None:
+    def __init__(self, result: int, spec: JobSpec, files: Sequence[int]) -> None:
         super().__init__(result, spec)
-        self._requests = requests
+        self._requests, answers = files
         self._answers = _lines(answers, spec.output_bytes)
         self._num_asked, self._has_text = 0, False
         self._settled: tuple[Kind, bytes] | None = None

@@ -1,7 +1,6 @@
 """Linux calls that the jail needs and Python does not offer, through ctypes.
 
-Each raises OSError on failure. The numbers are for x86-64; `MACHINE_SUPPORTED` is False where
-they are not valid.
+Each raises OSError on failure. The numbers are for x86-64 (`cells.IS_SUPPORTED`).
 """
 
 from __future__ import annotations
@@ -10,12 +9,7 @@ import ctypes
 import errno
 import os
 import struct
-import sys
 from collections.abc import Callable, Iterable, Sequence
-
-MACHINE_SUPPORTED = (
-    sys.platform == "linux" and os.uname().machine == "x86_64" and sys.maxsize > 2**32
-)
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -43,9 +37,12 @@ PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
 _PR_CAPBSET_DROP = 24
-_SIGKILL = 9
+SIGKILL = 9
 
 _SYS_PIVOT_ROOT = 155
+_SYS_MOUNT = 165
+_SYS_UMOUNT2 = 166
+_SYS_UNSHARE = 272
 _SYS_CAPSET = 126
 _SYS_PRCTL = 157
 _SYS_MOUNT_SETATTR = 442
@@ -64,26 +61,41 @@ _FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 _ACCESS_BITS = {1: 13, 2: 14, 3: 15, 4: 15}
 _NETWORK_ABI, _SCOPE_ABI = 4, 6
 
-_libc = ctypes.CDLL(None, use_errno=True)
+# PyDLL keeps the interpreter's lock: these processes have one thread, and a fork between the
+# release and the return of the lock would leave it locked.
+_libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-_python = ctypes.PyDLL(None, use_errno=True)
-_python.syscall.restype = ctypes.c_long
 
 
-def _check(result: int, call: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{call}: {os.strerror(number)}")
-    return result
+def prepare(name: str, number: int, *args: object) -> Callable[[], int]:
+    """A system call whose arguments are converted now: integers to 64 bit, bytes to pointers.
+
+    A child that makes the call then touches few pages, and each page costs it more than the call.
+    """
+    prepared: list[object] = [ctypes.c_long(number), *map(_converted, args)]
+    # Some calls, such as prctl, require unused arguments to be 0.
+    prepared += [ctypes.c_ulong(0)] * (7 - len(prepared))
+    call = _libc.syscall
+
+    def make() -> int:
+        result = int(call(*prepared))
+        if result < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, f"{name}: {os.strerror(error)}")
+        return result
+
+    return make
 
 
 def syscall(name: str, number: int, *args: object) -> int:
-    """The raw system call; integers are passed as 64 bit, bytes and None as pointers."""
-    return _check(_libc.syscall(ctypes.c_long(number), *map(_converted, args)), name)
+    """Make a system call."""
+    return prepare(name, number, *args)()
 
 
 def _converted(argument: object) -> object:
-    return ctypes.c_ulong(argument) if isinstance(argument, int) else argument
+    if isinstance(argument, int):
+        return ctypes.c_ulong(argument)
+    return ctypes.c_char_p(argument) if isinstance(argument, bytes) else argument
 
 
 def fork() -> int:
@@ -93,42 +105,38 @@ def fork() -> int:
     0.5 ms of CPU per child, a fifth of a program's cost. A process with one thread needs no hook,
     and an unseeded `random` is the same for each program.
     """
-    return _check(_python.fork(), "fork")
+    pid = int(_libc.fork())
+    if pid < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"fork: {os.strerror(error)}")
+    return pid
 
 
 def unshare(flags: int) -> None:
     """Leave the parent's namespaces that `flags` names."""
-    _check(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
+    syscall(f"unshare({flags:#x})", _SYS_UNSHARE, flags)
 
 
 def mount(
     source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
 ) -> None:
     """mount(2)."""
-    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
-    _check(
-        _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]),
-        f"mount {source} on {target}",
+    first, second, third, last = (
+        None if text is None else os.fsencode(text) for text in (source, target, kind, data)
     )
+    syscall(f"mount {source} on {target}", _SYS_MOUNT, first, second, third, flags, last)
 
 
 def unmount(target: str) -> None:
     """Detach a mount, even if it is in use."""
-    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+    syscall(f"umount {target}", _SYS_UMOUNT2, os.fsencode(target), MNT_DETACH)
 
 
 def set_mount_attributes(target: str, attributes: int) -> None:
     """Set MOUNT_ATTR_* on a mount and all below it."""
     packed = struct.pack("QQQQ", attributes, 0, 0, 0)
-    syscall(
-        f"mount_setattr {target}",
-        _SYS_MOUNT_SETATTR,
-        AT_FDCWD & 0xFFFFFFFFFFFFFFFF,
-        os.fsencode(target),
-        AT_RECURSIVE,
-        packed,
-        len(packed),
-    )
+    name, path = f"mount_setattr {target}", os.fsencode(target)
+    syscall(name, _SYS_MOUNT_SETATTR, AT_FDCWD, path, AT_RECURSIVE, packed, len(packed))
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
@@ -146,36 +154,13 @@ def close_all_except(kept: Iterable[int]) -> None:
 
 
 def prctl(option: int, value: int = 0) -> None:
-    """prctl(2) with one argument; the kernel requires the others to be 0."""
-    syscall(f"prctl({option})", _SYS_PRCTL, option, value, 0, 0, 0)
+    """prctl(2) with one argument."""
+    syscall(f"prctl({option})", _SYS_PRCTL, option, value)
 
 
-def prepare_syscall(name: str, number: int, *args: object) -> Callable[[], None]:
-    """A system call whose arguments are converted now.
-
-    A child that makes the call then touches few pages, and each page costs it more than the call.
-    """
-    prepared: list[object] = [ctypes.c_long(number)]
-    for argument in args:
-        if isinstance(argument, bytes):
-            prepared.append(ctypes.c_char_p(argument))
-        else:
-            prepared.append(_converted(argument))
-    prepared += [ctypes.c_ulong(0)] * (6 - len(args))
-    call = _python.syscall
-
-    def make() -> None:
-        if call(*prepared) < 0:
-            raise OSError(ctypes.get_errno(), f"{name} failed")
-
-    return make
-
-
-def prepare_capability_drop() -> Callable[[], None]:
+def prepare_capability_drop() -> Callable[[], int]:
     """Empty the permitted, effective and inheritable sets."""
-    return prepare_syscall(
-        "capset", _SYS_CAPSET, struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
-    )
+    return prepare("capset", _SYS_CAPSET, struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
 
 
 class _Filter(ctypes.Structure):
@@ -184,14 +169,13 @@ class _Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
-def prepare_seccomp(program: bytes) -> Callable[[], None]:
+def prepare_seccomp(program: bytes) -> Callable[[], int]:
     """Filter every system call of the calling thread by a BPF program, irrevocably.
 
     program: 8 bytes per instruction.
     """
-    return prepare_syscall(
-        "seccomp", _SYS_PRCTL, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter_head(program)
-    )
+    head = filter_head(program)
+    return prepare("seccomp", _SYS_PRCTL, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head)
 
 
 def filter_head(program: bytes) -> object:
@@ -212,19 +196,19 @@ def drop_capability_bounds() -> None:
 
 def die_with(host: int) -> None:
     """Die with the host process, or now if it has exited."""
-    prctl(PR_SET_PDEATHSIG, _SIGKILL)
+    prctl(PR_SET_PDEATHSIG, SIGKILL)
     if os.getppid() != host:
         os._exit(0)
 
 
-def prepare_death_with_parent() -> Callable[[], None]:
+def prepare_death_with_parent() -> Callable[[], int]:
     """Kill this process when its parent exits."""
-    return prepare_syscall("prctl", _SYS_PRCTL, PR_SET_PDEATHSIG, 9)
+    return prepare("prctl", _SYS_PRCTL, PR_SET_PDEATHSIG, SIGKILL)
 
 
-def prepare_landlock(ruleset: int) -> Callable[[], None]:
+def prepare_landlock(ruleset: int) -> Callable[[], int]:
     """Confine the calling thread by the ruleset, irrevocably."""
-    return prepare_syscall("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset)
+    return prepare("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset)
 
 
 def landlock_abi() -> int:
@@ -265,12 +249,10 @@ def create_ruleset(
         rules = [(paths, access & ~_EXECUTE) for paths, access in rules]
         rules.append((runnable, _READ))
     for paths, access in rules:
-        for path in paths:
-            if os.path.exists(path):
-                allowed = access & handled
-                if not os.path.isdir(path):
-                    allowed &= _FILE_ONLY
-                _allow(ruleset, path, allowed)
+        for path in filter(os.path.exists, paths):
+            # The kernel refuses rights of directories for a file.
+            kept = handled if os.path.isdir(path) else handled & _FILE_ONLY
+            _allow(ruleset, path, access & kept)
     return ruleset
 
 

@@ -110,11 +110,8 @@ def _build_root(readable: Sequence[str]) -> None:
     linux.mount("root", _BUILD, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=0755")
     for path in (*SYSTEM, *readable):
         _show(path)
-    os.makedirs(f"{_BUILD}/dev", exist_ok=True)
-    for device in DEVICES:
-        if os.path.exists(device):
-            os.close(os.open(f"{_BUILD}{device}", os.O_CREAT | os.O_WRONLY, 0o666))
-            linux.mount(device, f"{_BUILD}{device}", None, linux.MS_BIND)
+    for device in filter(os.path.exists, DEVICES):
+        _bind(device)
     os.makedirs(f"{_BUILD}{SCRATCH}", exist_ok=True)
     os.makedirs(f"{_BUILD}/.old")
     os.chdir(_BUILD)
@@ -132,10 +129,14 @@ def _show(path: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.symlink(os.readlink(path), target)
-    elif os.path.isdir(path) and not os.path.ismount(target):
-        os.makedirs(target, exist_ok=True)
-        linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)
-    elif os.path.isfile(path):
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-        linux.mount(path, target, None, linux.MS_BIND)
+    elif os.path.exists(path) and not os.path.ismount(target):
+        _bind(path)
+
+
+def _bind(path: str) -> None:
+    target = f"{_BUILD}{path}"
+    is_folder = os.path.isdir(path)
+    os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
+    if not is_folder:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o666))
+    linux.mount(path, target, None, linux.MS_BIND | (linux.MS_REC if is_folder else 0))

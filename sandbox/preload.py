@@ -76,13 +76,6 @@ def load(packages: Mapping[str, str]) -> None:
         importlib.import_module(name)
 
 
-def open_named(name: str, mode: str) -> Any:
-    """The file of that name, None if it is one of the file system's. A checker's child replaces
-    this function.
-    """
-    return None
-
-
 def _install() -> None:
     """Replace calls that contest programs make and that a jail refuses.
 
@@ -93,11 +86,6 @@ def _install() -> None:
 
     def open_stream(file: Any, *args: Any, **keywords: Any) -> Any:
         """`open`, which knows the standard streams by their names: a cell has no /proc."""
-        if isinstance(file, str | os.PathLike):
-            mode = args[0] if args else keywords.get("mode", "r")
-            named = open_named(os.fspath(file), mode)
-            if named is not None:
-                return named
         if type(file) is str and file in _STREAMS:
             file = os.dup(_STREAMS[file])
         return open_file(file, *args, **keywords)

@@ -45,23 +45,19 @@ class Runner:
     """Writes frames.
 
     It keeps its own references, so that a program that patches a module by accident still gets its
-    verdict.
+    verdict. files: descriptors of the job's other files.
     """
 
-    def __init__(self, result: int, spec: JobSpec) -> None:
-        self._result, self._limit = result, spec.output_bytes
-        self._write, self._clock = os.write, time.process_time_ns
-
-    def now(self) -> int:
-        """CPU time of this process in ns."""
-        return self._clock()
+    def __init__(self, result: int, spec: JobSpec, files: Sequence[int] = ()) -> None:
+        self._result, self._files, self._limit = result, files, spec.output_bytes
+        self._write, self.now = os.write, time.process_time_ns
 
     def frame(self, run: int, kind: Kind, started: int, body: bytes) -> None:
         """Write one line; a body over the limit becomes a TOO_LARGE frame."""
         if len(body) > self._limit - _FRAME_OVERHEAD_BYTES:
             kind, body = Kind.TOO_LARGE, b"0"
         # In virtual machines the clock may step back by microseconds.
-        took = max(0, self._clock() - started)
+        took = max(0, self.now() - started)
         self._write(self._result, b"%d %s %d %s\n" % (run, kind.value, took, body))
 
     def compile(self, code: str) -> types.CodeType | None:
@@ -116,16 +112,14 @@ def load_program(runner: Runner, code: str, *, has_call_names: bool) -> dict[str
     return module.__dict__
 
 
+Call = tuple[str, list[Any], dict[str, Any]]
+"""Name of a function, arguments, keyword arguments."""
+
+
 class Calls(Runner):
     """Loads the code once, then makes every call."""
 
-    def run(
-        self,
-        code: str,
-        calls: list[tuple[str, list[Any], dict[str, Any]]],
-        stop: bool,
-        has_call_names: bool,
-    ) -> int:
+    def run(self, code: str, calls: list[Call], stop: bool, has_call_names: bool) -> int:
         """Write one VALUE, ERROR, MEMORY, EXIT or TOO_LARGE frame per call, after LOADED.
 
         stop: leave the calls after the first that raises.
@@ -133,20 +127,26 @@ class Calls(Runner):
         namespace = load_program(self, code, has_call_names=has_call_names)
         if namespace is None:
             return 0
-        for run, (name, args, keywords) in enumerate(calls):
-            started = self._clock()
-            try:
-                body = values.encode(find_function(namespace, name)(*args, **keywords))
-            except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
-                self.failure(run, started, error)
-                if stop:
-                    return 0
-            else:
-                self.frame(run, Kind.VALUE, started, body)
+        for run, call in enumerate(calls):
+            if not answer(self, namespace, run, call) and stop:
+                break
         return 0
 
 
-def find_function(namespace: dict[str, Any], name: str) -> Any:
+def answer(runner: Runner, namespace: dict[str, Any], run: int, call: Call | bytes) -> bool:
+    """Make a call, which may be encoded, and write its frame; False if it raised."""
+    started = runner.now()
+    try:
+        name, args, keywords = values.decode(call) if isinstance(call, bytes) else call
+        body = values.encode(_function(namespace, name)(*args, **keywords))
+    except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
+        runner.failure(run, started, error)
+        return False
+    runner.frame(run, Kind.VALUE, started, body)
+    return True
+
+
+def _function(namespace: dict[str, Any], name: str) -> Any:
     """The function, or the method of a fresh `Solution()`."""
     if name in namespace:
         return namespace[name]
@@ -156,23 +156,19 @@ def find_function(namespace: dict[str, Any], name: str) -> Any:
 
 
 class Streams(Runner):
-    """Runs the code once per pair of standard input and output."""
-
-    def __init__(self, result: int, spec: JobSpec, streams: Sequence[int]) -> None:
-        super().__init__(result, spec)
-        self._streams = streams
+    """Runs the code once per pair of standard input and output, which are its files."""
 
     def run(self, code: str) -> int:
         """Write one DONE, ERROR, MEMORY or EXIT frame per run, after LOADED."""
         compiled = self.compile(code)
         if compiled is None:
             return 0
-        self.frame(-1, Kind.LOADED, self._clock(), b"0")
-        for run in range(len(self._streams) // 2):
-            started = self._clock()
-            for target in (0, 1):
-                source = self._streams[2 * run + target]
+        self.frame(-1, Kind.LOADED, self.now(), b"0")
+        for run, pair in enumerate(zip(self._files[::2], self._files[1::2], strict=True)):
+            started = self.now()
+            for target, source in enumerate(pair):
                 os.dup2(source, target)
+                # A later run must not read the answer that this one printed.
                 os.close(source)
             open_streams()
             error = run_main(compiled)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import marshal
+import re
 import struct
 from typing import NamedTuple
 
@@ -34,7 +35,6 @@ STDERR_BYTES = 8192
 """Bytes kept from the start of standard error, and from its end."""
 MAX_SPEC_BYTES = 1 << 16
 _MAX_NS = 1 << 50
-_MAX_DIGITS = 16
 
 
 class Mode(enum.IntEnum):
@@ -106,9 +106,9 @@ class CommandSpec(NamedTuple):
     the other descriptors get in the working directory. product: name of a file of the working
     directory to return; a name with a final "/" returns the files below that directory as an
     uncompressed zip. readable, runnable: paths below which files can be read, and executed.
-    cpu_s: of all processes together; memory_bytes: resident, of all processes together;
-    address_space_bytes, data_bytes: of each process, 0 for no limit; file_bytes: of each written
-    file; scratch_bytes: of all files in the working directory.
+    cpu_s, memory_bytes: of all processes together, memory resident; process_limits: arguments of
+    setrlimit for each process; file_bytes: of each written file; scratch_bytes: of all files in the
+    working directory.
     """
 
     profile: int
@@ -120,13 +120,15 @@ class CommandSpec(NamedTuple):
     readable: list[str]
     runnable: list[str]
     cpu_s: float
-    sleep_s: float
     memory_bytes: int
-    address_space_bytes: int
-    data_bytes: int
+    process_limits: list[tuple[int, int]]
     file_bytes: int
     scratch_bytes: int
-    max_tasks: int
+
+    @property
+    def sleep_s(self) -> float:
+        """Seconds that all processes together may sleep."""
+        return self.cpu_s + 1
 
 
 def pack(message: JobSpec | CommandSpec | Hello) -> bytes:
@@ -228,7 +230,9 @@ class Frames(NamedTuple):
     is_malformed: bool
 
 
-_KINDS = {kind.value: kind for kind in Kind}
+_FRAME = re.compile(
+    rb"(-?[0-9]+) ([%s]) ([0-9]{1,16}) (.*)" % b"".join(kind.value for kind in Kind), re.DOTALL
+)
 
 
 def read_frames(data: bytes) -> Frames:
@@ -247,12 +251,7 @@ def read_frames(data: bytes) -> Frames:
 
 def read_frame(line: bytes, expected: int) -> Frame | None:
     """The frame in a line if it is well formed and of the expected run, else None."""
-    parts = line.split(b" ", 3)
-    if len(parts) != 4:
+    match = _FRAME.fullmatch(line)
+    if match is None or match[1] != b"%d" % expected:
         return None
-    run, letter, nanoseconds, body = parts
-    kind = _KINDS.get(letter)
-    is_time = nanoseconds.isdigit() and len(nanoseconds) <= _MAX_DIGITS
-    if kind is None or run != b"%d" % expected or not is_time:
-        return None
-    return Frame(expected, kind, min(int(nanoseconds), _MAX_NS) / 1e9, body)
+    return Frame(expected, Kind(match[2]), min(int(match[3]), _MAX_NS) / 1e9, match[4])

@@ -35,6 +35,7 @@ _BLIND_FACTOR = 3
 """Without a readable /proc, a child that used no CPU time may have waited for the machine: a third
 of its idle time counts as sleep.
 """
+_LARGE_SPACE = 1 << 29
 _FIRST_FRAMES = 4096
 """Bytes of the result file that are searched for a second frame when watching starts."""
 _CLOCK_OF_PROCESS = 2
@@ -55,6 +56,14 @@ def _read(proc: int, path: str) -> bytes:
         return os.read(file, 4096)
     finally:
         os.close(file)
+
+
+def address_space(proc: int) -> int:
+    """Bytes of address space of this process; more than it has if there is no /proc."""
+    try:
+        return int(_read(proc, "self/statm").split()[0]) * _PAGE
+    except OSError:
+        return _LARGE_SPACE
 
 
 class Progress(NamedTuple):

@@ -107,9 +107,8 @@ class Languages:
         spec = CommandSpec(
             profile=Profile.TOOLS, executable="/usr/bin/bash", arguments=["bash", "-c", script],
             environment={"PATH": "/usr/bin"}, files=[], product=product, readable=["/usr"],
-            runnable=["/usr"], cpu_s=2, sleep_s=2, memory_bytes=256 << 20,
-            address_space_bytes=0, data_bytes=0, file_bytes=1 << 20, scratch_bytes=16 << 20,
-            max_tasks=64,
+            runnable=["/usr"], cpu_s=2, memory_bytes=256 << 20, process_limits=[],
+            file_bytes=1 << 20, scratch_bytes=16 << 20,
         )  # fmt: skip
         command = Command(spec, b"", [], 1000)
         return self.runner.run(self.judge._cells["c"].run(command)).product

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import NAMESPACES, CommandSpec, Profile
 
 RunOne = Callable[[str, Limits], Awaitable[Ran]]
-_MAX_TASKS = 64
+_LIMITS = {"address_space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 _SCRATCH_BYTES = 16 << 20
 _CHECKED = ("input", "output", "answer")
 _PROBE_LIMITS = Limits(cpu_s=10, memory_bytes=256 * MIB, output_bytes=1024)
@@ -130,7 +131,7 @@ class CommandJudge:
                 )
                 if program.is_decided(results):
                     break
-        return results
+        return program.with_rest(results, len(tests))
 
     async def run(self, request: VerifyRequest, stdin: str, limits: Limits) -> Ran:
         """Run a program on one standard input. Raises InfrastructureError."""
@@ -226,7 +227,6 @@ def _spec(program: Compiled, limits: Limits) -> CommandSpec:
     (path,) = toolchain.fill([run.program])
     pairs = (text.split("=", 1) for text in toolchain.fill(run.environment))
     memory = limits.memory_bytes + run.extra_mb * MIB
-    cpu_s = limits.cpu_s + run.startup_s
     files, runnable, scratch_bytes = [], [], _SCRATCH_BYTES
     if path:
         # The program is a file for its runtime: its source, or the archive that was compiled.
@@ -243,12 +243,10 @@ def _spec(program: Compiled, limits: Limits) -> CommandSpec:
         product="",
         readable=toolchain.paths(run.reads),
         runnable=runnable,
-        cpu_s=cpu_s,
-        sleep_s=cpu_s + 1,
+        cpu_s=limits.cpu_s + run.startup_s,
         memory_bytes=memory,
-        address_space_bytes=memory if run.limit == "address_space" else 0,
-        data_bytes=memory + run.reserve_mb * MIB if run.limit == "data" else 0,
+        process_limits=[(_LIMITS[run.limit], memory + run.reserve_mb * MIB)],
+        # One byte more, so that an output above the limit can be recognized.
         file_bytes=limits.output_bytes + 1,
         scratch_bytes=scratch_bytes,
-        max_tasks=_MAX_TASKS,
     )

@@ -36,7 +36,6 @@ ENVIRONMENT = {
     "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "PWD": "/tmp", "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
 }  # fmt: skip
-_MAX_TASKS = 64
 _MAX_REMEMBERED_ERRORS = 1024
 _FILE_BYTES = 128 << 20
 _FORM = "1"
@@ -165,13 +164,10 @@ def _spec(source: _Source) -> CommandSpec:
         readable=toolchain.paths(step.reads),
         runnable=toolchain.runnable(step.runs),
         cpu_s=step.cpu_s,
-        sleep_s=step.cpu_s,
         memory_bytes=step.memory_mb * MIB,
-        address_space_bytes=0,
-        data_bytes=0,
+        process_limits=[],
         file_bytes=_FILE_BYTES,
         scratch_bytes=step.scratch_mb * MIB,
-        max_tasks=_MAX_TASKS,
     )
 
 

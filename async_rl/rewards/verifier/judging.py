@@ -22,7 +22,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from async_rl.config.rewards import MOST_TIMEOUTS, SandboxConfig
+from async_rl.config.rewards import SandboxConfig
 from async_rl.core.assert_tests import asked_by
 from async_rl.core.errors import ConfigError, Unsupported
 from async_rl.core.languages import PYTHON, Language
@@ -88,27 +88,18 @@ class Judge:
         program = self._program(request)
         if request.is_command:
             judge = self._judge_of(request.language)
-            results = await judge.results(request, program, self._rule(program))
-            return self._response(results, len(request.tests), program)
-        results, num_tests = [], 0
+            return self._response(await judge.results(request, program, self._rule(program)))
+        results: list[TestResult] = []
+        num_tests = 0
         for kind, neighbors in groupby(request.tests, key=lambda test: _kind(test, request.setup)):
             run, tests = self._planned(kind, list(neighbors), program)
             num_tests += len(tests)
             if not program.is_decided(results):
                 results += await self._results(run, tests, program)
-        return self._response(results, num_tests, program)
+        return self._response(program.with_rest(results, num_tests))
 
-    def _response(
-        self, results: list[TestResult], num_tests: int, program: Program
-    ) -> VerifyResponse:
-        """The response: its verdict is the verdict of the first failure.
-
-        Tests that did not run because other tests used up their time are late too.
-        """
-        if not program.stop:
-            message = f"not run: {MOST_TIMEOUTS} tests of the program used up their time"
-            late = result_of(Ruling(Verdict.TIMEOUT, message))
-            results += [late] * (num_tests - len(results))
+    def _response(self, results: list[TestResult]) -> VerifyResponse:
+        """The response: its verdict is the verdict of the first failure."""
         failures = (result.verdict for result in results if result.verdict is not Verdict.PASS)
         verdict = next(failures, Verdict.PASS)
         return VerifyResponse(verdict=verdict, tests=results, level=self._cells.level)

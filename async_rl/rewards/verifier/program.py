@@ -148,6 +148,12 @@ class Program:
         num_late = sum(result.verdict is Verdict.TIMEOUT for result in results)
         return num_late >= MOST_TIMEOUTS
 
+    def with_rest(self, results: list[TestResult], num_tests: int) -> list[TestResult]:
+        """Add the results of the tests that did not run because other tests used up their time."""
+        message = f"not run: {MOST_TIMEOUTS} tests of the program used up their time"
+        late = result_of(Ruling(Verdict.TIMEOUT, message))
+        return results if self.stop else results + [late] * (num_tests - len(results))
+
     async def run(
         self,
         mode: Mode,
