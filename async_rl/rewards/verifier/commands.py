@@ -17,7 +17,6 @@ from async_rl.core.errors import InfrastructureError, Unsupported
 from async_rl.core.output_rules import Checker
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.compiling import (
-    ENVIRONMENT,
     Binaries,
     Compiled,
     CompileError,
@@ -225,7 +224,6 @@ def _spec(program: Compiled, limits: Limits) -> CommandSpec:
     toolchain, run = program.toolchain, program.toolchain.row.run
     places = {**program.names, "memory_mb": str(limits.memory_bytes // MIB)}
     (path,) = toolchain.fill([run.program])
-    pairs = (text.split("=", 1) for text in toolchain.fill(run.environment))
     memory = limits.memory_bytes + run.extra_mb * MIB
     files, runnable, scratch_bytes = [], [], _SCRATCH_BYTES
     if path:
@@ -238,7 +236,7 @@ def _spec(program: Compiled, limits: Limits) -> CommandSpec:
         profile=Profile.TOOLS if run.tools else Profile.PROGRAM,
         executable=path,
         arguments=[path or "solution", *toolchain.fill(run.arguments, places)],
-        environment={**ENVIRONMENT, **dict(pairs)},
+        environment=toolchain.environment(run.environment),
         files=files,
         product="",
         readable=toolchain.paths(run.reads),

@@ -32,14 +32,10 @@ from async_rl.sandbox.protocol import CommandSpec, Ending, Profile
 MAX_SOURCE_BYTES = 1 << 20
 MAX_PRODUCT_BYTES = 64 << 20
 MESSAGE_CHARS = 2000
-ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "PWD": "/tmp", "LC_ALL": "C.UTF-8",
-    "TZ": "UTC",
-}  # fmt: skip
 _MAX_REMEMBERED_ERRORS = 1024
 _FILE_BYTES = 128 << 20
-_FORM = "1"
-"""Changes when the way to compile changes, so that older programs are not used."""
+# Changes when the way to compile changes, so that older programs are not used.
+_FORM = "2"
 MAX_BYTES = 1 << 30
 _MAX_MEMORY_BYTES = 64 << 20
 _DIGEST_BYTES = 32
@@ -53,23 +49,6 @@ class Compiled:
     toolchain: Toolchain
     content: bytes
     names: dict[str, str]
-
-
-@frozen
-class _Source:
-    """The input of a compilation, and the key of its product."""
-
-    key: str
-    toolchain: Toolchain
-    code: bytes
-    headers: Mapping[str, str]
-    names: dict[str, str]
-
-    @property
-    def step(self) -> Compile:
-        """How it is compiled."""
-        assert self.toolchain.row.compile is not None
-        return self.toolchain.row.compile
 
 
 class CompileError(Exception):
@@ -91,56 +70,52 @@ class Compiler:
 
         Raises CompileError, InfrastructureError.
         """
-        headers = headers or {}
-        source = code.encode(errors="replace")
-        if len(source) > MAX_SOURCE_BYTES:
-            raise CompileError(f"the program has {len(source)} bytes, more than {MAX_SOURCE_BYTES}")
-        step, names = toolchain.row.compile, source_names(code)
-        if step is None:
-            return Compiled(toolchain=toolchain, content=source, names=names)
-        arguments = toolchain.fill([step.program, *step.arguments], names)
-        environment = toolchain.fill(step.environment)
-        included = [text for header in sorted(headers.items()) for text in header]
-        parts = [*arguments, *environment, code, *included]
-        key = _key(_FORM, toolchain.language, toolchain.version, *parts)
-        content = self._binaries.get(key)
-        if content is None:
-            if key in self._errors:
-                raise CompileError(self._errors[key])
-            content = await self._once(
-                _Source(key=key, toolchain=toolchain, code=source, headers=headers, names=names)
+        content, names = code.encode(errors="replace"), source_names(code)
+        if len(content) > MAX_SOURCE_BYTES:
+            raise CompileError(
+                f"the program has {len(content)} bytes, more than {MAX_SOURCE_BYTES}"
             )
+        step = toolchain.row.compile
+        if step is not None:
+            # In the order of their names: the same headers have the same key.
+            included = dict(sorted((headers or {}).items()))
+            texts = [content, *(text.encode() for text in included.values())]
+            spec = _spec(toolchain, step, names, list(included))
+            identity = (_FORM, toolchain.language, toolchain.version, spec, texts)
+            key = hashlib.sha256(repr(identity).encode()).hexdigest()
+            product = self._binaries.get(key)
+            if product is None and key in self._errors:
+                raise CompileError(self._errors[key])
+            command = Command(spec, b"", texts, MESSAGE_CHARS)
+            content = product or await self._once(key, command, toolchain.language)
         return Compiled(toolchain=toolchain, content=content, names=names)
 
-    async def _once(self, source: _Source) -> bytes:
+    async def _once(self, key: str, command: Command, language: str) -> bytes:
         """Compile, or wait for the compilation of the same source."""
-        if source.key not in self._running:
-            task = asyncio.create_task(self._compile(source), name="compile")
+        if key not in self._running:
+            task = asyncio.create_task(self._compile(key, command, language), name="compile")
             # Every waiter may be cancelled. Read the exception anyway: asyncio reports one that is
             # never read, and the tests treat such a report as an error.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._running[source.key] = task
-        return await asyncio.shield(self._running[source.key])
+            self._running[key] = task
+        # A waiter that is cancelled must not cancel the compilation of the other waiters.
+        return await asyncio.shield(self._running[key])
 
-    async def _compile(self, source: _Source) -> bytes:
-        contents = [source.code, *(text.encode() for text in source.headers.values())]
-        language = source.toolchain.language
+    async def _compile(self, key: str, command: Command, language: str) -> bytes:
+        failure = f"the compiler of {language} was stopped from outside"
         try:
             content = await tried(
-                self._cells,
-                Command(_spec(source), b"", contents, MESSAGE_CHARS),
-                lambda outcome: _product(outcome, source.step),
-                f"the compiler of {language} was stopped from outside",
+                self._cells, command, lambda outcome: _product(outcome, command.spec), failure
             )
-            await asyncio.to_thread(self._binaries.put, source.key, content)
+            await asyncio.to_thread(self._binaries.put, key, content)
             return content
         except CompileError as error:
-            self._errors[source.key] = str(error)
+            self._errors[key] = str(error)
             if len(self._errors) > _MAX_REMEMBERED_ERRORS:
                 self._errors.popitem(last=False)
             raise
         finally:
-            del self._running[source.key]
+            del self._running[key]
 
     async def close(self) -> None:
         """Cancel the compilations that are running."""
@@ -150,16 +125,16 @@ class Compiler:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _spec(source: _Source) -> CommandSpec:
-    toolchain, step, names = source.toolchain, source.step, source.names
+def _spec(
+    toolchain: Toolchain, step: Compile, names: dict[str, str], headers: list[str]
+) -> CommandSpec:
     (executable,) = toolchain.fill([step.program])
-    pairs = (text.split("=", 1) for text in toolchain.fill(step.environment))
     return CommandSpec(
         profile=Profile.TOOLS,
         executable=executable,
         arguments=[executable, *toolchain.fill(step.arguments, names)],
-        environment={**ENVIRONMENT, **dict(pairs)},
-        files=[*toolchain.fill([toolchain.row.source], names), *source.headers],
+        environment=toolchain.environment(step.environment),
+        files=[*toolchain.fill([toolchain.row.source], names), *headers],
         product=step.product,
         readable=toolchain.paths(step.reads),
         runnable=toolchain.runnable(step.runs),
@@ -171,7 +146,7 @@ def _spec(source: _Source) -> CommandSpec:
     )
 
 
-def _product(outcome: CommandOutcome, step: Compile) -> bytes:
+def _product(outcome: CommandOutcome, spec: CommandSpec) -> bytes:
     """The compiled program. Raises CompileError, or ChildFault if the
     program is not known to be the reason."""
     reply = outcome.reply
@@ -179,9 +154,9 @@ def _product(outcome: CommandOutcome, step: Compile) -> bytes:
         case Ending.FAULT | Ending.CANCELLED | Ending.WALL:
             raise ChildFault(reply.fault.decode(errors="replace") or f"after {reply.wall_s:.0f} s")
         case Ending.CPU:
-            raise CompileError(f"the compiler used more than {step.cpu_s:g} s of CPU time")
-        case Ending.SIGNALED if reply.peak_bytes > step.memory_mb * MIB:
-            raise CompileError(f"the compiler used more than {step.memory_mb} MB")
+            raise CompileError(f"the compiler used more than {spec.cpu_s:g} s of CPU time")
+        case Ending.SIGNALED if reply.peak_bytes > spec.memory_bytes:
+            raise CompileError(f"the compiler used more than {spec.memory_bytes // MIB} MB")
     if len(outcome.product) > MAX_PRODUCT_BYTES:
         raise CompileError(f"the program is larger than {MAX_PRODUCT_BYTES // MIB} MB")
     if reply.ending == Ending.EXITED and reply.code == 0 and outcome.product:
@@ -278,12 +253,3 @@ def _is_private(directory: Path) -> bool:
         return False
     is_open = bool(state.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not is_open
-
-
-def _key(*parts: str) -> str:
-    """The key of a program that these texts determine."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode(errors="surrogatepass")
-        digest.update(b"%d:" % len(data) + data)
-    return digest.hexdigest()

@@ -21,6 +21,10 @@ from async_rl.core.errors import Unsupported
 from async_rl.core.frozen import frozen
 
 _VERSION_S = 30
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "PWD": "/tmp", "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+}  # fmt: skip
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
 _PUBLIC_CLASS = re.compile(
     r"^[ \t]*public\s+(?:(?:final|abstract|strictfp|sealed)\s+)*"
@@ -109,6 +113,10 @@ class Toolchain:
         """The texts with their placeholders replaced."""
         places = {**self.places, **(more or {})}
         return [re.sub(r"\{(\w+)\}", lambda match: places[match[1]], text) for text in texts]
+
+    def environment(self, more: Sequence[str]) -> dict[str, str]:
+        """The environment of a command. more: NAME=VALUE, with placeholders."""
+        return _ENVIRONMENT | dict(text.split("=", 1) for text in self.fill(more))
 
     def paths(self, patterns: Sequence[str]) -> list[str]:
         """The existing paths that the patterns name."""
