@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
+from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 from .cell import Cell, CellFailed, Work
@@ -53,7 +53,7 @@ def package_paths(package: str) -> list[str]:
     return [path, libraries] if os.path.isdir(libraries) else [path]
 
 
-class Cells:
+class Cells(AbstractAsyncContextManager["Cells"]):
     """At most `num_cells` cells, each made by `start_cell`. Closed as an async context manager or
     by `close`.
 
@@ -178,13 +178,5 @@ class Cells:
         self._cells.clear()
         self._free.clear()
 
-    async def __aenter__(self) -> Cells:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

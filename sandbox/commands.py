@@ -46,8 +46,6 @@ _MAX_OPEN = 256
 class Commands:
     """The commands of one cell, one at a time."""
 
-    has_seccomp = True
-
     def __init__(self, level: int, readable: list[str], proc: int) -> None:
         if level != NAMESPACES:
             raise ValueError(
@@ -59,7 +57,6 @@ class Commands:
         # The first process of a namespace gets only the signals that it handles: a command must not
         # reach Python's handler.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        self.uid = os.geteuid()
         self._proc, self._page = proc, child.Page()
         self._filters = {int(profile): seccomp.build_command_filter(profile) for profile in Profile}
 

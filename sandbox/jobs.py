@@ -60,9 +60,7 @@ class Jobs:
         uid = -1
         if level == LANDLOCK and os.geteuid() == 0 and all(map(_is_open_to_others, readable)):
             uid = _UNPRIVILEGED_UID
-        self.uid = os.geteuid() if uid < 0 else uid
-        self.has_seccomp = level < NOTHING
-        seal = (linux.prepare_seccomp(seccomp.build_filter()),) if self.has_seccomp else ()
+        seal = (linux.prepare_seccomp(seccomp.build_filter()),) if level < NOTHING else ()
         self._ruleset = -1
         self._page = Page()
         programs.warm_up()

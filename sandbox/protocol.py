@@ -182,13 +182,15 @@ _REPLY = struct.Struct("=iiddq")
 
 
 class Hello(NamedTuple):
-    """First message of a cell: the level that it reached, and the parts of the jail."""
+    """First message of a cell: the level that it reached, and the kernel's version of Landlock."""
 
     level: int
     landlock_abi: int
-    has_seccomp: bool
-    uid: int
-    pid: int
+
+    @property
+    def has_seccomp(self) -> bool:
+        """The system calls of programs are filtered."""
+        return self.level < NOTHING
 
 
 class Kind(enum.Enum):

@@ -15,7 +15,7 @@ import json
 import operator
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -95,16 +95,13 @@ def _tagged(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         return {"o": "value nested too deep"}
     depth += 1
-    if kind is list:
-        return [_tagged(item, depth) for item in value]
-    if kind is tuple:
-        return {"t": [_tagged(item, depth) for item in value]}
+    if kind is list or kind in _TAGS:
+        items = [_tagged(item, depth) for item in value]
+        return items if kind is list else {_TAGS[kind]: items}
     if kind is dict:
         return {"d": [[_tagged(key, depth), _tagged(item, depth)] for key, item in value.items()]}
-    if kind is set or kind is frozenset:
-        return {"s" if kind is set else "f": [_tagged(item, depth) for item in value]}
-    if kind is bytes or kind is bytearray:
-        return {"b": value.hex()} if kind is bytes else {"u": ["bytearray", {"b": value.hex()}]}
+    if kind is bytes:
+        return {"b": value.hex()}
     if kind is complex:
         return {"c": [value.real, value.imag]}
     return _foreign(value, kind, depth)
@@ -119,15 +116,10 @@ def _foreign(value: Any, kind: type, depth: int) -> Any:
         if len(items) > MAX_ITEMS:
             return {"o": name}
         return {"r": [name, _tagged(items, depth - 1)]}
-    for base, exact in _UNDERLYING.items():
+    for base, plain in _PLAIN.items():
         if issubclass(kind, base):
-            return {"u": [name, _tagged(exact(value), depth)]}
-    if issubclass(kind, dict):
-        return {"u": [name, _tagged(dict(dict.items(value)), depth)]}
-    for base in (list, tuple, set, frozenset):
-        if issubclass(kind, base):
-            # The base's own iterator: the subclass may have another one.
-            return {"u": [name, _tagged(base(base.__iter__(value)), depth)]}
+            return {"u": [name, _tagged(plain(value), depth)]}
+    # Not imported here: a program without numpy would pay for it.
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.generic):
         return {"u": [name, _tagged(value.item(), depth)]}
@@ -136,12 +128,22 @@ def _foreign(value: Any, kind: type, depth: int) -> Any:
     return {"o": name}
 
 
-_UNDERLYING: dict[type, Any] = {
+def _of(base: type[Any]) -> Callable[[Any], Any]:
+    # The base's own iterator: the subclass may have another one.
+    return lambda value: base(base.__iter__(value))
+
+
+_TAGS: dict[type, str] = {tuple: "t", set: "s", frozenset: "f"}
+_PLAIN: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
     str: str.__str__,
     bytes: bytes.__bytes__,
+    bytearray: bytes,
+    dict: lambda value: dict(dict.items(value)),
+    **{base: _of(base) for base in (list, tuple, set, frozenset)},
 }
+"""Base type -> the plain value in an instance of a subclass."""
 
 
 def decode(data: bytes) -> Any:
@@ -170,8 +172,6 @@ def _untagged(tree: Any, depth: int) -> Any:
 
 
 def _items(body: Any, depth: int) -> list[Any]:
-    if type(body) is not list:
-        raise ValueError("a list was expected")
     return [_untagged(item, depth) for item in body]
 
 
@@ -213,40 +213,33 @@ def unwrapped(value: Any) -> Any:
 
 def _read_dict(body: Any, depth: int) -> dict[Any, Any]:
     pairs = _items(body, depth)
-    if any(type(pair) is not list or len(pair) != 2 for pair in pairs):
-        raise ValueError("a dict is a list of pairs")
-    hashable([pair[0] for pair in pairs])
+    hashable([key for key, _ in pairs])
     return dict(pairs)
 
 
-def _hex(body: Any) -> str:
-    if type(body) is not str:
-        raise ValueError("a big integer and bytes are hex strings")
-    return body
-
-
 def _read_complex(body: Any, depth: int) -> complex:
-    if type(body) is not list or [type(part) in (int, float) for part in body] != [True, True]:
-        raise ValueError("a complex number is two numbers")
-    return complex(*body)
+    real, imaginary = body
+    return complex(real, imaginary)
 
 
-def _read_named(kind: str) -> Any:
+def _read_named(kind: str) -> Callable[[Any, int], Foreign]:
     def read(body: Any, depth: int) -> Foreign:
-        if type(body) is not list or len(body) != 2 or type(body[0]) is not str:
-            raise ValueError("a named value is a name and a value")
-        return Foreign(kind, body[0], _untagged(body[1], depth))
+        name, value = body
+        if type(name) is not str:
+            raise ValueError("the name of a type is a text")
+        return Foreign(kind, name, _untagged(value, depth))
 
     return read
 
 
-_READERS: dict[str, Any] = {
+# A body of the wrong type raises TypeError, which `decode` reports as malformed.
+_READERS: dict[str, Callable[[Any, int], Any]] = {
     "t": lambda body, depth: tuple(_items(body, depth)),
     "s": lambda body, depth: set(hashable(_items(body, depth))),
     "f": lambda body, depth: frozenset(hashable(_items(body, depth))),
     "d": _read_dict,
-    "i": lambda body, depth: int(_hex(body), 16),
-    "b": lambda body, depth: bytes.fromhex(_hex(body)),
+    "i": lambda body, depth: int(body, 16),
+    "b": lambda body, depth: bytes.fromhex(body),
     "c": _read_complex,
     "u": _read_named("subclass"),
     "r": _read_named("iterator"),

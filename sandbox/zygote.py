@@ -11,7 +11,7 @@ import _socket  # socket itself would add a third of a megabyte of enumerations 
 import gc
 import os
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 from . import linux, namespaces, watch
 from .protocol import (
@@ -26,15 +26,10 @@ from .protocol import (
     pack,
 )
 
-
-class Work(Protocol):
-    """A kind of work. uid: user of the children; has_seccomp: their system calls are filtered."""
-
-    uid: int
-    has_seccomp: bool
-
-    def run(self, spec: bytes, descriptors: list[int], host: int) -> Reply:
-        """Run one job to its end. The host cancels it by sending on the descriptor `host`."""
+Run = Callable[[bytes, list[int], int], Reply]
+"""Runs one job to its end: its spec, its descriptors, the host's descriptor, on which the host
+cancels it by sending.
+"""
 
 
 def main(arguments: list[str]) -> None:
@@ -49,7 +44,7 @@ def main(arguments: list[str]) -> None:
     if level not in (NAMESPACES, LANDLOCK, NOTHING):
         raise ValueError(f"unknown level {level}; levels are 1, 2 and 3")
     # Everything is imported now: our own files cannot be read inside the namespaces.
-    prepare: Callable[[int, list[str], int], Work]
+    prepare: Callable[[int, list[str], int], Any]
     if kind == COMMANDS:
         from .commands import Commands
 
@@ -68,17 +63,16 @@ def main(arguments: list[str]) -> None:
         linux.die_with(host)
         os.chdir("/")
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    _serve(_socket.socket(fileno=descriptor), level, prepare(level, readable, proc))
+    _serve(_socket.socket(fileno=descriptor), level, prepare(level, readable, proc).run)
 
 
-def _serve(host: _socket.socket, level: int, work: Work) -> None:
+def _serve(host: _socket.socket, level: int, run: Run) -> None:
     with open("/dev/null", "wb") as nothing:
         os.dup2(nothing.fileno(), 2)
     # Children share the zygote's pages. A collection would write to all of them in every child.
     gc.collect()
     gc.freeze()
-    hello = Hello(level, linux.landlock_abi(), work.has_seccomp, work.uid, os.getpid())
-    host.send(pack(hello))
+    host.send(pack(Hello(level, linux.landlock_abi())))
     space = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
     while True:
         spec, ancillary, _flags, _address = host.recvmsg(MAX_SPEC_BYTES, space)
@@ -87,4 +81,4 @@ def _serve(host: _socket.socket, level: int, work: Work) -> None:
         if not ancillary:
             continue  # a cancellation that arrived after the end of its job
         descriptors = memoryview(ancillary[0][2]).cast("i").tolist()
-        host.send(work.run(spec, descriptors, host.fileno()).pack())
+        host.send(run(spec, descriptors, host.fileno()).pack())
