@@ -35,22 +35,24 @@ from .protocol import (
 )
 
 T = TypeVar("T", covariant=True)
+# A thousand times the usual start: with numpy it takes 60 ms, on a crowded machine seconds.
 _START_TIMEOUT_S = 30.0
 _CANCEL_TIMEOUT_S = 1.0
+# A busy machine may delay work by this factor and these seconds; a cell that needs longer counts
+# as broken.
 _CROWDED, _GRACE_S = 8, 60.0
-"""A busy machine may delay work by this factor and these seconds; a cell that needs longer counts
-as broken.
-"""
+# More than a compiled program may have, so that the caller can tell that one is too large.
 _MAX_PRODUCT_BYTES = 1 << 28
+# This version writes no back references. Arguments that are one object here arrive as several, so
+# a call cannot change the arguments of the next call.
 _MARSHAL_VERSION = 2
-"""This version writes no back references. Arguments that are one object here arrive as several, so
-a call cannot change the arguments of the next call.
-"""
 _ENVIRONMENT = {
+    # The same for every program, so that a verdict can be repeated.
     "PYTHONHASHSEED": "0",
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
     "HOME": "/tmp",
+    # One heap for all threads: each further one would reserve address space, which is limited.
     "MALLOC_ARENA_MAX": "1",
     "PYTHONUTF8": "1",
     # a zygote with threads could not fork
@@ -185,6 +187,8 @@ class Cell:
         host, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host.setblocking(False)
         arguments = [kind, str(level), str(os.getpid()), str(inside.fileno()), *named, *readable]
+        # A file, not a pipe: nobody would read it while the cell starts, and a full pipe would stop
+        # it.
         stderr = os.memfd_create("cell-stderr")
         try:
             # Not in a thread: PR_SET_PDEATHSIG ties the cell to the thread that starts it.
@@ -196,6 +200,7 @@ class Cell:
                 env=_ENVIRONMENT,
                 cwd="/",
                 pass_fds=(inside.fileno(),),
+                # One signal to its group ends it, and a Ctrl-C at the terminal does not.
                 start_new_session=True,
             )
             inside.close()
@@ -234,6 +239,7 @@ class Cell:
                     own.append(_memory_file(content))
                     content = own[-1]
                 files.append(content)
+            # The cell enforces the limits; this one is for a cell that hangs.
             longest_s = _CROWDED * (work.spec.cpu_s + work.spec.sleep_s) + _GRACE_S
             reply = await self._exchange(pack(work.spec), files, longest_s)
             return work.outcome(reply, files)
@@ -246,6 +252,7 @@ class Cell:
             socket.send_fds(self._host, [spec], files)
             return await self._reply(longest_s)
         except asyncio.CancelledError:
+            # The reply must be read, or the next job would take it for its own.
             await self._cancel()
             raise
         except (OSError, TimeoutError, ValueError) as error:
@@ -261,6 +268,8 @@ class Cell:
     async def _cancel(self) -> None:
         """End the running work and read its reply; kill a cell that does not answer."""
         try:
+            # Without descriptors, so that the zygote can tell it from a job when it arrives too
+            # late.
             self._host.send(b"cancel")
             await self._reply(_CANCEL_TIMEOUT_S)
         except (OSError, TimeoutError, ValueError, asyncio.CancelledError):

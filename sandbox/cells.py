@@ -23,6 +23,7 @@ from .protocol import COMMANDS, LANDLOCK, NAMESPACES, NOTHING, Hello
 T = TypeVar("T")
 IS_SUPPORTED = sys.platform == "linux" and os.uname().machine == "x86_64" and sys.maxsize > 2**32
 """The numbers of system calls are for this kind of machine."""
+# A machine that is short of memory or processes recovers in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 
 
@@ -32,6 +33,7 @@ class Unsafe(Exception):
 
 def interpreter_paths() -> list[str]:
     """Directories that a cell must read to run Python, with links resolved."""
+    # A virtual environment links to its base, whose library it reads.
     paths = {os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}
     return sorted(paths - {"/", "/usr"})
 
@@ -141,12 +143,14 @@ class Cells(AbstractAsyncContextManager["Cells"]):
     async def run(self, work: Work[T]) -> T:
         """Run one piece of work in the next free cell. Raises CellFailed if the cell broke."""
         async with self._slots:
+            # Asked after the wait for a place: the pool may have closed in the meantime.
             if self._is_closed:
                 raise CellFailed("the cells are closed")
             cell = self._free.pop() if self._free else await self._replacement()
             try:
                 return await cell.run(work)
             finally:
+                # Not only after an error: a cell may have been killed while its job was cancelled.
                 if cell.is_alive and not self._is_closed:
                     self._free.append(cell)
                 else:
@@ -167,6 +171,7 @@ class Cells(AbstractAsyncContextManager["Cells"]):
             except CellFailed:
                 if self._is_closed or not (self._cells or self.num_replaced):
                     raise
+            # Nothing reports that the machine has recovered.
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -55,6 +55,7 @@ class Checker(Runner):
         self.frame(-1, Kind.LOADED, self.now(), b"0")
         started = self.now()
         given, output, answer = self._files
+        # The kattis form reads the output there, and testlib does not read it.
         os.dup2(output, 0)
         open_streams()
         sys.stdin = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
@@ -62,6 +63,7 @@ class Checker(Runner):
         sys.argv = ["checker", *_ARGUMENTS[form]]
         files_by_name = _Files({_INPUT: given, _OUTPUT: output, _ANSWER: answer})
         builtins.open = io.open = files_by_name.open
+        # A checker that leaves this way has decided, too.
         os._exit = _leave
         problem = run_main(compiled)
         if problem is None or isinstance(problem, SystemExit):

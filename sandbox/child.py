@@ -39,6 +39,7 @@ class Page:
 
     def set_ready(self, number: int) -> None:
         """In a child: report that it is locked down. It can no longer write to the page."""
+        # Unmapped afterwards, so that a program cannot report that it never ran.
         self._page[number] = 1
         self._page.close()
 
@@ -71,6 +72,7 @@ def lock_down(
     confine: Sequence[Step], kept: Iterable[int], limits: Limits, seal: Sequence[Step]
 ) -> None:
     """Give up rights, close all descriptors but `kept`, set the limits, and seal."""
+    # In this order: closing needs no rights, and the seal forbids setrlimit.
     for give_up in confine:
         give_up()
     linux.close_all_except(kept)

@@ -34,12 +34,15 @@ from .protocol import (
 )
 from .watch import ProcessTree
 
+# Most programs exit before the first look, which lists the processes of the whole host.
 _FIRST_TICK_S, _TICK_S = 0.01, 0.03
+# A command whose processes hide their CPU time is stopped after this many times its limits and
+# these seconds more.
 _PATIENCE, _PATIENCE_S = 4, 10.0
-"""A command whose processes hide their CPU time is stopped after this many times its limits and
-these seconds more.
-"""
+# The size of a pipe.
 _PIECE = 1 << 16
+# Enough for a linker and its libraries. A larger table is memory of the kernel, which no limit
+# counts.
 _MAX_OPEN = 256
 
 
@@ -174,6 +177,7 @@ class _Command:
         spec, asleep_s, tick_s = self._spec, 0.0, _FIRST_TICK_S
         longest_s = _PATIENCE * (spec.cpu_s + spec.sleep_s) + _PATIENCE_S
         poller = select.poll()
+        # Standard error is read all the time: a program must not wait for room in the pipe.
         for descriptor in (process, host, self._errors):
             poller.register(descriptor, select.POLLIN)
         looked = time.monotonic()
@@ -181,6 +185,7 @@ class _Command:
             ready = {descriptor for descriptor, _ in poller.poll(tick_s * 1000)}
             if self._errors in ready and not self._drain():
                 poller.unregister(self._errors)
+            # Orphans too: what they used counts, and a zombie would count as a task.
             while self._collect(os.WNOHANG):
                 pass
             if self._code is not None:
@@ -213,6 +218,8 @@ class _Command:
         self._reaped_s += usage.ru_utime + usage.ru_stime
         if pid == self._leader:
             self._code = os.waitstatus_to_exitcode(status)
+            # A program has one process, so its own peak is the exact one, between two looks as
+            # well.
             if self._spec.profile == Profile.PROGRAM and flags:
                 self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)
         return True
@@ -235,6 +242,7 @@ class _Command:
             if not piece:
                 return False
             room = STDERR_BYTES - len(self._head)
+            # Both ends: a compiler says the reason first, an interpreter last.
             self._head += piece[:room]
             self._tail = (self._tail + piece[max(room, 0) :])[-STDERR_BYTES:]
 
@@ -243,9 +251,11 @@ def _limits(spec: CommandSpec) -> child.Limits:
     limits = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, _MAX_OPEN),
+        # Two seconds more, so that the watch decides, which counts all processes.
         (resource.RLIMIT_CPU, int(spec.cpu_s) + 2),
         (resource.RLIMIT_FSIZE, spec.file_bytes),
         (resource.RLIMIT_NPROC, child.MAX_TASKS),
+        # Pages that cannot be swapped, and queues that no process holds.
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
         *spec.process_limits,

@@ -31,12 +31,14 @@ from typing import Any, NamedTuple
 
 from .values import decode, unwrapped
 
+# Near zero a relative tolerance allows nothing: 1e-17 for 0.0 is rounding.
 _ABSOLUTE_SHARE = 1e-3
+# A longer token is compared as a text, so that reading numbers takes linear time.
 _MAX_TOKEN_CHARS = 400
-"""A longer token is compared as a text, so that reading numbers takes linear time."""
 _INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
+# Leading zeros make a token a text: 0011 is a string of bits, not 11.
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
-"""Leading zeros make a token a text: 0011 is a string of bits, not 11."""
+# The product of two tokens has at most this many digits, so it is never rounded.
 _EXACT = Context(prec=2 * _MAX_TOKEN_CHARS)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
@@ -120,6 +122,7 @@ class Comparison:
                 for item, wanted in zip(value, expected, strict=True)
             )
         if kind is dict:
+            # A key that is equal but of another type (1 and True) is another key.
             keys = _typed(value)
             return len(value) == len(expected) and all(
                 (type(key), key) in keys and self._equal(value[key], expected[key], is_json)
@@ -127,6 +130,7 @@ class Comparison:
             )
         if kind is float:
             return self._floats_equal(value, expected)
+        # Items of sets have no order, so a tolerance would need a matching.
         if kind is set or kind is frozenset:
             return _typed(value) == _typed(expected)
         return bool(value == expected)
@@ -162,6 +166,7 @@ class Comparison:
             return False
         relative, absolute = rules.relative_tolerance, rules.absolute_tolerance
         if not relative and not absolute and not _INTEGER.fullmatch(expected):
+            # Not for expected integers: a count that is off by one is wrong, however large it is.
             relative = self.relative_tolerance
         if left == right:
             return True

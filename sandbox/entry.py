@@ -12,6 +12,7 @@ if __name__ == "__main__":
     package = os.path.dirname(os.path.abspath(__file__))
     # Last: a neighbour of an installed package may have the name of a standard module.
     sys.path.append(os.path.dirname(package))
+    # By its folder's name: a cell also runs from a copy of the folder.
     zygote = importlib.import_module(f"{os.path.basename(package)}.zygote")
     del sys.path[-1]
     zygote.main(sys.argv[1:])

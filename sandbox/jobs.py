@@ -32,6 +32,7 @@ from .protocol import (
     Reply,
 )
 
+# nobody: a root server's children at level 2 must not own the files of the host.
 _UNPRIVILEGED_UID = 65_534
 _MAX_OPEN = 256
 _STACK_BYTES = 64 << 20
@@ -58,6 +59,7 @@ class Jobs:
         ):
             set_limit(kind, pair)
         uid = -1
+        # Not if it could not read the interpreter: then no program would start.
         if level == LANDLOCK and os.geteuid() == 0 and all(map(_is_open_to_others, readable)):
             uid = _UNPRIVILEGED_UID
         seal = (linux.prepare_seccomp(seccomp.build_filter()),) if level < NOTHING else ()
@@ -80,6 +82,7 @@ class Jobs:
             self._ruleset = linux.create_ruleset(paths, [])
             if self._ruleset < 0:
                 raise OSError("this kernel has no Landlock")
+            # First: without a namespace of processes nothing else ends the child with its zygote.
             confine.insert(0, linux.prepare_death_with_parent())
         if self._ruleset >= 0:
             confine.append(linux.prepare_landlock(self._ruleset))
@@ -114,6 +117,7 @@ class Jobs:
             pids.append(pid)
         result = descriptors[RESULT]
         for descriptor in (*descriptors, *pipes):
+            # A forgotten end of a pipe would turn the crash of one child into a wait of the other.
             if descriptor != result:
                 os.close(descriptor)
         process = os.pidfd_open(pids[-1])
@@ -136,6 +140,7 @@ class Jobs:
             peak_kb = max(peak_kb, usage.ru_maxrss)
             code = os.waitstatus_to_exitcode(status)
         wall_s = time.monotonic() - started
+        # A cancelled child may have had no time to lock down.
         if ending != Ending.CANCELLED and not self._page.are_ready(len(pids)):
             return Reply(Ending.FAULT, code, cpu_s, wall_s, 0, self._page.fault())
         if ending == Ending.EXITED and code < 0:
@@ -149,6 +154,7 @@ class Jobs:
                 (resource.RLIMIT_CPU, math.ceil(spec.cpu_s) + 2),
                 # One byte more, so that an output above the limit can be recognized.
                 (resource.RLIMIT_FSIZE, spec.output_bytes + 1),
+                # Threads count as tasks, also those of other children of the same user.
                 (resource.RLIMIT_NPROC, child.MAX_TASKS),
                 (resource.RLIMIT_AS, self._base_address_space + spec.memory_bytes),
             )

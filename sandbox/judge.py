@@ -24,14 +24,14 @@ from . import values
 from .programs import Runner, answer, describe, load_program
 from .protocol import Frame, JobSpec, Kind, TestCode, read_frame
 
+# The test is trusted: its own memory limit is lower.
 _MAX_REQUEST_BYTES = 1 << 30
 _FRAME_OVERHEAD_BYTES = 200
 _ANSWERS = frozenset({Kind.VALUE, Kind.ERROR, Kind.EXIT, Kind.MEMORY, Kind.TOO_LARGE})
+# Exceptions of the program that fail the test. A test raises an AssertionError itself; a
+# NameError means that the program has no such function; StopIteration and its async form would
+# end a loop of the test early, and `all(map(...))` would hold.
 _FATAL = frozenset({"AssertionError", "NameError", "StopIteration", "StopAsyncIteration"})
-"""Exceptions of the program that fail the test. A test raises an AssertionError itself; a NameError
-means that the program has no such function; StopIteration and its async form would end a loop of
-the test early, and `all(map(...))` would hold.
-"""
 
 
 class Solver(Runner):
@@ -74,6 +74,7 @@ class Test(Runner):
         """
         started = self.now()
         loaded = self._answer(-1)
+        # A solver may not decide: it could write PASSED, or a broken test that never counts.
         if loaded.kind not in (Kind.LOADED, Kind.COMPILE_ERROR, *(_ANSWERS - {Kind.VALUE})):
             loaded = loaded._replace(kind=Kind.ERROR, body=b'"its answer is malformed"')
         self.frame(-1, loaded.kind, started, loaded.body)
@@ -89,6 +90,7 @@ class Test(Runner):
             self._execute(test)
         except BaseException as error:  # noqa: BLE001  a test that raises has failed
             problem = error
+        # Before everything: the test may have caught the exception and gone on.
         if self._settled is not None:
             return self._settled
         if problem is None and self._num_asked:
@@ -112,6 +114,7 @@ class Test(Runner):
         imports, setup, code = (
             compile(source, name, "exec", dont_inherit=True) for name, source in sources.items()
         )
+        # For `from solution import f`, which tests of some data sets have.
         solution = types.ModuleType("solution")
         solution.__dict__.update(__getattr__=self._proxy, __all__=[])
         sys.modules["solution"] = solution
@@ -129,6 +132,7 @@ class Test(Runner):
             case()
 
     def _proxy(self, name: str) -> Any:
+        # The import system looks for such names in a module.
         if name.startswith("__"):
             raise AttributeError(name)
 
@@ -169,6 +173,7 @@ class Test(Runner):
             self._settle(Kind.ERROR, b'"the program sent a frame that is not an answer"')
         if frame.kind not in (Kind.VALUE, Kind.ERROR):
             self._settle(frame.kind, frame.body)
+        # A test may evaluate a text, and its ImportError would then be the doing of the program.
         self._has_text |= b'"' in frame.body
         try:
             value = values.decode(frame.body)
@@ -187,6 +192,7 @@ class Test(Runner):
         try:
             error = kind(message)
         except TypeError:
+            # Some exceptions take more arguments, such as UnicodeDecodeError.
             error = Exception(message)
         raise error from _Raised(frame.body)
 

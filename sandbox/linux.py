@@ -50,6 +50,7 @@ _SYS_LANDLOCK_CREATE_RULESET = 444
 _SYS_LANDLOCK_ADD_RULE = 445
 _SYS_LANDLOCK_RESTRICT_SELF = 446
 _CAPABILITY_VERSION_3 = 0x20080522
+# The kernel's largest limit of descriptors; closerange is one call for all.
 _MAX_DESCRIPTOR = 1 << 20
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
@@ -148,6 +149,7 @@ def close_all_except(kept: Iterable[int]) -> None:
     """Close every descriptor but 0, 1, 2 and `kept`."""
     lowest = 2
     for keep in sorted(kept):
+        # Ranges between the kept ones: asking which are open needs /proc.
         os.closerange(lowest + 1, keep)
         lowest = keep
     os.closerange(lowest + 1, _MAX_DESCRIPTOR)

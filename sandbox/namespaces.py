@@ -16,9 +16,10 @@ from . import linux
 from .protocol import CELL_UID
 
 SCRATCH = "/tmp"
+# A file system in memory, so all cells together may take this much each.
 SCRATCH_BYTES = 16 << 20
+# One file per this many bytes of a scratch.
 _INODE_BYTES = 1 << 16
-"""One file per this many bytes of a scratch."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32")
 _BUILD = "/mnt" if os.path.isdir("/mnt") else "/tmp"
@@ -29,6 +30,7 @@ def enter(readable: Sequence[str]) -> None:
 
     Raises OSError if the kernel or a policy refuses.
     """
+    # Now: the new root has no /proc.
     process_directory = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
     namespaces = (
         linux.CLONE_NEWNS
@@ -41,9 +43,11 @@ def enter(readable: Sequence[str]) -> None:
     if os.geteuid() == 0:
         linux.unshare(linux.CLONE_NEWNS)
         _build_root(readable)
+        # While it still has the right to change groups and users.
         os.setgroups([])
         os.setresgid(CELL_UID, CELL_UID, CELL_UID)
         os.setresuid(CELL_UID, CELL_UID, CELL_UID)
+        # A change of user makes /proc/self root's, and the maps of ids are written there.
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
         linux.unshare(linux.CLONE_NEWUSER | namespaces)
         _map_ids(process_directory, CELL_UID, CELL_UID)
@@ -106,6 +110,7 @@ def _map_ids(process_directory: int, uid: int, gid: int) -> None:
 
 
 def _build_root(readable: Sequence[str]) -> None:
+    # Otherwise the host would see the mounts of the cell.
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("root", _BUILD, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=0755")
     for path in (*SYSTEM, *readable):
@@ -115,10 +120,12 @@ def _build_root(readable: Sequence[str]) -> None:
     os.makedirs(f"{_BUILD}{SCRATCH}", exist_ok=True)
     os.makedirs(f"{_BUILD}/.old")
     os.chdir(_BUILD)
+    # Not chroot: a process with descriptors of the old root could leave it.
     linux.pivot_root(".", ".old")
     os.chdir("/")
     linux.unmount("/.old")
     os.rmdir("/.old")
+    # Last: the directories above had to be made.
     linux.set_mount_attributes("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID)
 
 

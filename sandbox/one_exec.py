@@ -67,6 +67,7 @@ def allow_one(child: _socket.socket, process: int) -> bool:
         asked = bytearray(_NOTIF_BYTES)
         fcntl.ioctl(owned, _NOTIF_RECV, asked, True)
         (call,) = struct.unpack_from("Q", asked)
+        # The listener closes right after this answer, so the kernel has nobody to ask again.
         fcntl.ioctl(owned, _NOTIF_SEND, struct.pack("QqiI", call, 0, 0, _CONTINUE))
     return True
 

@@ -39,10 +39,9 @@ _STAR = (
 _NAMED = (*_STAR, "re", "sys")
 
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+# Programs request up to 512 MB for deep recursion. Address space is limited, and Python 3.11
+# needs no stack for a call of a Python function.
 _LARGEST_STACK_BYTES = 64 << 20
-"""Programs request up to 512 MB for deep recursion. Address space is limited, and Python 3.11 needs
-no stack for a call of a Python function.
-"""
 
 CALL_BUILTINS: dict[str, Any] = {}
 """The builtins, and names that LeetCode's environment provides (`List`, `deque`, `gcd`, ...). None
@@ -70,7 +69,9 @@ def load(packages: Mapping[str, str]) -> None:
         CALL_BUILTINS.update({name: getattr(module, name) for name in public})
     CALL_BUILTINS.update({name: modules[name] for name in _NAMED})
     _install()
+    # Last: `pow` of math must not hide the builtin.
     CALL_BUILTINS.update(vars(builtins))
+    # After the standard library, so that a package cannot replace one of its modules.
     sys.path += sorted(set(packages.values()) - set(sys.path))
     for name in packages:
         importlib.import_module(name)

@@ -23,6 +23,7 @@ from . import values
 from .preload import CALL_BUILTINS
 from .protocol import JobSpec, Kind, Mode
 
+# A message goes into logs and samples.
 _MESSAGE_CHARS = 300
 _FRAME_OVERHEAD_BYTES = 100
 
@@ -54,6 +55,7 @@ class Runner:
 
     def frame(self, run: int, kind: Kind, started: int, body: bytes) -> None:
         """Write one line; a body over the limit becomes a TOO_LARGE frame."""
+        # The kernel would cut the line in its middle, and a cut frame is malformed.
         if len(body) > self._limit - _FRAME_OVERHEAD_BYTES:
             kind, body = Kind.TOO_LARGE, b"0"
         # In virtual machines the clock may step back by microseconds.
@@ -75,6 +77,7 @@ class Runner:
     def failure(self, run: int, started: int, error: BaseException) -> None:
         """Write the frame for an exception that the program raised."""
         if isinstance(error, MemoryError):
+            # What the failed run held may be in cycles; the next run needs the room.
             gc.collect()
             self.frame(run, Kind.MEMORY, started, b"0")
         elif isinstance(error, SystemExit):
@@ -190,6 +193,7 @@ def run_main(compiled: types.CodeType) -> BaseException | None:
     except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
         problem = error
     try:
+        # Output of threads and exit hooks belongs to the run: os._exit would lose it.
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
@@ -222,6 +226,7 @@ def f(x: List[int]) -> list:
 r = [f(list(range(9))), str(A(1)), re.sub("a", "b", "abc"), math.gcd(4, 6)]
 s = [f"{1.5:.2f}", {"a": [1, (2,)]}]
 """
+# CPython 3.11 specialises a function after eight calls.
 _WARM_RUNS = 20
 
 

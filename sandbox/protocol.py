@@ -30,10 +30,12 @@ without a fixed user.
 """
 PAYLOAD, RESULT, FIRST_STREAM = 0, 1, 2
 STDIN, STDOUT, STDERR, PRODUCT, FIRST_FILE = 0, 1, 2, 3, 4
+# The kernel passes at most 253 in one message.
 MAX_DESCRIPTORS = 200
 STDERR_BYTES = 8192
 """Bytes kept from the start of standard error, and from its end."""
 MAX_SPEC_BYTES = 1 << 16
+# A claim of the program, which must not overflow a sum of floats.
 _MAX_NS = 1 << 50
 
 
@@ -243,6 +245,7 @@ def read_frames(data: bytes) -> Frames:
     A last line without its end is left out, because the child exited while writing it.
     """
     frames: list[Frame] = []
+    # Each run must have its frame in order, so no frame can stand for another run.
     for expected, line in enumerate(data.split(b"\n")[:-1], start=-1):
         frame = read_frame(line, expected)
         if frame is None:

@@ -145,6 +145,7 @@ def _tree(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
         [(starts[~target] if target < 0 else target) - at - 1 for target in node[1:]]
         for at, node in enumerate(nodes)
     ]
+    # The field has 8 bits, and one wrong jump would allow everything, silently.
     if max(map(max, jumps)) > 255:
         raise ValueError("a conditional jump does not fit 8 bits")
     return [_ins(_JGE, node[0], *jump) for node, jump in zip(nodes, jumps, strict=True)] + [
@@ -159,6 +160,7 @@ def build_filter(
     allow, deny = [_ins(_RET, RET_ALLOW)], [_ins(_RET, RET_ERRNO | errno.EPERM)]
     leaves = dict.fromkeys(allowed.values(), allow)
     leaves |= {number: _leaf(alternatives) for number, alternatives in conditional.values()}
+    # ENOSYS and not EPERM, so that glibc tries clone.
     leaves[_CLONE3] = [_ins(_RET, RET_ERRNO | errno.ENOSYS)]
     ranges: list[tuple[int, list[bytes]]] = []
     for number in range(max(leaves) + 2):
@@ -192,8 +194,8 @@ _MAP_KIND, _MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS = 0xF, 1, 2, 0x20
 _ARCH_SET_FS = 0x1002
 _PR_SET_NAME, _PR_SET_VMA = 15, 0x53564D41
 _AT_EMPTY_PATH = 0x1000
+# A placeholder for the number of the process, which is known only after the fork.
 _OWN_PID = 0x7F3A91C5
-"""A placeholder for the number of the process, which is known only after the fork."""
 _LOCKS = (5, 6, 7, 36, 37, 38)
 
 _PROGRAM: dict[str, Conditional] = {

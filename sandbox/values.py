@@ -23,9 +23,11 @@ MAX_DEPTH: Final = 60
 """Both sides refuse deeper nesting, so that the host's recursion stays far below its limit."""
 MAX_ITEMS: Final = 100_000
 """Items taken from an iterator."""
+# Comparing this many pairwise takes microseconds; honest items rarely share a hash.
 _MAX_EQUAL_HASHES = 64
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})
+# JSON takes quadratic time for decimal digits, and Python refuses 4,300 of them.
 _INT_BOUND = 1 << 1000
 _to_chunks = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
     None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
@@ -113,6 +115,7 @@ def _foreign(value: Any, kind: type, depth: int) -> Any:
         return _tagged(value.value, depth - 1)
     if kind in _VIEWS:
         items = list(islice(value, MAX_ITEMS + 1))
+        # An endless iterator must not use up the memory.
         if len(items) > MAX_ITEMS:
             return {"o": name}
         return {"r": [name, _tagged(items, depth - 1)]}

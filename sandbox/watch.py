@@ -23,23 +23,23 @@ from .protocol import Ending, JobSpec
 _PID = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+# Fields of /proc/N/stat after the name: parent; the four CPU times, the last one excluded.
 _PPID, _UTIME, _CSTIME = 1, 11, 15
-"""Fields of /proc/N/stat after the name: parent; the four CPU times, the last one excluded."""
+# The precision of the limits. A program that exits within one tick is never measured.
 _TICK_S, _TICK_MS = 0.02, 20
+# A run that takes this share of the limit after other runs in the same child exits there: it runs
+# again in a separate child, with the whole limit. Without this rule, a program that times out in
+# its second test would use the limit twice.
 _SHARED_SHARE = 0.25
-"""A run that takes this share of the limit after other runs in the same child exits there: it runs
-again in a separate child, with the whole limit. Without this rule, a program that times out in its
-second test would use the limit twice.
-"""
+# Without a readable /proc, a child that used no CPU time may have waited for the machine: a third
+# of its idle time counts as sleep.
 _BLIND_FACTOR = 3
-"""Without a readable /proc, a child that used no CPU time may have waited for the machine: a third
-of its idle time counts as sleep.
-"""
+# Without /proc the space is unknown: the limit of memory is then too high, never too low.
 _LARGE_SPACE = 1 << 29
+# Bytes of the result file that are searched for a second frame when watching starts.
 _FIRST_FRAMES = 4096
-"""Bytes of the result file that are searched for a second frame when watching starts."""
+# Low bits of the kernel's clock id for the CPU time of a process (CPUCLOCK_SCHED).
 _CLOCK_OF_PROCESS = 2
-"""Low bits of the kernel's clock id for the CPU time of a process (CPUCLOCK_SCHED)."""
 
 
 def open_proc() -> int:
@@ -51,6 +51,7 @@ def open_proc() -> int:
 
 
 def _read(proc: int, path: str) -> bytes:
+    # By the descriptor: the cell has no path to /proc.
     file = os.open(path, os.O_RDONLY, dir_fd=proc)
     try:
         return os.read(file, 4096)

@@ -68,6 +68,7 @@ def main(arguments: list[str]) -> None:
 
 def _serve(host: _socket.socket, level: int, run: Run) -> None:
     with open("/dev/null", "wb") as nothing:
+        # Standard error was for the reason of a failed start; programs must not fill it.
         os.dup2(nothing.fileno(), 2)
     # Children share the zygote's pages. A collection would write to all of them in every child.
     gc.collect()
@@ -76,6 +77,7 @@ def _serve(host: _socket.socket, level: int, run: Run) -> None:
     space = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
     while True:
         spec, ancillary, _flags, _address = host.recvmsg(MAX_SPEC_BYTES, space)
+        # The host has closed its end.
         if not spec:
             os._exit(0)
         if not ancillary:

@@ -59,10 +59,12 @@ def asked_by(setup: str, code: str) -> Asked:
     """Read a test with its setup."""
     try:
         with warnings.catch_warnings():
+            # A test of a data set may have an invalid escape; that is no fault of the verifier.
             warnings.simplefilter("ignore")
             tables = [symtable.symtable(text, "test", "exec") for text in (setup, code)]
             modules = [ast.parse(text) for text in (setup, code)]
             for module in modules:
+                # Some errors appear only here, such as a `return` outside a function.
                 compile(module, "test", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return Asked(fault=f"it does not compile ({type(error).__name__}: {error})")
@@ -139,6 +141,7 @@ def _tested(module: ast.Module) -> Iterator[str]:
         match node:
             case ast.Assert(test=expression):
                 yield from filter(None, [leftmost_call(expression)])
+            # HumanEval calls `check(candidate)`.
             case ast.Expr(value=ast.Call(func=ast.Name(), args=[ast.Name(id=function)])):
                 yield function
 
@@ -161,6 +164,7 @@ def leftmost_call(node: ast.AST) -> str | None:
 
 def _unsupported(module: ast.Module) -> Iterator[str]:
     """Reasons why the judge would leave out a test in the form of pytest or unittest."""
+    # A function that the test calls itself runs in any case.
     used = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
     for node in module.body:
         match node:

@@ -52,6 +52,7 @@ def pair_test(given: str, wanted: str, function: str, *, origins: tuple[str, str
     """
     if not function:
         return StdinTest(input=given, output=wanted)
+    # One JSON value per line, as in LeetCode's examples.
     args = [read_json(origins[0], line) for line in given.splitlines() if line.strip()]
     expected = read_json(origins[1], wanted)
     return CallTest(function=function, args=args, expected=expected, types="json")

@@ -62,6 +62,7 @@ _CODEFORCES = {
     "rcmp4": _within(1e-4),
     "rcmp6": _within(1e-6),
     "rcmp9": _within(1e-9),
+    # testlib's own constant.
     "rcmp": OutputRules(layout="tokens", absolute_tolerance=1.5e-6),
     "dcmp": _within(1e-6),
 }
@@ -92,6 +93,7 @@ def read_rules(origin: str, text: str) -> OutputRules:
 
 def _kattis(words: list[str]) -> OutputRules:
     rest = iter(words)
+    # The defaults of the problem package format, which its flags change.
     fields: dict[str, object] = {"layout": "tokens", "ignores_case": True}
     for flag in rest:
         if flag == "case_sensitive":

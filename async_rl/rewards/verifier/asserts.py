@@ -31,6 +31,7 @@ from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import TestCode
 from async_rl.sandbox.values import unwrapped
 
+# A message quotes the statement.
 _MAX_SOURCE_CHARS = 200
 _BUILTINS = frozenset(vars(builtins))
 _RAISED = (
@@ -110,6 +111,7 @@ def _asserts(body: list[ast.stmt]) -> list[tuple[ast.Assert, _Renamed]]:
         match statement:
             case ast.Assert():
                 asserts.append((statement, {}))
+            # Not run here: only its asserts are read, once it is called with a name.
             case ast.FunctionDef(args=ast.arguments(args=[_]), decorator_list=[]):
                 checks[statement.name] = statement
             case ast.Expr(
@@ -157,6 +159,7 @@ def _assertion(statement: ast.Assert, renamed: _Renamed, free: Set[str]) -> Asse
     splitter = _Splitter(renamed, asked)
     expression = splitter.visit(statement.test)
     require_pure(expression)
+    # It would pass every program.
     if not splitter.calls:
         raise NotPure("an assertion without a call")
     return Assertion(source=source, calls=tuple(splitter.calls), expression=expression)
@@ -180,6 +183,7 @@ class _Splitter(ast.NodeTransformer):
             return node
         keywords = {}
         for keyword in node.keywords:
+            # The names of its arguments are known only when it runs.
             if keyword.arg is None:
                 raise NotPure("** in a call")
             keywords[keyword.arg] = _constant(keyword.value)

@@ -32,8 +32,10 @@ from async_rl.sandbox.protocol import NAMESPACES, CommandSpec, Profile
 
 RunOne = Callable[[str, Limits], Awaitable[Ran]]
 _LIMITS = {"address_space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
+# As the scratch of a Python cell.
 _SCRATCH_BYTES = 16 << 20
 _CHECKED = ("input", "output", "answer")
+# Generous: a refused language stays refused until the verifier starts again.
 _PROBE_LIMITS = Limits(cpu_s=10, memory_bytes=256 * MIB, output_bytes=1024)
 
 
@@ -69,6 +71,7 @@ class CommandJudge:
         Raises Unsupported with the reason.
         """
         ready = self._ready[language]
+        # Requests that arrive together wait for one probe.
         async with ready.lock:
             if ready.toolchain is None and not ready.refused:
                 try:
@@ -99,6 +102,7 @@ class CommandJudge:
             raise Unsupported(
                 f"{row.tool} on this machine cannot compile a program in {language}: {error}"
             ) from error
+        # A compiler may work on a machine whose jail stops its programs.
         if ran.output != b"ok\n":
             raise Unsupported(
                 f"a program in {language} does not run in the jail of this machine: {ran.message}"
@@ -157,11 +161,13 @@ class CommandJudge:
             return Ruling(Verdict.TEST_ERROR, f"the checker does not compile{hint}: {error}")
         arguments, stdin = _CHECKED, b""
         if checker.form == "kattis":
+            # The feedback directory is the working directory.
             arguments, stdin = ("input", "answer", "./"), files[1]
         spec = _spec(program, limits)._replace(
             arguments=["checker", *arguments],
             files=list(_CHECKED),
             product="judgemessage.txt",
+            # The files are copied into the scratch, and the checker may write as much.
             scratch_bytes=_SCRATCH_BYTES + 2 * sum(map(len, files)),
         )
         binary = await asyncio.to_thread(sealed_file, program.content)
@@ -185,6 +191,7 @@ class CommandJudge:
         toolchain, files = program.toolchain, [program.content]
         binary: int | None = None
         if not toolchain.row.run.program:
+            # Sealed once for all tests of the program.
             binary, files = await asyncio.to_thread(sealed_file, program.content), []
 
         async def run_one(stdin: str, limits: Limits) -> Ran:
@@ -231,6 +238,7 @@ def _spec(program: Compiled, limits: Limits) -> CommandSpec:
         is_source = toolchain.row.compile is None
         files = toolchain.fill([toolchain.row.source], places) if is_source else ["program"]
         runnable = toolchain.runnable(run.runs)
+        # The program is a file in the scratch, and must leave the usual room.
         scratch_bytes += 2 * len(program.content)
     return CommandSpec(
         profile=Profile.TOOLS if run.tools else Profile.PROGRAM,

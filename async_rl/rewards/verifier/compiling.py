@@ -29,14 +29,18 @@ from async_rl.sandbox.cell import Command, CommandOutcome
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import CommandSpec, Ending, Profile
 
+# Contests allow 64 KB.
 MAX_SOURCE_BYTES = 1 << 20
+# A static program of C++ or Go has about 2 MB, and each is copied into memory for a run.
 MAX_PRODUCT_BYTES = 64 << 20
 MESSAGE_CHARS = 2000
+# Equal programs come from one group, at about the same time.
 _MAX_REMEMBERED_ERRORS = 1024
 _FILE_BYTES = 128 << 20
 # Changes when the way to compile changes, so that older programs are not used.
 _FORM = "2"
 MAX_BYTES = 1 << 30
+# About thirty static programs: the groups that are judged at the same time.
 _MAX_MEMORY_BYTES = 64 << 20
 _DIGEST_BYTES = 32
 _SUFFIX = ".program"
@@ -107,9 +111,11 @@ class Compiler:
             content = await tried(
                 self._cells, command, lambda outcome: _product(outcome, command.spec), failure
             )
+            # A write of megabytes would hold the event loop.
             await asyncio.to_thread(self._binaries.put, key, content)
             return content
         except CompileError as error:
+            # In memory only: the limits of a busy machine may have been the reason.
             self._errors[key] = str(error)
             if len(self._errors) > _MAX_REMEMBERED_ERRORS:
                 self._errors.popitem(last=False)
@@ -210,9 +216,11 @@ class Binaries:
         try:
             data = path.read_bytes()
             digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+            # Another process may have been killed while it wrote, or the disk is full.
             if hashlib.sha256(content).digest() != digest:
                 path.unlink()
                 return None
+            # Its time is the order in which files are removed.
             os.utime(path)
         except OSError:
             return None
@@ -223,6 +231,7 @@ class Binaries:
         try:
             with open(descriptor, "wb") as file:
                 file.write(hashlib.sha256(content).digest() + content)
+            # Readers see the old file or the whole new one.
             os.replace(name, directory / f"{key}{_SUFFIX}")
         except BaseException:
             os.unlink(name)
@@ -251,5 +260,6 @@ def _is_private(directory: Path) -> bool:
         state = directory.stat(follow_symlinks=False)
     except OSError:
         return False
+    # Another user could otherwise replace a program by one that passes.
     is_open = bool(state.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not is_open

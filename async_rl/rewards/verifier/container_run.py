@@ -21,19 +21,20 @@ from async_rl.rewards.verifier.program import Rule, result_of
 from async_rl.rewards.verifier.protocol import TestResult
 from async_rl.sandbox.watch import ProcessTree
 
+# The most that a command may print if that is not compared.
 _PRINTED_BYTES = 4 << 20
-"""The most that a command may print if that is not compared."""
+# Thousands of cases; the parser takes time in proportion.
 _MAX_REPORT_BYTES = 4 << 20
 _ERRORS_BYTES = 4096
 _MESSAGE_CHARS = 300
 _PIECE = 1 << 16
+# A look lists the whole /proc, and many containers may run.
 _TICK_S = 0.05
+# A command whose processes hide their CPU time is stopped after this many times its limit and
+# these seconds more, in which the engine starts.
 _PATIENCE, _START_S = 4, 60.0
-"""A command whose processes hide their CPU time is stopped after this many times its limit and
-these seconds more, in which the engine starts.
-"""
+# Statuses of an engine whose container has not started since the command is not in the image.
 _NO_COMMAND = (126, 127)
-"""Statuses of an engine whose container has not started since the command is not in the image."""
 _STDIN = "stdin"
 
 
@@ -86,6 +87,7 @@ class _Run:
         for name, text in {**texts, _STDIN: given, REPORT: ""}.items():
             file = self._folder / name
             file.write_text(text, encoding="utf-8", errors="replace")
+            # The command of a root server's container runs as another user.
             file.chmod(0o666 if name == REPORT else 0o444)
 
     async def watch(self, containers: Containers) -> None:
@@ -111,6 +113,7 @@ class _Run:
                 ended = group.create_task(process.wait(), name="end of a container")
                 limits = group.create_task(self._exceeded(), name="limits of a container")
                 await asyncio.wait((limits, ended), return_when=asyncio.FIRST_COMPLETED)
+                # An exit that arrives together with a limit counts as an exit.
                 if ended.done():
                     limits.cancel()
                 else:
@@ -140,6 +143,7 @@ class _Run:
                     tree = self._tree(proc)
                     continue
                 usage = await asyncio.to_thread(tree.use, elapsed_s)
+                # The time of a process that exited is lost if its parent ignores SIGCHLD.
                 self.cpu_s = max(self.cpu_s, usage.cpu_s)
                 self.memory_bytes = max(self.memory_bytes, usage.memory_bytes)
                 asleep_s += min(usage.asleep_s, 2 * _TICK_S)
@@ -172,6 +176,7 @@ class _Run:
         test = self._test
         if self._over is not None:
             return self._over
+        # The engine writes it when the command starts: no program can remove it.
         if not await asyncio.to_thread((self._folder / PID).exists):
             reason = self._said()
             if self._status in _NO_COMMAND:
@@ -179,6 +184,7 @@ class _Run:
             raise InfrastructureError(f"a container of {test.image} did not start: {reason}")
         if self._output.num_bytes > self._limit:
             return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {self._limit // 1024} KB")
+        # Before the status: pytest exits with 1 for tests that must fail.
         if test.report is not None:
             reason = await asyncio.to_thread(self._failure_of_report)
             return Ruling(Verdict.WRONG_ANSWER if reason else Verdict.PASS, reason)

@@ -24,22 +24,25 @@ from async_rl.sandbox.protocol import CELL_UID
 
 PID, REPORT = "pid", "report"
 """Files of a container's directory: process id of the command, written when it starts."""
+# A test suite starts more processes than a program, but a fork bomb must end.
 MAX_TASKS = 256
+# In memory, which the limit of the container therefore has to include twice.
 SCRATCH_MB = 256
 _WORK = "/work"
+# Host user of the containers of a root server; not `CELL_UID`, because the tasks of cells count
+# against the same limit of processes.
 _ROOTS_USER = CELL_UID + 1
-"""Host user of the containers of a root server; not `CELL_UID`, because the tasks of cells count
-against the same limit of processes."""
 _MAX_OPEN = 1024
 _SHM_MB = 16
 _MIB = 1 << 20
+# Podman waits for its locks when many containers start at the same time.
 _ENGINE_S = 60.0
+# An engine that does not end within ten seconds is killed; the keeper removes what remains.
 _TRIES, _PAUSE_S = 20, 0.5
 _CROWDED = 8
+# The memory limit of one process, in units of the container's: the processes together are
+# measured only every now and then, and one may allocate this much between two measurements.
 _DATA_FACTOR = 2
-"""The memory limit of one process, in units of the container's: the processes together are measured
-only every now and then, and one may allocate this much between two measurements.
-"""
 _KEEPER = """
 cat
 for _ in 1 2 3; do
@@ -160,6 +163,7 @@ class Containers:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
+                # A signal to the group of the verifier must not end its keeper.
                 start_new_session=True,
             )
 
@@ -221,6 +225,7 @@ class Containers:
 
     async def close(self) -> None:
         """Remove the containers that are left."""
+        # Before the keeper ends: it would remove the same containers.
         await asyncio.gather(*self._removing)
         if self._keeper is not None:
             assert self._keeper.stdin is not None

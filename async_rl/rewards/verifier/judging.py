@@ -79,6 +79,7 @@ class Judge:
             except CellFailed as error:
                 raise ConfigError(str(error)) from error
         self._package = re.compile(rf"\b(?:{'|'.join(map(re.escape, config.packages))})\b")
+        # A process, because the text is the policy's, and parsing it may take any time.
         self._words = TextProcess()
         self._commands = commands
         self._rulings = Rulings(config, commands)
@@ -93,6 +94,7 @@ class Judge:
         num_tests = 0
         for kind, neighbors in groupby(request.tests, key=lambda test: _kind(test, request.setup)):
             run, tests = self._planned(kind, list(neighbors), program)
+            # Of all kinds, also those that are not run: they count as late.
             num_tests += len(tests)
             if not program.is_decided(results):
                 results += await self._results(run, tests, program)
@@ -127,6 +129,8 @@ class Judge:
         cells = self._cells
         if self._packaged is not None:
             codes = [test.code for test in request.tests if isinstance(test, AssertTest)]
+            # The text decides, without running it: a false match only costs the start of the other
+            # cell.
             if any(map(self._package.search, (request.code, request.setup, *codes))):
                 cells = self._packaged
         return Program(
@@ -196,6 +200,7 @@ class Judge:
         }
 
         async def run(rest: Sequence[Any]) -> Batch:
+            # These kinds share no child: a file, an image or a test of its own for each.
             return Batch([await runners[kind](rest[0], program)])
 
         return run, tests
@@ -206,6 +211,7 @@ class Judge:
         """Run tests in order, as many as possible in one child."""
         results: list[TestResult] = []
         size, is_slow = _MAX_STREAMS, False
+        # A child may exit early: the rest continues in a fresh one.
         while len(results) < len(tests) and not program.is_decided(results):
             batch = await run(tests[len(results) : len(results) + size])
             results += batch.results
@@ -243,6 +249,7 @@ class Judge:
 
     async def _judged(self, test: AssertTest, program: Program) -> TestResult:
         """Run the test in a judging child, and the program in a solver next to it."""
+        # Before a cell is used: such a test would fail or pass every program.
         fault = asked_by(program.setup, test.code).fault
         if fault:
             return result_of(Ruling(Verdict.TEST_ERROR, f"the test itself is broken: {fault}"))

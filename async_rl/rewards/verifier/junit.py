@@ -44,6 +44,7 @@ def failure(report: bytes, passing: Sequence[str], failing: Sequence[str]) -> st
     """
     cases, parser = _Cases(), expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = cases.start, cases.end
+    # Entities are declared in a document type.
     parser.StartDoctypeDeclHandler = _refuse
     try:
         parser.Parse(report, True)

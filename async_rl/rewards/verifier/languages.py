@@ -20,11 +20,13 @@ import msgspec
 from async_rl.core.errors import Unsupported
 from async_rl.core.frozen import frozen
 
+# A tool of the machine may be a script that waits for a network.
 _VERSION_S = 30
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "PWD": "/tmp", "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
 }  # fmt: skip
+# The kernel executes it for programs that are linked dynamically, so Landlock must allow it.
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
 _PUBLIC_CLASS = re.compile(
     r"^[ \t]*public\s+(?:(?:final|abstract|strictfp|sealed)\s+)*"
@@ -102,6 +104,7 @@ class Toolchain:
                 f"programs in {language} need {row.tool}, which is not on the PATH of this"
                 " verifier; install it and start the verifier again"
             )
+        # Landlock decides by the file itself, not by a link to it.
         tool = os.path.realpath(found)
         root = os.path.dirname(os.path.dirname(tool))
         if row.locate:
@@ -156,8 +159,10 @@ def _said(language: str, command: list[str]) -> str:
 def source_names(code: str) -> dict[str, str]:
     """File name and main class of a Java program: a public class must be in a file of its name."""
     public = _PUBLIC_CLASS.search(code)
+    # javac refuses a public class in a file of another name.
     name = public[1] if public else "Main"
     main = _MAIN.search(code)
+    # The class that opens last before `main` is the one around it.
     around = _CLASS.findall(code, 0, main.start()) if main else []
     inside = public[1] if public else (around[-1] if around else name)
     package = _PACKAGE.search(code)

@@ -31,6 +31,7 @@ from async_rl.sandbox.protocol import (
 # A child that was killed with this share of its memory limit in use counts as out of memory: the
 # kernel kills before the last page fits.
 _LARGE_SHARE = 0.9
+# A message goes into logs and samples; the rest of a long one rarely helps.
 _MESSAGE_CHARS = 300
 _UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
 MIB = 1 << 20
@@ -78,6 +79,7 @@ def read_job(outcome: Outcome, spec: JobSpec) -> Answers:
         return Answers([_failed(frames[0])] * spec.num_runs)
     answers = [_answer(frame, outcome, spec) for frame in frames[1 : spec.num_runs + 1]]
     num_missing = spec.num_runs - len(answers)
+    # Before the ending: after the last answer it does not matter how the child exited.
     if num_missing == 0:
         return Answers(answers)
     if is_malformed:
@@ -89,6 +91,7 @@ def read_job(outcome: Outcome, spec: JobSpec) -> Answers:
     is_early = reply.ending == Ending.CPU and reply.cpu_s < spec.cpu_s
     if is_late and spec.num_tests > 1 and (answers or is_early):
         return Answers(answers, is_slow=True)
+    # The code itself did not finish, so no run can.
     if not frames:
         return Answers([end] * spec.num_runs)
     if spec.mode == Mode.STREAMS:
@@ -149,6 +152,7 @@ def _failed(frame: Frame) -> Answer:
 
 def _text(body: bytes) -> str:
     try:
+        # A frame of the program: it may be anything.
         text = json.loads(body[:4000])
     except (ValueError, RecursionError):
         return "an error without a readable message"
@@ -164,6 +168,7 @@ def _limit(spec: JobSpec) -> str:
 def _end(outcome: Outcome, spec: JobSpec) -> Answer:
     """The answer of the run during which the child exited."""
     reply = outcome.reply
+    # Python ignores SIGXFSZ, so the kernel shows this limit only as a failed write.
     if outcome.is_result_full:
         ruling = Ruling(Verdict.OUTPUT_LIMIT, f"returned more than {_limit(spec)}")
     elif reply.ending == Ending.EXITED:
@@ -186,6 +191,7 @@ def _ended(reply: Reply, spec: JobSpec | CommandSpec, *, is_large: bool, said: s
             return Ruling(Verdict.TIMEOUT, f"slept for {spec.sleep_s:g} s")
         case Ending.FAULT | Ending.CANCELLED:
             raise ChildFault(reply.fault.decode(errors="replace") or "the job was cancelled")
+    # The kernel's own limit may come first on a machine that delays the watch.
     if reply.code == signal.SIGXCPU or (reply.code == signal.SIGKILL and reply.cpu_s >= spec.cpu_s):
         return Ruling(Verdict.TIMEOUT, f"used {reply.cpu_s:.1f} s of CPU time")
     if reply.code == signal.SIGKILL and not is_large:
@@ -238,6 +244,7 @@ def _command_ruling(
 ) -> Ruling:
     reply, errors = outcome.reply, outcome.errors
     has_run = reply.ending not in (Ending.FAULT, Ending.CANCELLED)
+    # First: the program may have exited because its output was cut off.
     if has_run and len(outcome.output) > output_bytes:
         return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {output_bytes // 1024} KB")
     is_exited = reply.ending == Ending.EXITED
@@ -245,8 +252,10 @@ def _command_ruling(
         return Ruling(Verdict.PASS)
     is_large = reply.peak_bytes > _LARGE_SHARE * spec.memory_bytes
     is_large = is_large or any(mark.encode() in errors for mark in memory_marks)
+    # Runtimes exit with a status of their own when they get no memory.
     if is_large and reply.ending in (Ending.EXITED, Ending.SIGNALED):
         return Ruling(Verdict.MEMORY, "out of memory")
+    # Its end: a traceback names the error last.
     said = printable(errors[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
     if is_exited:
         left = f"exited with status {reply.code}: {said}".rstrip(": ")

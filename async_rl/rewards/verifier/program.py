@@ -36,6 +36,7 @@ async def tried(cells: Cells, work: Work[Read], read: Callable[[Read], T], failu
     for _ in range(_TRIES):
         try:
             return read(await cells.run(work))
+        # Only these two: any other error is a fault of the verifier, and must be seen.
         except (CellFailed, ChildFault) as error:
             problem = error
     raise InfrastructureError(f"{failure}, tried {_TRIES} times: {problem}") from problem
@@ -67,6 +68,7 @@ class Limits:
 
     def with_output_of(self, tests: Sequence[StdinTest]) -> Limits:
         """Return limits in which a right answer fits, even if the request sets a lower limit."""
+        # Otherwise a small limit would fail every program, right ones too.
         longest = max(len(test.output.encode(errors="replace")) for test in tests)
         return replace(self, output_bytes=max(self.output_bytes, 2 * longest))
 
@@ -143,8 +145,10 @@ class Program:
 
     def is_decided(self, results: Sequence[TestResult]) -> bool:
         """Return whether no further test is to run."""
+        # A policy gains nothing from later tests once one has failed.
         if self.stop:
             return bool(results) and results[-1].verdict is not Verdict.PASS
+        # Each timeout takes the whole limit: a program that loops would hold a cell for minutes.
         num_late = sum(result.verdict is Verdict.TIMEOUT for result in results)
         return num_late >= MOST_TIMEOUTS
 
@@ -200,6 +204,7 @@ class Program:
         for check in checks:
             answers, rest = rest[: len(check.calls)], rest[len(check.calls) :]
             is_partial = len(answers) < len(check.calls)
+            # The time that was left for this check depends on the checks before it.
             if not answers or (is_partial and is_slow):
                 break
             values = [answer.value for answer in answers if answer.value is not None]
@@ -229,6 +234,7 @@ class Program:
             inputs=[test.input.encode(errors="replace") for test in tests],
         )
         results: list[TestResult] = []
+        # A child that did not even load has no leftovers: it failed for every stream.
         is_shared = len(child.outcome.frames.frames) > 1
         for test, answer in zip(tests, child.answers.answers, strict=False):
             ruling = answer.ruling

@@ -16,8 +16,8 @@ from typing import Any
 
 from async_rl.sandbox.values import hashable
 
+# Largest product or power, in bits of an integer or items of a sequence.
 _MAX_SIZE = 200_000
-"""Largest product or power, in bits of an integer or items of a sequence."""
 _SEQUENCES = (str, list, tuple, bytes)
 
 

@@ -42,8 +42,8 @@ Checker = Callable[[Any, Any, Any], bool]
 LARGE_BYTES = 1 << 16
 """The most that is decoded in the server's process for one test."""
 _MALFORMED = "the returned value is malformed"
+# Memory of a decoded value, in multiples of its bytes.
 _ROOM = 40
-"""Memory of a decoded value, in multiples of its bytes."""
 
 _RIGHT = Ruling(Verdict.PASS)
 
@@ -62,6 +62,7 @@ class Rulings:
             returned = Returned(body, test.expected, test.types, test.function, test.args)
             return await self._compared(returned, len(body), program)
         try:
+            # In a thread: the value may be large, and the loop serves other programs.
             value = await asyncio.to_thread(decode, body)
         except (ValueError, MemoryError):
             return Ruling(Verdict.WRONG_ANSWER, _MALFORMED)
@@ -72,6 +73,7 @@ class Rulings:
 
     async def of_output(self, test: StdinTest, output: bytes, program: Program) -> Ruling:
         """The ruling on the output. Raises InfrastructureError."""
+        # The row knows its problem better than the configuration.
         if test.checker is not None:
             return await self._checked(test, output, test.checker, program)
         if self._checker is not None:
@@ -80,6 +82,7 @@ class Rulings:
             message = f"printed {shorten(text)}, not {shorten(test.output)}"
             return _RIGHT if is_right else Ruling(Verdict.WRONG_ANSWER, message)
         expected = test.output.encode(errors="replace")
+        # Most right programs print exactly this.
         if output == expected:
             return _RIGHT
         printed = Printed(output, test.output, msgspec.structs.astuple(test.rules))
@@ -96,6 +99,7 @@ class Rulings:
         return Ruling(Verdict.WRONG_ANSWER, message) if message else _RIGHT
 
     async def _compared(self, emitted: Returned | Printed, size: int, program: Program) -> Ruling:
+        # A child costs 2 ms, and most values are small.
         if size <= LARGE_BYTES:
             message = emitted.failure(self._comparison)
             return Ruling(Verdict.WRONG_ANSWER, message) if message else _RIGHT
@@ -116,6 +120,7 @@ class Rulings:
         child = await program.run(
             Mode.CHECK, checker.code, checker.form, limits=limits, checked=files
         )
+        # Any other verdict is about the checker, and a program must not be scored by it.
         if child.ruling.verdict in (Verdict.PASS, Verdict.WRONG_ANSWER):
             return child.ruling
         return Ruling(Verdict.TEST_ERROR, f"the checker failed: {child.ruling.message}")
@@ -159,6 +164,7 @@ def ask(checker: Checker, given: Any, value: Any, expected: Any) -> bool:
             f"the checker raised {type(error).__name__}: {str(error)[:200]}; correct"
             " sandbox.checker"
         ) from error
+    # A checker that forgets to return would fail every program.
     if type(answer) is not bool:
         raise InfrastructureError(
             f"the checker returned {shorten(answer)}, not True or False; correct sandbox.checker"
