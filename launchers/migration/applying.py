@@ -25,6 +25,7 @@ from async_rl.launchers.migration.shared import SHARED
 
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "list": lambda value: [value] if isinstance(value, str) else list(value or []),
+    "negated": lambda value: -value,
     "minutes": lambda value: value / 60,
     "not_negative": lambda value: max(value, 0),
     "zero_if_null": lambda value: value or 0.0,
@@ -113,19 +114,21 @@ def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str,
         return Fate("defaulted", rule.if_null)
     if value == _OPEN:
         return Fate("defaulted", "the source takes it from its command line")
+    given = Given(key=key, value=value, source=source, rule=rule)
     if rule.code:
         try:
-            return code[rule.code](Given(key=key, value=value, source=source, rule=rule))
+            return code[rule.code](given)
         except (TypeError, ValueError, KeyError) as error:
             # A text or a list where the source's program expects a number, for example.
             return Fate("refused", f"the value does not have the expected form ({error})")
     if rule.as_:
         return _as_another(rule, value, source, split_at(key, pattern)[1])
-    return _translated(rule, value)
+    return _translated(given)
 
 
-def _translated(rule: Rule, value: Any) -> Fate:
-    """The fate by the columns that only look at the value."""
+def _translated(given: Given) -> Fate:
+    """The fate by the columns that need no code."""
+    rule, value = given.rule, given.value
     # Lists and sections cannot be keys of a mapping.
     is_listed = isinstance(value, Hashable) and value in (rule.cases or rule.choices)
     if rule.cases and is_listed:
@@ -141,6 +144,8 @@ def _translated(rule: Rule, value: Any) -> Fate:
     if rule.to:
         converted = _CONVERTERS[rule.by](value) if rule.by else value
         settings = {**dict.fromkeys(rule.targets, converted), **rule.also}
+        for path, other in rule.from_.items():
+            settings[path] = given.sibling(other, None) or value
         return Fate("translated", rule.note, settings)
     return Fate("defaulted", rule.same) if rule.same else Fate("refused", rule.refused)
 

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from async_rl.launchers.migration.rules import Fate, Function, Given
 from async_rl.launchers.migration.shared import to_wandb, token_budget
 
-# AReaL writes "all tokens" as a number above any vocabulary.
-_FULL_TOP_K = 1_000_000
-
 
 def _sequence(given: Given) -> Fate:
     prompt = given.source.get("dataset.max_prompt_len", 256)
@@ -34,12 +31,6 @@ def _budget(given: Given) -> Fate:
     )
 
 
-def _top_k(given: Given) -> Fate:
-    if given.value < 0 or given.value >= _FULL_TOP_K:
-        return Fate("defaulted", "the full support")
-    return Fate("refused", "log-probs would cover another support than the learner's; set -1")
-
-
 def _advantage_norm(given: Given) -> Fate:
     if given.source.get("group_adv_norm"):
         note = "over each prompt's group"
@@ -51,13 +42,6 @@ def _advantage_norm(given: Given) -> Fate:
 def _value_norm(given: Given) -> Fate:
     kind = given.sibling("value_norm_type", "exp") if given.value else "none"
     return Fate("translated", settings={"algorithm.advantage.critic.value_norm": kind})
-
-
-def _kl_in_reward(given: Given) -> Fate:
-    if not given.value:
-        return Fate("translated", "no KL term", {"algorithm.kl": "none"})
-    settings = {"algorithm.kl": "reward", "algorithm.kl.coef": given.value}
-    return Fate("translated", settings=settings)
 
 
 def _dense(given: Given) -> Fate:
@@ -86,10 +70,8 @@ FUNCTIONS: Mapping[str, Function] = {
     "sequence": _sequence,
     "adam_betas": _adam_betas,
     "budget": _budget,
-    "top_k": _top_k,
     "advantage_norm": _advantage_norm,
     "value_norm": _value_norm,
-    "kl_in_reward": _kl_in_reward,
     "dense": _dense,
     "prompt_filter": _prompt_filter,
     "wandb": _wandb,

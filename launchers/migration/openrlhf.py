@@ -24,10 +24,6 @@ _CORRECTIONS = {
 _IS = "algo.advantage.is_correction"
 
 
-def _batch(given: Given) -> Fate:
-    return given.into(given.value, "prompts of one step")
-
-
 def _minibatches(given: Given) -> Fate:
     """train.batch_size counts samples, rollout.batch_size prompts."""
     prompts = given.source.get("rollout.batch_size", 1024)
@@ -82,17 +78,6 @@ def _kl_estimator(given: Given) -> Fate:
     return given.into(given.value)
 
 
-def _kl_target(given: Given) -> Fate:
-    if given.value is None:
-        return Fate("defaulted", "a fixed coefficient")
-    settings = {
-        "algorithm.kl.controller": "adaptive",
-        "algorithm.kl.controller.target": given.value,
-        "algorithm.kl.controller.horizon": given.sibling("horizon", 10000),
-    }
-    return Fate("translated", settings=settings)
-
-
 def _correction(given: Given) -> Fate:
     if given.value == "off":
         return Fate("translated", settings={"algorithm.policy_loss.correction": "none"})
@@ -123,7 +108,6 @@ def _age(given: Given) -> Fate:
 
 
 FUNCTIONS: Mapping[str, Function] = {
-    "batch": _batch,
     "minibatches": _minibatches,
     "advantage": _advantage,
     "engines": _engines,
@@ -131,7 +115,6 @@ FUNCTIONS: Mapping[str, Function] = {
     "clip": _clip,
     "kl": _kl,
     "kl_estimator": _kl_estimator,
-    "kl_target": _kl_target,
     "correction": _correction,
     "reward_clip": _reward_clip,
     "age": _age,

@@ -43,10 +43,6 @@ def _engines(given: Given) -> Fate:
     return Fate("translated", settings={**settings, "generation.vllm.tensor_parallel_size": width})
 
 
-def _ranks(given: Given) -> Fate:
-    return Fate("translated", settings={"learner.ranks": given.value, "learner.gpus_each": 1})
-
-
 def _min_lr(given: Given) -> Fate:
     peak = given.source.get("trainer.optim.lr", 1e-6)
     return given.into(min(round(given.value / peak, 6), 1.0), f"{given.value} / {peak}")
@@ -60,7 +56,6 @@ FUNCTIONS: Mapping[str, Function] = {
     "batch": _batch,
     "sequence": _sequence,
     "engines": _engines,
-    "ranks": _ranks,
     "min_lr": _min_lr,
     "wandb": _wandb,
 }

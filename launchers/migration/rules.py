@@ -74,10 +74,13 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The value's name here, for `to`; a value without a name is refused."""
     to: str | list[str] = []
     """Settings that receive the value."""
-    by: Literal["", "list", "minutes", "not_negative", "zero_if_null"] = ""
+    by: Literal["", "list", "minutes", "negated", "not_negative", "zero_if_null"] = ""
     """Converter of the value for `to`."""
     also: Settings = {}
     """Further settings that go with `to`."""
+    from_: dict[str, str] = msgspec.field(default={}, name="from")
+    """Further settings that go with `to`, each with another key of the section that has its value;
+    this key's value if the other key is missing or null."""
     same: str = ""
     """Reason why no setting is needed, whatever the value is."""
     refused: str = ""

@@ -9,6 +9,8 @@ from typing import Any
 
 from async_rl.launchers.migration.rules import Fate, Function, Given, Settings
 
+# AReaL writes "all tokens" as a number above any vocabulary.
+_FULL_TOP_K = 1_000_000
 # AReaL's default, which means no limit.
 _NO_BUDGET = 1e9
 _FORWARD_BUDGETS = (
@@ -123,12 +125,11 @@ def forward_budget(given: Given) -> Fate:
     return token_budget(given, "learner.forward_budget_tokens", _FORWARD_BUDGETS)
 
 
-def kl_in_loss(given: Given) -> Fate:
-    """A KL in the loss with this coefficient; 0 is none."""
-    if not given.value:
-        return Fate("translated", "no KL term", {"algorithm.kl": "none"})
-    settings = {"algorithm.kl": "loss", "algorithm.kl.coef": given.value}
-    return Fate("translated", settings=settings)
+def top_k(given: Given) -> Fate:
+    """Refuse every support but the full one."""
+    if given.value < 0 or given.value >= _FULL_TOP_K:
+        return Fate("defaulted", "the full support")
+    return Fate("refused", "log-probs would cover another support than the learner's; set -1")
 
 
 def to_wandb(project: Any) -> Fate:
@@ -147,6 +148,6 @@ SHARED: Mapping[str, Function] = {
     "betas": betas,
     "data_files": data_files,
     "lora_targets": lora_targets,
-    "kl_in_loss": kl_in_loss,
+    "top_k": top_k,
     "forward_budget": forward_budget,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from async_rl.launchers.migration.rules import Fate, Function, Given, Settings
+from async_rl.launchers.migration.rules import Fate, Function, Given
 from async_rl.launchers.migration.shared import to_wandb
 
 
@@ -28,52 +28,6 @@ def _minibatches(given: Given) -> Fate:
     accumulated = given.sibling("gradient_accumulation_steps", 1)
     rounds = given.sibling("steps_per_generation", None) or accumulated
     return given.into(max(rounds // accumulated, 1), "steps_per_generation / accumulation steps")
-
-
-def _loss(given: Given) -> Fate:
-    tokens = given.sibling("max_completion_length", 512)
-    by_name: dict[str, Settings] = {
-        "grpo": {"algorithm.aggregation": "sequence_mean"},
-        "bnpo": {"algorithm.aggregation": "token_mean"},
-        "dapo": {"algorithm.aggregation": "token_mean"},
-        "dr_grpo": {
-            "algorithm.aggregation": "sequence_sum",
-            "algorithm.aggregation.tokens": tokens,
-        },
-        "sapo": {
-            "algorithm.policy_loss": "plugin",
-            "algorithm.policy_loss.fn": "async_rl.examples.losses.sapo:loss",
-            "algorithm.aggregation": "sequence_mean",
-        },
-        "vespo": {"algorithm.policy_loss": "vespo"},
-        "cispo": {"algorithm.policy_loss": "cispo", "algorithm.aggregation": "token_mean"},
-    }
-    if given.value not in by_name:
-        return Fate("refused", f"{given.value} has no counterpart; see algorithm.policy_loss")
-    return Fate("translated", settings=by_name[given.value])
-
-
-def _level(given: Given) -> Fate:
-    if given.value == "token":
-        return Fate("defaulted", "algorithm.policy_loss=ppo has a ratio per token")
-    if given.value != "sequence":
-        return Fate("refused", "token or sequence")
-    return Fate("translated", settings={"algorithm.policy_loss": "gspo"})
-
-
-def _clip(given: Given) -> Fate:
-    high = given.sibling("epsilon_high", None) or given.value
-    settings = {
-        "algorithm.policy_loss.clip_low": given.value,
-        "algorithm.policy_loss.clip_high": high,
-    }
-    return Fate("translated", settings=settings)
-
-
-def _steps(given: Given) -> Fate:
-    if given.value <= 0:
-        return Fate("defaulted", "num_train_epochs decides")
-    return given.into(given.value)
 
 
 def _warmup_steps(given: Given) -> Fate:
@@ -115,10 +69,6 @@ def _weighted_kl(given: Given) -> Fate:
 FUNCTIONS: Mapping[str, Function] = {
     "batch": _batch,
     "minibatches": _minibatches,
-    "loss": _loss,
-    "level": _level,
-    "clip": _clip,
-    "steps": _steps,
     "warmup_steps": _warmup_steps,
     "save": _save,
     "evaluation": _evaluation,

@@ -74,13 +74,6 @@ def _rollout_steps(given: Given) -> Fate:
     return given.into(max(given.value // batch, 1), f"{given.value} prompts / {batch} a step")
 
 
-def _bypass(given: Given) -> Fate:
-    if given.value:
-        note = "the behavior log-probs are the old ones: no decoupling"
-        return Fate("translated", note, {"algorithm.policy_loss": "ppo_vanilla"})
-    return Fate("defaulted", "the old log-probs are recomputed, which is algorithm.policy_loss=ppo")
-
-
 def _correction(given: Given) -> Fate:
     if given.sibling("bypass_mode", False):
         return Fate("defaulted", "bypass_mode=true: the ratio itself is to the behavior policy")
@@ -170,39 +163,12 @@ def _minibatches(given: Given) -> Fate:
     return given.into(batch // given.value, f"{batch} / {given.value}")
 
 
-def _shuffle(given: Given) -> Fate:
-    if given.source.get(f"{_ACTOR}.ppo_mini_batch_size") == _batch(given):
-        return Fate("defaulted", "one minibatch contains everything, so the order has no effect")
-    return Fate("defaulted", "groups are assigned to minibatches at random, in each epoch anew")
-
-
-def _clip_ratio(given: Given) -> Fate:
-    settings = {
-        "algorithm.policy_loss.clip_low": given.sibling("clip_ratio_low", given.value),
-        "algorithm.policy_loss.clip_high": given.sibling("clip_ratio_high", given.value),
-    }
-    return Fate("translated", settings=settings)
-
-
-def _warmup_steps(given: Given) -> Fate:
-    if given.value is None or given.value < 0:
-        return Fate("defaulted", "lr_warmup_steps_ratio decides")
-    return Fate("translated", settings={given.rule.targets[0]: given.value})
-
-
 def _offload(given: Given) -> Fate:
     if given.sibling("param_offload", False) or given.sibling("grad_offload", False):
         note = "parameters and gradients leave the GPU together"
         return Fate("translated", note, {"learner.offload": "parameters"})
     offload = "optimizer" if given.sibling("optimizer_offload", False) else "none"
     return Fate("translated", settings={"learner.offload": offload})
-
-
-def _layer_classes(given: Given) -> Fate:
-    if not given.value:
-        return Fate("defaulted", "the blocks that the model must not split are the shard units")
-    classes = [given.value] if isinstance(given.value, str) else list(given.value)
-    return Fate("translated", settings={"learner.shard_units": classes})
 
 
 def _is_kl_in_reward(given: Given) -> bool:
@@ -255,7 +221,6 @@ FUNCTIONS: Mapping[str, Function] = {
     "rollout_gpus": _rollout_gpus,
     "staleness": _staleness,
     "rollout_steps": _rollout_steps,
-    "bypass": _bypass,
     "correction": _correction,
     "aggregation": _aggregation,
     "engine_arguments": _engine_arguments,
@@ -264,11 +229,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "advantage": _advantage,
     "override_config": _override_config,
     "minibatches": _minibatches,
-    "shuffle": _shuffle,
-    "clip_ratio": _clip_ratio,
-    "warmup_steps": _warmup_steps,
     "offload": _offload,
-    "layer_classes": _layer_classes,
     "kl_in_reward": _kl_in_reward,
     "kl_loss": _kl_loss,
     "evaluation_samples": _evaluation_samples,
