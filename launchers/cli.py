@@ -45,28 +45,33 @@ app = typer.Typer(
     ),
     pretty_exceptions_enable=False,
 )
-app.command()(launch)
-app.command()(status)
-app.command("runs")(list_runs)
-app.command()(view)
-app.command()(tensorboard)
-app.command()(logs)
-app.command()(stop)
-app.command()(resume)
-app.command()(scale)
-app.command()(ledger)
-app.command("rollouts")(show_rollouts)
-app.command("eval")(evaluate)
-app.command()(export)
-app.command()(explain)
-app.command()(plan)
-app.command()(replay)
-app.command()(compare)
-app.command()(doctor)
-app.command()(init)
-app.command()(verify)
-app.command()(verifier)
-app.command()(migrate)
+# In the order of --help.
+_COMMANDS = {
+    "launch": launch,
+    "status": status,
+    "runs": list_runs,
+    "view": view,
+    "tensorboard": tensorboard,
+    "logs": logs,
+    "stop": stop,
+    "resume": resume,
+    "scale": scale,
+    "ledger": ledger,
+    "rollouts": show_rollouts,
+    "eval": evaluate,
+    "export": export,
+    "explain": explain,
+    "plan": plan,
+    "replay": replay,
+    "compare": compare,
+    "doctor": doctor,
+    "init": init,
+    "verify": verify,
+    "verifier": verifier,
+    "migrate": migrate,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
 app.add_typer(data, name="data")
 
 

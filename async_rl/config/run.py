@@ -51,8 +51,8 @@ class RunConfig(Section):
     """processes run on this machine, in a Ray cluster, or in a Slurm job"""
     recording: Literal["off", "times", "full"]
     """for explain, plan and replay: times = the moments of each sample, and the trajectories of the
-    newest two steps; full = the trajectories of all steps, until 10% of the disk is free, then
-    without the oldest; off = neither"""
+    newest two steps; full = the trajectories of all steps, without the oldest once less than 5 GB
+    of the disk is free, or a tenth of a disk below 50 GB; off = neither"""
     placement: Literal["disaggregated", "colocated"]
     """generators and learner use separate devices, or share one in turns"""
     # The order of the sections is the order of docs/configuration.md.

@@ -147,7 +147,7 @@ def _sizes(config: RunConfig, shape: ModelShape | None) -> Rows:
     disk = gb(disk_mb(config, shape))
     times = f"{recorded_mb(config):,} MB of times" if config.recording != "off" else "none"
     if config.recording == "full":
-        times += ", and the trajectories of all steps while 10% of the disk is free"
+        times += ", and the trajectories of all steps while 5 GB (or a tenth) of the disk is free"
     return [*rows, ("memory estimate", memory), ("disk estimate", disk), ("recording", times)]
 
 

@@ -121,17 +121,7 @@ def _refusals(
             f"buffer.max_staleness_versions={bound}: was {bound_before}, and groups admitted under"
             f" that bound would be over age; keep it at {bound_before} or above"
         )
-    estimator = before.algorithm.advantage.kind
-    if (before.algorithm.critic is None) != (after.algorithm.critic is None):
-        yield (
-            f"algorithm.advantage={after.algorithm.advantage.kind}: was {estimator}, and the"
-            " checkpoint has a critic, or has none; start a new run with async-rl launch"
-        )
-    if after.algorithm.advantage.kind == "remax" and estimator != "remax":
-        yield (
-            f"algorithm.advantage=remax: was {estimator}, and the stored groups have no greedy"
-            f" answer; keep {estimator}"
-        )
+    yield from estimator_problems(before, after)
     saved = checkpoints.versions(run_dir)
     if saved:
         yield from _missing_files(run_dir, saved[-1])
@@ -141,6 +131,22 @@ def _refusals(
         yield (
             f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger"
             " num_steps to continue"
+        )
+
+
+def estimator_problems(before: RunConfig, after: RunConfig) -> Iterator[str]:
+    """Yield why the checkpoints and the stored groups of a run do not suit another estimator."""
+    old, new = before.algorithm, after.algorithm
+    estimator = old.advantage.kind
+    if (old.critic is None) != (new.critic is None):
+        yield (
+            f"algorithm.advantage={new.advantage.kind}: was {estimator}, and the checkpoint has a"
+            " critic, or has none; start a new run with async-rl launch"
+        )
+    if new.advantage.kind == "remax" and estimator != "remax":
+        yield (
+            f"algorithm.advantage=remax: was {estimator}, and the stored groups have no greedy"
+            f" answer; keep {estimator}"
         )
 
 

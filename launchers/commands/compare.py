@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from async_rl.core.extras import require
-from async_rl.launchers.commands.options import OutputDir, complete_run
-from async_rl.launchers.commands.reports import print_report, refuse_existing, write_page
+from async_rl.launchers.commands.options import OutputDir, RunName
+from async_rl.launchers.commands.reports import Html, print_report, refuse_existing, write_page
 from async_rl.runs import comparison
 from async_rl.runs.directory import find_run
 
-_Name = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="name or directory of a run", autocompletion=complete_run),
-]
-
 
 def compare(
-    one: _Name,
-    other: _Name,
-    html: Annotated[
-        Path | None, typer.Option(help="also write a page with the curves of both to this file")
-    ] = None,
+    one: RunName,
+    other: RunName,
+    html: Html = None,
     output_dir: OutputDir = None,
 ) -> None:
     """Find the first step and input that differ between two runs; compare settings, results, times.

@@ -22,6 +22,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import AnswerTest, CodeTest, Prompt
 from async_rl.launchers.commands.options import split_conf
+from async_rl.launchers.commands.verifier import for_each
 
 if TYPE_CHECKING:
     from async_rl.data.drafts import Outcome
@@ -99,16 +100,12 @@ async def _useless(prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
     # Some rows may take their whole time limit, so more than one runs at a time.
     verifiers = replace(config.verifiers, cells=len(os.sched_getaffinity(0)))
     verdicts: dict[str, str] = {}
-    waiting = iter(programs)
     async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
 
-        async def work() -> None:
-            for prompt in waiting:
-                verdicts[prompt.prompt_id] = await problem_with_tests(service.judge, prompt.problem)
+        async def examine(prompt: Prompt) -> None:
+            verdicts[prompt.prompt_id] = await problem_with_tests(service.judge, prompt.problem)
 
-        async with asyncio.TaskGroup() as group:
-            for number in range(2 * verifiers.cells):
-                group.create_task(work(), name=f"worker {number}")
+        await for_each(programs, examine, verifiers.cells)
     return [f"{name}: {reason}" for name, reason in sorted(verdicts.items()) if reason]
 
 

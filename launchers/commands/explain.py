@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from async_rl.launchers.commands.options import OutputDir, Run, console
-from async_rl.launchers.commands.reports import print_report, refuse_existing, write_page
+from async_rl.launchers.commands.reports import Html, print_report, refuse_existing, write_page
 from async_rl.runs.directory import find_run
 from async_rl.runs.forecast import explain as explaining
 
 
 def explain(
     run: Run = None,
-    html: Annotated[Path | None, typer.Option(help="also write this as a page to the file")] = None,
+    html: Html = None,
     output_dir: OutputDir = None,
 ) -> None:
     """Show where a run's time went by process and stage, and predict the gain of changes.

@@ -13,18 +13,13 @@ import typer
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.options import OutputDir, complete_run
+from async_rl.launchers.commands.options import OutputDir, RunName
 from async_rl.runs.directory import find_run
 from async_rl.runs.status import config_of
 
 
 def export(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="name or directory of a run", autocompletion=complete_run
-        ),
-    ],
+    run: RunName,
     directory: Annotated[
         Path, typer.Argument(metavar="DIRECTORY", help="the directory to write the model to")
     ],

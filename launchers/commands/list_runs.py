@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from async_rl.launchers.commands.options import console, open_table
+from async_rl.launchers.commands.options import console
+from async_rl.launchers.commands.reports import print_report
 from async_rl.runs.directory import default_output_dir
+from async_rl.runs.report import Report, Section, Table
 from async_rl.runs.view.library import Library, Summary
 from async_rl.runs.view.texts import duration, number, size
 
@@ -28,16 +30,13 @@ def list_runs(
     if not summaries:
         console().print(f"no run in {directory}; start one with async-rl launch conf=ppo_code")
         return
-    table = open_table(
-        "run", "state", "step", "held-out pass@1", "best", "reward", "duration", "size", "settings"
-    )
-    for one in summaries:
-        table.add_row(*_cells(one))
-    console().print(table)
+    titles = "run,state,step,held-out pass@1,best,reward,duration,size,settings"
+    table = Table(columns=tuple(titles.split(",")), rows=tuple(map(_cells, summaries)))
+    print_report(Report(title="", sections=(Section(table=table),)))
 
 
-def _cells(run: Summary) -> list[str]:
-    return [
+def _cells(run: Summary) -> tuple[str, ...]:
+    return (
         run.name,
         f"{run.state}: {run.cause}" if run.cause else str(run.state),
         f"{run.step} of {run.num_steps}",
@@ -47,4 +46,4 @@ def _cells(run: Summary) -> list[str]:
         duration(run.result.duration_s),
         size(run.size_bytes),
         run.settings,
-    ]
+    )

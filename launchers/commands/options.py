@@ -62,6 +62,10 @@ def _before_the_break() -> str:
     return "".join(words[start : last + (words[last] in ("=", ":"))])
 
 
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="name or directory of a run", autocompletion=complete_run),
+]
 Run = Annotated[
     str | None,
     typer.Argument(

@@ -26,11 +26,14 @@ from async_rl.composition import schema
 from async_rl.composition.compose import recompose, write_config
 from async_rl.composition.schema import changes
 from async_rl.config.base import as_builtins
+from async_rl.config.checks.run import raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import this_machine
+from async_rl.launchers.api.resuming import estimator_problems
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.launchers.commands.replayed_table import Comparison
+from async_rl.launchers.preflight.plan import spans
 from async_rl.planning.topology import processes
 from async_rl.runs.directory import find_run
 from async_rl.runs.metrics import RowReader
@@ -106,19 +109,8 @@ def _refuse(before: RunConfig, config: RunConfig, changed: Sequence[str]) -> Non
         for path in changed
         if not path.startswith(_CHANGEABLE)
     ]
-    if (before.algorithm.critic is None) != (config.algorithm.critic is None):
-        problems.append(
-            f"algorithm.advantage={config.algorithm.advantage.kind}: was"
-            f" {before.algorithm.advantage.kind}, and the checkpoint has a critic, or has none;"
-            " choose an advantage of the same kind"
-        )
-    estimators = before.algorithm.advantage.kind, config.algorithm.advantage.kind
-    if estimators[1] == "remax" and estimators[0] != "remax":
-        problems.append(
-            "algorithm.advantage=remax: the recorded groups have no greedy answer; start a new run"
-        )
-    if problems:
-        raise ConfigError("\n".join(problems))
+    problems += estimator_problems(before, config)
+    raise_if_any(problems)
 
 
 def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int, Path | None]:
@@ -137,7 +129,7 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
             f"{run_dir.name} has no recorded batch: it trained no step yet, or deleted them;"
             " recording=full keeps the trajectories of all steps"
         )
-    span = _spans(stored)
+    span = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in spans(stored))
     end = stored[-1] if last is None else last
     # The steps from the checkpoint on are needed, not only the requested steps.
     starts = [0, *checkpoints.versions(run_dir)]
@@ -156,17 +148,6 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
         " checkpoint (or at step 1) and needs every batch after it; keep more with"
         " recording=full and checkpoint.keep"
     )
-
-
-def _spans(steps: Sequence[int]) -> str:
-    """Return ordered steps as text, for example `1, 5 to 9`."""
-    spans: list[list[int]] = []
-    for step in steps:
-        if spans and spans[-1][1] == step - 1:
-            spans[-1][1] = step
-        else:
-            spans.append([step, step])
-    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in spans)
 
 
 def _directory(run_dir: Path, name: str | None) -> Path:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.markup import escape
 
 from async_rl.core.errors import ConfigError
 from async_rl.core.extras import require
 from async_rl.launchers.commands.options import console, open_table
 from async_rl.runs.report import Report
+
+Html = Annotated[Path | None, typer.Option("--html", help="also write this as a page of one file")]
 
 
 def refuse_existing(html: Path | None) -> None:

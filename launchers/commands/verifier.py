@@ -13,7 +13,8 @@ import os
 import secrets
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -22,6 +23,7 @@ from async_rl.core.errors import ConfigError
 if TYPE_CHECKING:
     from async_rl.config.run import RunConfig
 
+T = TypeVar("T")
 _TOKEN_BYTES = 24
 _INPUT_BYTES = 4096
 _LEVELS = {1: "namespaces", 2: "Landlock and seccomp", 3: "none: programs run unconfined"}
@@ -31,6 +33,20 @@ VerifierSettings = Annotated[
         metavar="[key=value ...]", help="settings of sandbox and verifiers that differ from conf/"
     ),
 ]
+
+
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], cells: int) -> None:
+    """Call `work` for every item, for as many at a time as keep all cells of a verifier busy."""
+    remaining = iter(items)
+
+    async def worker() -> None:
+        for item in remaining:
+            await work(item)
+
+    async with asyncio.TaskGroup() as group:
+        # Two for each cell: the next program is ready when a cell becomes free.
+        for number in range(2 * cells):
+            group.create_task(worker(), name=f"worker {number}")
 
 
 def verifier(

@@ -27,7 +27,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.machine import this_machine
 from async_rl.core.types import CodeProblem, Verdict
-from async_rl.launchers.commands.verifier import VerifierSettings
+from async_rl.launchers.commands.verifier import VerifierSettings, for_each
 
 if TYPE_CHECKING:
     from async_rl.rewards.verifier.judging import Judge
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 _TRIES = 3  # an infrastructure error is about the machine, not the program, and rarely repeats
 _UNUSABLE = "unusable row"
 _UNSCORED = {_UNUSABLE, *(verdict for verdict in Verdict if not verdict.is_score)}
-_TASKS_PER_CELL = 2  # the next program is ready when a cell becomes free
 _COMPLETIONS = ("completions", "completion", "responses", "response")
 _REFERENCES = ("canonical_solution", "solutions", "solution", "code")
 _IDS = ("task_id", "query_id", "id")
@@ -196,7 +195,6 @@ async def _score(
         "{task.fields[passed]} pass",
         TimeRemainingColumn(),
     )
-    remaining = iter(items)
     verifiers = replace(config.verifiers, cells=workers)
     async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
         level = service.cells.level
@@ -205,17 +203,14 @@ async def _score(
             bar = progress.add_task("", total=len(items), passed=0)
             num_passed = 0
 
-            async def work() -> None:
+            async def score(item: _Item) -> None:
                 nonlocal num_passed
-                for item in remaining:
-                    result = await _judge(service.judge, item, lines)
-                    results.append(result)
-                    num_passed += result.verdict == Verdict.PASS
-                    progress.update(bar, advance=1, passed=num_passed)
+                result = await _judge(service.judge, item, lines)
+                results.append(result)
+                num_passed += result.verdict == Verdict.PASS
+                progress.update(bar, advance=1, passed=num_passed)
 
-            async with asyncio.TaskGroup() as group:
-                for number in range(_TASKS_PER_CELL * workers):
-                    group.create_task(work(), name=f"worker {number}")
+            await for_each(items, score, workers)
     return results
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from async_rl.composition.hardware import model_shape
-from async_rl.config.algorithm import PluginAdvantage
+from async_rl.composition.schema import flatten
+from async_rl.config.base import as_builtins
 from async_rl.config.checks.machine import machine_problems
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.generation import ENGINES, is_local_model
@@ -24,13 +25,10 @@ from async_rl.config.plugins import (
     ENGINE,
     GRADIENT,
     POLICY_LOSS,
-    Kind,
     load_function,
     load_rollout,
 )
-from async_rl.config.policy_losses import PluginCorrection, PluginLoss, PluginStepScale
 from async_rl.config.rewards import RewardConfig, SandboxConfig
-from async_rl.config.rollout import RolloutConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.extras import missing
@@ -47,6 +45,13 @@ from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import package_paths
 from async_rl.training.mirror import Mirror
 from async_rl.wire.addresses import host_for_people
+
+_ALGORITHM_PLUGINS = {
+    "algorithm.policy_loss.fn": POLICY_LOSS,
+    "algorithm.policy_loss.correction.fn": CORRECTION,
+    "algorithm.advantage.fn": ADVANTAGE,
+    "algorithm.step_scale.fn": GRADIENT,
+}
 
 
 def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> None:
@@ -78,27 +83,13 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
         from async_rl.launchers.preflight.first_rows import row_problems
 
         yield from row_problems(config, has_functions=not verifier_problems)
-    yield from _rollout_problems(config.rollout)
-    if config.agent.fn is not None:
-        yield from _plugin_problems("rollout.fn", config.agent.fn, AGENT)
+    yield from _problem(load_rollout, config.rollout)
+    yield from _plugin_problems(config)
     if config.agent.command and shutil.which(config.agent.command[0]) is None:
         yield (
             f"rollout.fn={config.agent.command}: the program {config.agent.command[0]} was not"
             " found; name an installed program, or give its path"
         )
-    loss, advantage = config.algorithm.policy_loss, config.algorithm.advantage
-    if isinstance(loss, PluginLoss):
-        yield from _plugin_problems("algorithm.policy_loss.fn", loss.fn, POLICY_LOSS)
-    if isinstance(loss.correction, PluginCorrection):
-        setting = "algorithm.policy_loss.correction.fn"
-        yield from _plugin_problems(setting, loss.correction.fn, CORRECTION)
-    if isinstance(advantage, PluginAdvantage):
-        yield from _plugin_problems("algorithm.advantage.fn", advantage.fn, ADVANTAGE)
-    if isinstance(config.algorithm.step_scale, PluginStepScale):
-        setting = "algorithm.step_scale.fn"
-        yield from _plugin_problems(setting, config.algorithm.step_scale.fn, GRADIENT)
-    if config.generation.engine not in ENGINES:
-        yield from _plugin_problems("generation.engine", config.generation.engine, ENGINE)
     shape = model_shape(config)
     if shape is not None and config.launcher.is_one_machine:
         yield from fit_problems(config, shape, machine)
@@ -123,24 +114,27 @@ def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator
             package_paths(package)
         except CellFailed as error:
             yield f"sandbox.packages={package}: {error}"
-    try:
-        load_headers(sandbox.checker_headers)
-        load_checker(sandbox.checker)
-    except ConfigError as error:
-        yield str(error)
+    yield from _problem(load_headers, sandbox.checker_headers)
+    yield from _problem(load_checker, sandbox.checker)
     yield from check_functions(reward)
 
 
-def _plugin_problems(setting: str, name: str, kind: Kind) -> Iterator[str]:
-    try:
-        load_function(setting, name, kind)
-    except ConfigError as error:
-        yield str(error)
+def _plugin_problems(config: RunConfig) -> Iterator[str]:
+    """Yield the functions that cannot be loaded or called."""
+    chosen = dict(flatten(as_builtins(config.algorithm), "algorithm."))
+    for setting, kind in _ALGORITHM_PLUGINS.items():
+        if setting in chosen:
+            yield from _problem(load_function, setting, chosen[setting], kind)
+    if config.agent.fn is not None:
+        yield from _problem(load_function, "rollout.fn", config.agent.fn, AGENT)
+    if config.generation.engine not in ENGINES:
+        yield from _problem(load_function, "generation.engine", config.generation.engine, ENGINE)
 
 
-def _rollout_problems(rollout: RolloutConfig) -> Iterator[str]:
+def _problem(load: Callable[..., object], *arguments: object) -> Iterator[str]:
+    """Yield the problem for which `load` raises ConfigError, if it does."""
     try:
-        load_rollout(rollout)
+        load(*arguments)
     except ConfigError as error:
         yield str(error)
 

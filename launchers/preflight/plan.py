@@ -5,7 +5,7 @@ Display only; topology.py and estimate.py compute the values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -103,14 +103,18 @@ def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
 
 
 def _numbers(cores: Sequence[int]) -> str:
-    """Core numbers with runs written as first-last."""
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans(cores))
+
+
+def spans(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last number of each unbroken run of numbers."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
         else:
-            runs.append([core])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+            found.append((number, number))
+    return found
 
 
 def _host(config: RunConfig) -> str:
