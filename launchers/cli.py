@@ -7,6 +7,7 @@ transformers); output goes to stdout, problems to stderr.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, NoReturn
 
 import typer
@@ -46,7 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # In the order of --help.
-_COMMANDS = {
+_COMMANDS: Mapping[str, Callable[..., None]] = {
     "launch": launch,
     "status": status,
     "runs": list_runs,

@@ -30,7 +30,6 @@ from async_rl.config.checks.run import raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import this_machine
-from async_rl.launchers.api.resuming import estimator_problems
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.launchers.commands.replayed_table import Comparison
 from async_rl.launchers.preflight.plan import spans
@@ -109,6 +108,9 @@ def _refuse(before: RunConfig, config: RunConfig, changed: Sequence[str]) -> Non
         for path in changed
         if not path.startswith(_CHANGEABLE)
     ]
+    # Imports ZeroMQ, which --help need not wait for.
+    from async_rl.launchers.api.resuming import estimator_problems
+
     problems += estimator_problems(before, config)
     raise_if_any(problems)
 
