@@ -124,6 +124,7 @@ def _validated(tree: Tree, given: Overrides, source: Source) -> RunConfig:
     # A run by epochs has as many steps as its prompts need, which are counted below.
     by_epochs = tree.get("num_steps", 0) is None
     if by_epochs:
+        # Any valid number: it is replaced below.
         tree["num_steps"] = 1
     # An override wins over the file, so a wrong value of both is the fault of the override.
     in_file = dict(schema.flatten(source.content)).keys() - dict(given.values).keys()

@@ -86,6 +86,7 @@ def source_of(conf: str) -> Source:
     path = Path(conf).expanduser()
     if path.suffix in (".yaml", ".yml"):
         return Source(conf=conf, path=path, content=_read_user_file(conf, path))
+    # Before hydra, whose message names its search path.
     if conf not in names():
         best = nearest(conf, among=names())
         hint = f"; did you mean {best}?" if best else ""

@@ -89,6 +89,7 @@ def shares_of_nodes(machine: Machine, part: int, parts: int) -> list[int]:
     cores near its GPU; of all cores together on a machine without GPUs or with one node.
     """
     nodes = dict(zip(machine.cores, machine.core_nodes, strict=False))
+    # Without a GPU no core is nearer than another.
     if not machine.num_gpus or len(set(nodes.values())) < 2:
         return share_of_cores(machine.cores, part, parts)
     given = []
@@ -102,6 +103,7 @@ def share_of_cores(cores: tuple[int, ...], part: int, parts: int) -> list[int]:
     """The part-th of `parts` equal shares of the cores; all of them where there are fewer than
     `parts`.
     """
+    # An empty share would mean all cores (`cores: []`) by accident.
     if len(cores) < parts:
         return list(cores)
     return list(cores[part * len(cores) // parts : (part + 1) * len(cores) // parts])

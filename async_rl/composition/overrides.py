@@ -100,9 +100,11 @@ def read_overrides(overrides: Sequence[str], directories: Sequence[Path]) -> Ove
                     f"{word}: was already given as {first[name]}; give each setting once"
                 )
             value = override.value()
+            # A folder of conf/, or of the directory of the person's own file.
             is_group = any((directory / name).is_dir() for directory in directories)
             if is_group and isinstance(value, str):
                 groups.append(str(override.input_line))
+            # As single settings, so that the rest of the section keeps its values.
             elif isinstance(value, dict):
                 inner = {str(key): entry for key, entry in value.items()}
                 values += schema.flatten(inner, f"{name}.")

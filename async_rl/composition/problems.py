@@ -35,6 +35,7 @@ def nearest(path: str, *, among: Iterable[str]) -> str | None:
     def likeness(candidate: str) -> float:
         own_leaf = candidate.rsplit(".", 1)[-1]
         by_leaf = difflib.SequenceMatcher(None, leaf, own_leaf).ratio()
+        # A short name is part of many names, so 4 letters are the least.
         if min(len(leaf), len(own_leaf)) >= 4 and (leaf in own_leaf or own_leaf in leaf):
             by_leaf = max(by_leaf, 0.85)
         by_path = difflib.SequenceMatcher(None, path, candidate).ratio()

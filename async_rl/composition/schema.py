@@ -133,6 +133,7 @@ def entry(mapping: str, name: str) -> dict[str, Setting]:
 
 def entry_of(path: str) -> dict[str, Setting]:
     """The settings of the entry of a mapping that contains this path; empty for other paths."""
+    # The name of an entry is free, so its settings are not in `settings()`.
     for mapping in mappings():
         if path.startswith(mapping + "."):
             return entry(mapping, path.removeprefix(mapping + ".").partition(".")[0])
@@ -154,6 +155,7 @@ def _by_path(listed: Iterable[Setting]) -> dict[str, Setting]:
     """One setting per path; the same parameter of several variants is one setting."""
     result: dict[str, Setting] = {}
     for setting in listed:
+        # The first variant describes a parameter that several have.
         first = result.get(setting.path, setting)
         owners = tuple(dict.fromkeys((*first.variants, *setting.variants)))
         result[setting.path] = dataclasses.replace(first, variants=owners)
@@ -178,6 +180,7 @@ def _field(
     """Yield the setting of a plain value or of a choice, then the settings of its sections."""
     members = _members(spec)
     kinds = [kind for member in members for kind in kinds_of(member)]
+    # The schema of a choice is a union of sections; people set the name of one.
     if kinds:
         spec = {"enum": kinds, "description": spec.get("description", "")}
     if kinds or not members:

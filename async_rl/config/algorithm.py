@@ -127,6 +127,7 @@ class KlConfig(Section):
     """weight of the KL to the reference"""
     controller: Annotated[FixedKl | AdaptiveKl, Tag]
     """adaptive changes the coefficient so that the KL approaches a target"""
+    # Below 1: with 1 the reference is the policy and the KL always 0.
     ref_ema_eta: Annotated[float, Field(ge=0, lt=1)]
     """after each step the reference becomes eta x policy + (1 - eta) x reference; 0 = fixed
     reference"""
@@ -158,6 +159,7 @@ class SumAggregation(Section):
     """The mean over sequences of sums divided by a constant."""
 
     kind: Literal["sequence_sum"]
+    # Not the length of the batch: a constant keeps the weight of a token over the run.
     tokens: PositiveInt
     """constant that the sums are divided by"""
 

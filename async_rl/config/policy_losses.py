@@ -83,6 +83,7 @@ class ClippedLoss(Clips, CorrectedLoss):
 class BehaviorLoss(PolicyLossConfig):
     """A loss with the ratio to the behavior policy, which needs no correction."""
 
+    # A field and not a missing one, so that readers need not ask which loss it is.
     correction: NoCorrection
     """none: the ratio is already to the behavior policy, so a correction would count twice"""
 

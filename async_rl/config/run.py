@@ -78,6 +78,7 @@ class RunConfig(Section):
     @property
     def devices(self) -> OwnDevices:
         """The use of devices by generators and learner."""
+        # By name here only: a tagged union would make `placement` a section of every file.
         return PLACEMENTS[self.placement]
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from async_rl.config.base import PositiveFloat, Section
 
+# 10 tokens/s for 120 s, the default of group_s: a slow engine on a CPU.
 _TOKENS_PER_GROUP_S = 1200
 
 

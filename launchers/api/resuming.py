@@ -87,6 +87,7 @@ def _kept_schedules(
 
     By num_steps alone, a longer run would raise the rate that a finished one had lowered.
     """
+    # The end of a cosine is num_steps only if the file names no span.
     if before.num_steps == after.num_steps:
         return
     saved = max(checkpoints.versions(run_dir), default=0)

@@ -98,6 +98,7 @@ class Verifier:
                 *(sys.executable, "-m", "async_rl.launchers.cli", "verifier"),
                 *("--end-with-input", *self._words),
             ],
+            # It exits with this process, however that ends: the pipe closes.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -107,6 +108,7 @@ class Verifier:
         )
         resources.callback(_end, process)
         assert process.stdout is not None, "stdout is a pipe"
+        # `verifier at URL (...)`, the first line of the command.
         words = process.stdout.readline().split()
         if len(words) < 3:
             process.wait()

@@ -86,6 +86,7 @@ def learner_bundles(
         bundles[0]["CPU"] += count * generator_cpus
         bundles[0]["GPU"] += count * config.generators.gpus_each
     bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+    # Ray refuses a bundle without resources.
     return bundles if all(bundles) else []
 
 

@@ -22,6 +22,7 @@ def compare(
     first = find_run(one, output_dir)
     second = find_run(other, output_dir)
     refuse_existing(html)
+    # Without a page the curves, which need jinja2, are not drawn.
     if html is None:
         print_report(comparison.compare(first, second))
         return

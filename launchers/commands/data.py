@@ -66,6 +66,7 @@ def check(
         raise ConfigError("no file is given; name at least one .jsonl, .json or .parquet file")
     train_files = f"data.train_files={_listed(files)}"
     config = compose_unchecked(conf or QUICKSTART, [train_files, *overrides])
+    # The tokenizer of the embedded model knows its own task only.
     if config.model.path is None:
         raise ConfigError(
             "model.path is not set, but prompts are measured in its tokens; set model.path to a"
@@ -80,6 +81,7 @@ def check(
     prompts = [outcome for _, outcome in outcomes if isinstance(outcome, Prompt)]
     try:
         useless = asyncio.run(_useless(prompts, config))
+    # No jail works here: the rows themselves may still be right.
     except ConfigError as error:
         useless = []
         typer.echo(f"the tests were not tried: {error}")
@@ -128,6 +130,7 @@ def _report(outcomes: Sequence[Outcome], config: RunConfig) -> bool:
     scorers = Counter(_scorers(prompt, config.reward) for prompt in prompts)
     for (source, scorer), count in scorers.most_common():
         typer.echo(f"data_source {source}: {count} rows, reward by {scorer}")
+    # Two settings decide: data.truncation about length, data.bad_rows about the rest.
     over_long = [row.reason for row in rejected if row.is_over_long]
     num_cut = sum(length > settings.max_prompt_tokens for length in lengths) - len(over_long)
     if num_cut:

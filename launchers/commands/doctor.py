@@ -72,6 +72,7 @@ def doctor(
             Text(finding.result),
             Text(finding.remedy),
         )
+        # A weak finding makes runs slower or less protected, not impossible.
         is_usable = is_usable and finding.state != "bad"
     console().print(table)
     raise typer.Exit(0 if is_usable else 1)
@@ -101,6 +102,7 @@ def examine(machine: Machine, directory: Path) -> Iterator[Finding]:
 
 def _checkpoints(run_dir: Path) -> Finding:
     """Compare the files of every checkpoint of a run with their checksums."""
+    # Reads every byte, which takes seconds per gigabyte.
     problems = list(checkpoints.damaged(run_dir))
     if problems:
         remedy = "async-rl resume takes an undamaged one; checkpoint.mirror keeps copies"
@@ -161,6 +163,7 @@ def _disk(directory: Path) -> Finding:
     # The directory of runs may not exist before the first run.
     nearest = next(path for path in (directory, *directory.parents) if path.is_dir())
     try:
+        # Without a name: nothing stays behind if the command is killed.
         with tempfile.TemporaryFile(dir=nearest, buffering=0) as file:
             started_s = time.perf_counter()
             for _ in range(_BLOCKS):

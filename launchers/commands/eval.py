@@ -114,6 +114,7 @@ def _run_of(checkpoint: str, output_dir: Path) -> tuple[Path | None, int | None]
     candidates = (output_dir / checkpoint, path)
     if any((directory / "config.yaml").is_file() for directory in candidates):
         return find_run(checkpoint, output_dir), None
+    # A hub name has an owner; a single word is a misspelled run.
     if "/" not in checkpoint and not path.is_dir():
         raise ConfigError(
             f"{checkpoint} is neither a run nor a model: {output_dir} has no such run; give a run,"
@@ -177,6 +178,7 @@ def _show(checkpoint: str, evaluated: Standalone) -> None:
         title += f", {evaluated.num_failed} prompts without a sample"
     typer.echo(title)
     for name, value in evaluated.scalars.items():
+        # Printed behind its value.
         if name.endswith("_error"):
             continue
         shown = f"{value:.4f}".rstrip("0").rstrip(".")

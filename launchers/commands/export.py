@@ -37,6 +37,7 @@ def export(
     """
     run_dir = find_run(run, output_dir)
     config = config_of(run_dir)
+    # Before the target is looked at: a wrong step is the more likely mistake.
     version = saved_version(run_dir, step)
     if adapter and config.model.adapter is None:
         raise ConfigError(

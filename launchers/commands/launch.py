@@ -65,12 +65,14 @@ def launch(
     conf, overrides = split_conf(settings)
     if conf is None:
         raise ConfigError(f"conf= is missing; give a yaml file, or one of {', '.join(names())}")
+    # Its cores and GPUs may not exist here.
     if other_machine is not None and not dry_run:
         raise ConfigError("--machine describes another machine; it requires --dry-run")
     machine = this_machine() if other_machine is None else pretended_machine(other_machine)
     config, preset = starting.checked_config(conf, overrides, machine)
     specs = processes(config, machine)
     terminal = console(Terminal)
+    # The configuration is 170 lines; a run has it in its directory.
     if dry_run:
         show_config(terminal, config)
     show_plan(terminal, config, specs, machine, model_shape(config), preset=preset)
@@ -78,6 +80,7 @@ def launch(
         run_dir = starting.make_run_dir(config)
         with owning(run_dir):
             raise typer.Exit(_supervise(config, run_dir))
+    # The script is what a person checks before hours in a queue.
     if job := job_to_submit(config):
         run_dir = Path(config.output_dir) / str(config.run_name)
         terminal.out(job.script(config, run_dir), highlight=False)

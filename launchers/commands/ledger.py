@@ -80,6 +80,7 @@ def ledger(
     Examples: async-rl ledger; async-rl ledger my-run --step 12; async-rl ledger my-run --audit
     """
     named = [value is not None for value in (prompt, step, state, drop)]
+    # Each is another question to the store, with another form of answer.
     if sum([*named, left, summary, audit]) > 1:
         raise ConfigError(
             "give only one of --prompt, --step, --state, --left, --summary, --audit and --drop"
@@ -87,6 +88,7 @@ def ledger(
     if state is not None and state not in tuple(GroupState):
         raise ConfigError(f"--state {state}: a group is one of {', '.join(GroupState)}")
     run_dir = find_run(run, output_dir)
+    # Before the store is opened for reading: dropping opens it for writing.
     if drop is not None:
         asyncio.run(drop_group(run_dir / STORE_FILE, drop))
         typer.echo(f"group {drop} is dropped; async-rl resume {run_dir.name} trains others")
@@ -190,6 +192,7 @@ def _show_summary(terminal: Console, summary: LedgerSummary) -> None:
     }
     table = Table.grid(padding=(0, 1))
     for title, value in rows.items():
+        # Rows that would be empty are left out: most runs drop nothing and compact nothing.
         if value:
             table.add_row(title, value)
     terminal.print(table)

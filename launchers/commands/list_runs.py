@@ -27,6 +27,7 @@ def list_runs(
     """
     directory = directory or default_output_dir()
     summaries = [run.summary() for run in Library(directory).runs()]
+    # A table without rows would look like a fault.
     if not summaries:
         console().print(f"no run in {directory}; start one with async-rl launch conf=ppo_code")
         return

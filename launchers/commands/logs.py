@@ -86,6 +86,7 @@ class _Files:
         self._offsets[path] += len(whole)
         entry = ""
         for line in whole.decode(errors="replace").splitlines():
+            # A traceback is indented, as the log writes it, and belongs to its entry.
             if entry and not line.startswith(" "):
                 yield entry
                 entry = line

@@ -64,6 +64,7 @@ def migrate(
             typer.echo(f"  {_described(line)}")
     typer.echo(f"written: {target}; check it with: async-rl launch conf={target} --dry-run")
     # A number of steps replaces epochs, which could only be counted with the data files present.
+    # A translation that no launch accepts is a failure, but the file stays to be edited.
     compose(str(target), ["num_steps=1"] if "num_steps" in migration.settings else [])
     if any(line.fate.kind == "refused" for line in migration.lines):
         raise typer.Exit(REFUSED)

@@ -19,6 +19,7 @@ WIDTH_IF_NO_TERMINAL = 140
 
 def complete_run(incomplete: str) -> list[str]:
     """Return the runs whose name starts like this, the newest first."""
+    # A completion reads names of directories only, since it must answer at once.
     names = (path.name for path in all_runs(default_output_dir()))
     return [name for name in names if name.startswith(incomplete)]
 
@@ -41,6 +42,7 @@ def complete_setting(incomplete: str) -> list[str]:
         values = ["true", "false"] if is_bool else [str(value) for value in setting.choices]
     words = [f"{path}={value}" for value in values]
     if "=" not in typed:
+        # Names of settings only until `=` is typed; their values after it.
         words += ["conf=", *(f"{name}=" for name in settings())]
     matches = [word.removeprefix(before) for word in words if word.startswith(typed)]
     if len(matches) == 1 and matches[0].endswith("=") and "COMP_WORDS" in os.environ:

@@ -83,6 +83,7 @@ def plan(
         else:
             run_dir = find_run(source, output_dir)
             profile = profile_of(run_dir, config_of(run_dir))
+    # Before the table: its columns can be repeated from the file.
     if save is not None:
         write_profile(profile, save)
     print_report(planning.plan(profile, swept, options, is_from_file=is_from_file))
@@ -90,6 +91,7 @@ def plan(
 
 def _measured(settings: Sequence[str]) -> Profile:
     """Run the settings for some steps and return their times."""
+    # Settings of the person win, for example another number of steps.
     given = {word.partition("=")[0] for word in settings}
     defaults = [word for word in _CALIBRATION if word.partition("=")[0] not in given]
     command = [sys.executable, "-m", "async_rl.launchers.cli", "launch", *settings, *defaults]

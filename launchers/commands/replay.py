@@ -68,6 +68,7 @@ def replay(
     changed = changes(before, config)
     _refuse(before, config, list(changed))
     first, last = _wanted(steps)
+    # Before a directory is made: a refused replay leaves nothing.
     start, last, checkpoint = choose(run_dir, first, last)
     directory = _directory(run_dir, name)
     _prepare(run_dir, directory, config, start=start, last=last, checkpoint=checkpoint)
@@ -138,9 +139,11 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
     usable = [version for version in starts if set(range(version + 1, end + 1)) <= set(stored)]
     usable = [version for version in usable if version < end]
     if first is not None:
+        # The nearest checkpoint: fewer steps are repeated before the first requested step.
         usable = [version for version in usable if version < first][-1:]
     for version in usable:
         directory = checkpoints.directory_of(run_dir, version) if version else None
+        # An older checkpoint replaces a damaged one; it only repeats more steps.
         if directory is None or not damage(directory):
             return version, end, directory
     asked = "" if first is None else f" from step {first}"
@@ -156,6 +159,7 @@ def _directory(run_dir: Path, name: str | None) -> Path:
     """Create the replay's directory. Raises ConfigError if it exists."""
     replays = run_dir / "replays"
     if name is None:
+        # After the largest number, not the count: a replay may have been deleted.
         numbers = [int(path.name) for path in replays.glob("*") if path.name.isdecimal()]
         name = str(max(numbers, default=0) + 1)
     if Path(name).name != name or name in (".", ".."):
@@ -207,6 +211,7 @@ def _lines(directory: Path, config: RunConfig) -> Iterator[bytes]:
                 subprocess.Popen(
                     [*command, str(spec.rank), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
+                    # Rank 0 alone prints steps; every log has the libraries of its rank.
                     stdout=subprocess.PIPE if spec.rank == 0 else log,
                     stderr=log,
                     env={**os.environ, **spec.env},

@@ -58,6 +58,7 @@ class Comparison:
         return f"{step:>6}{cells}{size:>14.3f}  {self._weights(replayed)}"
 
     def _weights(self, replayed: Replayed) -> str:
+        # A run writes checksums of published versions only (weights.push_every_steps).
         checksum = self._checksums.get(replayed.step)
         if checksum is None:
             return "not recorded"
@@ -117,6 +118,7 @@ class Comparison:
 def _change(old: float | None, new: float | None) -> str:
     if new is None:
         return "-"
+    # One number where both agree, so that differences are seen.
     if old is None or old == new:
         return f"{new:.4g}"
     return f"{old:.4g} -> {new:.4g}"

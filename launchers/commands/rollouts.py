@@ -50,6 +50,7 @@ def show_rollouts(
     Examples: async-rl rollouts; async-rl rollouts --step 12 --failed; async-rl rollouts my-run
     --best --num 10 --colour version; async-rl rollouts my-run --export samples.parquet
     """
+    # One sample of each group is shown, and it is one of the two.
     if best and worst:
         raise ConfigError("--best and --worst exclude each other; give one")
     run_dir = find_run(run, output_dir)
@@ -103,6 +104,7 @@ def write(run_dir: Path, file: Path, chosen: Filter) -> int:
     if file.exists():
         raise ConfigError(f"--export {file}: the file exists; choose another name or delete it")
     number = itertools.count()
+    # Counted while they stream: a store may hold more samples than memory.
     samples = (row for row in rows(run_dir, decoder(run_dir), chosen) if next(number) >= 0)
     with file.open("wb") as target:
         target.writelines(form.stream(samples))

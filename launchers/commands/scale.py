@@ -41,6 +41,7 @@ def scale(
     Examples: async-rl scale generators=4; async-rl scale my-run generators=2 verifiers=2; async-rl
     scale generators.big=3 small=1
     """
+    # A pool is given with its count; the first word without one names a run.
     run = None if "=" in words[0] else words[0]
     wanted = counts(words[1:] if run else words)
     run_dir = find_run(run, output_dir)
@@ -52,6 +53,7 @@ def scale(
     config = config_of(run_dir).generators
     number = sum(pool.wanted for pool in pools if role_of(pool.pool) == "generator")
     cores = len(config.cores or this_machine().cores)
+    # A warning only: more generators than cores are slow but correct.
     if config_of(run_dir).launcher.is_one_machine and not config.gpus_each and number > cores:
         have = f"{cores} core{'s' * (cores > 1)}"
         typer.echo(

@@ -66,6 +66,7 @@ def _watch(run_dir: Path) -> None:
     """Draw in place on a terminal, otherwise one picture below the other, until the run exits."""
     terminal = console()
     try:
+        # A file or a pipe cannot be drawn over.
         if terminal.is_terminal:
             with Live(console=terminal, screen=True, auto_refresh=False) as live:
                 for picture in _pictures(run_dir):
@@ -85,11 +86,13 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
 
     answers: collections.deque[StatusReply] = collections.deque(maxlen=_RATES_OVER)
     last, line, line_s = "", Text(), -_FORECAST_EVERY_S
+    # A run that starts has a process before it has a socket.
     while (reply := ask_status(run_dir)) is not None or living_pid(run_dir) is not None:
         if reply is None:
             yield _without_answer(run_dir)
         else:
             before = answers[0] if answers else None
+            # A simulation of the run may take longer than a redraw.
             if time.monotonic() - line_s >= _FORECAST_EVERY_S:
                 line, line_s = _forecast(run_dir), time.monotonic()
             yield Group(_picture(reply, before, last), line)

@@ -24,6 +24,7 @@ def stop(
     Examples: async-rl stop; async-rl stop my-run --now
     """
     opened = open_run(find_run(run, output_dir))
+    # Printed before the wait, which lasts for a step.
     if living_pid(opened.directory) is not None:
         how = "ending" if now else "stopping: it finishes its step and saves"
         typer.echo(f"run {opened.name} is {how}")

@@ -64,6 +64,7 @@ def _run_dirs(chosen: list[str], output_dir: Path | None) -> list[Path]:
     """
     if not chosen:
         run_dirs = all_runs(output_dir or default_output_dir())
+    # A directory of runs may have the name of no run.
     elif len(chosen) == 1 and is_directory_of_runs(Path(chosen[0])):
         run_dirs = all_runs(Path(chosen[0]).expanduser())
     else:
@@ -71,6 +72,7 @@ def _run_dirs(chosen: list[str], output_dir: Path | None) -> list[Path]:
     if not run_dirs:
         raise ConfigError(f"{output_dir or default_output_dir()} has no run")
     names = [run_dir.name for run_dir in run_dirs]
+    # TensorBoard distinguishes runs by their names.
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{name} is the name of {names.count(name)} chosen runs; choose one")

@@ -95,6 +95,7 @@ def verifier(
 
     config = verifier_config(overrides)
 
+    # An empty variable of the environment would mean no protection.
     if token == "":
         raise ConfigError("--token is empty; give one, or omit the option to get a new one")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -129,6 +130,7 @@ async def _serve(
                 stop()
 
         loop.add_reader(sys.stdin, read_input)
+    # Never without a token: any user of the machine reaches loopback.
     secret = token or secrets.token_urlsafe(_TOKEN_BYTES)
     with listen(host, port) as listener:
         async with open_service(

@@ -91,9 +91,11 @@ def verify(
     problems.jsonl --references
     """
     config = verifier_config(settings or [])
+    # A cell runs one program, which uses one core.
     num_workers = workers or len(this_machine().cores)
     # Read before any program runs: the command exits immediately if a file has no usable column.
     items = list(_items(file, _REFERENCES if references else _COMPLETIONS, config))
+    # No verdict is not the same as no failure: a script would read exit code 0.
     if not items:
         raise DataError(f"{file}: has no rows; nothing was scored")
     started_s = time.monotonic()
@@ -232,6 +234,7 @@ async def _response(judge: Judge, program: str, problem: CodeProblem) -> VerifyR
         code=program, tests=problem.tests, setup=problem.setup, language=problem.language
     )
     reason = ""
+    # The same program: its verdict is not known yet.
     for _ in range(_TRIES):
         try:
             return await judge.verify(request)
@@ -247,6 +250,7 @@ def _report(results: list[_Result], seconds: float, *, references: bool) -> None
             typer.echo(f"{result.item.name}: {result.verdict}: {result.message}")
     for verdict, count in Counter(result.verdict for result in results).most_common():
         typer.echo(f"{verdict:22}{count:8}{count / len(results):8.1%}")
+    # pass@1 is the mean over problems, whatever number of completions each has.
     by_row: dict[str, list[bool]] = {}
     for result in results:
         if result.verdict not in _UNSCORED:

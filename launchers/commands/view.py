@@ -48,9 +48,11 @@ def view(
         require(package, "async-rl view")
     from async_rl.runs.view.server import serve
 
+    # Other machines reach any other address; samples are as private as the data.
     token = "" if _is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
 
     def ready(bound_port: int) -> None:
+        # An IPv6 address needs brackets in a URL.
         name = f"[{host}]" if ":" in host else host
         secret = f"?token={token}" if token else ""
         typer.echo(f"runs of {directory} at http://{name}:{bound_port}{page}{secret}")
@@ -67,6 +69,7 @@ def _where(run: str | None, output_dir: Path | None) -> tuple[Path, str]:
         directory = Path(run).expanduser()
         if not is_directory_of_runs(directory):
             run_dir = find_run(run, output_dir)
+            # The page has the other runs of the directory as well.
             return run_dir.parent, f"/runs/{quote(run_dir.name, safe='')}"
     if not directory.is_dir():
         raise ConfigError(

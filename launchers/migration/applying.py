@@ -64,8 +64,10 @@ def migrate(source: Source, table: Table, functions: Mapping[str, Function]) -> 
     settings: Settings = {}
     for line in lines:
         settings.update(line.fate.settings)
+    # The base decides settings that no key names; a critic needs those of PPO.
     base = "ppo_code" if settings.get("algorithm.advantage") == "gae" else "grpo_code"
     tree = as_written(base)
+    # In place of the order of the file, in which a parameter may precede its choice.
     for path, value in choices_first(settings.items()):
         put(tree, path, value)
     expand(tree)
@@ -94,6 +96,7 @@ def _effective(fate: Fate, foreign: Mapping[str, str | None]) -> Fate:
     kept = {path: value for path, value in fate.settings.items() if foreign[path] is None}
     if kept or not fate.settings:
         return msgspec.structs.replace(fate, settings=kept)
+    # The person should see which key made it useless.
     causes = ", ".join(sorted({str(foreign[path]) for path in fate.settings}))
     return Fate("defaulted", f"without effect: {causes}")
 
@@ -101,6 +104,7 @@ def _effective(fate: Fate, foreign: Mapping[str, str | None]) -> Fate:
 def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str, Function]) -> Fate:
     pattern, rule = table.rule_of(key)
     condition = table.conditions[rule.if_] if rule.if_ else None
+    # Before all other columns: a key without effect must not be refused.
     if condition is not None and not condition.is_met(source):
         return Fate("defaulted", condition.reason)
     if rule.switch or rule.defaults:
@@ -135,6 +139,7 @@ def _translated(given: Given) -> Fate:
         return Fate("translated", rule.note, rule.cases[value])
     if rule.only and value in rule.only:
         return Fate("defaulted", rule.same or "the source's default")
+    # Other values are refused unless `to` has a setting for them.
     if rule.only and not rule.to:
         return Fate("refused", rule.refused or rule.same)
     if rule.choices:

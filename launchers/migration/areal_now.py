@@ -12,6 +12,7 @@ from async_rl.launchers.migration.shared import engines, halves, learners
 
 def _gpus(layout: str) -> tuple[int, int]:
     """Return the GPUs and the tensor parallel width of a layout such as `vllm:d4p1t2`."""
+    # d: data, p: pipeline, t: tensor, c: context parallel.
     sizes = {letter: int(size) for letter, size in re.findall(r"([dptc])(\d+)", layout)}
     width = sizes.get("t", 1)
     return sizes.get("d", 1) * sizes.get("p", 1) * sizes.get("c", 1) * width, width
@@ -75,6 +76,7 @@ def _kl_estimator(given: Given) -> Fate:
 def _advantage_norm(given: Given) -> Fate:
     mean = given.sibling("mean_level", "batch")
     std = given.sibling("std_level", "batch")
+    # One name covers both levels here.
     if mean != std:
         problem = f"mean over {mean}, deviation over {std}"
         return Fate("refused", f"{problem}: algorithm.normalize_advantages has one level")

@@ -28,6 +28,7 @@ def _minibatches(given: Given) -> Fate:
     """train.batch_size counts samples, rollout.batch_size prompts."""
     prompts = given.source.get("rollout.batch_size", 1024)
     samples = prompts * given.source.get("rollout.n_samples_per_prompt", 1)
+    # Minibatches have equal sizes, so that their gradients have equal weight.
     if samples % given.value:
         return Fate("refused", f"does not divide {samples} samples; set learner.minibatches")
     return given.into(samples // given.value, f"{samples} samples / {given.value}")
@@ -104,6 +105,7 @@ def _reward_clip(given: Given) -> Fate:
 def _age(given: Given) -> Fate:
     if not given.source.get("train.async_enable", False):
         return given.into(0, "synchronous; generation may run ahead here: raise it")
+    # One batch is trained while the queue is full.
     return given.into(given.value + 1, "the queue and the batch in use")
 
 

@@ -26,6 +26,7 @@ def _sequence(given: Given) -> Fate:
     """The length bounds prompt and response together."""
     response = next((given.source[key] for key in _RESPONSE if key in given.source), None)
     if response is None:
+        # No key says how long prompts are.
         half = given.value // 2
         settings = {"data.max_prompt_tokens": given.value - half, "data.max_response_tokens": half}
         return Fate("translated", "half for the prompt, half for the response", settings)
@@ -38,6 +39,7 @@ def _sequence(given: Given) -> Fate:
 
 def _engines(given: Given) -> Fate:
     width = given.source.get("inference.parallel.tp", 1)
+    # The newer name wins over the older one.
     width = given.source.get("inference.vllm.tensor_parallel_size", width)
     settings = engines(given.value, width)
     return Fate("translated", settings={**settings, "generation.vllm.tensor_parallel_size": width})

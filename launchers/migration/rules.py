@@ -142,6 +142,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def rule_of(self, key: str) -> tuple[str, Rule]:
         """Return the rule of a key, and the pattern of the table that matched it."""
+        # An exact key wins over every pattern.
         if key in self.rules:
             return key, self.rules[key]
         # An empty section is a key itself; the patterns of its content apply to it.
@@ -152,6 +153,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
         if not matching:
             return key, Rule(refused=NO_RULE)
+        # The longest section is the innermost.
         best = max(
             matching, key=lambda pattern: (pattern.startswith("*."), len(split_at(key, pattern)[0]))
         )

@@ -104,6 +104,7 @@ def data_files(given: Given) -> Fate:
 
 def lora_targets(given: Given) -> Fate:
     """The layers with an adapter: names, or all linear ones."""
+    # The output head has no adapter in this project either.
     if given.value in (None, [], "all-linear", ["all-linear"]):
         return given.into([], "all linear layers except the output head")
     if not isinstance(given.value, list):

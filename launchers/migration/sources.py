@@ -63,6 +63,7 @@ def arguments(text: str) -> dict[str, Any]:
     variables: dict[str, str] = {}
     for name, value in _VARIABLE.findall(text):
         variables[name] = Template(value.strip("\"'")).safe_substitute(variables)
+    # An assignment is no argument of the command.
     lines = [line for line in text.splitlines() if not _VARIABLE.match(line)]
     words = shlex.split("\n".join(lines), comments=True)
     source: dict[str, Any] = {}
@@ -92,6 +93,7 @@ def _value(text: str) -> Any:
     names = {"true": True, "false": False, "null": None, "none": None}
     if text.lower() in names:
         return names[text.lower()]
+    # int first: a float would write 8 as 8.0.
     for reader in (int, float):
         try:
             return reader(text)
@@ -104,6 +106,7 @@ def _value(text: str) -> Any:
 
 def _of_yaml(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     raw = OmegaConf.load(file)
+    # Only files of hydra have this key; other yaml files are complete.
     parts = raw.get("defaults") if OmegaConf.is_dict(raw) else None
     if parts:
         return _composed(file, overrides)
@@ -120,6 +123,7 @@ def _composed(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     packages = re.findall(r"(?:pkg|file)://([\w./]+)", path.read_text())
     directories = [str(directory) for name in packages for directory in _directories(path, name)]
     given = list(overrides)
+    # verl names the directory of its own files as a package, which is not installed here.
     if packages:
         given.append(
             f"hydra.searchpath=[{','.join(f'file://{directory}' for directory in directories)}]"

@@ -14,6 +14,7 @@ def _batch(given: Given) -> Fate:
     completions = given.sibling("generation_batch_size", None)
     note = f"{completions} completions / {samples}"
     if completions is None:
+        # TRL takes one generation round per accumulated step if the key is missing.
         rounds = given.sibling("steps_per_generation", None) or given.sibling(
             "gradient_accumulation_steps", 1
         )

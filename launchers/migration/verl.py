@@ -33,6 +33,7 @@ def _is_async(given: Given) -> bool:
 
 def _batch(given: Given) -> int:
     """The prompts of one optimizer batch."""
+    # The asynchronous trainer has no train_batch_size.
     if _is_async(given):
         return int(given.source[f"{_ACTOR}.ppo_mini_batch_size"] * given.source[_REQUIRED])
     return int(given.source.get("data.train_batch_size", 1024))
@@ -116,6 +117,7 @@ def _validation_before(given: Given) -> Fate:
 def _logger(given: Given) -> Fate:
     listed = [given.value] if isinstance(given.value, str) else given.value
     names = ["wandb" if name == "tracking" else str(name) for name in listed]
+    # Names of loggers that have no counterpart.
     others = [name for name in names if name not in ("console", "tensorboard", "wandb")]
     reasons = []
     settings: Settings = {}
@@ -173,6 +175,7 @@ def _offload(given: Given) -> Fate:
 
 def _is_kl_in_reward(given: Given) -> bool:
     """The first releases always had it there, and only they had this key of the reward model."""
+    # No later release has this key.
     is_first = "reward_model.model.input_tokenizer" in given.source
     return bool(given.source.get("algorithm.use_kl_in_reward", is_first))
 
@@ -188,6 +191,7 @@ def _kl_in_reward(given: Given) -> Fate:
 
 def _kl_loss(given: Given) -> Fate:
     in_reward = _is_kl_in_reward(given)
+    # This project has one KL term.
     if given.value and in_reward:
         return Fate(
             "refused", "KL both in the reward and in the loss; the one in the reward is kept"

@@ -63,6 +63,7 @@ def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> No
 
 
 def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
+    # First: with mixed packages every later import may fail in another way.
     mixed = package_problem()
     if mixed:
         yield mixed
@@ -85,12 +86,14 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
         yield from row_problems(config, has_functions=not verifier_problems)
     yield from _problem(load_rollout, config.rollout)
     yield from _plugin_problems(config)
+    # Workers look the program up in the same PATH.
     if config.agent.command and shutil.which(config.agent.command[0]) is None:
         yield (
             f"rollout.fn={config.agent.command}: the program {config.agent.command[0]} was not"
             " found; name an installed program, or give its path"
         )
     shape = model_shape(config)
+    # The memory of a cluster's nodes is not known here.
     if shape is not None and config.launcher.is_one_machine:
         yield from fit_problems(config, shape, machine)
 
@@ -166,6 +169,7 @@ def _directory_problems(config: RunConfig, machine: Machine, *, is_new: bool) ->
             f"run_name={config.run_name}: {config.output_dir}/{config.run_name} exists already;"
             " choose another, or remove it"
         )
+    # The directory of the runs is made by the first run.
     existing = _nearest_existing(Path(config.output_dir))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield (
@@ -174,8 +178,10 @@ def _directory_problems(config: RunConfig, machine: Machine, *, is_new: bool) ->
         )
         return
     free_mb = machine.disk_mb
+    # A described machine (--machine) has a size of its own.
     if free_mb is None:
         free_mb = shutil.disk_usage(existing).free // 2**20
+    # A full disk stops a run in the middle of a checkpoint.
     needed_mb = disk_mb(config, model_shape(config))
     if free_mb < needed_mb:
         yield (
@@ -218,6 +224,7 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
         "monitoring.tensorboard_port": config.monitoring.tensorboard_port,
         "monitoring.prometheus_port": config.monitoring.prometheus_port,
     }
+    # A port of 0 or null needs no check.
     for path, port in ports.items():
         if port and (problem := _bind(host, port)):
             yield (

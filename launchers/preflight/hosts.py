@@ -36,6 +36,7 @@ def host_problems(config: RunConfig) -> Iterator[str]:
             " model.lora.slots=2, or more for more runs"
         )
         return
+    # vLLM reserves the slots at its start, with the rank of that run.
     if lora.rank > theirs.rank:
         yield (
             f"model.lora.rank={lora.rank} is above the model.lora.rank={theirs.rank} of"
@@ -47,6 +48,7 @@ def host_problems(config: RunConfig) -> Iterator[str]:
             f"data.max_prompt_tokens + data.max_response_tokens = {longest} is above the {room} of"
             f" {directory.name}, whose engines take no longer sequences; lower it"
         )
+    # Each changes what the same adapter computes.
     for path, ours, other in (
         ("model.path", _model(config), _model(host)),
         ("model.dtype", config.model.dtype, host.model.dtype),
@@ -59,4 +61,5 @@ def host_problems(config: RunConfig) -> Iterator[str]:
 
 def _model(config: RunConfig) -> str | None:
     path = config.model.path
+    # Two paths may lead to the same model; a hub name is compared as it is.
     return str(Path(path).resolve()) if path is not None and Path(path).is_dir() else path

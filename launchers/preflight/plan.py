@@ -61,6 +61,7 @@ def show_plan(
     rows: list[tuple[str, Role, str]] = [("supervisor", "supervisor", everywhere)]
     rows += [(spec.name, spec.role, _placement(config, spec, everywhere)) for spec in specs]
     for name, role, placement in rows:
+        # A pool may have engines of another size.
         own = config_of(config, pool_of(name))
         size = f"{memory_mb(own, role, shape)} MB"
         on_gpu = 0 if shape is None else gpu_memory_mb(own, role, shape)
@@ -86,6 +87,7 @@ def show_plan(
 
 
 def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
+    # The cluster chooses the node and the cores when the process starts.
     if not config.launcher.is_one_machine:
         cpus = cluster_cpus(config, spec)
         gpus = f", {spec.gpus:g} GPU{'' if spec.gpus == 1 else 's'}" if spec.gpus else ""
@@ -130,5 +132,6 @@ def _address(config: RunConfig, role: Role) -> str:
             return f"http://{host}:{FREE_PORT}"
         case "supervisor" | "buffer" | "generator":
             return f"tcp://{host}:{FREE_PORT}"
+        # It serves nothing: it calls the buffer and the generators.
         case "learner":
             return "-"

@@ -26,6 +26,7 @@ def algorithm_problems(config: RunConfig) -> Iterator[str]:
 def _objective(config: RunConfig) -> Iterator[str]:
     algorithm, limit = config.algorithm, config.data.max_response_tokens
     estimator, critic = algorithm.advantage.kind, algorithm.critic
+    # The advantage of a single sample is its reward minus itself: 0.
     if estimator in COMPARING_ESTIMATORS and config.generation.group_size == 1:
         yield (
             f"generation.group_size=1 with algorithm.advantage={estimator}: the group has"
@@ -78,6 +79,7 @@ def _policy_loss(config: RunConfig) -> Iterator[str]:
         )
     if isinstance(loss, BehaviorLoss):
         return
+    # Before the first update the policy is the proximal policy.
     if loss.max_mean_ratio is not None and num_updates == 1:
         yield (
             f"algorithm.policy_loss.max_mean_ratio={loss.max_mean_ratio:g} with one update per"
@@ -94,6 +96,7 @@ def _policy_loss(config: RunConfig) -> Iterator[str]:
 
 def _samples(config: RunConfig) -> Iterator[str]:
     kept, drawn = config.generation.group_size, config.generation.generation_size
+    # best-of-n needs n samples at least.
     if drawn is not None and drawn < kept:
         yield (
             f"generation.generation_size={drawn} is below generation.group_size={kept}: too few"

@@ -32,6 +32,7 @@ def launcher_problems(config: RunConfig) -> Iterator[str]:
 def _ranks(config: RunConfig, cluster: ClusterLaunch) -> Iterator[str]:
     ranks = config.learner.ranks
     gpus = config.learner.gpus_each
+    # A number of 0 means that the nodes were not described.
     if 0 < cluster.gpus_per_node < ranks * gpus and not cluster.has_shared_run_dir:
         yield (
             f"learner.ranks={ranks} with learner.gpus_each={gpus:g}: with"

@@ -89,6 +89,7 @@ def _devices(config: RunConfig) -> Iterator[str]:
     if learns <= 0 or generates <= 0:
         return
     parts = config.generation.vllm.tensor_parallel_size
+    # Tensor parallel parts exchange in every layer, so NCCL needs a whole GPU for each.
     if parts > 1:
         yield (
             f"generation.vllm.tensor_parallel_size={parts} with placement=colocated: an engine on"

@@ -53,6 +53,7 @@ def _agent(config: RunConfig) -> Iterator[str]:
         )
     if config.devices.are_handed_over:
         yield f"placement=colocated with {name}: not supported; set placement=disaggregated"
+    # A session may continue on any generator, whatever pool it started in.
     if config.generators.pools:
         yield (
             f"generators.pools with {name}: sessions use all generators alike; remove"

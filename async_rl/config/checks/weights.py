@@ -15,6 +15,7 @@ from async_rl.config.running import FileTransfer
 def weights_problems(config: RunConfig) -> Iterator[str]:
     """Yield one line per problem."""
     weights, bound = config.weights, config.buffer.max_staleness_versions
+    # Admission waits for a newer version, which only the blocked step would make.
     if weights.push_every_steps - 1 > bound:
         yield (
             f"weights.push_every_steps={weights.push_every_steps} with"
@@ -53,6 +54,7 @@ def _adapter(config: RunConfig) -> Iterator[str]:
                 f"{given} with model.lora.slots={lora.slots}: the engines of that run have the"
                 " slots; set model.lora.slots=0"
             )
+        # The requests go to the engines of the other run.
         if config.generators.gpus_each > 0:
             yield (
                 f"{given} with generators.gpus_each={config.generators.gpus_each:g}: generators"
