@@ -61,7 +61,8 @@ class _Pace:
         """Return the seconds to the last step; None before a few steps, and at the end."""
         if not self._seen:
             return None
-        (first, first_s), (last, last_s) = self._seen[0], self._seen[-1]
+        first, first_s = self._seen[0]
+        last, last_s = self._seen[-1]
         if last - first < _LEAST_PACE_STEPS or last >= self._num_steps:
             return None
         return (self._num_steps - last) * (last_s - first_s) / (last - first)

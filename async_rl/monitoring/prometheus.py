@@ -54,7 +54,8 @@ class Endpoint:
 
 class _Newest(Collector):
     def __init__(self, run: str, newest: Callable[[], tuple[int, Mapping[str, float]]]) -> None:
-        self._run, self._newest = run, newest
+        self._run = run
+        self._newest = newest
 
     def describe(self) -> Iterator[Metric]:
         # Without this the registry would call `collect` at registration, before there are numbers.

@@ -152,7 +152,7 @@ class Rates:
         """Return the metrics that need no step: throughput by the newest heartbeats, queues,
         latencies, memory, failures.
         """
-        numbers: dict[str, float] = {}
+        numbers: collections.defaultdict[str, float] = collections.defaultdict(float)
         memory_mb: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
         cores: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
         for name, member in self._newest.items():
@@ -160,7 +160,7 @@ class Rates:
             rates = self._rates.get(name, {})
             for counter, metric in _PER_SECOND.items():
                 if counter in rates:
-                    numbers[metric] = numbers.get(metric, 0.0) + rates[counter]
+                    numbers[metric] += rates[counter]
             for key, value in member.counters.items():
                 if key == _MEMORY:
                     memory_mb[pool].append(value)
@@ -171,8 +171,7 @@ class Rates:
             # Also without a step: while every attempt fails there is none.
             for key, rate in self._recent(name).items():
                 if key.startswith(_FAILURES):
-                    metric = _FAILURE_RATE + key.removeprefix(_FAILURES)
-                    numbers[metric] = numbers.get(metric, 0.0) + 60 * rate
+                    numbers[_FAILURE_RATE + key.removeprefix(_FAILURES)] += 60 * rate
         for pool, values in memory_mb.items():
             numbers[f"memory/{pool}_mb_median"] = statistics.median(values)
             numbers[f"memory/{pool}_mb_max"] = max(values)
@@ -181,7 +180,7 @@ class Rates:
             numbers[f"cpu/{pool}_max"] = max(values)
         for failures in self._failures.values():
             for name, count in failures.items():
-                numbers[name] = numbers.get(name, 0.0) + count
+                numbers[name] += count
         for pool, count in self._restarts.items():
             numbers[f"restarts/{pool}"] = float(count)
         return numbers

@@ -158,7 +158,8 @@ def _flow(reply: StatusReply) -> str:
     return "   ".join(filter(None, [flow, commonest_failure([reply.metrics])]))
 
 
-_OPEN, _CALLING = f"{GAUGE}sessions/open", f"{GAUGE}sessions/calling"
+_OPEN = f"{GAUGE}sessions/open"
+_CALLING = f"{GAUGE}sessions/calling"
 
 
 def _sessions(members: Sequence[Member]) -> Iterator[str]:
@@ -169,7 +170,8 @@ def _sessions(members: Sequence[Member]) -> Iterator[str]:
     names = [name for name in sorted(counts) if name.startswith(_OPEN)]
     # The sum and one environment say the same, so one environment gets one line.
     for name in names[:1] if len(names) < 3 else names:
-        num_open, num_calling = counts[name], counts[name.replace(_OPEN, _CALLING)]
+        num_open = counts[name]
+        num_calling = counts[name.replace(_OPEN, _CALLING)]
         title = "/".join(filter(None, ("sessions", name.removeprefix(_OPEN).removeprefix("_in/"))))
         yield (
             f"{title}: {num_open:.0f} open, {num_calling:.0f} wait for the engine,"

@@ -29,6 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 GAUGE = "gauge/"
@@ -51,46 +52,30 @@ class _Kind(enum.Enum):
     IDLE = "idle_s"
 
 
+@dataclass(slots=True, eq=False)
 class _Frame:
-    """One entered block. It is active while open and not suspended by a block inside it."""
+    """One entered block. It is active while open and not suspended by a block inside it. kind,
+    label, key: the stage under which it counts; set while it is active.
+    """
 
-    __slots__ = (
-        "entered",
-        "is_open",
-        "key",
-        "kind",
-        "label",
-        "num_inner",
-        "owner",
-        "parent",
-        "since",
-    )
-
-    def __init__(self, kind: _Kind, label: str, owner: object, parent: _Frame | None) -> None:
-        self.entered = (kind, label)
-        self.count_as(kind, label)
-        self.owner = owner
-        self.parent = parent
-        self.since = 0.0
-        self.num_inner = 0
-        self.is_open = True
-
-    def count_as(self, kind: _Kind, label: str) -> None:
-        """Set the stage under which it counts; only while it is not active."""
-        self.kind = kind
-        self.label = label
-        self.key = f"{kind.value}/{label.split(':', 1)[0].strip()}"
+    entered: tuple[_Kind, str]
+    owner: object
+    parent: _Frame | None
+    kind: _Kind = _Kind.IDLE
+    label: str = ""
+    key: str = ""
+    since: float = 0.0
+    num_inner: int = 0
+    is_open: bool = True
 
 
+@dataclass(slots=True)
 class _Seconds:
     """Seconds when at least one block was active."""
 
-    __slots__ = ("num_active", "since", "total")
-
-    def __init__(self) -> None:
-        self.num_active = 0
-        self.since = 0.0
-        self.total = 0.0
+    num_active: int = 0
+    since: float = 0.0
+    total: float = 0.0
 
     def enter(self, now: float) -> None:
         # A union: only the first of several blocks starts the clock.
@@ -215,7 +200,7 @@ class Activity:
         # context.
         while outer is not None and not outer.is_open:
             outer = outer.parent
-        frame = _Frame(kind, label, _owner(outer), outer)
+        frame = _Frame((kind, label), _owner(outer), outer)
         # A block entered by a task that was only started inside another block does not suspend it:
         # both continue side by side.
         parent = outer if outer is not None and outer.owner is frame.owner else None
@@ -249,7 +234,10 @@ class Activity:
     def _enter(self, frame: _Frame, now: float) -> None:
         kind, label = frame.entered
         by = self._held_back.get(label, "") if kind is _Kind.BUSY else ""
-        frame.count_as(*((_Kind.BLOCKED, by) if by else frame.entered))
+        frame.kind = _Kind.BLOCKED if by else kind
+        frame.label = by or label
+        # Details after a colon are for people; a counter for each would fill every heartbeat.
+        frame.key = f"{frame.kind.value}/{frame.label.split(':', 1)[0].strip()}"
         frame.since = now
         self._frames[frame.kind][frame] = None
         self._seconds.setdefault(frame.key, _Seconds()).enter(now)

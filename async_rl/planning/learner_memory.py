@@ -247,7 +247,8 @@ def _gathered_bytes(config: RunConfig, shape: ModelShape) -> float:
 
 def _forward_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The largest moment of the passes without a gradient: no gradients and no other layers."""
-    size, tokens = dtype_bytes(config), config.learner.forward_tokens
+    size = dtype_bytes(config)
+    tokens = config.learner.forward_tokens
     if not is_sharded(config):
         tokens = min(tokens, max(CACHE_TOKENS, longest_sequence(config)))
     # Gate, up and their product next to the residual, its norm and the copies of both; the account

@@ -10,7 +10,9 @@ import msgspec
 
 from async_rl.core.frozen import frozen
 
-EMBEDDED_VOCABULARY, EMBEDDED_POSITIONS, EMBEDDED_MLP_FACTOR = 1024, 512, 3
+EMBEDDED_VOCABULARY = 1024
+EMBEDDED_POSITIONS = 512
+EMBEDDED_MLP_FACTOR = 3
 
 # Families name the same numbers differently; the first name that is set counts.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

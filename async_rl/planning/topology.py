@@ -147,7 +147,8 @@ def _learner_cores(config: RunConfig, machine: Machine, rank: int) -> tuple[int,
         # Rank n has the n-th GPU, because the learner's GPUs are assigned first.
         pool = machine.near(rank, config.learner.cores)
         ranks = [r for r in ranks if machine.near(r, config.learner.cores) == pool]
-    position, num = ranks.index(rank), len(ranks)
+    position = ranks.index(rank)
+    num = len(ranks)
     part = pool[position * len(pool) // num : (position + 1) * len(pool) // num]
     return tuple(part) or (pool[position % len(pool)],)
 

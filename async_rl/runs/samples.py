@@ -81,7 +81,8 @@ def pieces(sample: Trajectory, decode: Decode) -> list[str]:
     texts = []
     # Decoding from the last two boundaries between characters, not from the start, keeps the time
     # linear: 16,000 tokens would otherwise be decoded 8,000 times over.
-    before, start = 0, 0
+    before = 0
+    start = 0
     for end in range(1, len(ids) + 1):
         known = decode(ids[before:start])
         text = decode(ids[before:end])
@@ -89,7 +90,8 @@ def pieces(sample: Trajectory, decode: Decode) -> list[str]:
             texts.append("")
             continue
         texts.append(text[len(known) :])
-        before, start = start, end
+        before = start
+        start = end
     return texts
 
 

@@ -168,18 +168,15 @@ class Fleet:
 
     async def all_ended(self, roles: Collection[str], *, timeout_s: float) -> bool:
         """Wait until no process of these roles runs; return False after `timeout_s`."""
-        waits = [
-            asyncio.create_task(child.handle.wait(), name=f"end of {child.name}")
-            for child in self._of_roles(roles)
-            if child.handle is not None
-        ]
-        if not waits:
-            return True
-        # Only the waiting is cancelled, not the process; the caller decides about that.
-        _, pending = await asyncio.wait(waits, timeout=timeout_s)
-        for wait in pending:
-            wait.cancel()
-        return not pending
+        handles = [child.handle for child in self._of_roles(roles)]
+        waits = [handle.wait() for handle in handles if handle is not None]
+        try:
+            # Only the waiting is cancelled, not the process; the caller decides about that.
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*waits, return_exceptions=True)
+        except TimeoutError:
+            return False
+        return True
 
     def kill_all(self) -> None:
         """Send SIGKILL to every process."""

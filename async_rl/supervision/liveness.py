@@ -97,7 +97,8 @@ class Liveness:
         """Return the reason once the process made no progress with its start, or stopped its
         heartbeats.
         """
-        start_s, silence_s = self._config.start_s, self._config.silence_s
+        start_s = self._config.start_s
+        silence_s = self._config.silence_s
         # The start may take as long as it advances; from the registration on, the short limit
         # applies.
         while not self._registry.is_serving(name):

@@ -36,7 +36,9 @@ Floats = npt.NDArray[np.float64]
 _LEAST_STEPS = 8
 _LEAST_SPREAD = 0.2  # of the mean lengths of batches, relative to their mean
 _LARGEST_ERROR = 0.2  # standard error of the share
-_GRID, _ROUNDS = 9, 6  # 1/8, then 1/32, ... of the range: 0.0001 in the end
+# Steps of 1/8, then 1/32, ... of the range: 0.0001 in the end.
+_GRID = 9
+_ROUNDS = 6
 _SEEN = 0.999999  # of the error without a slowdown; a smaller difference is rounding
 _WARM_SHARE = 0.2  # of the steps: the run fills its buffer, so they are left out of rates
 
@@ -108,12 +110,20 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
             f"{run_dir.name} has {len(steps)} recorded steps; at least {_LEAST_STEPS} are needed to"
             " explain where its time goes"
         )
-    own_s = [rows[step]["time/step_s"] - rows[step].get("time/wait_batch_s", 0.0) for step in steps]
-    push_s = [rows[step].get("weights/push_s", math.nan) for step in steps]
+
+    def column(name: str, missing: float) -> Floats:
+        return np.array([rows[step].get(name, missing) for step in steps])
+
+    own_s = column("time/step_s", math.nan) - column("time/wait_batch_s", 0.0)
+    push_s = column("weights/push_s", math.nan)
     works, beside = works_of(groups)
     scores, places_per_unit, seen_places = read_scoring(groups, config)
     works = [replace(work, scores=own) for work, own in zip(works, scores, strict=True)]
-    lengths = np.array([rows[step].get("length/response_mean", math.nan) for step in steps])
+
+    def of_purpose(purpose: Purpose) -> tuple[Work, ...]:
+        pairs = zip(works, groups, strict=True)
+        return tuple(work for work, group in pairs if group.purpose == purpose)
+
     # At least one step, whose commit is where the first measured span starts.
     num_warm = max(1, round(_WARM_SHARE * len(steps)))
     measured_s = [committed[step] for step in steps[num_warm - 1 :]]
@@ -124,18 +134,16 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
         if not any(begin_s < at_s <= end_s for at_s in lives_s)
     ] or [measured_s[-1] - measured_s[0]]
     return Recorded(
-        train=tuple(w for w, g in zip(works, groups, strict=True) if g.purpose == Purpose.TRAIN),
-        evaluation=tuple(
-            w for w, g in zip(works, groups, strict=True) if g.purpose == Purpose.EVAL
-        ),
+        train=of_purpose(Purpose.TRAIN),
+        evaluation=of_purpose(Purpose.EVAL),
         beside=beside,
-        step_s=tuple(max(value, 0.0) for value in own_s),
+        step_s=tuple(np.maximum(own_s, 0.0).tolist()),
         # Not every row has a push.
         push_s=float(np.nanmean(push_s)) if np.isfinite(push_s).any() else 0.0,
         num_generators=len({group.generator for group in groups}),
         num_warm=num_warm,
         steps_per_s=len(spans_s) / sum(spans_s),
-        by_tokens=_share_by_tokens(np.array(own_s), lengths),
+        by_tokens=_share_by_tokens(own_s, column("length/response_mean", math.nan)),
         first_step=steps[0],
         places_per_unit=places_per_unit,
         seen_places=seen_places,
@@ -171,11 +179,12 @@ def works_of(groups: list[GroupTimes]) -> tuple[list[Work], float]:
         after_s = max(group.ready_s - group.handed_out_s - duration, 0.0)
         first_s = group.samples[:, 1]
         known = first_s[np.isfinite(first_s)]
+        scoring_s = _scoring_s(group, after_s)
         works.append(
             Work(
                 units=float(units[index]),
-                scoring_s=_scoring_s(group, after_s),
-                storing_s=after_s - _scoring_s(group, after_s),
+                scoring_s=scoring_s,
+                storing_s=after_s - scoring_s,
                 load=float(loads[index]),
                 lengths=tuple(lengths[index]) if len(group.samples) else (),
                 first=min(float(known.min()) / duration, 1.0) if len(known) else 0.0,
@@ -255,10 +264,13 @@ def _fitted(flights: _Flights, tokens: Floats) -> float:
         # are far off, and squared they would decide.
         return float(np.mean(np.abs(ratios / np.median(ratios) - 1)))
 
-    low, high = 0.0, 1.0  # with 1, all time is shared: n samples take n times as long as one
+    # With 1, all time is shared: n samples take n times as long as one.
+    low = 0.0
+    high = 1.0
     for _ in range(_ROUNDS):
         grid = np.linspace(low, high, _GRID)
         best = int(np.argmin([error(beside) for beside in grid]))
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)]
+        low = grid[max(best - 1, 0)]
+        high = grid[min(best + 1, _GRID - 1)]
     beside = float(grid[best])
     return beside if error(beside) < _SEEN * error(0.0) else 0.0

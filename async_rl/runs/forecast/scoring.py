@@ -90,7 +90,8 @@ def alone_s(written_s: Floats, scored_s: Floats, number: int) -> Floats:
     """Return the seconds of each sample from the moment when it had a place. number: of places;
     0 is no limit.
     """
-    places, seconds = Places(number), scored_s - written_s
+    places = Places(number)
+    seconds = scored_s - written_s
     # In the order of arrival, as the scorer takes samples.
     for index in np.lexsort((scored_s, written_s)):
         own_s = max(scored_s[index] - places.begin_s(written_s[index]), 0.0)

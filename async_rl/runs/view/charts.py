@@ -15,8 +15,13 @@ from async_rl.core.frozen import frozen
 from async_rl.runs.report import Floats, Graph
 from async_rl.runs.view.texts import number
 
-WIDTH, HEIGHT = 430, 210
-LEFT, RIGHT, TOP, BOTTOM = 52, 8, 8, 24
+WIDTH = 430
+HEIGHT = 210
+# Room for the labels of the axes at the left and below.
+LEFT = 52
+RIGHT = 8
+TOP = 8
+BOTTOM = 24
 FRAME = {
     "width": WIDTH,
     "height": HEIGHT,

@@ -173,7 +173,8 @@ def run_page(visit: Visit) -> Content:
     ages: list[tuple[int, int]] = []
     # A run that has stored nothing yet has a page that says so.
     with contextlib.suppress(Unavailable), run.store() as store:
-        waterfall, ages = browse.spans(store, chosen), browse.ages(store)
+        waterfall = browse.spans(store, chosen)
+        ages = browse.ages(store)
     # A step of thousands of groups would be a page of thousands of rows.
     shown = dict(list(waterfall.items())[:_MOST_WATERFALL])
     newest = newest_rows(run.path, summary.step - _STEPS_OF_MEAN + 1)

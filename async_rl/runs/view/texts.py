@@ -6,7 +6,8 @@ import math
 
 from async_rl.monitoring import status
 
-_LARGE, _SMALL = 1e4, 1e-3
+_LARGE = 1e4
+_SMALL = 1e-3
 
 
 def number(value: float | None) -> str:
