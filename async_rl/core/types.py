@@ -23,6 +23,7 @@ from async_rl.core.output_rules import Checker, OutputRules
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+DoubleArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 NO_VERSION = -1

@@ -1,8 +1,4 @@
-"""Detection of a run without progress, and the sentence that reports who waits for what.
-
-Progress is a new learner version or a new learner process. Pure state: the caller passes members
-and the time.
-"""
+"""The sentence about a run without progress: who waits for what. Pure."""
 
 from __future__ import annotations
 
@@ -18,25 +14,6 @@ _NEEDED = ("generator", "verifier")
 _MOST_PARTS = 8  # the first ones name the cause; a pool of 100 generators would fill the screen
 _AWAY = ("starting", "ended")
 _AT_REST = ("ready", "serving")
-
-
-class Stall:
-    """The time of the run's last progress. now_s: monotonic seconds."""
-
-    def __init__(self, now_s: float) -> None:
-        self._progress: tuple[int, int] = (-1, -1)
-        self.since_s = now_s
-
-    def observe(self, members: Sequence[Member], now_s: float) -> None:
-        """Record the progress of the learner among the current members."""
-        progress = max(
-            ((m.pid, m.version) for m in members if m.role == "learner"),
-            key=lambda p: p[1],
-            default=(-1, -1),
-        )
-        if progress != self._progress:
-            self._progress = progress
-            self.since_s = now_s
 
 
 def sentence(

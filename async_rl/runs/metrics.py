@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from async_rl.core.extras import require
 from async_rl.core.jsonl import lines_backwards
+from async_rl.core.types import DoubleArray
 
 if TYPE_CHECKING:
     import pandas
 
-Column = npt.NDArray[np.float64]
 STEP = "step"
 
 
-class Metrics(Mapping[str, Column]):
+class Metrics(Mapping[str, DoubleArray]):
     """The metrics of a run by name: float64 arrays [rows], one row per learner step.
 
     A mapping, so `metrics["reward/mean"]`, `name in metrics` and `dict(metrics)` work. `step`
@@ -41,7 +40,7 @@ class Metrics(Mapping[str, Column]):
             name: np.array(column, dtype=np.float64) for name, column in columns.items()
         }
 
-    def __getitem__(self, name: str) -> Column:
+    def __getitem__(self, name: str) -> DoubleArray:
         return self._columns[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -143,7 +142,7 @@ class Curves:
         values = self.points(name)[1]
         return float(values[-1]) if len(values) else None
 
-    def points(self, name: str, *, x: str = STEP) -> tuple[Column, Column]:
+    def points(self, name: str, *, x: str = STEP) -> tuple[DoubleArray, DoubleArray]:
         """Return x [n] and the metric's values [n] of the rows that have both, in order of x."""
         with self._lock:
             if name not in self._columns or x not in self._columns:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from async_rl.core.frozen import frozen
-
-Floats = npt.NDArray[np.float64]
+from async_rl.core.types import DoubleArray
 
 
 @frozen
@@ -23,8 +19,8 @@ class Series:
     """One line of a graph: float64 [n] each."""
 
     label: str
-    xs: Floats
-    ys: Floats
+    xs: DoubleArray
+    ys: DoubleArray
 
 
 @frozen

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import RunFailed
-from async_rl.monitoring.stall import Stall, sentence
+from async_rl.monitoring.stall import sentence
 from async_rl.protocol.membership import SILENT, Member
 from async_rl.supervision.registry import Registry
 
@@ -124,8 +124,9 @@ class Liveness:
 
 
 class StallWatch:
-    """Watches the learner's version.
+    """Watches the learner's progress: a new version, or a new process.
 
+    since_s: time of the last progress, by the registry's clock.
     A run without a learner step is reported at timeouts.stall_warning_s and stops at
     timeouts.stall_s.
     """
@@ -134,15 +135,18 @@ class StallWatch:
         self._registry = registry
         self._liveness = liveness
         self._config = config
-        self._stall = Stall(registry.clock())
+        self._progress = (-1, -1)
+        self.since_s = registry.clock()
         self._progressed = asyncio.Event()
 
     def observe(self) -> None:
         """Read the members."""
-        # `reports` sleeps until a deadline; only progress may wake it earlier.
-        before_s = self._stall.since_s
-        self._stall.observe(self._registry.members, self._registry.clock())
-        if self._stall.since_s > before_s:
+        learners = [member for member in self._registry.members if member.role == "learner"]
+        progress = max(((m.version, m.pid) for m in learners), default=(-1, -1))
+        if progress != self._progress:
+            self._progress = progress
+            self.since_s = self._registry.clock()
+            # `reports` sleeps until a deadline; only progress may wake it earlier.
             self._progressed.set()
 
     async def reports(self) -> AsyncIterator[str]:
@@ -162,7 +166,7 @@ class StallWatch:
 
     async def _progresses_within(self, limit_s: float) -> bool:
         """Wait for a learner step until `limit_s` after the last one; return whether it came."""
-        while (left_s := self._stall.since_s + limit_s - self._registry.clock()) > 0:
+        while (left_s := self.since_s + limit_s - self._registry.clock()) > 0:
             # The clock may be behind after a pause of the supervisor.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
@@ -175,7 +179,7 @@ class StallWatch:
     def _sentence(self) -> str:
         return sentence(
             self._registry.members,
-            stalled_s=self._registry.clock() - self._stall.since_s,
+            stalled_s=self._registry.clock() - self.since_s,
             now_s=time.time(),
             unheard_s=self._liveness.silent_s(),
         )

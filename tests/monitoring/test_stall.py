@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.monitoring.stall import Stall, sentence
+from async_rl.monitoring.stall import sentence
 from async_rl.protocol.membership import Member
 
 
@@ -75,19 +75,6 @@ def test_a_verifier_that_judges_the_same_all_the_time_is_named() -> None:
         "generator-0 waits for verdicts: http://x takes no request now (1 min 0 s); verifier-0:"
         " judging (48 s)"
     )
-
-
-def test_only_a_new_version_or_a_new_learner_is_progress() -> None:
-    stall = Stall(0.0)
-    stall.observe([member("learner-0", version=0)], 5.0)
-    stall.observe(
-        [member("learner-0", version=0, state="training"), member("generator-0", version=4)], 9.0
-    )
-    assert stall.since_s == 5.0
-    stall.observe([member("learner-0", version=1)], 11.0)
-    assert stall.since_s == 11.0
-    stall.observe([member("learner-0", version=0, pid=2)], 14.0)
-    assert stall.since_s == 14.0
 
 
 def test_the_sentence_names_the_commonest_failure_before_the_waits() -> None:

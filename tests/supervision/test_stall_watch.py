@@ -19,10 +19,10 @@ def watch(registry: Registry, limits: TimeoutsConfig) -> StallWatch:
     return StallWatch(registry, Liveness(registry, limits, is_local=True), limits)
 
 
-def beat(registry: Registry, stall_watch: StallWatch, version: int) -> None:
+def beat(registry: Registry, stall_watch: StallWatch, version: int, pid: int = 1) -> None:
     message = Heartbeat(
         name="learner-0",
-        pid=1,
+        pid=pid,
         state="waiting",
         waits_for="a batch",
         since_s=0,
@@ -74,3 +74,22 @@ def test_a_stall_is_told_once_and_taken_back_and_ends_the_run_with_the_sentence(
     assert "no learner step after version 1" in first
     assert taken_back == ""
     assert "no learner step after version 2" in again
+
+
+def test_only_a_new_version_or_a_new_learner_is_progress() -> None:
+    async def main() -> None:
+        now_s = 0.0
+        registry = Registry(lambda: now_s)
+        stall_watch = watch(registry, LIMITS)
+        registry.register(Register(name="learner-0", role="learner", pid=1, address="tcp://x"))
+        registry.register(Register(name="generator-0", role="generator", pid=3, address="tcp://y"))
+        for pid, version, at_s, since_s in ((1, 0, 5, 5), (1, 0, 9, 5), (1, 1, 11, 11)):
+            now_s = at_s
+            beat(registry, stall_watch, version, pid=pid)
+            assert stall_watch.since_s == since_s
+        now_s = 14.0
+        registry.register(Register(name="learner-0", role="learner", pid=2, address="tcp://x"))
+        beat(registry, stall_watch, 0, pid=2)
+        assert stall_watch.since_s == 14.0
+
+    asyncio.run(main())

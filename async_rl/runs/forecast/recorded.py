@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from async_rl.buffer.store.times import (
     MOST_GROUPS,
@@ -28,11 +27,10 @@ from async_rl.config.pools import evaluates_only
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import Purpose
+from async_rl.core.types import DoubleArray, Purpose
 from async_rl.runs.forecast.scoring import progress_s, read_scoring
 from async_rl.runs.metrics import newest_rows
 
-Floats = npt.NDArray[np.float64]
 _LEAST_STEPS = 8
 _LEAST_SPREAD = 0.2  # of the mean lengths of batches, relative to their mean
 _LARGEST_ERROR = 0.2  # standard error of the share
@@ -111,7 +109,7 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
             " explain where its time goes"
         )
 
-    def column(name: str, missing: float) -> Floats:
+    def column(name: str, missing: float) -> DoubleArray:
         return np.array([rows[step].get(name, missing) for step in steps])
 
     own_s = column("time/step_s", math.nan) - column("time/wait_batch_s", 0.0)
@@ -151,7 +149,7 @@ def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
     )
 
 
-def _share_by_tokens(own_s: Floats, lengths: Floats) -> float | None:
+def _share_by_tokens(own_s: DoubleArray, lengths: DoubleArray) -> float | None:
     """Fit own_s = a + b x length; return the share of b, or None if the fit is undetermined."""
     # Relative lengths, so that slope and constant are both seconds.
     x = lengths / lengths.mean()
@@ -211,10 +209,12 @@ def _lengths(group: GroupTimes) -> list[int]:
 class _Flights:
     """The samples in flight at each generator over time."""
 
-    def __init__(self, groups: list[GroupTimes], durations: Floats, loads: Floats) -> None:
+    def __init__(
+        self, groups: list[GroupTimes], durations: DoubleArray, loads: DoubleArray
+    ) -> None:
         self._starts = np.array([group.handed_out_s for group in groups])
         self._ends = self._starts + durations
-        self._generators: list[tuple[list[int], Floats, Floats]] = []
+        self._generators: list[tuple[list[int], DoubleArray, DoubleArray]] = []
         members: dict[str, list[int]] = collections.defaultdict(list)
         for index, group in enumerate(groups):
             members[group.generator].append(index)
@@ -230,7 +230,7 @@ class _Flights:
             further = np.maximum(np.cumsum(steps)[:-1] - 1, 0.0)
             self._generators.append((indices, moments, further))
 
-    def alone_s(self, beside: float) -> Floats:
+    def alone_s(self, beside: float) -> DoubleArray:
         """Return the seconds that each group would have taken with one sample in flight."""
         units = np.zeros(len(self._starts))
         for indices, moments, further in self._generators:
@@ -240,7 +240,7 @@ class _Flights:
         return units
 
 
-def _changes(group: GroupTimes, start_s: float, end_s: float, load: float) -> Floats:
+def _changes(group: GroupTimes, start_s: float, end_s: float, load: float) -> DoubleArray:
     """Return [N, 2]: the moments when samples of the group start or finish, and their number.
 
     If the moments were not recorded, the mean number stands for them: less exact, as many are in
@@ -253,7 +253,7 @@ def _changes(group: GroupTimes, start_s: float, end_s: float, load: float) -> Fl
     return np.concatenate([begun, np.stack([written_s, -np.ones(len(written_s))], axis=1)])
 
 
-def _fitted(flights: _Flights, tokens: Floats) -> float:
+def _fitted(flights: _Flights, tokens: DoubleArray) -> float:
     """Return the slowdown by a further sample with which the time alone is most nearly
     proportional to the tokens of the longest sample; 0 if the number in flight never differed.
     """

@@ -13,13 +13,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.config.run import RunConfig
+from async_rl.core.types import DoubleArray
 from async_rl.rewards.verifier.service import SLOW_S
 
-Floats = npt.NDArray[np.float64]
 _NEWEST = 2048  # samples, which show the number of places
 _MOST_SEEN = 33
 _CLEARER = 0.8  # of the spread with the places of the settings; a smaller difference is chance
@@ -86,7 +85,7 @@ def read_scoring(
     return seconds, per_unit, seen / config.verifiers.count
 
 
-def alone_s(written_s: Floats, scored_s: Floats, number: int) -> Floats:
+def alone_s(written_s: DoubleArray, scored_s: DoubleArray, number: int) -> DoubleArray:
     """Return the seconds of each sample from the moment when it had a place. number: of places;
     0 is no limit.
     """
@@ -100,7 +99,7 @@ def alone_s(written_s: Floats, scored_s: Floats, number: int) -> Floats:
     return seconds
 
 
-def seen_places(written_s: Floats, scored_s: Floats, most: int) -> int:
+def seen_places(written_s: DoubleArray, scored_s: DoubleArray, most: int) -> int:
     """Return the number of places, below `most`, with which the work of samples clearly differs
     least, if n samples share the places when they are more; 0 if there is none. most: 0 is no
     limit.
@@ -124,10 +123,14 @@ def seen_places(written_s: Floats, scored_s: Floats, most: int) -> int:
     return best if best and spread(best) < _CLEARER * spread(most) else 0
 
 
-def progress_s(moments: Floats, speeds: Floats, begun_s: Floats, ended_s: Floats) -> Floats:
+def progress_s(
+    moments: DoubleArray, speeds: DoubleArray, begun_s: DoubleArray, ended_s: DoubleArray
+) -> DoubleArray:
     """Return the seconds that each would have taken alone. speeds: between two moments, shared by
     all.
     """
     progress = np.concatenate([[0.0], np.cumsum(np.diff(moments) * speeds)])
-    alone: Floats = np.interp(ended_s, moments, progress) - np.interp(begun_s, moments, progress)
+    alone: DoubleArray = np.interp(ended_s, moments, progress) - np.interp(
+        begun_s, moments, progress
+    )
     return alone

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from async_rl.core.frozen import frozen
-from async_rl.runs.report import Floats, Graph
+from async_rl.core.types import DoubleArray
+from async_rl.runs.report import Graph
 from async_rl.runs.view.texts import number
 
 WIDTH = 430
@@ -100,7 +101,7 @@ def line_chart(graph: Graph, *, smoothing: float = 0.0) -> Chart | None:
     )
 
 
-def smoothed(values: Floats, weight: float) -> Floats:
+def smoothed(values: DoubleArray, weight: float) -> DoubleArray:
     """Return the exponential mean of the values so far, without a pull to 0 at the start."""
     if not weight:
         return values
@@ -109,7 +110,7 @@ def smoothed(values: Floats, weight: float) -> Floats:
     )
     # Without the division the first values would be drawn towards 0.
     norms = 1 - weight ** np.arange(1, len(values) + 1)
-    result: Floats = np.array(list(sums)[1:]) / norms
+    result: DoubleArray = np.array(list(sums)[1:]) / norms
     return result
 
 
@@ -126,7 +127,7 @@ def _nice(step: float) -> float:
     return magnitude * next(nice for nice in _NICE if nice * magnitude >= step * (1 - 1e-9))
 
 
-def _span(values: Floats, *, is_padded: bool) -> Span:
+def _span(values: DoubleArray, *, is_padded: bool) -> Span:
     low = float(values.min())
     high = float(values.max())
     if low == high:
@@ -154,7 +155,7 @@ def _ticks(span: Span, edges: Span) -> list[Tick]:
     ]
 
 
-def _points(xs: Floats, ys: Floats, x: Span, y: Span) -> str:
+def _points(xs: DoubleArray, ys: DoubleArray, x: Span, y: Span) -> str:
     if len(xs) > _MOST_POINTS:
         # Means of neighbours keep the level, which every n-th value alone would not.
         bounds = np.linspace(0, len(xs), _MOST_POINTS + 1).astype(int)[:-1]
