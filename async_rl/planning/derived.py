@@ -79,6 +79,7 @@ def _groups_generating(config: RunConfig) -> int:
     """The training groups that the generators can write at one time."""
     total = 0
     for pool in generator_pools(config):
+        # A pool that only evaluates gets no training groups.
         if work_of(config, pool) != "evaluation":
             own = config_of(config, pool)
             total += own.generators.count * own.generation.max_concurrent_groups
@@ -134,6 +135,7 @@ def _evaluations(config: RunConfig) -> str:
 
 def _sizes(config: RunConfig, shape: ModelShape | None) -> Rows:
     memory = gb(total_memory_mb(config, shape))
+    # Without the model only libraries and buffers are counted.
     if shape is None:
         return [
             ("model", "not on this machine, size unknown"),
@@ -158,6 +160,7 @@ def _gpu_memory(config: RunConfig, shape: ModelShape) -> Rows:
     needed = gb(gpu_memory_mb(config, "learner", shape))
     if not config.devices.are_handed_over:
         return [("GPU memory", f"learner {needed} for each rank")]
+    # Between its turns the tensors of the learner are in main memory.
     kept = gb(round(learner_memory(config, shape).kept / 2**20))
     return [
         ("GPU memory", f"learner {needed} while it steps, {kept} of it in main memory otherwise")
@@ -166,6 +169,7 @@ def _gpu_memory(config: RunConfig, shape: ModelShape) -> Rows:
 
 def reasons(config: RunConfig, shape: ModelShape | None, machine: Machine) -> Rows:
     """Return a row for the learner and for each pool of engines that uses GPUs of known memory."""
+    # A described machine may leave the memory of its GPUs open.
     if shape is None or not machine.gpu_mb:
         return []
     rows = []

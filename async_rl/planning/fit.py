@@ -64,6 +64,7 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
             f"the run needs about {gb(total)} of memory, this machine has"
             f" {gb(machine.memory_mb)}; {remedy}, or take a smaller model"
         )
+    # A described machine may leave the memory of its GPUs open.
     if machine.gpu_mb:
         problems += _gpu_problems(config, shape, machine)
     # Pools with the same setting have the same problem.
@@ -190,6 +191,7 @@ class Headroom:
         needed_mb = 0
         parts = []
         for pool in pools:
+            # Processes that still start have not taken their memory yet.
             missing = counts[pool.pool] - pool.live
             own = config_of(self._config, pool.pool)
             each_mb = memory_mb(own, role_of(pool.pool), self._shape)

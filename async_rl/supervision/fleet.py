@@ -103,6 +103,7 @@ class Fleet:
             if learners:
                 self._group.create_task(self._keep(learners), name="keep the learner")
             for child in self.children.values():
+                # The learner's ranks are one unit; every other process is its own.
                 if child not in learners:
                     self._keep_one(child)
 
@@ -113,6 +114,7 @@ class Fleet:
             return
         child = self._make_child(spec, is_added=True)
         self.children[spec.name] = child
+        # At once, so that its pool counts it as starting.
         self._registry.add(spec.name, spec.role, 0)
         self._keep_one(child)
 
@@ -214,6 +216,7 @@ class Fleet:
             if self._stopping.is_set() or end.child.is_leaving:
                 return ""
             child = end.child
+            # The run worked without it before.
             if end.is_own_failure and child.is_added and not child.was_ready:
                 return end.reason
             is_final = child.spec.role == "learner" or child.ends_run or not child.was_ready

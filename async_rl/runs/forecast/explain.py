@@ -122,6 +122,7 @@ def _forecast(run_dir: Path, config: RunConfig) -> Iterator[str]:
     try:
         profile = profile_of(run_dir, config)
     except (ConfigError, InfrastructureError) as error:
+        # The table needs no simulation, so it is shown in any case.
         yield f"no forecast: {error}; the table is all that explain can show"
         return
     yield from predict(profile).sentences()

@@ -64,6 +64,7 @@ def _numbers(word: str, path: str, text: str) -> Iterator[float]:
     if "." not in path:
         yield from (_speed(word, part) for part in text.split(","))
         return
+    # 0 means synchronous, or no evaluation.
     least = 0 if path in _MAY_BE_ZERO else 1
     for part in text.split(","):
         bounds = part.split(_RANGE)
@@ -159,6 +160,7 @@ def _cells(
     yield f"{forecast.age:.2f}"
     yield _memory_gb(profile, scenario)
     if options.num_steps is not None:
+        # A run that would stop makes no step.
         yield f"{options.num_steps / per_hour:.2f}" if per_hour else "never"
     if options.prices is not None:
         price = scenario.generators * options.prices[0] + scenario.ranks * options.prices[1]

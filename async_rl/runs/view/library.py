@@ -37,6 +37,7 @@ from async_rl.runs.status import (
 _SIZE_S = 60.0  # the files of a long run take a while to count
 _STATE_S = 1.0
 _KEPT = 4096  # runs; each keeps some kilobytes
+# A reader tells runs apart by the model and the objective.
 _LABELS = ("model.path", "algorithm.advantage", "algorithm.policy_loss")
 _ANSWER_S = 1.5
 """A run that does not answer in this time is shown from its files: a page must not wait for it."""
