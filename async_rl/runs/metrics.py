@@ -171,7 +171,7 @@ class Curves:
 def newest_rows(run_dir: Path, first_step: int) -> dict[int, dict[str, float]]:
     """Return the rows from this step on, by step, however long the file is."""
     rows = itertools.takewhile(lambda row: row["step"] >= first_step, _backwards(run_dir))
-    # Of two rows of a step the newer one counts, so it comes last.
+    # The newest row of a step comes last and replaces older rows.
     return {int(row["step"]): row for row in reversed(list(rows))}
 
 

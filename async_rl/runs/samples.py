@@ -109,7 +109,7 @@ def decoder(run_dir: Path) -> Decode:
             " tokenizer"
         )
     tokenizer = Tokenizer.from_file(str(file))
-    # Special tokens are part of what the policy wrote.
+    # The policy writes special tokens too, so they are part of the response.
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 

@@ -184,7 +184,7 @@ def _graphs(rows: Sequence[tuple[Values, Scenario, Forecast]]) -> tuple[Graph, .
     other values.
     """
     values = {path: {chosen[path] for chosen, _, _ in rows} for path in rows[0][0]}
-    # The setting with the most values gives the longest lines.
+    # Lines over the setting with the most values have the most points.
     across = max(values, key=lambda path: len(values[path]), default="")
     if not across or len(values[across]) == 1:
         return ()

@@ -37,7 +37,7 @@ from async_rl.runs.status import (
 _SIZE_S = 60.0  # the files of a long run take a while to count
 _STATE_S = 1.0
 _KEPT = 4096  # runs; each keeps some kilobytes
-# A reader tells runs apart by the model and the objective.
+# The model and the objective distinguish runs for a reader.
 _LABELS = ("model.path", "algorithm.advantage", "algorithm.policy_loss")
 _ANSWER_S = 1.5
 """A run that does not answer in this time is shown from its files: a page must not wait for it."""
@@ -183,7 +183,7 @@ def _size_of(run_dir: Path, _minute: int) -> int:
     total = 0
     for path in run_dir.rglob("*"):
         with contextlib.suppress(OSError):  # the run deletes files at the same time
-            # Of the link itself: what it points at is not part of this run.
+            # Links are not followed: their targets are not part of this run.
             status = path.lstat()
             total += status.st_size if not path.is_dir() else 0
     return total

@@ -111,7 +111,7 @@ def _curves(shown: Sequence[RunView], query: Query) -> Content:
     return {
         "shown": shown,
         "graphs": [_graph(title, names, shown, query.x) for title, names in charts],
-        # Not only those of the charts: the form offers every section.
+        # Every section, because the form offers the sections that are not drawn too.
         "sections": list(dict.fromkeys(name.partition("/")[0] for name in known)),
         "query": query,
         "differences": differences(shown),
