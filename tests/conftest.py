@@ -32,19 +32,11 @@ ALONE = (
     "e2e/test_learning.py",
     "e2e/test_pools_live.py",
     "e2e/test_ray_cluster.py",
-    "e2e/test_scaling.py",
-    "e2e/test_stalls.py",
     "launchers/test_slurm.py",
 )
 """Modules that never run beside each other: they start many processes and expect progress in time.
 Together they take about as long as half of the suite, so they start first.
 """
-STALLS = "e2e/test_stalls.py"
-DEADLINE = "test_past_the_deadline_the_run_ends_with_that_sentence"
-"""A run of STALLS stands still for two minutes until this test. The other modules of ALONE run
-meanwhile.
-"""
-
 
 NO_TORCH = importlib.util.find_spec("torch") is None
 """Without the packages of training, what needs one is skipped."""
@@ -123,9 +115,7 @@ def rank(nodeid: str) -> int:
     core, and each other run would wait for it.
     """
     if is_alone(nodeid):
-        if nodeid.endswith(DEADLINE):
-            return 2
-        return 0 if module_of(nodeid).endswith(STALLS) else 1
+        return 0
     if "/generation/" in nodeid:
-        return 3
-    return 4 if "/e2e/" in nodeid else 5
+        return 1
+    return 2 if "/e2e/" in nodeid else 3

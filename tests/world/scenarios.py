@@ -46,6 +46,8 @@ def drawn(seed: int, path: Path) -> World:
         "broken_loads": rng.choice((0.0, 0.0, 0.05)),
         "repeat": rng.choice((0.0, 0.0, 0.1)),
     }
+    if rng.random() < 0.3:
+        faults = sorted([*faults, *_scaling(rng)], key=lambda fault: fault.at_s)
     return World(seed=seed, path=path, settings=settings, faults=faults, **sizes)
 
 
@@ -68,3 +70,13 @@ def _fault(rng: random.Random) -> Fault:
         case "slow_disk":
             arguments = (rng.choice((0.5, 5.0)), rng.choice((5.0, 30.0)))
     return Fault(at_s, kind, arguments)
+
+
+def _scaling(rng: random.Random) -> list[Fault]:
+    """A person who scales the run now and then, at last to what it needs."""
+    times_s = sorted(rng.uniform(0.0, LONGEST_S) for _ in range(rng.choice((1, 2, 4))))
+    counts = [rng.choice((0, 1, 2, 4)) for _ in times_s]
+    last = {"generators": 1, "verifiers": 1}
+    wanted = [{"generators": count, "verifiers": rng.choice((1, 2))} for count in counts]
+    scaled = zip([*times_s, LONGEST_S + 1], [*wanted, last], strict=True)
+    return [Fault(at_s, "scale", kinds=kinds) for at_s, kinds in scaled]

@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import sys
 import time
 import uuid
@@ -27,15 +28,17 @@ import parts
 import torch
 from composing import compose
 from history import History
-from loop import CURRENT, Process, VirtualLoop, kill
+from loop import CURRENT, Process, VirtualLoop, kill, send_signal
 
 from async_rl.config.base import as_builtins
 from async_rl.config.checks.run import check
 from async_rl.config.run import RunConfig
+from async_rl.core.errors import AsyncRLError
 from async_rl.monitoring import recorder
 from async_rl.observability import activity
 from async_rl.planning.topology import ProcessSpec
 from async_rl.processes import buffer, generator, learner, supervisor, verifier
+from async_rl.protocol.control import Scale
 from async_rl.runtime import context, directory
 from async_rl.supervision import registry
 from async_rl.supervision.clock import AwakeClock
@@ -67,6 +70,7 @@ class Fault:
     at_s: float
     kind: str
     arguments: tuple[Any, ...] = ()
+    kinds: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -106,6 +110,7 @@ class World:
         self._on_fault = asyncio.Event()
         self.codes: list[int] = []
         self.last_fault_s = 0.0
+        self.problems: list[str] = []
 
     # ---- what parts use
 
@@ -159,7 +164,7 @@ class World:
         faults = self.loop.create_task(self._cause(), name="faults")
         while True:
             self._on_fault.clear()
-            process = self.new_process("supervisor")
+            process = self.supervisor = self.new_process("supervisor")
             spawned = contextvars.copy_context()
             spawned.run(CURRENT.set, process)
             running = self.loop.create_task(self._supervise(), name="supervisor", context=spawned)
@@ -207,7 +212,7 @@ class World:
         for fault in self.faults:
             await asyncio.sleep(max(0.0, start_s + fault.at_s - self.loop.time()))
             self.log.append(f"{self.loop.time():9.3f} FAULT {fault.kind} {fault.arguments}")
-            getattr(self, fault.kind)(*fault.arguments)
+            getattr(self, fault.kind)(*fault.arguments, **fault.kinds)
             self.last_fault_s = self.loop.time()
 
     def kill(self, name: str) -> None:
@@ -242,6 +247,24 @@ class World:
             self.commit_s = usual_s
 
         self.loop.call_later(seconds, end)
+
+    def scale(self, **wanted: int) -> None:
+        """async-rl scale."""
+        person = Process(name="person", pid=1)
+        spawned = contextvars.copy_context()
+        spawned.run(CURRENT.set, person)
+        self.keep.append(self.loop.create_task(self._scale(wanted), context=spawned))
+
+    async def _scale(self, wanted: dict[str, int]) -> None:
+        # A run whose supervisor is away, or that ends meanwhile, is not scaled.
+        with contextlib.suppress(AsyncRLError, FileNotFoundError):
+            control = context.load_control(self.run_dir)
+            client = network.Client(control.address, KEYS)
+            await client.call(Scale(wanted=wanted, is_forced=True), timeout_s=10.0)
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Ctrl-C."""
+        send_signal(self.supervisor, signal.Signals(number))
 
     def lose_all(self) -> None:
         """kill -9 of the supervisor, whose children die with it; then a resume."""

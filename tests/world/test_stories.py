@@ -1,0 +1,115 @@
+"""What a person is told about, and can do in, a run whose processes die, hang or stand still."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from explore import problems_of
+from world import Fault, World
+
+LONG = 10_000
+
+
+def story(path: Path, faults: list[Fault], **settings: Any) -> World:
+    names = {name.replace("__", "."): value for name, value in settings.items()}
+    world = World(seed=1, path=path, settings=names, faults=faults)
+    world.problems = problems_of(world)
+    return world
+
+
+def lines(world: World, text: str) -> list[str]:
+    return [line for line in world.log if text in line]
+
+
+def test_a_learner_that_dies_too_often_ends_the_run_with_the_cause_first(tmp_path: Path) -> None:
+    world = story(
+        tmp_path, [Fault(5.0, "kill", ("learner-0",))], num_steps=LONG, supervisor__max_restarts=0
+    )
+    assert world.codes == [1]
+    assert world.cause.startswith("learner-0 was ended by SIGKILL")
+
+
+def test_a_generator_that_hangs_in_a_push_is_cut_off_and_no_other(tmp_path: Path) -> None:
+    # A push is cut off after 10 s (start_s / 3), long before the silence of 45 s (1.5 call_s).
+    world = story(
+        tmp_path,
+        [Fault(6.0, "stop", ("generator-1", 500.0))],
+        timeouts__start_s=30.0,
+        timeouts__call_s=30.0,
+        num_steps=40,
+    )
+    assert world.problems == []
+    assert [text.partition(":")[0] for text in world.history.expelled] == ["generator-1"]
+    assert lines(world, "the learner removed generator-1: version")
+
+
+def test_a_process_that_hangs_is_found_by_its_silence(tmp_path: Path) -> None:
+    for name in ("generator-0", "buffer", "learner-0", "verifier-0"):
+        world = story(tmp_path / name, [Fault(5.0, "stop", (name, 500.0))], num_steps=20)
+        assert world.problems == []
+        assert lines(world, f"{name} is silent: no heartbeat for 3 s")
+        assert lines(world, f"{name} sent no heartbeat for 15 s; restarting {name}")
+
+
+def test_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
+    world = story(tmp_path, [Fault(6.0, "interrupt")], num_steps=LONG, checkpoint__every_steps=0)
+    assert (world.codes, world.problems) == ([0], [])
+    assert lines(world, "the run has stopped")
+    assert world.history.saves == [world.history.steps[-1].version + 1]
+
+
+def test_a_second_ctrl_c_ends_a_run_whose_learner_hangs(tmp_path: Path) -> None:
+    faults = [
+        Fault(6.0, "stop", ("learner-0", 500.0)),
+        Fault(7.0, "interrupt"),
+        Fault(8.0, "interrupt"),
+    ]
+    world = story(tmp_path, faults, num_steps=LONG)
+    assert world.codes == [0]
+    assert lines(world, "stopped immediately; resume continues from the last checkpoint")
+    assert world.loop.time() - 1000.0 < 10.0
+
+
+def test_sigterm_of_a_batch_system_twice_is_still_an_orderly_stop(tmp_path: Path) -> None:
+    terminate = Fault(6.0, "interrupt", (signal.SIGTERM,))
+    world = story(tmp_path, [terminate, terminate], num_steps=LONG)
+    assert (world.codes, world.problems) == ([0], [])
+    assert not lines(world, "stopped immediately")
+
+
+def test_a_run_that_stands_still_says_who_holds_it_up_and_ends_at_its_limit(tmp_path: Path) -> None:
+    world = story(
+        tmp_path,
+        [Fault(6.0, "stop", ("learner-0", 50_000.0))],
+        # Nothing but the stall may end a process here: it comes after 10 start_s.
+        timeouts__start_s=40.0,
+        timeouts__call_s=300.0,
+        num_steps=LONG,
+    )
+    assert world.codes == [1]
+    assert world.cause.startswith("no learner step after version")
+    assert "learner-0 has sent no heartbeat for" in world.cause
+    assert "is held back by admission: the learner is behind" in world.cause
+    assert "(10 timeouts.start_s = 400 s)" in world.cause
+
+
+def test_processes_come_and_go_while_the_learner_continues(tmp_path: Path) -> None:
+    faults = [
+        Fault(5.0, "scale", kinds={"generators": 3, "verifiers": 2}),
+        Fault(15.0, "scale", kinds={"generators": 1, "verifiers": 1}),
+        Fault(25.0, "scale", kinds={"generators": 2}),
+    ]
+    world = story(tmp_path, faults, num_steps=60)
+    assert world.problems == []
+    assert len(lines(world, " has left")) == 3
+    assert not lines(world, "; restarting"), "who left was taken for lost"
+    assert len(lines(world, "learner-0 started")) == 1
+
+
+def test_a_run_without_generators_waits_for_one(tmp_path: Path) -> None:
+    late = Fault(1000.0, "scale", kinds={"generators": 1})
+    world = story(tmp_path, [late], generators__count=0)
+    assert world.problems == []
+    assert world.history.steps, "it trained after the scaling"
