@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 
 def token_logprobs(
@@ -27,15 +28,6 @@ def token_logprobs(
     """
     logprobs, entropies = _TokenLogprobs.apply(hidden, head, targets, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
     return logprobs, entropies
-
-
-def chunk_logprobs(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """Compute log softmax(hidden head^T / temperature) for a few rows.
-
-    hidden: float32 or bfloat16 [C, H]; head: the same dtype [V, H] -> float32 [C, V].  All logits
-    of the rows are in memory twice, so C should be small.
-    """
-    return _Chunk(hidden, head, len(hidden), temperature).fill(hidden)
 
 
 class _Chunk:
@@ -179,50 +171,27 @@ def full_kl(
     and q the same of the reference (the definition of Kullback and Leibler, 1951).  Logits exist
     for chunk_tokens rows at a time.  Shapes that do not match raise RuntimeError in torch.
     """
-    result: Tensor = _FullKL.apply(hidden, head, ref_hidden, ref_head, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
-    return result
+    # One copy of the head for all chunks: their gradients add up in float32, because bfloat16 would
+    # lose the small terms of a long batch.
+    summed = head.float()
+    chunks = zip(hidden.split(chunk_tokens), ref_hidden.split(chunk_tokens), strict=True)
+    # Logits are computed again in the backward pass, because all rows together would take [R, V].
+    pieces = [
+        checkpoint(_chunk_kl, *chunk, summed, ref_head, temperature, use_reentrant=False)
+        for chunk in chunks
+    ]
+    return torch.cat(pieces)
 
 
-class _FullKL(torch.autograd.Function):
-    """With z the scaled logits of the policy: dKL / dz = p (log p - log q - KL)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head: Tensor,
-        ref_hidden: Tensor,
-        ref_head: Tensor,
-        temperature: float,
-        chunk_tokens: int,
-    ) -> Tensor:
-        kl = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        for start in range(0, len(hidden), chunk_tokens):
-            rows = slice(start, start + chunk_tokens)
-            logp = chunk_logprobs(hidden[rows], head, temperature)
-            logq = chunk_logprobs(ref_hidden[rows], ref_head, temperature)
-            kl[rows] = torch.linalg.vecdot(logp.exp(), logp - logq)
-        ctx.save_for_backward(hidden, head, ref_hidden, ref_head, kl)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
-        return kl
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, head, ref_hidden, ref_head, kl = ctx.saved_tensors
-        grad_hidden = torch.empty_like(hidden)
-        # Sums over chunks are float32: bfloat16 would lose the small terms of a long batch.
-        grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
-        for start in range(0, len(hidden), ctx.chunk_tokens):
-            rows = slice(start, start + ctx.chunk_tokens)
-            # Log-probs are computed again, because all rows together would take [R, V].
-            logp = chunk_logprobs(hidden[rows], head, ctx.temperature)
-            logq = chunk_logprobs(ref_hidden[rows], ref_head, ctx.temperature)
-            surplus = logp - logq - kl[rows, None]
-            grad_logits = logp.exp_().mul_(surplus).mul_(grads[0][rows, None] / ctx.temperature)
-            grad_logits = grad_logits.to(hidden.dtype)
-            torch.mm(grad_logits, head, out=grad_hidden[rows])
-            grad_head += grad_logits.t() @ hidden[rows]
-        return grad_hidden, grad_head.to(head.dtype), None, None, None, None
+def _chunk_kl(
+    hidden: Tensor, ref_hidden: Tensor, head: Tensor, ref_head: Tensor, temperature: float
+) -> Tensor:
+    """The KL of a few rows: float32 [C]."""
+    logits = (hidden @ head.to(hidden.dtype).t()).float() / temperature
+    logprobs = torch.log_softmax(logits, dim=-1)
+    ref_logits = (ref_hidden @ ref_head.t()).float() / temperature
+    difference = logprobs - torch.log_softmax(ref_logits, dim=-1)
+    return torch.linalg.vecdot(logprobs.exp(), difference)
 
 
 def adapted_kl_coef(
