@@ -7,6 +7,7 @@ reward, in the loss, and for metrics.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import torch
@@ -174,12 +175,12 @@ def full_kl(
     # One copy of the head for all chunks: their gradients add up in float32, because bfloat16 would
     # lose the small terms of a long batch.
     summed = head.float()
-    chunks = zip(hidden.split(chunk_tokens), ref_hidden.split(chunk_tokens), strict=True)
+    # At least one chunk: a rank without tokens returns an empty tensor.
+    starts = range(0, max(len(hidden), 1), chunk_tokens)
+    chunks = [slice(start, start + chunk_tokens) for start in starts]
     # Logits are computed again in the backward pass, because all rows together would take [R, V].
-    pieces = [
-        checkpoint(_chunk_kl, *chunk, summed, ref_head, temperature, use_reentrant=False)
-        for chunk in chunks
-    ]
+    recomputed = functools.partial(checkpoint, _chunk_kl, use_reentrant=False)
+    pieces = [recomputed(hidden[c], ref_hidden[c], summed, ref_head, temperature) for c in chunks]
     return torch.cat(pieces)
 
 
@@ -191,7 +192,8 @@ def _chunk_kl(
     logprobs = torch.log_softmax(logits, dim=-1)
     ref_logits = (ref_hidden @ ref_head.t()).float() / temperature
     difference = logprobs - torch.log_softmax(ref_logits, dim=-1)
-    return torch.linalg.vecdot(logprobs.exp(), difference)
+    kl: Tensor = torch.linalg.vecdot(logprobs.exp(), difference)
+    return kl
 
 
 def adapted_kl_coef(

@@ -7,6 +7,7 @@ would compute wrongly is rejected at the start, not trained wrongly.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -52,8 +53,8 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     def sharded(model: AnyModel, part: nn.Module, prefix: str, dtype: torch.dtype) -> AnyModel:
         fill = None
         if weights is not None:
-            named = ((prefix + name, p) for name, p in part.named_parameters())
-            fill = weights.reader(named, dtype).fill
+            names = {p: prefix + name for name, p in part.named_parameters()}
+            fill = functools.partial(weights.fill, names=names, dtype=dtype)
         methods = ["states"] if isinstance(model, Policy) else []
         ranks.shard(model, blocks, methods=methods, fill=fill)
         return model

@@ -9,7 +9,7 @@ type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,28 +92,13 @@ class PretrainedWeights:
             logging.set_verbosity(verbosity)
         return lm
 
-    def reader(
-        self, parameters: Iterable[tuple[str, nn.Parameter]], dtype: torch.dtype
-    ) -> UnitReader:
-        """Return the reader of a model's parameters, named as in the files."""
-        return UnitReader(self._files, parameters, dtype)
-
-
-class UnitReader:
-    """Gives parameters of a model on the meta device their values, unit by unit."""
-
-    def __init__(
-        self,
-        files: dict[str, Path],
-        parameters: Iterable[tuple[str, nn.Parameter]],
-        dtype: torch.dtype,
+    def fill(
+        self, unit: nn.Module, *, names: Mapping[nn.Parameter, str], dtype: torch.dtype
     ) -> None:
-        self._files = files
-        self._names = {parameter: name for name, parameter in parameters}
-        self._dtype = dtype
+        """Replace the parameters of a unit that are still on the meta device by real ones.
 
-    def fill(self, unit: nn.Module) -> None:
-        """Replace the parameters of a unit that are still on the meta device by real ones."""
+        names: of the model's parameters in the files.
+        """
         # Tied parameters stay one object: they are in one unit.
         made: dict[nn.Parameter, nn.Parameter] = {}
         for module in unit.modules():
@@ -121,13 +106,11 @@ class UnitReader:
                 if not parameter.is_meta:
                     continue
                 if parameter not in made:
-                    made[parameter] = self._read(parameter)
+                    # An adapter wraps the layer whose weight is in the file.
+                    stored = names[parameter].replace(".base_layer.", ".")
+                    # Opened for each tensor: pages of an open file would count as memory of this
+                    # process.
+                    with safe_open(self._files[stored], framework="pt") as weights:
+                        values = weights.get_tensor(stored).to(dtype, copy=True)
+                    made[parameter] = nn.Parameter(values, parameter.requires_grad)
                 module.register_parameter(name, made[parameter])
-
-    def _read(self, parameter: nn.Parameter) -> nn.Parameter:
-        # An adapter wraps the layer whose weight is in the file.
-        name = self._names[parameter].replace(".base_layer.", ".")
-        # Opened for each tensor: pages of an open file would count as memory of this process.
-        with safe_open(self._files[name], framework="pt") as weights:
-            values = weights.get_tensor(name).to(self._dtype, copy=True)
-        return nn.Parameter(values, requires_grad=parameter.requires_grad)

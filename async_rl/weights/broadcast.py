@@ -41,7 +41,7 @@ from async_rl.weights.communicator import (
     join,
     open_store,
 )
-from async_rl.weights.media import LearnerSide, Receiver, Sender
+from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership, life_of
 
 _CPU = "cpu"
@@ -239,16 +239,16 @@ class Broadcaster(Sender):
         self._thread.shutdown(wait=False)
 
 
-class BroadcastReceiver(Receiver[Seat]):
-    """One receiving rank."""
+class BroadcastReceiver:
+    """One receiving rank. rank: among the ranks of its generator; device: of the engine's model."""
 
     def __init__(self, rank: int, device: torch.device) -> None:
-        super().__init__(rank, device)
+        self._rank = rank
         self._member = _Seated(device)
         self._one_at_a_time = threading.Lock()
 
     @contextmanager
-    def receive(self, manifest: Manifest, seat: Seat, /) -> Iterator[Tensors]:
+    def receive(self, manifest: Manifest, seat: Seat) -> Iterator[Tensors]:
         """Yield copies of the tensors as they arrive.
 
         Unless all are received, the rank leaves the communicator, so that the other ranks notice.

@@ -26,6 +26,8 @@ from async_rl.core.errors import InfrastructureError
 Device = TypeVar("Device")
 Group = TypeVar("Group")
 _End = tuple[str, int]
+_Dial = tuple[_End, _End]
+"""A connection attempt of a rank: its source and its target."""
 
 _SO_ATTACH_FILTER = 26  # linux/socket.h; Python has no name for it
 # The listener is recognised as the new one of this process, so one thread opens at a time.
@@ -37,13 +39,6 @@ _LD_WORD, _LD_HALF, _JUMP_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
 _NET_HEADER = 0x100000000 - 0x100000  # SKF_NET_OFF: offsets from here count in the IP header
 _SOURCE_ADDRESS = _NET_HEADER + 12
 _SOURCE_PORT = 0  # offset in the TCP header, where the data of a socket's filter start
-
-
-class _Dial(msgspec.Struct, frozen=True):
-    """A connection attempt of a rank."""
-
-    source: _End
-    target: _End
 
 
 def connect_privately(
@@ -113,9 +108,8 @@ class _Gate:
             self._admit_announced()
 
     def _announce(self) -> None:
-        attempts = {
-            _Dial(source=tuple(end.laddr), target=tuple(end.raddr))
-            for end in _sockets(psutil.CONN_SYN_SENT)
+        attempts: set[_Dial] = {
+            (tuple(end.laddr), tuple(end.raddr)) for end in _sockets(psutil.CONN_SYN_SENT)
         }
         if not attempts <= self._announced:
             self._announced |= attempts
@@ -126,7 +120,7 @@ class _Gate:
         for other in self._others:
             if self._store.check([_key(other)]):
                 dials += msgspec.json.decode(self._store.get(_key(other)), type=list[_Dial])
-        admitted = {dial.source for dial in dials if dial.target == self._address}
+        admitted = {source for source, target in dials if target == self._address}
         if admitted != self._admitted:
             self._admitted = admitted
             _admit(self._fd, admitted)

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import DeviceBlock, Manifest
 from async_rl.weights.block import Tensors
-from async_rl.weights.media import LearnerSide, Receiver, Sender
+from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
 
 # The position of each field of DeviceBlock in the arguments of torch's `rebuild_cuda_tensor`.
@@ -64,25 +64,24 @@ class DeviceSender(Sender):
             await self._learner.exporter.unshare_on_device()
 
 
-class DeviceReceiver(Receiver[DeviceBlock]):
-    """Maps the buffer with vLLM's own code, which copies the tensors out of it."""
+@contextmanager
+def receive_from_device(
+    manifest: Manifest, block: DeviceBlock, device: torch.device
+) -> Iterator[Tensors]:
+    """Yield copies of the tensors, which vLLM's own code maps."""
+    # Only vLLM engines get this source (config/checks/placement.py), and the import is slow.
+    from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_consumer
 
-    @contextmanager
-    def receive(self, manifest: Manifest, block: DeviceBlock, /) -> Iterator[Tensors]:
-        """Yield copies of the tensors."""
-        # Only vLLM engines get this source (config/checks/placement.py), and the import is slow.
-        from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_consumer
-
-        yield iter(
-            packed_ipc_consumer(
-                {block.gpu: mapping_arguments(block)},
-                [tensor.name for tensor in manifest.tensors],
-                [list(tensor.shape) for tensor in manifest.tensors],
-                [tensor.dtype for tensor in manifest.tensors],
-                [tensor.size_bytes for tensor in manifest.tensors],
-                self._device.index,
-            )
+    yield iter(
+        packed_ipc_consumer(
+            {block.gpu: mapping_arguments(block)},
+            [tensor.name for tensor in manifest.tensors],
+            [list(tensor.shape) for tensor in manifest.tensors],
+            [tensor.dtype for tensor in manifest.tensors],
+            [tensor.size_bytes for tensor in manifest.tensors],
+            device.index,
         )
+    )
 
 
 class ExportedWeights:

@@ -1,5 +1,6 @@
-"""The two halves of a medium that carries weights: `Sender` in the learner, `Receiver` in each rank
-of a generator. The shared block, the simplest medium, is at the end.
+"""The two halves of a medium that carries weights: a `Sender` in the learner, and a context manager
+that yields the tensors in each rank of a generator. The shared block, the simplest medium, is at
+the end.
 
 To add a medium, write one file next to this one with both halves, add its address to
 `protocol/weights.py`, and register it in `weights/routes.py`.
@@ -8,8 +9,8 @@ To add a medium, write one file next to this one with both halves, add its addre
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar, Generic, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -20,8 +21,6 @@ from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, Share
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensorsReader, Tensors, tensor_views
 from async_rl.weights.membership import Life, Load, Membership
-
-Address = TypeVar("Address", bound=Source)
 
 
 class Exporter(Protocol):
@@ -102,27 +101,6 @@ class Sender:
         """Release files, threads and connections."""
 
 
-class Receiver(Generic[Address]):
-    """The half in one rank of a generator.
-
-    rank: among the ranks of this generator; device: of the engine's model.
-    """
-
-    def __init__(self, rank: int, device: torch.device) -> None:
-        self._rank = rank
-        self._device = device
-
-    def receive(self, manifest: Manifest, source: Address, /) -> AbstractContextManager[Tensors]:
-        """Yield all tensors, to be read to the end; leaving the block verifies them.
-
-        Raises WeightsError if they differ from the manifest, BroadcastBroken if a broadcast failed.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Release buffers and connections."""
-
-
 class SharedMemorySender(Sender):
     """Members map the learner's block.
 
@@ -135,12 +113,9 @@ class SharedMemorySender(Sender):
         return SHARED_BLOCK
 
 
-class SharedMemoryReceiver(Receiver[SharedBlock]):
-    """Reads the block in place."""
-
-    @contextmanager
-    def receive(self, manifest: Manifest, _: SharedBlock, /) -> Iterator[Tensors]:
-        """Yield views of the block. Verify its checksum before with `verify_block`."""
-        with SharedTensorsReader(manifest) as reader:
-            yield tensor_views(reader)
-            reader.verify_unchanged()
+@contextmanager
+def receive_block(manifest: Manifest) -> Iterator[Tensors]:
+    """Yield views of the block. Verify its checksum before with `verify_block`."""
+    with SharedTensorsReader(manifest) as reader:
+        yield tensor_views(reader)
+        reader.verify_unchanged()

@@ -11,19 +11,20 @@ import torch
 from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import DeviceBlock, Manifest, Seat, SharedBlock, Source
+from async_rl.protocol.weights import (
+    DeviceBlock,
+    Manifest,
+    Seat,
+    SharedBlock,
+    Source,
+    StoredFile,
+)
 from async_rl.weights.block import Tensors
 from async_rl.weights.broadcast import Broadcaster, BroadcastReceiver
 from async_rl.weights.communicator import device_name
 from async_rl.weights.files import FileSender
-from async_rl.weights.ipc import DeviceReceiver, DeviceSender
-from async_rl.weights.media import (
-    LearnerSide,
-    Receiver,
-    Sender,
-    SharedMemoryReceiver,
-    SharedMemorySender,
-)
+from async_rl.weights.ipc import DeviceSender, receive_from_device
+from async_rl.weights.media import LearnerSide, Sender, SharedMemorySender, receive_block
 from async_rl.weights.membership import Load, life_of
 
 SENDERS: Mapping[str, tuple[type[Sender], ...]] = {
@@ -36,13 +37,6 @@ SENDERS: Mapping[str, tuple[type[Sender], ...]] = {
 }
 """Senders by weights.transfer, preferred first: a member uses the first one that reaches it."""
 
-RECEIVERS: Mapping[type[Source], type[Receiver[Any]]] = {
-    SharedBlock: SharedMemoryReceiver,
-    Seat: BroadcastReceiver,
-    DeviceBlock: DeviceReceiver,
-}
-"""Receivers by source. A StoredFile is missing: `FileReader.localize` turns it into a block."""
-
 
 def open_senders(learner: LearnerSide) -> list[Sender]:
     """Return the senders of the configured transfer, preferred first."""
@@ -52,21 +46,35 @@ def open_senders(learner: LearnerSide) -> list[Sender]:
 
 
 class Receivers:
-    """All media in one rank of a generator; arguments as in Receiver."""
+    """All media in one rank of a generator.
+
+    rank: among the ranks of this generator; device: of the engine's model.
+    """
 
     def __init__(self, rank: int, device: torch.device) -> None:
         self.device_name = device_name(device)
         """The device that receives weights here, as in Register."""
-        self._by_source = {source: receiver(rank, device) for source, receiver in RECEIVERS.items()}
+        self._device = device
+        self._broadcast = BroadcastReceiver(rank, device)
 
     def receive(self, manifest: Manifest, source: Source) -> AbstractContextManager[Tensors]:
-        """As Receiver.receive, by the medium of the source."""
-        return self._by_source[type(source)].receive(manifest, source)
+        """Yield all tensors, to be read to the end; leaving the block verifies them.
+
+        Raises WeightsError if they differ from the manifest, BroadcastBroken if a broadcast failed.
+        """
+        match source:
+            case SharedBlock():
+                return receive_block(manifest)
+            case DeviceBlock():
+                return receive_from_device(manifest, source, self._device)
+            case Seat():
+                return self._broadcast.receive(manifest, source)
+            case StoredFile():
+                raise WeightsError("FileReader.localize turns a file into a block before")
 
     def close(self) -> None:
-        """Close the receivers."""
-        for receiver in self._by_source.values():
-            receiver.close()
+        """Close the connections of broadcasts."""
+        self._broadcast.close()
 
 
 class Caller(Protocol):

@@ -75,10 +75,10 @@ def test_weights_and_buffers_are_those_of_a_model_that_is_loaded_whole(
     assert weights is not None
     model = weights.empty_model()
     assert all(p.is_meta for p in model.parameters())
-    reader = weights.reader(model.named_parameters(), torch.float32)
-    reader.fill(model.model.layers[1])
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    weights.fill(model.model.layers[1], names=names, dtype=torch.float32)
     assert model.model.layers[2].mlp.up_proj.weight.is_meta, "only the unit is read"
-    reader.fill(model)
+    weights.fill(model, names=names, dtype=torch.float32)
     for (name, mine), (_, theirs) in zip(
         model.named_parameters(), whole.named_parameters(), strict=True
     ):

@@ -170,7 +170,7 @@ class SharedWeightsExtension:
         return ""
 
     def _weights(self, manifest: bytes, source: bytes) -> AbstractContextManager[Tensors]:
-        """As Receiver.receive."""
+        """As Receivers.receive."""
         kind: Any = Source  # a union, which mypy does not accept as a type
         decoded: Source = decode(source, kind)
         return self._receivers.receive(decode(manifest, Manifest), decoded)
