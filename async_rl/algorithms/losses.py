@@ -79,6 +79,7 @@ def clipped_loss(
     """
     ratio = log_ratio.exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    # The minimum is pessimistic: a clip never makes a step look better than it is.
     surrogate = torch.minimum(ratio * advantages, bounded * advantages)
     if clip_dual is not None:
         limited = torch.maximum(surrogate, clip_dual * advantages)
@@ -117,6 +118,7 @@ def cispo_loss(
     setting, without a lower bound.
     """
     ratio = log_ratio.detach().exp()
+    # A ratio is positive, so 0 does not bound it.
     least = 0.0 if clip_low is None else 1 - clip_low
     bounded = ratio.clamp(least, 1 + clip_high)
     loss = -behavior_weight * bounded * advantages * policy_logprobs
@@ -148,5 +150,6 @@ def value_loss(
     loss = (values - returns).square()
     if clip is not None:
         near = old_values + (values - old_values).clamp(-clip, clip)
+        # The larger loss: the clip must not hide that a value moved away from its return.
         loss = torch.maximum(loss, (near - returns).square())
     return 0.5 * loss

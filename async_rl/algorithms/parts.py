@@ -90,5 +90,6 @@ class Parts:
         """Return at each element the mean of its part, 0 for a part without counted elements:
         float [N] -> float [N].
         """
+        # Counted over all ranks like the sums, so ranks with few elements weigh as much.
         counts = self.sums(torch.ones_like(x)).clamp(min=1)
         return (self.sums(x) / counts).to(x.dtype)[self.index]

@@ -22,6 +22,7 @@ def learning_rate(
     ("constant"), or a cosine from lr at the first step of `span` to min_lr_ratio * lr at its last,
     which stays there (arXiv 1608.03983 eq. 5, one period).
     """
+    # (step + 1): a first step with rate 0 would train nothing.
     if step < warmup_steps:
         return lr * (step + 1) / warmup_steps
     if schedule == "constant":

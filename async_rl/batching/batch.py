@@ -47,6 +47,7 @@ class BatchPart:
 
 def whole(groups: Sequence[Group]) -> BatchPart:
     """Return the batch as its only part."""
+    # A replay has all tokens on every rank and takes its part afterwards.
     trajectories = [t for group in groups for t in group.trajectories]
     return BatchPart(
         heads=[head_of(group) for group in groups],
@@ -165,6 +166,7 @@ class Batch(Sizes):
         """Row and column of each token."""
         device = self.sequence_index.device
         lengths = torch.tensor([self.response_lengths[s] for s in self.own], dtype=torch.int64)
+        # Lengths alone: the row of each token, as often as its sequence is long.
         row = torch.repeat_interleave(lengths).to(device)
         offsets = torch.tensor([self.offsets[s] for s in self.own], device=device)
         return row, torch.arange(self.num_tokens, device=device) - offsets[row]
@@ -177,6 +179,7 @@ def sizes_of(heads: Sequence[GroupHead]) -> Sizes:
     keys = []
     for index, group in enumerate(heads):
         for sample in group.samples:
+            # Within a group: equal prompts of two groups would tie their minibatches together.
             keys.append(numbers.setdefault((index, sample.prompt), len(numbers)))
     return Sizes(
         prompt_key=keys,
@@ -198,6 +201,7 @@ def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALON
     samples = [sample for group in part.heads for sample in group.samples]
     if not samples:
         raise ValueError("the batch has no sequence; the buffer must return complete groups")
+    # Checked here: packing would predict the token from the end of another sequence.
     if any(sample.prompt_length < 1 for sample in samples):
         raise ValueError(
             "a trajectory has no prompt token, so nothing predicts its first response token; give"
@@ -214,6 +218,7 @@ def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALON
     # The heads of all sequences, so every rank computes the same statistics of groups.
     group_index = [i for i, group in enumerate(part.heads) for _ in group.samples]
     lengths = torch.tensor([t.response_length for t in trajectories], dtype=torch.int64)
+    # On the host: packing reads them for each sequence.
     starts = [0, *lengths.cumsum(0).tolist()]
     return Batch(
         prompt_key=sizes.prompt_key,
@@ -243,6 +248,7 @@ def _steps(samples: Sequence[SampleHead], device: torch.device) -> Steps:
         for number, sample in enumerate(samples)
         for index, step in enumerate(sample.steps)
     ]
+    # As columns, because the learner computes with all steps together.
     sequence, end, scores, is_first = zip(*steps, strict=True) if steps else ((), (), (), ())
     return Steps(
         sequence=_tensor(sequence, torch.int64, device),

@@ -60,6 +60,7 @@ class VarlenPlan:
         self._segments = segments
         self._device = device
         length, prefix = segments[:, 1], segments[:, 3]
+        # On the host: reading them from the device in each layer would wait for the GPU.
         self._max_queries = int(length.max())
         self._max_keys = int((length + prefix).max())
         self._shares_prompts = bool(prefix.any())
@@ -71,6 +72,7 @@ class VarlenPlan:
         if self._shares_prompts:
             key, value = (x.index_select(0, self._key_index) for x in (key, value))
         queries, keys = self._boundaries
+        # The kernel of float32 takes as many key heads as query heads.
         if query.dtype is torch.float32:
             groups = query.shape[1] // key.shape[1]
             if groups > 1:
@@ -149,6 +151,7 @@ def _segment_attention(
 
     Raises NotImplementedError for attention that computes something else.
     """
+    # Refused and not ignored: the check of loading.py would report only a difference.
     if softcap is not None or s_aux is not None:
         raise NotImplementedError(
             "its attention caps its logits or has sinks, which packed rows do not support"

@@ -83,6 +83,7 @@ class Context:
 
     def _bounds(self, num_tokens: int) -> list[tuple[int, int]]:
         """The first token of each rank's piece, and the first token after it."""
+        # Not equal pieces of a padded row: padding would need a mask in each layer.
         edges = [num_tokens * index // self.size for index in range(self.size + 1)]
         return list(itertools.pairwise(edges))
 

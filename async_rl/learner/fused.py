@@ -22,6 +22,7 @@ def fuse(model: PreTrainedModel) -> None:
     """Replace every exact Qwen3Attention and Qwen3RMSNorm; other modules stay as they are."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            # In place, so that names and parameters of checkpoints stay the names of Hugging Face.
             # Exact types: a subclass may compute something else.
             if type(child) is Qwen3Attention:
                 setattr(parent, name, FusedAttention(child))
@@ -86,6 +87,7 @@ class FusedAttention(nn.Module):
 
 def _norm_scale(x: Tensor, eps: float) -> Tensor:
     """1 / rms(x): float32 [..., 1]."""
+    # vecdot reads x once; `x.pow(2).mean()` would write and read a second tensor.
     mean_square: Tensor = torch.linalg.vecdot(x, x).mul_(1 / x.shape[-1])
     return mean_square.add_(eps).rsqrt_().unsqueeze(-1)
 
@@ -106,6 +108,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, sign: float) -> Tensor:
     rotates back.
     """
     half = x.shape[-1] // 2
+    # Halves of one new tensor: concatenating rotated halves would copy them again.
     y = x * cos
     y[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-sign)
     y[..., half:].addcmul_(x[..., :half], sin[..., half:], value=sign)
@@ -136,5 +139,6 @@ class _RotatedRMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale, cos, sin = ctx.saved_tensors
+        # The inverse of a rotation is its transpose, so the gradient is rotated back.
         grad = _rotate(grads[0], cos, sin, sign=-1.0)
         return *_norm_backward(grad, x, weight, scale), None, None, None

@@ -79,6 +79,7 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
     """
     batch, mask, before, across = step.batch, step.mask, step.before, step.batch.across
     advantages = step.targets.raw_advantages[mask]
+    # Masked tokens have no version.
     ages = version - batch.versions[mask]
     lengths = torch.tensor(batch.response_lengths, dtype=torch.float32)
     assert step.corrected is not None, "an update has recorded the proximal log-probs"
@@ -128,6 +129,7 @@ def _policy(step: Step, across: Across) -> dict[str, float]:
     tokens = max(sums.tokens, 1.0)
     num_policy_updates = max(totals.policy_updates, 1)
     return {
+        # The loss of a minibatch is a mean already, so it is averaged over the updates.
         "loss/policy": sums.loss / totals.updates,
         "policy/entropy": across.mean(step.before.entropies[step.mask]),
         "policy/clip_fraction": (sums.clipped_low + sums.clipped_high) / tokens,
@@ -144,6 +146,7 @@ def _policy(step: Step, across: Across) -> dict[str, float]:
 
 def _reference(step: Step, across: Across) -> dict[str, float]:
     mask, before = step.mask, step.before
+    # No metric instead of 0: a run without a reference has no KL to report.
     if before.ref_logprobs is None:
         return {}
     kl = kl_estimate(
@@ -157,6 +160,7 @@ def _value(step: Step, across: Across) -> dict[str, float]:
     if values is None or step.targets.returns is None or step.value_lr is None:
         return {}
     returns = step.targets.returns[mask]
+    # In the unit that the critic had when it gave them; the moments have changed since.
     values = step.units.to_returns(values[mask])
     return {
         "value/loss": totals.value_loss / totals.updates,
@@ -170,6 +174,7 @@ def _value(step: Step, across: Across) -> dict[str, float]:
 def step_histograms(step: Step, *, version: int) -> dict[str, list[float]]:
     """Return the histograms of a step: of the batch's sequences, and of the rank's own tokens."""
     batch, mask, oldest = step.batch, step.mask, _oldest_ages(step, version)
+    # Each rank shows its tokens: gathering the values of all ranks would cost more.
     log_ratio = step.before.proximal_logprobs - batch.behavior_logprobs
     values = {
         "staleness/versions": oldest[oldest >= 0],
@@ -225,6 +230,7 @@ def behavior_metrics(
       effective_sample_size = (sum w)^2 / (R sum w^2), in (0, 1], 1 = as useful as fresh samples
     (Kish 1965).
     """
+    # Float64: the square of exp(30) leaves a float32 no digits for a sum of other weights.
     mean_square = across.mean(raw_weights.double().square())
     mean_weight = across.mean(raw_weights)
     effective = mean_weight**2 / mean_square if mean_square else 1.0
@@ -255,6 +261,7 @@ def mismatch_metrics(
     """
     difference = (proximal_logprobs - behavior_logprobs).abs()
     is_fresh, is_stale = oldest_ages == 0, oldest_ages > 0
+    # Over all ranks: a rank that skipped a mean would leave the other ranks waiting in it.
     has_fresh, has_stale = across.largest(is_fresh), across.largest(is_stale)
     metrics = {}
     if has_fresh:

@@ -124,6 +124,7 @@ class Policy(nn.Module):
 
     def frozen_copy(self, dtype: torch.dtype) -> Policy:
         """Return the reference: the same language model, never trained and without a value head."""
+        # A copy in memory: reading the files again would be slower, and hold two models as well.
         frozen = Policy(copy.deepcopy(self.lm), context=self.context).eval().requires_grad_(False)
         for parameter in frozen.parameters():
             # The parameter object stays, so tied weights stay tied.
@@ -139,6 +140,7 @@ class BasePolicy:
 
     def __call__(self, row: Pass, *, temperature: float, chunk_tokens: int) -> PolicyOutput:
         """Compute as Policy."""
+        # The same module: a second model would double the memory of the weights.
         with without_adapter(self._policy):
             output: PolicyOutput = self._policy(
                 row, temperature=temperature, chunk_tokens=chunk_tokens
@@ -156,6 +158,7 @@ class Critic(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, *, context: Context = WHOLE_ROWS) -> None:
         super().__init__()
+        # The backbone of the policy: both models then have one tokenizer and one start.
         self.backbone = copy.deepcopy(lm.base_model)
         self.head = _value_head(lm)
         self._context = context
@@ -212,6 +215,7 @@ def _hidden_states(backbone: nn.Module, row: Pass, piece: Piece, context: Contex
     output = backbone(
         input_ids=piece.row.input_ids,
         position_ids=piece.row.position_ids,
+        # A cache of keys is for sampling; here it would keep all layers in memory.
         use_cache=False,
         segments=context.plan(whole, row.input_ids.shape[1]),
     )

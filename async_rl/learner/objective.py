@@ -134,9 +134,11 @@ def compute_targets(
             raw = _returns_to_go(batch, per_token - penalty, gamma)
             if kind == "reinforce_plus_plus_baseline":
                 raw = raw - groups.mean(totals)[batch.sequence_index]
+            # The greedy answer is a baseline that does not depend on the sample: no bias.
             if kind == "remax":
                 raw = raw - _greedy_rewards(batch, rules)[batch.sequence_index]
         case GroupAdvantage(kind=estimator):
+            # These estimators compare responses, so a response pays the KL of all its tokens.
             advantages = group_advantages(totals - paid, groups=groups, estimator=estimator)
             raw = advantages[batch.sequence_index]
         case PluginAdvantage() as plugin:
@@ -151,6 +153,7 @@ def compute_targets(
 def _groups(batch: Batch, algorithm: AlgorithmConfig) -> Parts:
     """The groups of the sequences; truncated ones enter no statistic if they are not trained."""
     is_counted = torch.ones_like(batch.is_truncated)
+    # A response that is not trained must not move the baseline of its group.
     if algorithm.truncated == "mask":
         is_counted = ~batch.is_truncated
     return Parts(index=batch.group_index, count=batch.num_groups, mask=is_counted)

@@ -156,4 +156,5 @@ class ObjectiveState:
         kl_coef, total, total_square, weight = state["numbers"].tolist()
         self.moments = Moments(total=total, total_square=total_square, weight=weight)
         if isinstance(self._controller, AdaptiveKl):
+            # A fixed coefficient follows the settings, which a resume may change.
             self.kl_coef = kl_coef

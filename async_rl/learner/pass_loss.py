@@ -75,6 +75,7 @@ def correction(
     whose mask is the trained tokens -> float32 [R], float32 [R], bool [R].  A plug-in may depend on
     all tokens of the batch, so it receives the batch and not a pass.
     """
+    # A plug-in first: it has none of the bounds that the other corrections share.
     if isinstance(settings, PluginCorrection):
         setting = "algorithm.policy_loss.correction.fn"
         corrected: BehaviorWeights = load_once(setting, settings.fn, CORRECTION)(
@@ -85,6 +86,7 @@ def correction(
         log_ratio,
         sequences=sequences,
         correction=settings.kind,
+        # Corrections without a bound get one that no weight reaches.
         maximum=math.inf if isinstance(settings, NoCorrection) else settings.max,
         minimum=settings.min if isinstance(settings, MaskCorrection) else 0.0,
     )
@@ -112,6 +114,7 @@ def policy_pass_loss(
     settings, reference = algorithm.policy_loss, algorithm.reference
     proximal, behavior = before.proximal_logprobs[index], batch.behavior_logprobs[index]
     sequences = Parts(index=batch.sequence_index[index], count=batch.num_sequences, mask=is_trained)
+    # Allowed for corrections that look at one sequence at a time (needs_policy_before).
     if corrected is None:
         behavior_weight = correction(
             settings.correction, proximal - behavior, sequences=sequences
@@ -141,6 +144,7 @@ def policy_pass_loss(
         is_left_out = sequences.mean(ratio) > settings.max_mean_ratio
     # where, not a product: the loss of a token that is not trained may be infinite or NaN.
     loss = torch.where(is_trained & ~is_left_out, losses * weights, 0.0).sum()
+    # k3: never negative, also for the few tokens of one pass.
     moved = kl_estimate(proximal, ref_logprobs=output.logprobs.detach(), estimator="k3")
     counts = (policy.is_clipped_low, policy.is_clipped_high, is_left_out, moved, is_trained)
     sums = [(x * is_trained).sum() for x in counts]
@@ -158,6 +162,7 @@ def _policy_loss(
     sequences: Parts,
 ) -> PolicyLoss:
     """Call the function of the configured loss with the ratio that it is about."""
+    # BehaviorLoss has its ratio to the sampling policy, and no behavior weight besides.
     log_ratio = logprobs - (behavior if isinstance(settings, BehaviorLoss) else proximal)
     match settings:
         case PluginLoss():
@@ -192,6 +197,7 @@ def _policy_loss(
                 logprobs, log_ratio=log_ratio, advantages=advantages, sequences=sequences
             )
         case ClippedLoss() | VanillaLoss():
+            # GSPO clips one ratio for a whole sequence; the rest is the clipped loss of PPO.
             if settings.kind == "gspo":
                 log_ratio = sequence_log_ratio(log_ratio, sequences=sequences)
             return clipped_loss(

@@ -52,6 +52,7 @@ class RewardRules:
         is_own = starts >= 0
         per_token.index_add_(0, (starts + steps.end - 1)[is_own], rewards[is_own])
         per_token[last[has_token]] -= penalty[has_token]
+        # The heads have the steps of all ranks: group estimators compare whole responses.
         totals = torch.zeros_like(batch.rewards).index_add_(0, sequence, rewards)
         return per_token, totals - penalty
 

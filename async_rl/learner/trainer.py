@@ -153,6 +153,7 @@ class Trainer:
         config = self._config
         samples = [sample for group in part.heads for sample in group.samples]
         failed = failed_share((s.reward for s in samples), config.reward.fail_reward)
+        # Before the step: a batch without any reward teaches nothing, and moves the moments.
         if failed == 1 and "all_failed" in config.reward.stop_on:
             raise RewardError(
                 f"step {version + 1}: none of its {len(samples)} samples has a reward above"
@@ -199,6 +200,7 @@ class Trainer:
         for (group_id, _), trajectory in zip(part.own_ids, part.trajectories, strict=True):
             sequences.setdefault(group_id, []).append(trajectory)
         directory = self._failed_batches
+        # Every rank writes, because each has only the tokens of its sequences.
         directory.mkdir(parents=True, exist_ok=True)
         name = f"step_{version + 1:06d}.rank_{{}}.msgpack"
         (directory / name.format(part.number)).write_bytes(encode(sequences))
@@ -263,6 +265,7 @@ class Trainer:
 
         Collective: every rank must iterate to the end; other ranks send their parts.
         """
+        # On the CPU one tensor at a time: a whole model need not fit next to the shards.
         target = self.device if on_device else torch.device("cpu")
         weights = (tensor for _, tensor in merged_weights(self._policy.lm))
         for tensor in self._ranks.gather(weights, self._dtype):

@@ -134,7 +134,7 @@ class Updater:
 
     def _plan(self, batch: Batch, mask: Tensor, version: int) -> list[Minibatch]:
         """The minibatches of all epochs, in order."""
-        # Of the batch, not of a minibatch: every epoch draws other minibatches.
+        # For the batch, not for a minibatch: every epoch draws other minibatches.
         has_gradient = self._has_gradient(batch, mask)
         updates = []
         for epoch in range(self._config.learner.epochs):
@@ -276,7 +276,7 @@ class Updater:
     def _apply_policy(self, step: Step, members: Parts, sums: Tensor) -> None:
         totals, added = step.totals, PolicySums(*self._ranks.sum(sums).tolist())
         log_ratio = step.before.proximal_logprobs - step.batch.behavior_logprobs
-        # Of this minibatch: its step is scaled by the sequences that it trains.
+        # For this minibatch: its step is scaled by the sequences that it trains.
         effective = effective_sequences(log_ratio, sequences=members)
         applied = self._policy_optimizer.apply(added.loss, effective_share=effective)
         totals.policy_grad_norm += applied.norm

@@ -61,6 +61,7 @@ class Stop(_Operation):
     """Let the other ranks return."""
 
 
+# A union of structs: msgspec refuses an operation that a rank does not know.
 Operation = Step | Gather | Score | Save | Restore | EnterDevice | LeaveDevice | Stop
 
 
@@ -75,6 +76,7 @@ class Fetch(Message):
     pool: str
     life: int
     train_version: int
+    # The heads without tokens: 0.2 MB where the tokens are 270 MB.
     heads: list[GroupHead]
 
 

@@ -45,12 +45,14 @@ def replay(plan: Plan, rank: int) -> Iterator[Replayed]:
     trainer = _trainer(plan, config, rank, store)
     if plan.checkpoint is not None:
         trainer.load(Path(plan.checkpoint))
+    # The same block as in the run, so that the checksums can be compared.
     publisher = SharedTensors(trainer.tensor_specs())
     with publisher, reading(Path(plan.run_dir) / STORE_FILE) as stored:
         for version in range(plan.start, plan.last):
             if store is not None:
                 _meet(store, rank, version)
             started_s = time.monotonic()
+            # Every rank reads the whole batch from the store: no buffer is there to divide it.
             groups = batch_of(stored, version + 1)
             if groups is None:
                 raise DataError(
@@ -79,6 +81,7 @@ def _store(plan: Plan, config: RunConfig) -> Any:
     ranks = config.learner.ranks
     if ranks == 1:
         return None
+    # A file and no port: only this user can open it.
     path = Path(plan.directory) / "rendezvous"
     return dist.FileStore(str(path), ranks)  # type: ignore[attr-defined]
 
@@ -122,6 +125,7 @@ def _write(plan: Plan, steps: Iterator[Replayed]) -> None:
                 total_s += step.seconds
                 row = {"step": step.step, "time_s": round(total_s, 3), **step.metrics}
                 rows.write(msgspec.json.encode(row) + b"\n")
+                # A user follows the file while the replay runs.
                 rows.flush()
                 for name, value in step.metrics.items():
                     events.scalar(name, value, step.step)
@@ -134,6 +138,7 @@ def _write(plan: Plan, steps: Iterator[Replayed]) -> None:
 def main() -> int:
     """Run one rank; return its exit code."""
     path, rank, parent_pid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    # Before the model is loaded: an interrupted command must not leave ranks behind.
     die_with_parent(parent_pid)
     plan = msgspec.json.decode(path.read_bytes(), type=Plan)
     try:

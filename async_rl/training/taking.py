@@ -63,6 +63,7 @@ class Taker:
 
         One batch; on a shared device the batches of all steps up to the next push.
         """
+        # On a shared device all steps up to a push are one handover: generators sleep in between.
         every = self._config.weights.push_every_steps if self._device.is_shared else 1
         # The next multiple of push_every_steps, where the learner pushes.
         end = min(first + every - first % every, self._config.num_steps)
@@ -86,6 +87,7 @@ class Taker:
             taken: TakenGroups = await self._call_buffer(request, wait_s=_WAIT_S)
             if taken.groups:
                 return taken.groups
+            # Time in which no generator can work does not count against the limit.
             if not self._may_come():
                 deadline_s = time.monotonic() + limit_s
             elif time.monotonic() > deadline_s:
@@ -130,6 +132,7 @@ class Parts:
         for chunk in _chunks(mine):
             read = ReadSequences(life=request.life, train_version=version, samples=chunk)
             reply: Sequences = await self._call_buffer(read)
+            # In order of the request, so they pair with `own` of the part.
             trajectories += reply.trajectories
         # During the calls another batch may have replaced this one, which was dropped.
         # Compared by content: rank 0 may have sent the same request again.

@@ -150,6 +150,7 @@ class SharedTensors:
                 raise WeightsError(
                     f"{entry.name} has {data.size} bytes, {entry.size_bytes} were announced"
                 )
+            # A copy into pages that are already touched has the rate of memory.
             np.copyto(self._bytes[entry.offset : entry.offset + entry.size_bytes], data)
         return self._complete(version)
 

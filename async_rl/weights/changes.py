@@ -103,6 +103,7 @@ class Changes:
             raise WeightsError(f"these are no changes of weights: {error!r}") from error
         if gaps.dtype != np.uint8 or values.dtype != np.uint16:
             raise WeightsError(f"changes have dtypes {gaps.dtype} and {values.dtype}")
+        # A torn file would otherwise put values at wrong positions without an error.
         if np.count_nonzero(gaps != _SKIP) != values.size:
             raise WeightsError(f"{values.size} changed words do not fit their positions")
         return cls(gaps=gaps, values=values)

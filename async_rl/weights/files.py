@@ -61,7 +61,7 @@ class FileSender(Sender):
         self._has_written = False
         self._loading: set[int] = set()
         self._version = NO_VERSION
-        # Of this version only, by name.
+        # Only work for this version, by name.
         self._work: dict[str, asyncio.Task[Any]] = {}
         # By member: the version of the file that was offered to it last.
         self._newest_of: dict[Life, int] = {}

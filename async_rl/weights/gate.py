@@ -59,6 +59,7 @@ def connect_privately(
         before = {end.fd for end in _sockets(psutil.CONN_LISTEN)}
         device = listen()
         (listener,) = (end for end in _sockets(psutil.CONN_LISTEN) if end.fd not in before)
+    # From now on the kernel drops all packets. A stranger that was faster is found by `check`.
     gate = _Gate(store, rank, size, listener)
     try:
         group = connect(device)
@@ -112,6 +113,7 @@ class _Gate:
             (tuple(end.laddr), tuple(end.raddr)) for end in _sockets(psutil.CONN_SYN_SENT)
         }
         if not attempts <= self._announced:
+            # Never removed: `check` accepts the peers that were admitted once.
             self._announced |= attempts
             self._store.set(_key(self._rank), msgspec.json.encode(list(self._announced)))
 
@@ -131,6 +133,7 @@ def _key(rank: int) -> str:
 
 
 def _sockets(status: str) -> list[Any]:
+    # gloo listens at an IPv4 address of the run.
     connections = psutil.Process().net_connections("tcp4")
     return [end for end in connections if end.status == status]
 

@@ -78,6 +78,7 @@ class Handovers:
     @property
     def is_clear(self) -> bool:
         """No generator can use the device."""
+        # A generator that has left is not present: a process that exited uses no device.
         return self.phase is Phase.SWITCHING and self._present <= self._asleep
 
     def take(self) -> None:

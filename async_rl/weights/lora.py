@@ -40,6 +40,7 @@ def add_adapter(lm: Any, config: LoraAdapter) -> None:
             f"model.lora.targets={config.targets}: the model has no linear layer {unknown[0]}; it"
             f" has {', '.join(sorted(sizes))}"
         )
+    # One rank for all layers, so the smallest layer bounds it.
     smallest = min(targets, key=lambda name: sizes[name])
     if config.rank > sizes[smallest]:
         raise ConfigError(
@@ -152,6 +153,7 @@ def whole_adapter(lm: nn.Module, config: ModelConfig) -> Adapter | None:
         return None
     tensors = {}
     for name, parameter in adapter_weights(lm):
+        # A copy: the next step changes the parameters while the file is still written.
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         tensors[name] = whole.to("cpu", copy=True).contiguous()
     return Adapter(tensors=tensors, scaling=config.adapter.alpha / config.adapter.rank)

@@ -66,6 +66,7 @@ class Sender:
     reads_block: a member still reads the learner's block after it has received its source.
     """
 
+    # Defaults of the shared block, which each member reads for itself.
     loads_together: ClassVar[bool] = False
     reads_block: ClassVar[bool] = True
 
@@ -110,6 +111,7 @@ class SharedMemorySender(Sender):
 
     async def source(self, manifest: Manifest, load: Load, life: Life) -> SharedBlock:
         """The block of the manifest."""
+        # The manifest has the path already.
         return SHARED_BLOCK
 
 
@@ -117,5 +119,6 @@ class SharedMemorySender(Sender):
 def receive_block(manifest: Manifest) -> Iterator[Tensors]:
     """Yield views of the block. Verify its checksum before with `verify_block`."""
     with SharedTensorsReader(manifest) as reader:
+        # The header once more: a learner that wrote during the reading has torn the views.
         yield tensor_views(reader)
         reader.verify_unchanged()

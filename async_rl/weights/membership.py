@@ -158,6 +158,7 @@ class Membership:
                 f"a load of {sorted(members)} cannot begin:"
                 f" {sorted(others) or 'no member'} does not wait for a load"
             )
+        # Never reused: a late answer must not count for another load.
         self._num_loads += 1
         load = Load(
             number=self._num_loads,
@@ -184,6 +185,7 @@ class Membership:
         if load is None or life not in load.missing:
             return set()
         load.missing.discard(life)
+        # Removed here immediately; the caller has the supervisor end their processes.
         cut_off: set[Life] = set()
         match answer:
             case Answer.LOADED:
