@@ -5,12 +5,11 @@ Invariant: a lock is released with its owner, so a killed process does not block
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 _SCRATCH_SUFFIX = ".build"
@@ -27,7 +26,7 @@ def build_once(
     target: Path,
     build: Callable[[Path], None],
     *,
-    on_wait: Callable[[Path], None],
+    on_wait: Callable[[Path], None] = lambda _: None,
     is_complete: Callable[[Path], bool] = Path.exists,
 ) -> Path:
     """Return a file or directory of the cache; `build` makes it if it is not complete.
@@ -39,7 +38,13 @@ def build_once(
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = target.with_name(f"{target.name}.lock")
-    with locked(lock, lambda: on_wait(lock)):
+    with lock.open("w") as file:
+        try:
+            # flock, because the kernel releases it when the process exits, however it exits.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait(lock)
+            fcntl.flock(file, fcntl.LOCK_EX)
         # Another process may have built it while this one waited.
         if not is_complete(target):
             # With the lock, these can only be the rest of a killed build.
@@ -55,16 +60,3 @@ def build_once(
                     shutil.rmtree(target)
                 built.rename(target)
     return target
-
-
-@contextlib.contextmanager
-def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; on_wait is called once if another process has it."""
-    with path.open("w") as file:
-        try:
-            # flock, because the kernel releases it when the process exits, however it exits.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -55,6 +55,7 @@ def flawed_program(spec: Spec, rates: Sequence[Sequence[float]], rng: random.Ran
     for slot, (index, concept) in enumerate(
         zip((spec.filter, spec.map, spec.reduction), spec.concepts, strict=True)
     ):
+        # Per concept, not per program: most programs of the start model are then partly right.
         is_flawed = rng.random() < rates[slot][index]
         parts.append(rng.choice(concept.flaws) if is_flawed else concept.code)
     return program(*parts)

@@ -86,6 +86,7 @@ class Drafter:
             return_token_type_ids=False,
             verbose=False,
         )["input_ids"]
+        # The number before truncation: it tells a cut prompt from one that fits exactly.
         for draft, ids in zip(drafts, rows, strict=True):
             yield len(ids), self._encoded(draft, ids)
 
@@ -117,6 +118,7 @@ class Drafter:
         """Further columns by id, from data.metadata_file."""
         file = self._config.data.metadata_file
         metadata: dict[str, Row] = {}
+        # The embedded task has no files, so it has no ids to join.
         if file is None or not self._names:
             return metadata
         for _, row in read_rows(file):
@@ -165,13 +167,7 @@ class Drafter:
         # GSM8K and its relatives call the prompt "question".
         if row.get(prompt_key) is None and row.get(_QUESTION) is not None:
             prompt_key = _QUESTION
-        problem, shown = read_hidden(
-            origin,
-            row,
-            self._config.reward,
-            has_rollout=self._config.rollout.fn is not None,
-            is_agents=self._config.agent.is_used,
-        )
+        problem, shown = read_hidden(origin, row, self._config)
         require_importable(origin, problem, self._config.sandbox.packages)
         messages = _messages(origin, row, prompt_key, shown)
         source = row.get("data_source")

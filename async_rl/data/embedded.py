@@ -29,6 +29,7 @@ class TinyCoder:
     warm_start_lr: float = 5e-3
     # Without flaws the model starts near 100 % and nothing is left to learn.
     flaw_probability: float = 0.4
+    # Some concepts are nearly right and some mostly wrong, so that there are prompts of all levels.
     flaw_spread: float = 0.5
     retry_share: float = 0.0
     seed: int = 0

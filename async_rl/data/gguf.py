@@ -26,7 +26,6 @@ def convert(file: Path, directory: Path) -> Path:
     return build_once(
         directory.absolute(),
         lambda target: _write(file, target),
-        on_wait=lambda _: None,
     )
 
 
@@ -39,6 +38,7 @@ def _write(file: Path, target: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.float32
         )
+    # transformers raises any of them for a file or an architecture that it cannot read.
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"{file} cannot be converted ({type(error).__name__}: {error}); use a model of an"

@@ -13,6 +13,7 @@ Pure Python, so that importing it costs nothing.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -220,38 +221,35 @@ def split(config: ListFunctions) -> tuple[list[Spec], list[Spec]]:
     return specs[num_held_out:], specs[:num_held_out]
 
 
-class HiddenTests:
-    """Makes the tests of a spec; the first one is the empty list, all other inputs are drawn from a
-    common pool of inputs.
+def hidden_tests(config: ListFunctions) -> Callable[[Spec], CodeProblem]:
+    """Return the function that makes the hidden side of a spec: calls of `f` with the values that
+    it must return. The first input is the empty list; all others are drawn from a common pool.
 
     The pool is common because the filtered and mapped lists are then computed once for all
-    reductions, which keeps loading fast.
+    reductions, which keeps preparing fast.
     """
+    rng = random.Random(f"inputs-{config.seed}")
+    inputs = [
+        [rng.randint(-12, 15) for _ in range(rng.randint(5, 11))]
+        for _ in range(max(_NUM_INPUTS, config.num_tests))
+    ]
 
-    def __init__(self, config: ListFunctions) -> None:
-        self._num_tests = config.num_tests
-        self._seed = config.seed
-        rng = random.Random(f"inputs-{config.seed}")
-        self._inputs = [
-            [rng.randint(-12, 15) for _ in range(rng.randint(5, 11))]
-            for _ in range(max(_NUM_INPUTS, config.num_tests))
-        ]
-        self._mapped: dict[tuple[int, int], list[list[int]]] = {}
+    @functools.cache
+    def mapped(keep: Concept, change: Concept) -> list[list[int]]:
+        return [[change.run(x) for x in xs if keep.run(x)] for xs in inputs]
 
-    def __call__(self, spec: Spec) -> CodeProblem:
-        """The hidden side of `spec`: calls of `f` with the values that it must return."""
-        keep, change, reduce = (concept.run for concept in spec.concepts)
-        mapped = self._mapped.get((spec.filter, spec.map))
-        if mapped is None:
-            mapped = [[change(x) for x in xs if keep(x)] for xs in self._inputs]
-            self._mapped[spec.filter, spec.map] = mapped
-        drawn = random.Random(f"tests-{self._seed}-{spec.name}").sample(
-            range(len(self._inputs)), self._num_tests - 1
+    def tests(spec: Spec) -> CodeProblem:
+        keep, change, reduction = spec.concepts
+        reduce = reduction.run
+        # By name: the tests of a spec must not depend on which specs were made before.
+        drawn = random.Random(f"tests-{config.seed}-{spec.name}").sample(
+            range(len(inputs)), config.num_tests - 1
         )
+        values = mapped(keep, change)
         # The empty list first: it is where most wrong reductions fail.
-        tests = [CallTest(function=FUNCTION, args=[[]], expected=reduce([]))]
-        tests += [
-            CallTest(function=FUNCTION, args=[self._inputs[i]], expected=reduce(mapped[i]))
-            for i in drawn
-        ]
-        return CodeProblem(tests=list(tests))
+        calls = [([], []), *((inputs[i], values[i]) for i in drawn)]
+        return CodeProblem(
+            tests=[CallTest(function=FUNCTION, args=[xs], expected=reduce(ys)) for xs, ys in calls]
+        )
+
+    return tests

@@ -14,6 +14,7 @@ import msgspec
 
 from async_rl.config.generation import ModelConfig
 
+# Any of them is enough: the kinds of tokenizers have different files.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 _INDEX = "model.safetensors.index.json"
 
@@ -65,6 +66,7 @@ def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
         )
         return
     kind = fields.get("model_type")
+    # Code of the model may register a type that no table of transformers has.
     has_own_code = model.trust_remote_code or model.external_lib is not None
     if not has_own_code and f'"{kind}"' not in _known_types():
         yield (
@@ -75,6 +77,7 @@ def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
     # Also files that only the index names: a download may have stopped in between.
     for file in sorted({*directory.glob("*.safetensors"), *named}):
         try:
+            # numpy: torch would take seconds to import, and no tensor is read.
             with safe_open(file, framework="numpy"):
                 pass  # reads the header, and compares the file's length with it
         except (SafetensorError, FileNotFoundError):

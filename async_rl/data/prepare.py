@@ -105,7 +105,7 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
         (target / "config.json").write_bytes(msgspec.json.encode(fields))
 
     target = cache_root() / f"overridden-{key}"
-    return build_once(target, build, on_wait=lambda _: None)
+    return build_once(target, build)
 
 
 def cached_model_path(

@@ -28,7 +28,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from async_rl.config.rewards import RewardConfig
+from async_rl.config.run import RunConfig
 from async_rl.core.assert_tests import require_usable
 from async_rl.core.errors import DataError
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
@@ -70,25 +70,18 @@ _REMEDY = (
 )
 
 
-def read_hidden(
-    origin: str,
-    row: Row,
-    reward: RewardConfig,
-    *,
-    has_rollout: bool = False,
-    is_agents: bool = False,
-) -> tuple[CodeProblem, tuple[str, ...]]:
-    """As `read_problem`, with the row itself if a reward function scores it. Such a row needs no
-    tests unless one of its functions needs them.
-
-    has_rollout: a function leads the rollouts, which receives the row too. is_agents: agents do,
-    which may return the reward, so a row without any tests is right.
+def read_hidden(origin: str, row: Row, config: RunConfig) -> tuple[CodeProblem, tuple[str, ...]]:
+    """As `read_problem`, with the row itself if a reward function scores it or a function or agent
+    leads the rollouts. Such a row needs no tests unless one of its functions needs them.
     """
-    if not reward.functions and not has_rollout:
+    reward = config.reward
+    if not reward.functions and config.rollout.fn is None:
         return read_problem(origin, row)
     problem = CodeProblem(tests=[])
     shown: tuple[str, ...] = ()
-    is_scored_by_agent = is_agents and all(row.get(column) is None for column in _HIDDEN)
+    # An agent may return the reward, so a row without any tests is right.
+    has_tests = any(row.get(column) is not None for column in _HIDDEN)
+    is_scored_by_agent = config.agent.is_used and not has_tests
     if reward.needs_tests(str(row.get("data_source"))) and not is_scored_by_agent:
         problem, shown = read_problem(origin, row)
     # Parquet has dates and decimals, which JSON lacks: a function receives them as text.

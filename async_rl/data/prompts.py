@@ -161,7 +161,7 @@ def _embedded(specs: Sequence[list_functions.Spec]) -> _Source:
     """Return each spec once with one of its wordings, in turn, then each with the other."""
 
     def drafts(drafter: Drafter) -> Iterator[Draft]:
-        hidden_tests = list_functions.HiddenTests(LIST_FUNCTIONS)
+        hidden_tests = list_functions.hidden_tests(LIST_FUNCTIONS)
         for turn in range(list_functions.NUM_WORDINGS):
             for number, spec in enumerate(specs):
                 which = (number + turn) % list_functions.NUM_WORDINGS

@@ -128,6 +128,7 @@ def accumulate_gradients(model: nn.Module, batch: Batch, pool: Executor) -> floa
     parts = [slice(part, None, _NUM_WORKERS) for part in range(_NUM_WORKERS)]
     shares = list(pool.map(share, parts))
     for index, parameter in enumerate(parameters):
+        # In the order of the shares, whichever was ready first: the sum must not vary.
         parameter.grad = torch.stack([gradients[index] for _, gradients in shares]).sum(0)
     return sum(loss for loss, _ in shares)
 
@@ -181,6 +182,7 @@ def warm_start(
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = lr
+            # The optimizers have disjoint parameters, so their steps may run at the same time.
             list(pool.map(lambda optimizer: optimizer.step(), optimizers))
             text = f"warm start: step {step + 1}/{config.warm_start_steps}, loss {losses[-1]:.3f}"
             on_progress((step + 1) / config.warm_start_steps, text)
@@ -224,6 +226,7 @@ def _save(model: Any, directory: Path) -> None:
     """save_pretrained without the bar that transformers draws over ours."""
     from transformers.utils import logging
 
+    # Restored below: a notebook that builds the model may want the bars of its own models.
     is_drawing = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

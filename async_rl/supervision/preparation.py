@@ -65,6 +65,7 @@ async def prepare(
         stdout=asyncio.subprocess.PIPE,
         stderr=output.open("wb"),
         # Ctrl-C in the terminal goes to the supervisor alone, which then ends the child.
+        # Ctrl-C reaches the supervisor only, which decides what ends.
         start_new_session=True,
         limit=_LINE_LIMIT,
     )
@@ -109,6 +110,7 @@ def main(run_dir: Path, parent_pid: int) -> int:
         nonlocal is_started
         if is_started:
             return
+        # At the first call already for all but very large data: the processes then start at once.
         is_started = num_rows - num_done <= _NUM_MEANWHILE
         if is_started:
             _print(Progress(fraction=1, text="model ready", path=str(model)))

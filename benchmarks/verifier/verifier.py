@@ -28,7 +28,7 @@ from async_rl.config.base import replace
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.corpus import flawed_program
 from async_rl.data.files import read_rows
-from async_rl.data.list_functions import LIST_FUNCTIONS, HiddenTests, split
+from async_rl.data.list_functions import LIST_FUNCTIONS, hidden_tests, split
 from async_rl.data.problems import read_problem
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
@@ -88,7 +88,7 @@ def _problems() -> tuple[list[VerifyRequest], str]:
                 VerifyRequest(code=row["code"], tests=problem.tests, setup=problem.setup)
             )
         return requests, "reference solutions"
-    rng, hidden = random.Random(0), HiddenTests(LIST_FUNCTIONS)
+    rng, hidden = random.Random(0), hidden_tests(LIST_FUNCTIONS)
     rates = [[0.0] * 64] * 3
     return [
         VerifyRequest(code=flawed_program(spec, rates, rng), tests=hidden(spec).tests)

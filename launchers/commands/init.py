@@ -182,9 +182,9 @@ def _sums() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
 
 def _rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """Return training and held-out rows: prompt, tests in our layout, reference solution."""
-    from async_rl.data.list_functions import LIST_FUNCTIONS, HiddenTests, Spec, split, wording
+    from async_rl.data.list_functions import LIST_FUNCTIONS, Spec, hidden_tests, split, wording
 
-    tests = HiddenTests(LIST_FUNCTIONS)
+    tests = hidden_tests(LIST_FUNCTIONS)
     train, held_out = split(LIST_FUNCTIONS)
 
     def row(spec: Spec) -> dict[str, object]:

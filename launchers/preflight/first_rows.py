@@ -28,7 +28,9 @@ from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rewards.verifier.reward_process import RewardProcess
 
+# Read within milliseconds, also by --dry-run; the preparation of the run checks every row.
 _NUM_ROWS = 20
+# Each is scored for every response below: nine calls, which may each take a second.
 _NUM_SCORED = 3
 _RESPONSES = ("", "The answer is 42.", "```python\ndef f(x):\n    return x\n```")
 """A function may rightly raise for one of these, but not for all."""
@@ -83,9 +85,11 @@ def _length_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str
         return
     from tokenizers import Tokenizer
 
+    # Without transformers, whose import takes longer than all other checks.
     encoder = Tokenizer.from_file(str(tokenizer))
     lengths = [len(encoder.encode(draft.text).ids) for draft in drafts]
     long = [n for n, length in enumerate(lengths) if length > data.max_prompt_tokens]
+    # With truncation=drop a run needs only some prompts that fit.
     if long and (data.truncation == "error" or len(long) == len(drafts)):
         yield (
             f"data.train_files: {drafts[long[0]].origin}: the prompt has {lengths[long[0]]} tokens"
@@ -131,6 +135,7 @@ def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft 
                     yield draft
                 elif config.data.bad_rows == "error":
                     yield draft.reason
+                    # The rows of a file are usually wrong for the same reason.
                     break
         except DataError as error:
             yield str(error)
@@ -176,6 +181,7 @@ async def _failures(
                     except* RewardError as errors:
                         failures.setdefault(name, str(errors.exceptions[0]))
                     else:
+                        # A single success shows that the function fits the rows.
                         failures.pop(name, None)
                         break
     except TimeoutError:

@@ -12,7 +12,14 @@ import pytest
 
 from async_rl.core.types import CallTest, CodeProblem
 from async_rl.data import corpus, list_functions
-from async_rl.data.list_functions import FILTERS, MAPS, REDUCTIONS, HiddenTests, ListFunctions, Spec
+from async_rl.data.list_functions import (
+    FILTERS,
+    MAPS,
+    REDUCTIONS,
+    ListFunctions,
+    Spec,
+    hidden_tests,
+)
 from async_rl.data.tokenizer import END
 
 TASK = ListFunctions(held_out_fraction=0.1, num_tests=8, seed=0)
@@ -62,12 +69,12 @@ def test_the_reference_source_computes_what_the_spec_computes(spec: Spec) -> Non
 
 
 def test_reference_solutions_pass_their_hidden_tests() -> None:
-    tests = HiddenTests(TASK)
+    tests = hidden_tests(TASK)
     assert all(passes(spec.solution(), tests(spec)) for spec in list_functions.split(TASK)[1][:150])
 
 
 def test_hidden_tests_catch_flaws() -> None:
-    tests = HiddenTests(TASK)
+    tests = hidden_tests(TASK)
     caught = []
     for spec in list_functions.split(TASK)[1][:150]:
         codes = [concept.code for concept in spec.concepts]
@@ -91,11 +98,11 @@ def test_a_right_value_of_the_wrong_type_fails() -> None:
     )
     as_float = list_functions.program("x % 2 == 0", "x / 2", "sum(ys)")
     assert call(as_float, [2, 4]) == halving_and_sum.run([2, 4])
-    assert not passes(as_float, HiddenTests(TASK)(halving_and_sum))
+    assert not passes(as_float, hidden_tests(TASK)(halving_and_sum))
 
 
 def test_expected_values_are_json_within_64_bits() -> None:
-    tests = HiddenTests(TASK)
+    tests = hidden_tests(TASK)
     for spec in every_concept_once():
         for test in tests(spec).tests:
             assert isinstance(test, CallTest)
@@ -104,10 +111,10 @@ def test_expected_values_are_json_within_64_bits() -> None:
 
 def test_the_first_hidden_test_is_the_empty_list_and_there_are_num_tests() -> None:
     spec = Spec(0, 0, 0)
-    problem = HiddenTests(TASK)(spec)
+    problem = hidden_tests(TASK)(spec)
     assert problem.tests[0] == CallTest(function="f", args=[[]], expected=0)
     assert len(problem.tests) == 8
-    assert len(HiddenTests(dataclasses.replace(TASK, num_tests=3))(spec).tests) == 3
+    assert len(hidden_tests(dataclasses.replace(TASK, num_tests=3))(spec).tests) == 3
 
 
 def test_the_two_wordings_of_a_spec_differ_in_every_phrase() -> None:
@@ -138,8 +145,8 @@ def test_the_seed_decides_the_split_and_the_hidden_tests() -> None:
     again, other = (ListFunctions(held_out_fraction=0.1, num_tests=8, seed=seed) for seed in (0, 1))
     assert list_functions.split(TASK) == list_functions.split(again)
     assert list_functions.split(TASK) != list_functions.split(other)
-    assert HiddenTests(TASK)(Spec(1, 2, 3)) == HiddenTests(again)(Spec(1, 2, 3))
-    assert HiddenTests(TASK)(Spec(1, 2, 3)) != HiddenTests(other)(Spec(1, 2, 3))
+    assert hidden_tests(TASK)(Spec(1, 2, 3)) == hidden_tests(again)(Spec(1, 2, 3))
+    assert hidden_tests(TASK)(Spec(1, 2, 3)) != hidden_tests(other)(Spec(1, 2, 3))
 
 
 def test_flaw_rates_average_to_the_probability_in_every_slot() -> None:

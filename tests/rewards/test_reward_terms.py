@@ -143,45 +143,33 @@ def test_the_form_changes_the_reward_of_wrong_answers_only() -> None:
     assert score(GOOD_FORM.format("<answer>no</answer>"), *ends, tests=[WORDS]).reward == -1.0
 
 
-ROW = {"prompt": "say something", "wanted": "yes", "data_source": "mine"}
+ROW: dict[str, object] = {"prompt": "say something", "wanted": "yes", "data_source": "mine"}
+
+
+def read_with(row: dict[str, object], *settings: str) -> CodeProblem:
+    return read_hidden("f row 0", row, compose("grpo_code", list(settings)))[0]
 
 
 def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() -> None:
     with pytest.raises(DataError, match="no tests among the columns"):
-        read_hidden("f row 0", ROW, compose("grpo_code").reward)
+        read_with(ROW)
     with pytest.raises(DataError, match="no tests among the columns"):
-        read_hidden(
-            "f row 0",
-            ROW,
-            compose("grpo_code", ["reward.terms.tests=tests", "reward.terms.length=length"]).reward,
-        )
-    problem, shown = read_hidden(
-        "f row 0", ROW, compose("grpo_code", ["reward.terms.style=my:style"]).reward
-    )
-    assert (problem.tests, shown, json.loads(problem.row)) == ([], (), ROW)
-    assert read_hidden("f row 0", ROW, compose("grpo_code", OWN).reward)[0].tests == []
-    assert (
-        read_hidden(
-            "f row 0",
-            {**ROW, "tests": [msgspec.to_builtins(CALL)]},
-            compose("grpo_code").reward,
-            has_rollout=True,
-        )[0].row
-        != ""
-    )
-    with_tests = {**ROW, "tests": [msgspec.to_builtins(CALL)]}
-    assert read_hidden("f row 0", with_tests, compose("grpo_code").reward)[0].row == ""
+        read_with(ROW, "reward.terms.tests=tests", "reward.terms.length=length")
+    problem = read_with(ROW, "reward.terms.style=my:style")
+    assert (problem.tests, json.loads(problem.row)) == ([], ROW)
+    assert read_with(ROW, *OWN).tests == []
+    with_tests: dict[str, object] = {**ROW, "tests": [msgspec.to_builtins(CALL)]}
+    assert read_with(with_tests, "rollout.fn=my:rollout").row != ""
+    assert read_with(with_tests).row == ""
 
 
 def test_a_row_of_an_agent_needs_no_tests_but_wrong_ones_are_refused() -> None:
-    reward = compose("grpo_code").reward
-    problem, _ = read_hidden("f row 0", ROW, reward, has_rollout=True, is_agents=True)
+    problem = read_with(ROW, "rollout.fn=[my:agent]")
     assert (problem.tests, json.loads(problem.row)) == ([], ROW)
     with pytest.raises(DataError, match="no tests among the columns"):
-        read_hidden("f row 0", ROW, reward, has_rollout=True)
-    bad = {**ROW, "tests": "none"}
+        read_with(ROW, "rollout.fn=my:rollout")
     with pytest.raises(DataError, match="tests"):
-        read_hidden("f row 0", bad, reward, has_rollout=True, is_agents=True)
+        read_with({**ROW, "tests": "none"}, "rollout.fn=[my:agent]")
 
 
 def test_a_function_of_a_file_is_found_wherever_the_command_was_given(
