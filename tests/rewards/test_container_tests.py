@@ -22,7 +22,7 @@ from verifier_support import run_config, verifier_process
 from async_rl.config.base import replace
 from async_rl.core.errors import InfrastructureError, Unsupported
 from async_rl.core.types import CodeProblem, ContainerTest, StdinTest, Verdict
-from async_rl.rewards.verifier import junit
+from async_rl.rewards.verifier.container_run import failure_of_report
 from async_rl.rewards.verifier.containers import Containers
 
 SQUARE = {"prints": StdinTest(input="3\n", output="9")}
@@ -363,6 +363,6 @@ def test_a_run_and_the_server_reach_containers(engine: Engine) -> None:
 def test_a_report_says_which_tests_passed(
     report: str, passing: list[str], failing: list[str], said: str
 ) -> None:
-    found = junit.failure(report.encode(), passing, failing)
+    found = failure_of_report(report.encode(), passing, failing)
     assert said in found
     assert bool(found) == bool(said)

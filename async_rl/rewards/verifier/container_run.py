@@ -10,11 +10,12 @@ import asyncio
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from xml.parsers import expat
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import ContainerTest, Verdict
-from async_rl.rewards.verifier import junit
 from async_rl.rewards.verifier.containers import PID, REPORT, Containers
 from async_rl.rewards.verifier.outcomes import MIB, Ruling, printable
 from async_rl.rewards.verifier.program import Rule, result_of
@@ -36,6 +37,7 @@ _PATIENCE, _START_S = 4, 60.0
 # Statuses of an engine whose container has not started since the command is not in the image.
 _NO_COMMAND = (126, 127)
 _STDIN = "stdin"
+_NAMED = 3
 
 
 async def judge_contained(
@@ -186,7 +188,7 @@ class _Run:
             return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {self._limit // 1024} KB")
         # Before the status: pytest exits with 1 for tests that must fail.
         if test.report is not None:
-            reason = await asyncio.to_thread(self._failure_of_report)
+            reason = await asyncio.to_thread(self._report_failure)
             return Ruling(Verdict.WRONG_ANSWER if reason else Verdict.PASS, reason)
         if self._status:
             verdict = Verdict.WRONG_ANSWER if test.prints is None else Verdict.RUNTIME_ERROR
@@ -196,16 +198,79 @@ class _Run:
             return Ruling(Verdict.PASS)
         return await rule(test.prints, bytes(self._output.data))
 
-    def _failure_of_report(self) -> str:
+    def _report_failure(self) -> str:
         with open(self._folder / REPORT, "rb") as file:
             report = file.read(_MAX_REPORT_BYTES + 1)
         if len(report) > _MAX_REPORT_BYTES:
             return f"the report has more than {_MAX_REPORT_BYTES >> 20} MB"
         if not report:
             return f"the command wrote no report: {self._said()}"
-        return junit.failure(report, self._test.passing, self._test.failing)
+        return failure_of_report(report, self._test.passing, self._test.failing)
 
     def _said(self) -> str:
         """The end of the command's error output, with standard output unless that is the answer."""
         printed = self._output.data if self._test.prints is None else b""
         return printable(bytes(printed + self._errors.data)[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
+
+
+class _Cases:
+    """Names of the cases by outcome; a name with a failure is not among the passed."""
+
+    def __init__(self) -> None:
+        self.passed: set[str] = set()
+        self.failed: set[str] = set()
+        self._name = ""
+        self._is_run = True
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        if tag == "testcase":
+            group, name = attributes.get("classname", ""), attributes.get("name", "")
+            self._name, self._is_run = f"{group}.{name}" if group else name, True
+        elif tag in ("failure", "error") and self._name:
+            self.failed.add(self._name)
+        elif tag == "skipped":
+            self._is_run = False
+
+    def end(self, tag: str) -> None:
+        if tag == "testcase":
+            if self._is_run:
+                self.passed.add(self._name)
+            self._name = ""
+
+
+def failure_of_report(report: bytes, passing: Sequence[str], failing: Sequence[str]) -> str:
+    """The reason why a JUnit report shows a wrong program (pytest's --junitxml, and many others);
+    empty if the program is right.
+
+    The report is hostile; reading takes time in proportion to its bytes. passing: cases that must
+    pass, empty for all, at least one; failing: cases that must fail.
+    """
+    cases, parser = _Cases(), expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = cases.start, cases.end
+    # A document type declares entities, which could expand without end.
+    parser.StartDoctypeDeclHandler = _refuse
+    try:
+        parser.Parse(report, True)
+    except (expat.ExpatError, ValueError) as error:
+        return f"the report cannot be read: {error}"
+    passed = cases.passed - cases.failed
+    missed = set(passing) - passed
+    if not passing:
+        missed = cases.failed - set(failing)
+        if not missed and not passed:
+            return "no test of the report passed"
+    if missed:
+        return f"{len(missed)} of the tests did not pass: {_some(missed)}"
+    forged = set(failing) - cases.failed
+    if forged:
+        return f"tests that must fail did not: {_some(forged)}"
+    return ""
+
+
+def _refuse(*_: object) -> None:
+    raise ValueError("it has a document type")
+
+
+def _some(names: set[str]) -> str:
+    shown = ", ".join(sorted(names)[:_NAMED])
+    return shown[:200].encode("ascii", "backslashreplace").decode()
