@@ -161,46 +161,39 @@ Trained = dict[str, tuple[nn.Module, ModelOptimizer]]
 
 def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
     """Create the optimizers of "policy" and, if there are values, "critic"."""
-    learner, critic_config = config.learner, config.algorithm.critic
-
-    def optimizer(
-        name: str,
-        root: nn.Module,
-        module: nn.Module,
-        settings: OptimizerConfig,
-        num_steps: int,
-        rule: StepScale | None = None,
-    ) -> ModelOptimizer:
-        return ModelOptimizer(
-            name,
-            root,
-            settings,
-            parameters=module.parameters(),
-            num_steps=num_steps,
-            is_offloaded=learner.offload == "optimizer",
-            rule=rule,
-        )
-
-    policy, critic, total = models.policy, models.critic, config.num_steps
-    # The policy's schedule starts after the critic's warm-up, but also finishes with the run.
-    num_trained = total if critic_config is None else total - critic_config.warmup_steps
-    rule = config.algorithm.step_scale
-    of_policy = optimizer("policy", policy, policy.lm, learner.optimizer, num_trained, rule)
+    critic_config, policy = config.algorithm.critic, models.policy
+    optimizer_config = config.learner.optimizer
+    is_offloaded = config.learner.offload == "optimizer"
+    num_warmup = 0 if critic_config is None else critic_config.warmup_steps
+    of_policy = ModelOptimizer(
+        "policy",
+        policy,
+        optimizer_config,
+        parameters=policy.lm.parameters(),
+        # The policy's schedule starts after the critic's warm-up, but also finishes with the run.
+        num_steps=config.num_steps - num_warmup,
+        is_offloaded=is_offloaded,
+        rule=config.algorithm.step_scale,
+    )
     trained: Trained = {"policy": (policy, of_policy)}
-    if critic_config is None:
+    # On a shared backbone the critic's optimizer trains the head alone.
+    module = models.critic or policy.value_head
+    if critic_config is None or module is None:
         return trained
-    span = learner.optimizer.schedule_span
+    span = optimizer_config.schedule_span
     settings = replace(
-        learner.optimizer,
+        optimizer_config,
         lr=critic_config.lr,
         schedule=critic_config.schedule,
         # The policy's steps start after the critic's warm-up, so the same end is a later step.
-        schedule_span=[*span[:1], *(end + critic_config.warmup_steps for end in span[1:])],
+        schedule_span=[*span[:1], *(end + num_warmup for end in span[1:])],
     )
-    if critic is not None:
-        trained["critic"] = (critic, optimizer("critic", critic, critic, settings, total))
-    elif policy.value_head is not None:
-        # The policy's optimizer trains the shared backbone, so the critic's trains the head alone.
-        head = policy.value_head
-        trained["critic"] = (head, optimizer("critic", policy, head, settings, total))
-    return trained
+    of_critic = ModelOptimizer(
+        "critic",
+        models.critic or policy,
+        settings,
+        parameters=module.parameters(),
+        num_steps=config.num_steps,
+        is_offloaded=is_offloaded,
+    )
+    return {**trained, "critic": (module, of_critic)}

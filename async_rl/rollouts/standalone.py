@@ -13,11 +13,14 @@ import asyncio
 import functools
 import logging
 import secrets
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import torch
+
 from async_rl.buffer.evaluation import evaluation_scalars, result_of
+from async_rl.config.generation import ModelConfig
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of
 from async_rl.core.errors import ConfigError, InfrastructureError, RewardError, root_cause
@@ -28,10 +31,11 @@ from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import Engine
 from async_rl.generation.opener import engine_opener
 from async_rl.observability.activity import Activity
+from async_rl.protocol.weights import Manifest
 from async_rl.rewards.verifier.serving import open_service, serve
 from async_rl.rollouts.conversation import open_conversations
 from async_rl.rollouts.rollout import Rollouts
-from async_rl.weights.directory import published
+from async_rl.weights.block import SharedTensors, tensor_spec
 from async_rl.wire.addresses import LOOPBACK
 from async_rl.wire.http import listen
 
@@ -112,7 +116,7 @@ async def _open_rollouts(
     open_engine = await asyncio.to_thread(engine_opener, config, model_path)
     engine = await open_engine()
     stack.push_async_callback(engine.close)
-    with published(model_path, config.model, version) as manifest:
+    with _published(model_path, config.model, version) as manifest:
         await engine.load_weights(manifest)
     rollouts = Rollouts(
         config,
@@ -158,3 +162,22 @@ async def _attempt(
             problem = f"{type(cause).__name__}: {cause}"
         _log.warning("%s, attempt %d: %s", prompt.prompt_id, attempt, problem)
     return None
+
+
+@contextmanager
+def _published(path: Path, model: ModelConfig, version: int) -> Iterator[Manifest]:
+    """Share all parameters of the model, tied ones once, with engines of this host inside the
+    block.
+    """
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(
+        str(path),
+        dtype=getattr(torch, model.dtype),
+        trust_remote_code=model.trust_remote_code,
+        local_files_only=True,
+    )
+    parameters = dict(loaded.named_parameters())
+    specs = [tensor_spec(name, tensor) for name, tensor in parameters.items()]
+    with SharedTensors(specs) as block:
+        yield block.write(version, parameters.values())
