@@ -14,6 +14,7 @@ import dataclasses
 import gc
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -31,7 +32,7 @@ from async_rl.sessions.forms.openai_completions import chat_completions, complet
 from async_rl.sessions.forms.openai_responses import responses
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
-from async_rl.wire.http import while_connected
+from async_rl.wire.http import body_of, while_connected
 
 KEEP_ALIVE_S = 600
 """Agents think and run tools between calls. uvicorn's 5 s would close their connections just as
@@ -45,8 +46,7 @@ _YOUNG_PER_FULL = 1000
 # every three seconds, which were the slowest calls. Two times as many take as long in all, in
 # shorter pauses.
 _NEWEST_PER_YOUNG = 1
-_MAX_BODY_BYTES = 16 << 20
-_BODY_S = 60.0
+_body = partial(body_of, most_bytes=16 << 20)
 _MODEL = {"id": MODEL, "object": "model", "created": 0, "owned_by": "async_rl"}
 FORMS: Mapping[str, Form] = {
     "/v1/chat/completions": chat_completions,
@@ -191,18 +191,3 @@ def _reward_of(body: bytes) -> dict[str, float]:
     if not parts or not all(math.isfinite(part) for part in parts.values()):
         raise Refused(400, f"a reward is a finite number or an object of them, not {value}")
     return parts
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > _MAX_BODY_BYTES:
-                    raise Refused(
-                        413, f"the body is larger than {_MAX_BODY_BYTES >> 20} MB; send less text"
-                    )
-    except TimeoutError as error:
-        raise Refused(408, f"the body took longer than {_BODY_S:g} s; send it faster") from error
-    return bytes(body)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import uvicorn
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp
 
@@ -19,6 +20,8 @@ from async_rl.core.errors import ConfigError
 
 BACKLOG = 2048
 """Connections that wait to be accepted."""
+# 64 MB in this time need 9 Mbit/s; a slower client would hold the memory of its body for too long.
+_BODY_S = 60.0
 T = TypeVar("T")
 
 
@@ -98,6 +101,25 @@ def url_of(listener: socket.socket) -> str:
     """Return the URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def body_of(request: Request, *, most_bytes: int) -> bytes:
+    """The body of a request. Raises HTTPException if it is too large or takes too long."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                # Checked for each chunk, because a chunked body announces no length.
+                if len(body) > most_bytes:
+                    limit = f"{most_bytes >> 20} MB"
+                    raise HTTPException(
+                        413, f"the body is larger than {limit}; send less at a time"
+                    )
+    except TimeoutError as error:
+        reason = f"the body took longer than {_BODY_S:g} s; send it faster"
+        raise HTTPException(408, reason) from error
+    return bytes(body)
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,18 +29,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from async_rl.core.errors import DataError
 from async_rl.rewards.verifier.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest
-from async_rl.rewards.verifier.service import Refused, VerifierService
+from async_rl.rewards.verifier.service import VerifierService
 from async_rl.rewards.verifier.wire import Form, Reply
 from async_rl.rewards.verifier.wire_scores import FORMS
-from async_rl.wire.http import while_connected
+from async_rl.wire.http import body_of, while_connected
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 # 2 MB for each program of a client's batch; a body is in memory before it is read.
 _MAX_BODY_BYTES = 64 << 20
-# The largest body at about 10 Mbit/s; a slower client would hold its memory for too long.
-_BODY_S = 60.0
 _RETRY_AFTER_S = "1"
 _LINGER_S = 0.003
 """A finished result waits this long for others of its batch: sending and receiving single results
@@ -81,15 +80,15 @@ def build_app(
         try:
             programs = body.requests()
         except (DataError, ValueError) as error:
-            raise Refused(400, f"bad request: {error}") from error
+            raise HTTPException(400, f"bad request: {error}") from error
         try:
             for program in programs:
                 await service.require(program)
             service.admit(1)
             return _reply(await admitted(request, body.answer(service, programs)))
-        except Refused as refused:
-            status = form.statuses.get(refused.status, refused.status)
-            raise Refused(status, str(refused)) from refused
+        except HTTPException as refused:
+            status = form.statuses.get(refused.status_code, refused.status_code)
+            raise HTTPException(status, refused.detail) from refused
 
     async def health(_: Request) -> Response:
         return _reply(service.health())
@@ -112,7 +111,7 @@ def build_app(
                 for path, form in FORMS.items()
             ),
         ],
-        exception_handlers={Refused: _refuse, ClientDisconnect: disconnected},
+        exception_handlers={HTTPException: _refuse, ClientDisconnect: disconnected},
     )
     return _guarded(app, token, known)
 
@@ -133,7 +132,7 @@ def _guarded(app: ASGIApp, token: str, known: Callable[[Any], None]) -> ASGIApp:
             if not hmac.compare_digest(given.encode(), token.encode()):
                 # Before the body is read: only a client with the token may fill the memory.
                 reason = "the token is missing or wrong: send Authorization: Bearer <token>"
-                response = await _refuse(None, Refused(401, reason))
+                response = await _refuse(None, HTTPException(401, reason))
                 response.headers["Connection"] = "close"
                 await response(scope, receive, send)
                 return
@@ -196,20 +195,7 @@ async def _send_batch(
 
 
 async def _read(request: Request, expected: type[T]) -> T:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for chunk in request.stream():
-                body += chunk
-                # Checked for each chunk, because a chunked body announces no length.
-                if len(body) > _MAX_BODY_BYTES:
-                    raise Refused(
-                        413,
-                        f"the body is larger than {_MAX_BODY_BYTES >> 20} MB; send fewer programs"
-                        " at a time",
-                    )
-    except TimeoutError as error:
-        raise Refused(408, f"the body took longer than {_BODY_S:g} s; send it faster") from error
+    body = await body_of(request, most_bytes=_MAX_BODY_BYTES)
     try:
         if request.headers.get("content-type") == MSGPACK:
             return msgspec.msgpack.decode(body, type=expected)
@@ -217,7 +203,7 @@ async def _read(request: Request, expected: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # msgspec names the path of a wrong field; a text that is no JSON has none.
         where = "" if "`$" in str(error) else " - at `$`"
-        raise Refused(400, f"bad request: {error}{where}") from error
+        raise HTTPException(400, f"bad request: {error}{where}") from error
 
 
 def _reply(value: msgspec.Struct | Reply, status: int = 200) -> Response:
@@ -225,7 +211,7 @@ def _reply(value: msgspec.Struct | Reply, status: int = 200) -> Response:
 
 
 async def _refuse(_: Any, refused: Any) -> Response:
-    response = _reply(ErrorReply(error=str(refused)), refused.status)
-    if refused.status in (429, 503, 504):
+    response = _reply(ErrorReply(error=refused.detail), refused.status_code)
+    if refused.status_code in (429, 503, 504):
         response.headers["Retry-After"] = _RETRY_AFTER_S
     return response

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.exceptions import HTTPException
 
 from async_rl.core.errors import InfrastructureError, RewardError, Unsupported, root_cause
 from async_rl.core.types import Verdict
@@ -48,14 +49,6 @@ _GAUGES = {
     "draining": "1 while the verifier finishes and refuses new work",
     "cells_replaced": "cells that broke and were replaced since the start",
 }
-
-
-class Refused(Exception):
-    """A request that gets an error reply with this HTTP status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class VerifierService:
@@ -107,20 +100,20 @@ class VerifierService:
             await self.judge.require(request)
         except Unsupported as error:
             place = "language" if request.is_command else "tests"
-            raise Refused(400, f"{error} - at `$.{place}`") from error
+            raise HTTPException(400, f"{error} - at `$.{place}`") from error
 
     def admit(self, count: int) -> None:
-        """Admit `count` programs, or raise Refused.
+        """Admit `count` programs, or raise HTTPException.
 
         An idle verifier admits even a batch that is larger than the queue, because it could never
         fit otherwise.
         """
         if self._is_draining:
             self.num_refused[503] += 1
-            raise Refused(503, "this verifier is shutting down; use another one")
+            raise HTTPException(503, "this verifier is shutting down; use another one")
         if self.num_admitted and self.num_admitted + count > self.queue_size + self.num_cells:
             self.num_refused[429] += 1
-            raise Refused(
+            raise HTTPException(
                 429,
                 f"the verifier has {self.num_admitted} programs, and its queue holds"
                 f" {self.queue_size}; try again later",

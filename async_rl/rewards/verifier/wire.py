@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
+from starlette.exceptions import HTTPException
 
 from async_rl.core.io_pairs import pair_test, read_input_output
 from async_rl.core.languages import LANGUAGES, PYTHON, language_of
@@ -25,7 +26,7 @@ from async_rl.rewards.verifier.protocol import (
     VerifyRequest,
     VerifyResponse,
 )
-from async_rl.rewards.verifier.service import Refused, VerifierService
+from async_rl.rewards.verifier.service import VerifierService
 
 Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 Reply = dict[str, Any]
@@ -71,11 +72,11 @@ class Form(Body):
         return [self.request()]
 
     def reply(self, response: VerifyResponse) -> Reply:
-        """The answer in the form of the client. Raises Refused."""
+        """The answer in the form of the client. Raises HTTPException."""
         raise NotImplementedError
 
     async def answer(self, service: VerifierService, requests: list[VerifyRequest]) -> Reply:
-        """Judge the programs once the request is admitted. Raises Refused."""
+        """Judge the programs once the request is admitted. Raises HTTPException."""
         return self.reply(await service.verify(requests[0]))
 
 
@@ -113,11 +114,11 @@ def request_of(
 
 
 def require_score(response: VerifyResponse) -> None:
-    """Raise Refused if a verdict is about the tests or the machine, not about the program."""
+    """Raise HTTPException if a verdict is about the tests or the machine, not about the program."""
     for test in response.tests:
         if not test.verdict.is_score:
             status = 503 if test.verdict is Verdict.INFRASTRUCTURE_ERROR else 400
-            raise Refused(status, f"the program could not be judged: {test.message}")
+            raise HTTPException(status, f"the program could not be judged: {test.message}")
 
 
 class ArealProblem(Body):
@@ -238,7 +239,7 @@ class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
         """The output of the program: Success if it exited with status 0."""
         ran = await service.run(requests[0], self.stdin or "")
         if ran.verdict is Verdict.INFRASTRUCTURE_ERROR:
-            raise Refused(503, f"this program could not be judged: {ran.message}")
+            raise HTTPException(503, f"this program could not be judged: {ran.message}")
         is_late, is_success = ran.verdict is Verdict.TIMEOUT, ran.verdict is Verdict.PASS
         result = {
             "status": "TimeLimitExceeded" if is_late else "Finished",
