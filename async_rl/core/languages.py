@@ -10,6 +10,7 @@ Language = Literal["python", "cpp", "c", "java", "javascript", "rust", "go", "sh
 PYTHON: Final = "python"
 LANGUAGES: tuple[Language, ...] = get_args(Language)
 
+# Words after a fence, and the names of data sets, SandboxFusion and AReaL, in lower case.
 _OTHER_NAMES: dict[Language, tuple[str, ...]] = {
     "python": ("python3", "py"),
     "cpp": ("c++", "cxx", "cc", "cplusplus", "g++", "cpp17", "cpp20"),
@@ -20,7 +21,6 @@ _OTHER_NAMES: dict[Language, tuple[str, ...]] = {
     "go": ("golang",),
     "shell": ("bash", "sh"),
 }
-"""Words after a fence, and the names of data sets, SandboxFusion and AReaL, in lower case."""
 _BY_NAME = {
     name: language for language, others in _OTHER_NAMES.items() for name in (language, *others)
 }
