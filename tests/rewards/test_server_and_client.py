@@ -134,6 +134,16 @@ def test_every_route_wants_the_token() -> None:
     asyncio.run(run())
 
 
+def test_unknown_path_is_answered_like_every_other_error() -> None:
+    async def run() -> None:
+        async with verifier() as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+            for answer in (await http.get("/nowhere"), await http.get("/verify")):
+                assert answer.status_code in (404, 405)
+                assert answer.json().keys() == {"error"}
+
+    asyncio.run(run())
+
+
 async def _until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110  the other side is a socket away
         await asyncio.sleep(0.01)
