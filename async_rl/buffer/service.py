@@ -18,8 +18,7 @@ from async_rl.buffer.parked import ParkedRequests
 from async_rl.buffer.replay import Take
 from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
-from async_rl.config.run import RunConfig
-from async_rl.config.running import KEPT_GROUPS
+from async_rl.config.run import KEPT_GROUPS, RunConfig
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.core.heads import head_of
 from async_rl.core.types import DropReason

@@ -16,7 +16,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from async_rl.config.algorithm import AlgorithmConfig
-from async_rl.config.base import LocalPath, NonNegativeInt, PositiveInt, Section, Tag, Text
+from async_rl.config.base import (
+    LocalPath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Section,
+    Tag,
+    Text,
+)
 from async_rl.config.data import DataConfig
 from async_rl.config.generation import GenerationConfig, GeneratorsConfig, ModelConfig
 from async_rl.config.launchers import Launch
@@ -24,16 +32,135 @@ from async_rl.config.learner import LearnerConfig
 from async_rl.config.placement import PLACEMENTS, OwnDevices
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.rollout import Agent, RolloutConfig
-from async_rl.config.running import (
-    BufferConfig,
-    CheckpointConfig,
-    EvaluationConfig,
-    MonitoringConfig,
-    NetworkConfig,
-    SupervisorConfig,
-    WeightsConfig,
-)
 from async_rl.config.timeouts import TimeoutsConfig
+
+KEPT_GROUPS = 1_000_000
+"""The newest trained groups that keep their rows in the ledger, 424 bytes each. Older ones become
+sums per step, unless data.filter is set, which reads the rewards of every group.
+"""
+
+
+class BufferConfig(Section):
+    """Admission, age and storage."""
+
+    groups_per_step: PositiveInt
+    """groups of one learner step"""
+    max_staleness_versions: NonNegativeInt
+    """largest learner version minus version of a sample's oldest trained token; 0 = synchronous"""
+    uniform_groups: Literal["train", "replace"]
+    """groups whose samples all have the same reward, which have no policy gradient: train them, or
+    drop them and sample others (dynamic sampling of DAPO)"""
+    age_rule: Literal["drop", "mask", "exact"]
+    """drop = drop groups with tokens above max_staleness_versions; mask = mask these tokens; exact,
+    for experiments = as drop, and train every batch at exactly this age, from the first step at
+    which that is possible; the learner and the generators then take turns"""
+
+
+class MemoryTransfer(Section):
+    """Memory that the generators map."""
+
+    kind: Literal["shared_memory", "ipc"]
+
+
+class FileTransfer(Section):
+    """Files of weights."""
+
+    kind: Literal["filesystem"]
+    path: str | None
+    """fsspec URL of the directory of weight files; null = in the run's directory"""
+
+
+class CollectiveTransfer(Section):
+    """A broadcast: over NCCL if every rank has a whole GPU, else over gloo."""
+
+    kind: Literal["collective"]
+
+
+class AutoTransfer(Section):
+    """The first medium that reaches a generator."""
+
+    kind: Literal["auto"]
+    path: str | None
+    """fsspec URL of the directory of weight files; null = in the run's directory"""
+
+
+Transfer = AutoTransfer | MemoryTransfer | FileTransfer | CollectiveTransfer
+
+
+class WeightsConfig(Section):
+    """Transfer of new weights to the generators."""
+
+    transfer: Annotated[Transfer, Tag]
+    """shared_memory reaches generators on the learner's machine, filesystem and collective (a
+    broadcast) also other machines, ipc a vLLM generator on the learner's GPU (placement=colocated);
+    auto = collective if every rank has a whole GPU, else shared_memory, or filesystem if that
+    fails"""
+    push_every_steps: PositiveInt
+    """learner steps between pushes"""
+    probe_every_pushes: NonNegativeInt
+    """pushes between log-prob probes; 0 = only at the first load of a generator"""
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation by the generators."""
+
+    every_steps: NonNegativeInt
+    """learner steps between evaluations; 0 = never, as for data.train_files without
+    data.val_files"""
+    num_prompts: NonNegativeInt
+    """held-out prompts per evaluation, the first ones; 0 = all"""
+    num_samples: PositiveInt
+    """samples per held-out prompt; more than one adds pass@k, maj@k and one greedy answer, and
+    needs temperature > 0"""
+    temperature: NonNegativeFloat
+    """sampling temperature; 0 = greedy"""
+
+
+class CheckpointConfig(Section):
+    """Intervals, number and copies of the checkpoints."""
+
+    every_steps: NonNegativeInt
+    """learner steps between checkpoints; 0 = no checkpoints by steps; the last step is always
+    saved"""
+    # In addition to steps: the work that a crash costs is a matter of time.
+    every_minutes: NonNegativeFloat
+    """minutes since the last checkpoint after which the next step is saved; 0 = never"""
+    keep: PositiveInt
+    """newest checkpoints to keep"""
+    mirror: LocalPath | None
+    """fsspec URL of a directory that receives a copy of each kept checkpoint and of the ledger;
+    null = none"""
+    keep_best: NonNegativeInt
+    """older checkpoints to keep in addition, those with the best held-out pass rate"""
+
+
+class MonitoringConfig(Section):
+    """Displays and exports of the run's metrics."""
+
+    tensorboard_port: Annotated[int, Field(ge=0, le=65535)] | None
+    """port of the TensorBoard that starts with the run; 0 = a free one, null = none"""
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None
+    """port of the endpoint for Prometheus; 0 = a free one, null = none"""
+    wandb: Text | None
+    """project in Weights & Biases that also receives the metrics; null = none"""
+
+
+class NetworkConfig(Section):
+    """Addresses of the sockets."""
+
+    # Loopback where that is enough, so that a run on one machine opens no port to the network.
+    host: Text
+    """the supervisor's address; auto = loopback with launcher=local, else the node's address"""
+    interface: str | None
+    """network interface that every node uses; null = the interface that routes to the supervisor"""
+
+
+class SupervisorConfig(Section):
+    """Restarts of processes."""
+
+    max_restarts: NonNegativeInt
+    """restarts of one process within timeouts.restart_window_s (at least 5 minutes); the run fails
+    at the next one"""
 
 
 class RunConfig(Section):

@@ -28,7 +28,7 @@ from async_rl.config.algorithm import (
     VtraceAdvantage,
 )
 from async_rl.config.plugins import ADVANTAGE, load_once
-from async_rl.config.running import BufferConfig
+from async_rl.config.run import BufferConfig
 from async_rl.core.errors import StalenessError
 from async_rl.core.frozen import frozen
 from async_rl.learner.objective_state import ValueUnits

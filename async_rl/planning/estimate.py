@@ -13,8 +13,7 @@ from collections.abc import Mapping
 
 from async_rl.config.pool_sizes import pool_counts
 from async_rl.config.pools import GATEWAYS, config_of, generator_pools
-from async_rl.config.run import RunConfig
-from async_rl.config.running import KEPT_GROUPS
+from async_rl.config.run import KEPT_GROUPS, RunConfig
 from async_rl.core.types import Role
 from async_rl.planning.learner_memory import (
     FLOAT32_BYTES,

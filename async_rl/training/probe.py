@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from async_rl.config.generation import Dtype
-from async_rl.config.running import WeightsConfig
+from async_rl.config.run import WeightsConfig
 from async_rl.core.errors import WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray

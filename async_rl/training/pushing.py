@@ -18,7 +18,7 @@ import time
 import torch
 from msgspec.structs import replace
 
-from async_rl.config.running import AutoTransfer, FileTransfer
+from async_rl.config.run import AutoTransfer, FileTransfer
 from async_rl.core.errors import (
     AsyncRLError,
     BroadcastBroken,

@@ -27,7 +27,7 @@ import msgspec
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from async_rl.config.running import AutoTransfer, CollectiveTransfer
+from async_rl.config.run import AutoTransfer, CollectiveTransfer
 from async_rl.core.errors import BroadcastBroken
 from async_rl.core.frozen import frozen
 from async_rl.protocol.membership import Member

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from async_rl.config.running import WeightsConfig
+from async_rl.config.run import WeightsConfig
 from async_rl.core.frozen import frozen
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, SharedBlock, Source

@@ -14,7 +14,7 @@ import socket
 
 import psutil
 
-from async_rl.config.running import NetworkConfig
+from async_rl.config.run import NetworkConfig
 from async_rl.core.errors import ConfigError, Unavailable
 
 LOOPBACK = "127.0.0.1"

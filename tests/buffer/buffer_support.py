@@ -18,8 +18,7 @@ from composing import compose_unchecked
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
-from async_rl.config.run import RunConfig
-from async_rl.config.running import KEPT_GROUPS
+from async_rl.config.run import KEPT_GROUPS, RunConfig
 from async_rl.core.types import (
     NO_VERSION,
     CodeProblem,

@@ -19,7 +19,7 @@ from buffer_support import (
 
 from async_rl.buffer.store.audit import Audit, audit
 from async_rl.buffer.store.ledger import LedgerSummary, reading, summary
-from async_rl.config.running import KEPT_GROUPS
+from async_rl.config.run import KEPT_GROUPS
 from async_rl.core.types import Purpose
 from async_rl.launchers.commands.ledger import promise_of
 from async_rl.protocol.buffer import PutGroup

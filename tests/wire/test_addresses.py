@@ -7,7 +7,7 @@ import pytest
 from composing import compose
 
 from async_rl.config.base import replace
-from async_rl.config.running import NetworkConfig
+from async_rl.config.run import NetworkConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.wire.addresses import (
     host_for_people,

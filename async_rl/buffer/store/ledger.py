@@ -164,7 +164,7 @@ class LeftPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The run in counts. dropped: training groups by reason; staleness: trained groups by age in
-    versions; num_compacted: groups that have no rows any more (config/running.py: KEPT_GROUPS).
+    versions; num_compacted: groups that have no rows any more (config/run.py: KEPT_GROUPS).
     """
 
     learner_version: int

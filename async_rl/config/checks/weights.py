@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from async_rl.config.run import RunConfig
-from async_rl.config.running import FileTransfer
+from async_rl.config.run import FileTransfer, RunConfig
 
 
 def weights_problems(config: RunConfig) -> Iterator[str]:
