@@ -114,7 +114,7 @@ class BufferService:
         wait_s is over or a newer request replaces it. credit=0 reports a version.
         """
         name = request.generator
-        self.state.heard(name, self._clock())
+        self.state.leases.heard([name], self._clock())
         self.state.replace(name, request.incarnation)
         if request.credit == 0 and self._parked.update_version(request):
             self._settle()
@@ -143,7 +143,7 @@ class BufferService:
         """Store a complete group. If the group is not valid, its attempt has failed."""
         group = request.group
         # Before the check: also a refused group shows that its generator lives.
-        self.state.heard(group.generator, self._clock())
+        self.state.leases.heard([group.generator], self._clock())
         try:
             self.state.complete(group)
         except ProtocolError as error:
@@ -156,7 +156,7 @@ class BufferService:
 
     async def fail_group(self, request: FailGroup) -> Message:
         """End an attempt without a result."""
-        self.state.heard(request.generator, self._clock())
+        self.state.leases.heard([request.generator], self._clock())
         reason = DropReason.GENERATION_FAILED
         if request.reason in tuple(DropReason):
             reason = DropReason(request.reason)
@@ -188,7 +188,8 @@ class BufferService:
         for generator in self.state.expire(alive, now_s):
             self._parked.remove(generator)
         self._settle()
-        return self.state.next_expiry_s(now_s) - now_s
+        groups = self.state.admission.open.values()
+        return self.state.leases.next_end_s(groups, now_s) - now_s
 
     # ---- the learner
 

@@ -64,7 +64,7 @@ class BufferState:
         self.drops: Counter[str] = Counter()
         self.num_refused = 0
         self._tickets = Tickets(config, prompts, recovered)
-        self._leases = Leases(config, self.admission.generators(), now_s)
+        self.leases = Leases(config, self.admission.generators(), now_s)
         self._evaluations = EvaluationProgress(recovered)
         self.finished_evaluations = self._evaluations.finished
         self.report_again = self._evaluations.report_again
@@ -105,10 +105,6 @@ class BufferState:
         }
 
     # ---- commands of generators
-
-    def heard(self, generator: str, now_s: float) -> None:
-        """The generator sent a message."""
-        self._leases.heard([generator], now_s)
 
     def hand_out(
         self, purpose: Purpose, *, generator: str, incarnation: str, version: int, now_s: float
@@ -217,18 +213,14 @@ class BufferState:
     def expire(self, alive: Iterable[str], now_s: float) -> list[str]:
         """Lose the silent generators and the late tickets; return the names of the generators."""
         # A generator in the directory lives, though its only request may be parked for minutes.
-        self._leases.heard(alive, now_s)
-        silent = self._leases.silent(self.admission.generators(), now_s)
+        self.leases.heard(alive, now_s)
+        silent = self.leases.silent(self.admission.generators(), now_s)
         for name in silent:
-            self.lose(name, f"silent for {self._leases.lease_s:g} s (3 x timeouts.call_s)")
-        message = f"neither delivered nor reported as failed for {self._leases.ticket_s:g} s"
-        late = self._leases.late(self.admission.open.values(), now_s)
+            self.lose(name, f"silent for {self.leases.lease_s:g} s (3 x timeouts.call_s)")
+        message = f"neither delivered nor reported as failed for {self.leases.ticket_s:g} s"
+        late = self.leases.late(self.admission.open.values(), now_s)
         self._return_tickets(late, DropReason.GENERATOR_LOST, message)
         return silent
-
-    def next_expiry_s(self, now_s: float) -> float:
-        """The time of the next call of `expire`."""
-        return self._leases.next_end_s(self.admission.open.values(), now_s)
 
     # ---- commands of the learner
 

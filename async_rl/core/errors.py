@@ -1,28 +1,18 @@
 """The tree of errors that async_rl raises on purpose.
 
     AsyncRLError
-    |- ConfigError           a setting is wrong; raised before any process starts
-    |- DataError             a data file or one of its rows cannot be used
-    |- InfrastructureError   a socket, jail, verifier or engine failed; retried, never a reward
-    |  |- DeadlineExceeded   a remote call or a wait exceeded its deadline
-    |  |- Unavailable        the peer cannot be reached, or has not started
-    |  |- Unsupported        no such program can be judged on this machine; another try is useless
-    |- RewardError           a user's reward function failed; see reward.stop_on
-    |  |- BrokenTest         a row's own test is broken; its prompt cannot be scored
-    |- AgentError           an agent's environment failed, or its sample has no reward
-    |  |- NotTaken           no program took the session of a sample in time
-    |- ProtocolError         a peer sent a message that the schema does not allow
-    |- WeightsError          a push failed, or the engine has weights that it should not have
-    |  |- BlockUnreachable   the generator does not share the learner's memory; nothing was changed
-    |  |- BaseMissing        changes do not fit the version that the generator holds; all is sent
-    |  |- BroadcastBroken    a broadcast failed; it is repeated without the lost member
-    |- EngineDead            a generation engine exited or is not to be trusted; it is started again
-    |- StalenessError        a batch would break the staleness bound
-    |- NonFiniteError        a loss, a gradient or a log-prob is not finite
-    |  |- PartlyTrained      only after some updates of the step, so the weights have changed
-    |- Superseded            a newer life of the process has taken over; this one has to end
-    |- RestartNeeded         the process has to start again from its last saved state
-    |- RunFailed             the run failed; carries the root cause and its process
+    |- ConfigError, DataError, ProtocolError, EngineDead, StalenessError
+    |- Superseded, RestartNeeded, RunFailed
+    |- InfrastructureError
+    |  |- DeadlineExceeded, Unavailable, Unsupported
+    |- RewardError
+    |  |- BrokenTest
+    |- AgentError
+    |  |- NotTaken
+    |- WeightsError
+    |  |- BlockUnreachable, BaseMissing, BroadcastBroken
+    |- NonFiniteError
+    |  |- PartlyTrained
 
 Every message says what happened, the value, and what to do about it.
 """
@@ -35,7 +25,7 @@ class AsyncRLError(Exception):
 
 
 class ConfigError(AsyncRLError):
-    """A setting is wrong. The message names path, value and remedy."""
+    """A setting is wrong. The message names path, value and remedy; no process has started yet."""
 
 
 class DataError(AsyncRLError):
@@ -55,11 +45,15 @@ class Unavailable(InfrastructureError):
 
 
 class Unsupported(InfrastructureError):
-    """No such program can be judged on this machine: a compiler, engine or image is missing."""
+    """No such program can be judged on this machine, however often it is tried: a compiler, engine
+    or image is missing.
+    """
 
 
 class RewardError(AsyncRLError):
-    """A reward function raised, hung, exited its process or returned no score; never a score."""
+    """A reward function raised, hung, exited its process or returned no score; never a score. See
+    reward.stop_on.
+    """
 
 
 class BrokenTest(RewardError):
@@ -88,13 +82,13 @@ class BlockUnreachable(WeightsError):
 
 class BaseMissing(WeightsError):
     """Changes of the weights do not fit the weights that the generator holds; the engine is as it
-    was.
+    was, and the learner sends all weights.
     """
 
 
 class BroadcastBroken(WeightsError):
     """The members of a communicator did not all come, or one was lost; the received part is
-    deleted.
+    deleted, and the broadcast is repeated without the lost member.
     """
 
 
@@ -129,7 +123,9 @@ class SupervisorLost(DeadlineExceeded, RestartNeeded):
 
 
 class RunFailed(AsyncRLError):
-    """The run stopped without reaching its goal; the message starts with the root cause."""
+    """The run stopped without reaching its goal; the message starts with the root cause and its
+    process.
+    """
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -117,7 +117,8 @@ class Generator:
                 Drain: self._drain,
                 Sleep: self.sleeping.sleep,
                 Complete: self._complete,
-                ReadCalls: self._read_calls,
+                # On a thread of its own, next to the steps of the engine.
+                ReadCalls: self._tool_calls.read,
                 WatchVersion: self._watch_version,
                 **self._hosting.handlers(),
             },
@@ -161,10 +162,6 @@ class Generator:
         num_tokens = len(continuation.completed.token_ids)
         self._context.activity.count("tokens_generated", num_tokens)
         return continuation
-
-    async def _read_calls(self, request: ReadCalls) -> Message:
-        """Read the tool calls of an answer for an agent, next to the engine's steps."""
-        return await self._tool_calls.read(request)
 
     async def _watch_version(self, request: WatchVersion) -> Message:
         try:
