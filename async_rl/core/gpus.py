@@ -50,6 +50,7 @@ class Gpus:
 
 def read_gpus() -> Gpus:
     """Ask the driver for the GPUs. Without a driver the list is empty and `problem` says why."""
+    # A machine without GPUs has no driver, which is no error.
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

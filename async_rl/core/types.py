@@ -21,6 +21,7 @@ from async_rl.core.frozen import Value
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.output_rules import Checker, OutputRules
 
+# int32 holds any token id and any version, in half the bytes of int64 on the wire.
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
@@ -54,6 +55,7 @@ class DropReason(enum.StrEnum):
     OVER_AGE = "over_age"
     GENERATION_FAILED = "generation_failed"
     SCORING_FAILED = "scoring_failed"
+    # Not SCORING_FAILED: it fails for every prompt, so the buffer holds tickets back.
     SCORING_OUTAGE = "scoring_outage"
     REWARD_FAILED = "reward_failed"
     GENERATOR_LOST = "generator_lost"
@@ -61,6 +63,7 @@ class DropReason(enum.StrEnum):
     NOT_TAKEN = "not_taken"
     UNTRAINABLE = "untrainable"
     NO_SIGNAL = "no_signal"
+    # Refused by the buffer (buffer/checks.py); another attempt follows.
     INVALID = "invalid"
 
 

@@ -41,6 +41,7 @@ async def run(context: ProcessContext) -> None:
     path = context.run_dir / STORE_FILE
     async with Store(path, clock=time.time) as store:
         with context.activity("loading prompts"):
+            # The buffer has no model, and transformers would load torch, which takes 260 MB.
             spare_torch(config)
             tokenizer = load_tokenizer(config, context.model_path)
             vocabulary_size = load_vocabulary_size(config, context.model_path)
@@ -84,6 +85,7 @@ class Tasks:
         """
         while True:
             alive = [member.name for member in self._context.directory.of_role(self._role)]
+            # Until a deadline, not for a fixed time: most of them never expire.
             await asyncio.sleep(self._service.expire(alive))
 
     async def follow_generators(self) -> None:
@@ -97,6 +99,7 @@ class Tasks:
                 member.name: member.state == DRAINING
                 for member in self._context.directory.of_role(self._role)
             }
+            # A generator that drained left on request, so its attempts do not count.
             for name in was_draining.keys() - is_draining.keys():
                 self._service.lose(name, "it left the fleet", is_spared=was_draining[name])
             was_draining = is_draining
@@ -113,6 +116,7 @@ class Tasks:
         while True:
             version = await self._service.next_evaluation()
             num_returns = self._service.num_returns
+            # The report reads the file, and the last group may still be queued.
             await self._store.flush()
             report = await report_of(reader, version, held_out, decode, extraction=extraction)
             if report.num_failed:
@@ -138,6 +142,7 @@ class Tasks:
         shown = replay.learner_version
         while True:
             await self._service.changed()
+            # Not only at multiples: one change may commit several steps of a resumed learner.
             is_due = replay.learner_version // _SHOW_EVERY > shown // _SHOW_EVERY
             shown = replay.learner_version
             if not is_due:
@@ -171,6 +176,7 @@ class Tasks:
         state = self._service.state
         for name, number in state.queue().items():
             self._context.activity.gauge(f"queue/{name}", number)
+        # An activity counts events, so it gets what is new since the last call.
         totals = {reason: state.drops[reason] for reason in _COUNTED}
         totals[DropReason.INVALID] = state.num_refused
         for reason, total in totals.items():
@@ -179,6 +185,8 @@ class Tasks:
         self._context.version = state.replay.learner_version
 
     def _waiting(self, waits_for: str) -> contextlib.AbstractContextManager[None]:
+        # Waiting is for other processes to finish something; blocked is held back by the bound of
+        # staleness, which costs throughput and is a share of its own in the metrics.
         if waits_for.startswith(("groups:", "evaluation")):
             return self._context.activity.waiting(waits_for)
         return self._context.activity.blocked(waits_for)

@@ -36,6 +36,7 @@ from async_rl.wire.keys import write_private
 async def run(context: ProcessContext) -> None:
     """Serve sessions and make groups until a stop."""
     config = context.config
+    # A gateway has no model, and transformers would load torch, which takes 260 MB.
     spare_torch(config)
     await context.directory.changed(-1)  # the first member list
     tokenizer = await asyncio.to_thread(load_tokenizer, config, context.model_path)
@@ -55,7 +56,8 @@ async def run(context: ProcessContext) -> None:
     journal = Journal(context.run_dir / "sessions" / context.name, life)
     engines = RemoteEngines(context)
     with listen(context.host, 0) as listener:
-        app, url = build_app(sessions, offers), url_of(listener)
+        app = build_app(sessions, offers)
+        url = url_of(listener)
         async with serving(app, listener, keep_alive_s=KEEP_ALIVE_S):
             agents = Agents(
                 config,
@@ -79,6 +81,7 @@ async def run(context: ProcessContext) -> None:
                 with shown:
                     await _work(context, engines, rollouts, sessions, journal)
             finally:
+                # The environments first: their programs still call for samples and scores.
                 await environments.close()
                 await rollouts.close()
 

@@ -185,7 +185,8 @@ class Generator:
         self._learner_life = life
         async with self.sleeping.waking(request.handover) as engine:
             with self._context.activity("loading weights"):
-                manifest, source = request.manifest, request.source
+                manifest = request.manifest
+                source = request.source
                 # An engine that applies an adapter takes the file itself.
                 if not self._context.config.model.is_applied:
                     manifest, source = await asyncio.to_thread(

@@ -97,7 +97,8 @@ class Learner:
         self._saver = Saver(context, pool, life=start.life)
         self._taker = Taker(context, device, pool.fetch, life=start.life)
         self._age_watch = AgeWatch(context.log)
-        self._version, self._life = start.version, start.life
+        self._version = start.version
+        self._life = start.life
 
     async def train(self) -> None:
         """Step until num_steps or SIGTERM; then push the last weights and write a checkpoint."""
@@ -148,7 +149,9 @@ class Learner:
                 await self._end_step(groups, result, started_s, waited_s)
                 if stopping.done():
                     break
-                started_s, waited_s = time.monotonic(), 0.0
+                # Batches of one request come together, so only the first one waits.
+                started_s = time.monotonic()
+                waited_s = 0.0
         upcoming.cancel()
         stopping.cancel()
 

@@ -283,6 +283,7 @@ class Supervisor:
                 " checkpoint",
                 timeout_s,
             )
+        # A person who stops a run does not want to wait for numbers.
         elif not was_requested:
             last_step = self._config.num_steps
             await monitor.until_evaluated(last_step, timeout_s=_FINAL_EVALUATION_S)
@@ -300,6 +301,7 @@ class Supervisor:
         else:
             outcome = "stopped" if is_stopped else "finished"
             self._log.info("the run has %s", outcome)
+        # The exit code and the terminal must tell the end even if the disk is full.
         try:
             outcomes.write(self._run_dir, outcome=outcome, step=step, cause=cause)
         except OSError as error:

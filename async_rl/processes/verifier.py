@@ -20,6 +20,7 @@ async def run(context: ProcessContext) -> None:
     async def ready(url: str) -> None:
         await context.register(url)
 
+    # The cells before the address: a client that finds the verifier expects verdicts.
     async with open_service(
         config.verifiers, config.sandbox, context.activity, config.timeouts, config.reward
     ) as service:
@@ -30,6 +31,7 @@ async def run(context: ProcessContext) -> None:
             config.verifiers.cells,
             "".join(f"; {r}" for r in pool.reasons),
         )
+        # A free port, because several verifiers of a run serve on one machine.
         with listen(context.host, 0) as listener:
             await serve(
                 service,

@@ -106,6 +106,7 @@ def require_running(run_dir: Path) -> Control:
 
 
 def _is_alive(pid: int) -> bool:
+    # A zombie has exited; only its parent has not asked for its exit code yet.
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -142,6 +143,7 @@ class ProcessContext:
     connections: Connections
     directory: Directory
     log: logging.Logger
+    # Random, because two lives of a process may have the same pid in containers.
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     activity: Activity = field(default_factory=Activity)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -176,6 +178,7 @@ class ProcessContext:
         server = RpcServer(self.host, 0, self.keys, handlers)
         self._servers.enter_context(server)
         self._own(server.serve(), "rpc server")
+        # After the socket is bound: peers call as soon as they have the address.
         await self.register(server.address, devices)
 
     async def register(self, address: str, devices: Sequence[str] = ()) -> None:
@@ -256,6 +259,7 @@ class ProcessContext:
 
     async def close(self) -> None:
         """Stop the process's own tasks, its server and its connections."""
+        # Before the connections, through which these tasks call.
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -288,6 +292,7 @@ async def open_context(
     control = load_control(run_dir)
     control.check_messages(run_dir.name)
     keys = load_keys(run_dir / "keys")
+    # A pool may have settings of its own.
     config = config_of(load_config(run_dir), pool_of(name))
     directory = Directory()
     async with RpcClient(control.address, keys) as client, asyncio.TaskGroup() as group:

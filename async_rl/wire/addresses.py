@@ -58,6 +58,7 @@ def host_for_people(network: NetworkConfig) -> str:
 def host_of_interface(interface: str) -> str:
     """Return the IPv4 address of a network interface. Raises ConfigError without one."""
     interfaces = psutil.net_if_addrs()
+    # The ZeroMQ sockets of a run are IPv4 sockets.
     for address in interfaces.get(interface, []):
         if address.family == socket.AF_INET:
             return str(address.address)
