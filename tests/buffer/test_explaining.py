@@ -18,6 +18,7 @@ from buffer_support import Clock, make_config, make_group, opened, take, tickets
 from starlette.testclient import TestClient
 from warm_processes import run_command
 
+from async_rl.buffer.store.schema import SCHEMA_VERSION
 from async_rl.composition.compose import write_config
 from async_rl.config import base
 from async_rl.core.errors import ConfigError
@@ -225,7 +226,10 @@ def test_what_cannot_be_forecast_is_refused_with_what_is_possible(
     assert (refused.returncode, "recording=times" in refused.stderr) == (2, True)
 
 
-OTHER_VERSION = "has store schema 7, this version of async-rl reads 9; use the version that made it"
+OTHER_VERSION = (
+    f"has store schema 7, this version of async-rl reads {SCHEMA_VERSION};"
+    " use the version that made it"
+)
 
 
 @pytest.mark.parametrize(

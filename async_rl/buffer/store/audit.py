@@ -3,7 +3,7 @@
 The promises: every group is in one state and reached it by allowed changes; no prompt was left out
 or issued twice; admission kept its bound; nothing over age was leased or trained; in the surviving
 history steps follow each other without a gap, each trained exactly its groups, and each group was
-trained once; what may still be trained is stored; the counters are true. Tables in schema.py.
+trained once; what may still be trained is stored. Tables in schema.py.
 
 The history of compacted groups is deleted. Only their counts are checked, and the audit reports it.
 """
@@ -16,7 +16,6 @@ from typing import Literal
 import msgspec
 
 from async_rl.buffer.store.connection import Connection
-from async_rl.buffer.store.ledger import COMPACTED
 
 _NEXT = {
     "": ("issued", "generating"),
@@ -36,9 +35,10 @@ def _issued(name: str, number: str, last: str, last_compacted: str, purpose: str
     """The query that compares the number of stored rows with the number that was issued."""
     return (
         f"SELECT stored, '{name}', issued FROM (SELECT {number} + (SELECT coalesce(sum(number), 0)"
-        f" FROM {COMPACTED} WHERE purpose LIKE '{purpose}') AS stored, max(coalesce(max({last}),"
-        f" -1), (SELECT coalesce(max({last_compacted}), -1) FROM compacted)) + 1 AS issued FROM"
-        f" groups WHERE purpose LIKE '{purpose}') WHERE stored != issued"
+        f" FROM compacted_groups WHERE purpose LIKE '{purpose}') AS stored,"
+        f" max(coalesce(max({last}), -1), (SELECT coalesce(max({last_compacted}), -1) FROM"
+        f" compacted)) + 1 AS issued FROM groups WHERE purpose LIKE '{purpose}') WHERE stored !="
+        " issued"
     )
 
 
@@ -110,21 +110,13 @@ _BROKEN = (
         "SELECT group_id FROM blobs WHERE group_id NOT IN (SELECT group_id FROM groups WHERE state"
         " IN ('ready', 'leased', 'trained'))",
     ),
-    (
-        "{3} groups are counted as {0} {1} {2}, {4} are",
-        "SELECT purpose, state, reason, sum(counted) AS counted, sum(number) AS number FROM (SELECT"
-        " purpose, state, reason, number AS counted, 0 AS number FROM counts UNION ALL SELECT"
-        " purpose, state, reason, 0, count(*) FROM groups GROUP BY 1, 2, 3 UNION ALL SELECT"
-        f" purpose, state, reason, 0, number FROM {COMPACTED}) GROUP BY 1, 2, 3 HAVING sum(counted)"
-        " != sum(number)",
-    ),
 )
 _UNCHECKED = (
     (
         "the rows of {} groups of steps 1 to {} are compacted: their changes of state, their age,"
         " the bound of admission at that time and whether one was trained twice",
         "SELECT number, (SELECT max(version) FROM compacted) FROM (SELECT sum(number) AS number"
-        f" FROM {COMPACTED}) WHERE number > 0",
+        " FROM compacted_groups) WHERE number > 0",
     ),
 )
 # One cause usually breaks a promise for thousands of groups.
