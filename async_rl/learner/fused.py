@@ -17,6 +17,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RMSNor
 
 from async_rl.learner.attention import Plan
 
+Rotation = tuple[Tensor, Tensor]
+"""Cosine and sine of the angles, float32 [T, 1, D] each."""
+
 
 def fuse(model: PreTrainedModel) -> None:
     """Replace every exact Qwen3Attention and Qwen3RMSNorm; other modules stay as they are."""
@@ -38,9 +41,9 @@ class FusedRMSNorm(nn.Module):
         self.weight: nn.Parameter = plain.weight
         self.eps: float = plain.variance_epsilon
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension: float32 [..., H] -> float32 [..., H]."""
-        result: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+    def forward(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
+        """Normalise the last dimension, then rotate it: float32 [..., H] -> float32 [..., H]."""
+        result: Tensor = _RMSNorm.apply(x, self.weight, self.eps, rotation)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -71,16 +74,14 @@ class FusedAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """Attend by segments: float32 [1, T, H] -> float32 [1, T, H]."""
         x = hidden_states[0]
-        cos, sin = (embedding[0][:, None] for embedding in position_embeddings)
-
-        def rotated(projected: Tensor, norm: FusedRMSNorm) -> Tensor:
-            heads = projected.view(len(x), -1, self.head_dim)
-            result: Tensor = _RotatedRMSNorm.apply(heads, norm.weight, norm.eps, cos, sin)  # type: ignore[no-untyped-call]
-            return result
-
-        query = rotated(self.q_proj(x), self.q_norm)
-        key = rotated(self.k_proj(x), self.k_norm)
-        value = self.v_proj(x).view(len(x), -1, self.head_dim)
+        cos, sin = position_embeddings
+        rotation = cos[0][:, None], sin[0][:, None]
+        query, key, value = (
+            projection(x).view(len(x), -1, self.head_dim)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query = self.q_norm(query, rotation)
+        key = self.k_norm(key, rotation)
         attended = segments.attend(query, key, value, self.scaling, None)
         return self.o_proj(attended.flatten(1)[None]), None
 
@@ -116,29 +117,22 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, sign: float) -> Tensor:
 
 
 class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = _norm_scale(x, eps)
-        ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight)
+    """The norm and, in the same pass over memory, the rotation."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *_norm_backward(grads[0], *ctx.saved_tensors), None
-
-
-class _RotatedRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor
+        ctx: Any, x: Tensor, weight: Tensor, eps: float, rotation: Rotation | None
     ) -> Tensor:
         scale = _norm_scale(x, eps)
-        ctx.save_for_backward(x, weight, scale, cos, sin)
-        return _rotate((x * scale).mul_(weight), cos, sin, sign=1.0)
+        ctx.save_for_backward(x, weight, scale)
+        ctx.rotation = rotation
+        normed = (x * scale).mul_(weight)
+        return normed if rotation is None else _rotate(normed, *rotation, sign=1.0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, scale, cos, sin = ctx.saved_tensors
-        # The inverse of a rotation is its transpose, so the gradient is rotated back.
-        grad = _rotate(grads[0], cos, sin, sign=-1.0)
-        return *_norm_backward(grad, x, weight, scale), None, None, None
+        grad = grads[0]
+        if ctx.rotation is not None:
+            # The inverse of a rotation is its transpose, so the gradient is rotated back.
+            grad = _rotate(grad, *ctx.rotation, sign=-1.0)
+        return *_norm_backward(grad, *ctx.saved_tensors), None, None
