@@ -60,7 +60,8 @@ def gae(
     next_advantage = torch.zeros_like(bootstrap)
     advantages = torch.zeros_like(rewards)
     for t in range(rewards.shape[1] - 1, -1, -1):
-        is_written, value = mask[:, t], values[:, t]
+        is_written = mask[:, t]
+        value = values[:, t]
         delta = rewards[:, t] + gamma * next_value - value
         advantage = delta + gamma * lam * next_advantage
         # At a masked token both carry over unchanged, so the token is skipped.
@@ -112,10 +113,14 @@ def vtrace(
     # rho decides to which policy the values belong, c how fast they get there.
     rho = weight.clamp(max=rho_max)
     c = lam * weight.clamp(max=c_max)
-    next_value, next_target = bootstrap, bootstrap
-    advantages, targets = torch.zeros_like(rewards), torch.zeros_like(rewards)
+    next_value = bootstrap
+    next_target = bootstrap
+    advantages = torch.zeros_like(rewards)
+    targets = torch.zeros_like(rewards)
     for t in range(rewards.shape[1] - 1, -1, -1):
-        is_written, value, reward = mask[:, t], values[:, t], rewards[:, t]
+        is_written = mask[:, t]
+        value = values[:, t]
+        reward = rewards[:, t]
         correction = rho[:, t] * (reward + gamma * next_value - value)
         target = value + correction + gamma * c[:, t] * (next_target - next_value)
         advantages[:, t] = torch.where(is_written, reward + gamma * next_target - value, 0.0)

@@ -105,7 +105,8 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
             distribution = chunk.fill(hidden[rows]) if kept is None else kept
-            size, share = len(distribution), grad_logprobs[rows, None]
+            size = len(distribution)
+            share = grad_logprobs[rows, None]
             grad_logits = torch.exp(distribution, out=chunk.scratch[:size])
             if grad_entropies is None:
                 grad_logits.mul_(-share)

@@ -71,9 +71,11 @@ def behavior_weights(
 
 # Bounds on the logarithm of a sequence's weight, from the published code of VESPO. Above the
 # upper one the weight of the loss is 0, and its exponential is still a float32.
-_VESPO_MIN_LOG, _VESPO_MAX_LOG = -18.42, 20.0
+_VESPO_MIN_LOG = -18.42
+_VESPO_MAX_LOG = 20.0
 # The powers and decays that VESPO published for positive and negative advantages.
-_POSITIVE, _NEGATIVE = (2.0, 3.0), (3.0, 2.0)
+_POSITIVE = (2.0, 3.0)
+_NEGATIVE = (3.0, 2.0)
 # The ratio of DPPO is cut off far outside the trust region, as in its published code.
 _MAX_RATIO = 20.0
 

@@ -207,7 +207,9 @@ def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALON
             "a trajectory has no prompt token, so nothing predicts its first response token; give"
             " every prompt at least one token"
         )
-    sizes, own, trajectories = sizes_of(part.heads), part.own, part.trajectories
+    sizes = sizes_of(part.heads)
+    own = part.own
+    trajectories = part.trajectories
 
     def responses(values: Callable[[Trajectory], np.ndarray], dtype: torch.dtype) -> Tensor:
         # A rank may have no sequence of a small batch.

@@ -101,13 +101,16 @@ def pack(
     prompt_starts: dict[int, int] = {}
     num_users = Counter(batch.prompt_key[s] for s in sequences)
     for s in sequences:
-        key, ids = batch.prompt_key[s], batch.trajectories[s].token_ids
-        length, size = batch.prompt_lengths[s], batch.response_lengths[s]
+        key = batch.prompt_key[s]
+        ids = batch.trajectories[s].token_ids
+        length = batch.prompt_lengths[s]
+        size = batch.response_lengths[s]
         if key not in prompt_starts:
             prompt_starts[key] = row.size
             row.segments.append((row.size, length, 0, 0))
             row.add_tokens(ids[:length])
-        start, begin = prompt_starts[key], row.size
+        start = prompt_starts[key]
+        begin = row.size
         if with_ends:
             # The last token of a sequence with an empty response is the last token of its prompt.
             row.last.append(begin + size - 1 if size else start + length - 1)

@@ -59,7 +59,8 @@ class VarlenPlan:
     def __init__(self, segments: Indices, device: torch.device) -> None:
         self._segments = segments
         self._device = device
-        length, prefix = segments[:, 1], segments[:, 3]
+        length = segments[:, 1]
+        prefix = segments[:, 3]
         # On the host: reading them from the device in each layer would wait for the GPU.
         self._max_queries = int(length.max())
         self._max_keys = int((length + prefix).max())
@@ -112,7 +113,8 @@ class VarlenPlan:
     @cached_property
     def _boundaries(self) -> tuple[Tensor, Tensor]:
         """The first query and the first key of each segment, and the totals: int32 [N + 1] each."""
-        length, prefix = self._segments[:, 1], self._segments[:, 3]
+        length = self._segments[:, 1]
+        prefix = self._segments[:, 3]
         ends = ([0, *itertools.accumulate(sizes.tolist())] for sizes in (length, length + prefix))
         queries, keys = (torch.tensor(x, dtype=torch.int32, device=self._device) for x in ends)
         return queries, keys

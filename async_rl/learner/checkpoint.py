@@ -142,7 +142,8 @@ class Checkpointer:
                 model_state = {
                     n: model_state[n] for n, p in model.named_parameters() if p.requires_grad
                 }
-            state[f"{name}.model"], state[f"{name}.optimizer"] = model_state, moments
+            state[f"{name}.model"] = model_state
+            state[f"{name}.optimizer"] = moments
         return state
 
 

@@ -63,7 +63,8 @@ class ForwardPasses:
         models: LearnerModels,
         ranks: Ranks,
     ) -> None:
-        learner, kl = config.learner, config.algorithm.kl
+        learner = config.learner
+        kl = config.algorithm.kl
         self._models = models
         self._ranks = ranks
         self._learner = learner
@@ -85,7 +86,8 @@ class ForwardPasses:
         The parts are balanced in each minibatch of the first epoch. Later epochs draw other
         minibatches, and a sequence stays where it is.
         """
-        sizes, parts = sizes_of(heads), self._ranks.num_parts
+        sizes = sizes_of(heads)
+        parts = self._ranks.num_parts
         # Sequences without an advantage need no backward pass, so they are shared out separately.
         is_uniform = [group.is_uniform for group in heads for _ in group.samples]
         owners = [0] * sizes.num_sequences
@@ -112,7 +114,8 @@ class ForwardPasses:
         has_gradient: bool [B], False where the loss of the sequence does not depend on the policy.
         Minibatches are equal on all ranks and for all budgets; only their passes differ.
         """
-        is_trained, budget = has_gradient.tolist(), self._pass_tokens
+        is_trained = has_gradient.tolist()
+        budget = self._pass_tokens
         plan = []
         for sequences in self._minibatches(batch, version, epoch):
             # Packed apart: one sequence with a gradient would make its whole row need a graph.

@@ -109,12 +109,14 @@ class Moments:
             return
         device = self._pieces[0][0].device
         module: Any = torch.get_device_module(device)
-        arriving, leaving = module.Stream(), module.Stream()
+        arriving = module.Stream()
+        leaving = module.Stream()
         visits = (_Visit(self._states, piece, device, arriving) for piece in self._pieces)
         following = next(visits)
         ending: deque[_Visit] = deque()
         for piece in self._pieces:
-            visit, following = following, next(visits, following)
+            visit = following
+            following = next(visits, following)
             visit.copied.wait()
             yield piece
             visit.leave(leaving)
@@ -168,7 +170,8 @@ def _divided(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]
         own = _MOMENT_BYTES * local(parameter).numel()
         if piece and size + own > MOMENTS_PIECE_BYTES:
             yield piece
-            piece, size = [], 0
+            piece = []
+            size = 0
         piece.append(parameter)
         size += own
     yield piece

@@ -43,7 +43,8 @@ AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     """Load and shard the models of a run. Raises ConfigError as `load_policy` does."""
-    critic, reference = config.algorithm.critic, config.algorithm.reference
+    critic = config.algorithm.critic
+    reference = config.algorithm.reference
     has_own_backbone = critic is not None and critic.kind == "own"
     policy, weights = _open_policy(
         config, path, ranks, has_value_head=critic is not None and not has_own_backbone

@@ -77,7 +77,10 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
 
     version: the learner's, before the step; pass_reward: a sample with this score counts as solved.
     """
-    batch, mask, before, across = step.batch, step.mask, step.before, step.batch.across
+    batch = step.batch
+    mask = step.mask
+    before = step.before
+    across = step.batch.across
     advantages = step.targets.raw_advantages[mask]
     # Masked tokens have no version.
     ages = version - batch.versions[mask]
@@ -124,7 +127,8 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
 
 
 def _policy(step: Step, across: Across) -> dict[str, float]:
-    totals, sums = step.totals, step.totals.policy
+    totals = step.totals
+    sums = step.totals.policy
     # During the critic's warm-up no token of the policy is trained.
     tokens = max(sums.tokens, 1.0)
     num_policy_updates = max(totals.policy_updates, 1)
@@ -145,7 +149,8 @@ def _policy(step: Step, across: Across) -> dict[str, float]:
 
 
 def _reference(step: Step, across: Across) -> dict[str, float]:
-    mask, before = step.mask, step.before
+    mask = step.mask
+    before = step.before
     # No metric instead of 0: a run without a reference has no KL to report.
     if before.ref_logprobs is None:
         return {}
@@ -156,7 +161,9 @@ def _reference(step: Step, across: Across) -> dict[str, float]:
 
 
 def _value(step: Step, across: Across) -> dict[str, float]:
-    mask, totals, values = step.mask, step.totals, step.before.values
+    mask = step.mask
+    totals = step.totals
+    values = step.before.values
     if values is None or step.targets.returns is None or step.value_lr is None:
         return {}
     returns = step.targets.returns[mask]
@@ -173,7 +180,9 @@ def _value(step: Step, across: Across) -> dict[str, float]:
 
 def step_histograms(step: Step, *, version: int) -> dict[str, list[float]]:
     """Return the histograms of a step: of the batch's sequences, and of the rank's own tokens."""
-    batch, mask, oldest = step.batch, step.mask, _oldest_ages(step, version)
+    batch = step.batch
+    mask = step.mask
+    oldest = _oldest_ages(step, version)
     # Each rank shows its tokens: gathering the values of all ranks would cost more.
     log_ratio = step.before.proximal_logprobs - batch.behavior_logprobs
     values = {
@@ -260,9 +269,11 @@ def mismatch_metrics(
     no metric.
     """
     difference = (proximal_logprobs - behavior_logprobs).abs()
-    is_fresh, is_stale = oldest_ages == 0, oldest_ages > 0
+    is_fresh = oldest_ages == 0
+    is_stale = oldest_ages > 0
     # Over all ranks: a rank that skipped a mean would leave the other ranks waiting in it.
-    has_fresh, has_stale = across.largest(is_fresh), across.largest(is_stale)
+    has_fresh = across.largest(is_fresh)
+    has_stale = across.largest(is_stale)
     metrics = {}
     if has_fresh:
         metrics["mismatch/engine_abs_mean"] = across.mean(difference[is_fresh])

@@ -85,7 +85,8 @@ class Policy(nn.Module):
         states = _hidden_states(self.lm.base_model, row, piece, self.context)
         hidden = states.index_select(0, piece.row.predict_index)
         head = self._head()
-        values, kl = None, None
+        values = None
+        kl = None
         if self.value_head is not None:
             values = _values(self.value_head, states, piece, self.context)
         logprobs, entropies = token_logprobs(

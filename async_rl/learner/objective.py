@@ -191,9 +191,11 @@ def _normalized(batch: Batch, raw: Tensor, mask: Tensor, algorithm: AlgorithmCon
         case "none":
             return raw
         case "batch":
-            index, count = torch.zeros_like(batch.sequence_index), 1
+            index = torch.zeros_like(batch.sequence_index)
+            count = 1
         case "group":
-            index, count = batch.group_index[batch.sequence_index], batch.num_groups
+            index = batch.group_index[batch.sequence_index]
+            count = batch.num_groups
     parts = Parts(index=index, count=count, mask=mask, across=batch.across)
     return normalize_advantages(raw, parts=parts)
 
@@ -218,7 +220,8 @@ def _critic_targets(
     rows = batch.rows(rewards)
     values = batch.rows(units.to_returns(outputs.values))
     written = batch.rows(batch.loss_mask)
-    gamma, lam = advantage.gamma, advantage.gae_lambda
+    gamma = advantage.gamma
+    lam = advantage.gae_lambda
     if isinstance(advantage, GaeAdvantage):
         advantages, returns = gae(
             rows, values=values, bootstrap=bootstrap, mask=written, gamma=gamma, lam=lam

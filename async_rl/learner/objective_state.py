@@ -66,9 +66,11 @@ class Moments:
         total, total_square, n = across.sum(torch.stack(sums)).tolist()
         if n == 0:
             return self
-        decay, share = 1.0, 1.0
+        decay = 1.0
+        share = 1.0
         if kind == "exp":
-            decay, share = beta, (1 - beta) / n
+            decay = beta
+            share = (1 - beta) / n
         return Moments(
             total=decay * self.total + share * total,
             total_square=decay * self.total_square + share * total_square,

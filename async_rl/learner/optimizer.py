@@ -108,7 +108,8 @@ class ModelOptimizer:
         if isinstance(self._rule, PluginStepScale):
             load_once("algorithm.step_scale.fn", self._rule.fn, GRADIENT)(self._pieces)
             changed = gradient_norm(self._parameters)
-        norm_value, changed_value = float(norm), float(changed)
+        norm_value = float(norm)
+        changed_value = float(changed)
         if not all(map(math.isfinite, (loss, norm_value, changed_value))):
             self.torch_optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError(
@@ -161,7 +162,8 @@ Trained = dict[str, tuple[nn.Module, ModelOptimizer]]
 
 def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
     """Create the optimizers of "policy" and, if there are values, "critic"."""
-    critic_config, policy = config.algorithm.critic, models.policy
+    critic_config = config.algorithm.critic
+    policy = models.policy
     optimizer_config = config.learner.optimizer
     is_offloaded = config.learner.offload == "optimizer"
     num_warmup = 0 if critic_config is None else critic_config.warmup_steps

@@ -110,9 +110,12 @@ def policy_pass_loss(
     before: the outputs of the models before the update; corrected: the behavior weights of the
     batch, None if this pass itself recorded the proximal log-probs.
     """
-    index, is_trained = row.token_index, weights > 0
-    settings, reference = algorithm.policy_loss, algorithm.reference
-    proximal, behavior = before.proximal_logprobs[index], batch.behavior_logprobs[index]
+    index = row.token_index
+    is_trained = weights > 0
+    settings = algorithm.policy_loss
+    reference = algorithm.reference
+    proximal = before.proximal_logprobs[index]
+    behavior = batch.behavior_logprobs[index]
     sequences = Parts(index=batch.sequence_index[index], count=batch.num_sequences, mask=is_trained)
     # Allowed for corrections that look at one sequence at a time (needs_policy_before).
     if corrected is None:

@@ -137,7 +137,8 @@ class Trainer:
 
     def step(self, groups: Sequence[Group], version: int) -> StepResult:
         """Train as `train`, on groups whose tokens all ranks have."""
-        batch, number = whole(groups), self._ranks.part
+        batch = whole(groups)
+        number = self._ranks.part
         owners = self.owners(batch.heads, version)
         own = [t for t, owner in zip(batch.trajectories, owners, strict=True) if owner == number]
         part = BatchPart(heads=batch.heads, owners=owners, number=number, trajectories=own)

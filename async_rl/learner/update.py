@@ -100,7 +100,9 @@ class Updater:
         )
         forwarded_s = time.perf_counter()
         # As they are before this step: the metrics report the numbers that the step used.
-        kl_coef, units, moments = self._state.kl_coef, self._state.units, self._state.moments
+        kl_coef = self._state.kl_coef
+        units = self._state.units
+        moments = self._state.moments
         targets = self._targets(batch, mask, before, kl_coef)
         value_targets = targets.returns
         if targets.returns is not None:
@@ -259,7 +261,9 @@ class Updater:
 
     def _value_loss(self, step: Step, row: Pass, values: Tensor, weights: Tensor) -> Tensor:
         """The pass's part of the minibatch's value loss. weights: float32 [R], of the batch."""
-        critic, old_values, targets = self._critic, step.before.values, step.value_targets
+        critic = self._critic
+        old_values = step.before.values
+        targets = step.value_targets
         assert critic is not None, "values are the output of a critic"
         assert old_values is not None, "its outputs before the update are kept"
         assert targets is not None, "gae and vtrace have returns"
@@ -274,7 +278,8 @@ class Updater:
         (loss * self._ranks.world_size).backward()  # type: ignore[no-untyped-call]
 
     def _apply_policy(self, step: Step, members: Parts, sums: Tensor) -> None:
-        totals, added = step.totals, PolicySums(*self._ranks.sum(sums).tolist())
+        totals = step.totals
+        added = PolicySums(*self._ranks.sum(sums).tolist())
         log_ratio = step.before.proximal_logprobs - step.batch.behavior_logprobs
         # For this minibatch: its step is scaled by the sequences that it trains.
         effective = effective_sequences(log_ratio, sequences=members)

@@ -23,7 +23,8 @@ from async_rl.weights.routes import Caller
 # 64 tokens, because the learner scores them at every push: one short forward pass.
 _ROWS = 4
 _ROW_TOKENS = 16
-_WORST, _MEAN = "weights/probe_abs_max", "weights/probe_abs_mean"
+_WORST = "weights/probe_abs_max"
+_MEAN = "weights/probe_abs_mean"
 _CAUSES = (
     "likely causes: different dtypes (model.dtype), an argument of generation.vllm.extra, a model"
     " that the engine implements differently, a head or an adapter that the push does not refresh,"
@@ -93,7 +94,8 @@ class Prober:
             return
         difference = np.abs(np.concatenate(answer.rows) - np.concatenate(expected.logprobs))
         # numpy's max and mean return NaN if there is one; Python's max may skip it.
-        worst, mean = float(difference.max()), float(difference.mean())
+        worst = float(difference.max())
+        mean = float(difference.mean())
         self.metrics[_WORST] = max(worst, self.metrics.get(_WORST, 0.0))
         self.metrics[_MEAN] = max(mean, self.metrics.get(_MEAN, 0.0))
         judged, kind = (worst, "worst") if self._dtype == "float32" else (mean, "mean")

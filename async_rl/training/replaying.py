@@ -100,7 +100,8 @@ def _meet(store: Any, rank: int, version: int) -> None:
 
 
 def _trainer(plan: Plan, config: RunConfig, rank: int, store: Any) -> Trainer:
-    directory, ranks = Path(plan.directory), config.learner.ranks
+    directory = Path(plan.directory)
+    ranks = config.learner.ranks
     device = torch.device("cuda", 0) if config.learner.gpus_each else torch.device("cpu")
     if store is not None:
         sharding.join(store, rank, ranks, host=_LOOPBACK, device=device, timeout_s=_COLLECTIVE_S)
@@ -137,7 +138,9 @@ def _write(plan: Plan, steps: Iterator[Replayed]) -> None:
 
 def main() -> int:
     """Run one rank; return its exit code."""
-    path, rank, parent_pid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    path = Path(sys.argv[1])
+    rank = int(sys.argv[2])
+    parent_pid = int(sys.argv[3])
     # Before the model is loaded: an interrupted command must not leave ranks behind.
     die_with_parent(parent_pid)
     plan = msgspec.json.decode(path.read_bytes(), type=Plan)

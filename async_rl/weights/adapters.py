@@ -27,7 +27,8 @@ from async_rl.weights.changes import Bytes
 _BITS = 22
 _PIECE = 1 << 18
 """Numbers merged at a time: float64 copies of them fit the cache of a core."""
-_DOWN, _UP = "lora_A.weight", "lora_B.weight"
+_DOWN = "lora_A.weight"
+_UP = "lora_B.weight"
 _PREFIX = "base_model.model."
 
 

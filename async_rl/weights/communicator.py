@@ -26,7 +26,10 @@ from async_rl.protocol.weights import Seat
 from async_rl.weights.gate import connect_privately
 
 # Keys and values in the store, below the name of the communicator.
-_PRESENT, _VERDICT, _ALL, _LOST = "present", "verdict", "all", "lost"
+_PRESENT = "present"
+_VERDICT = "verdict"
+_ALL = "all"
+_LOST = "lost"
 # Short against a broadcast, which takes milliseconds and more.
 _POLL_S = 0.0005
 # Our own deadlines are shorter: at a deadline of torch the process would exit.

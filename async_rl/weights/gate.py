@@ -33,9 +33,13 @@ _SO_ATTACH_FILTER = 26  # linux/socket.h; Python has no name for it
 # The listener is recognised as the new one of this process, so one thread opens at a time.
 _ONE_OPENS = threading.Lock()
 _LOOK_S = 0.02  # the kernel reports no event for a connection attempt; a fiftieth of its repetition
-_ACCEPT, _DROP = 0xFFFFFFFF, 0
+_ACCEPT = 0xFFFFFFFF
+_DROP = 0
 # linux/filter.h: load a word or half-word, compare and jump, return.
-_LD_WORD, _LD_HALF, _JUMP_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
+_LD_WORD = 0x20
+_LD_HALF = 0x28
+_JUMP_EQUAL = 0x15
+_RETURN = 0x06
 _NET_HEADER = 0x100000000 - 0x100000  # SKF_NET_OFF: offsets from here count in the IP header
 _SOURCE_ADDRESS = _NET_HEADER + 12
 _SOURCE_PORT = 0  # offset in the TCP header, where the data of a socket's filter start
