@@ -67,7 +67,7 @@ class Pusher:
         )
         learner = LearnerSide(
             config=self._config,
-            folder=_folder(context),
+            folder=f"{_folder(context)}/life_{life}",
             life=context.incarnation,
             host=context.host,
             device=rank_device,

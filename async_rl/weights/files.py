@@ -165,6 +165,8 @@ class FileSender(Sender):
             fs, folder = fsspec.core.url_to_fs(self._folder)
             path = f"{folder}/{kind}_{manifest.version}{_SUFFIX}"
             fs.makedirs(folder, exist_ok=True)
+            if not self._has_written:
+                _remove_earlier_lives(fs, folder)
             # Files of versions that a generator still reads stay.
             kept = tuple(f"_{version}{_SUFFIX}" for version in {*keep, manifest.version})
             for old in fs.glob(f"{folder}/*{_SUFFIX}"):
@@ -182,13 +184,28 @@ class FileSender(Sender):
         return str(fs.unstrip_protocol(path))
 
     def close(self) -> None:
-        """Delete the remaining files: without the learner's manifest no generator reads them."""
+        """Delete the folder: without the learner's manifest no generator reads its files."""
         if self._has_written:
             # Storage that cannot be reached has no files to delete.
             with contextlib.suppress(OSError):
                 fs, folder = fsspec.core.url_to_fs(self._folder)
                 for path in fs.glob(f"{folder}/*{_SUFFIX}"):
                     fs.rm_file(path)
+                # Not recursively: whatever else is there is not the learner's.
+                fs.rmdir(folder)
+
+
+def _remove_earlier_lives(fs: fsspec.AbstractFileSystem, folder: str) -> None:
+    """Delete the folders `life_<n>` next to this one of learners that were killed.
+
+    Only those of smaller n: a learner that was replaced and still runs must not delete the files of
+    its successor.
+    """
+    parent, _, life = folder.rpartition("/life_")
+    for path in fs.ls(parent, detail=False) if life.isdecimal() else ():
+        number = path.rstrip("/").rpartition("/life_")[2]
+        if number.isdecimal() and int(number) < int(life):
+            fs.rm(path, recursive=True)
 
 
 class FileReader:

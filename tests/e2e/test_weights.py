@@ -44,7 +44,7 @@ def test_a_generator_that_dies_is_replaced_and_both_are_fed_from_files(
 
     def is_written() -> bool:
         # Between two versions the folder is empty: the old file is deleted before the new one.
-        names.update(path.name for path in (run.run_dir / "weights").iterdir())
+        names.update(path.name for path in (run.run_dir / "weights").glob("life_*/*"))
         return bool(names)
 
     run.until(is_written, "a file of weights", look_s=0.01)

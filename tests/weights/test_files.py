@@ -79,9 +79,9 @@ def test_old_versions_and_the_last_one_are_deleted(tmp_path: Path) -> None:
     with publisher() as weights:
         for version in (1, 2):
             files.write(weights.write(version, TENSORS.values()))
-        assert [path.name for path in tmp_path.iterdir()] == ["version_2.safetensors"]
+        assert [path.name for path in tmp_path.glob("*")] == ["version_2.safetensors"]
     files.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("*")) == []
 
 
 def test_a_version_that_somebody_still_reads_is_kept(tmp_path: Path) -> None:
@@ -89,12 +89,12 @@ def test_a_version_that_somebody_still_reads_is_kept(tmp_path: Path) -> None:
     with publisher() as weights:
         for version in (1, 2, 3):
             files.write(weights.write(version, TENSORS.values()), keep={2})
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.glob("*")) == [
         "version_2.safetensors",
         "version_3.safetensors",
     ]
     files.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("*")) == []
 
 
 def test_a_file_whose_bytes_changed_is_refused(tmp_path: Path) -> None:
@@ -160,3 +160,19 @@ def test_a_block_of_another_machine_is_unreachable_whatever_its_path_leads_to_he
         )
         with pytest.raises(BlockUnreachable):
             SharedTensorsReader(elsewhere)
+
+
+def test_a_replaced_learner_deletes_no_file_of_its_successor(tmp_path: Path) -> None:
+    old = sender(str(tmp_path / "life_9"))
+    new = sender(str(tmp_path / "life_10"))
+    with publisher() as weights:
+        announced = weights.write(1, TENSORS.values())
+        old.write(announced)
+        of_new = Path(new.write(announced).url.removeprefix("file://"))
+        assert not (tmp_path / "life_9").exists(), "a killed learner leaves its folder"
+        # It still runs, and publishes once more.
+        old.write(weights.write(2, TENSORS.values()))
+        old.close()
+        assert of_new.exists()
+        new.close()
+        assert list(tmp_path.glob("*")) == []
