@@ -144,7 +144,7 @@ async def _run(verifier: VerifierClient, body: bytes) -> tuple[Any, bool]:
     """Run a program in the jail; return the verdict and the message of each test, and whether the
     program failed to run: a wrong answer is the outcome of one that ran.
     """
-    request = read(body, _Program)
+    request: _Program = read(body, _Program)
     checked = await verifier.check(request.program, request.tests, request.setup)
     shown = [
         {"verdict": str(result.verdict), "message": result.message} for result in checked.tests

@@ -115,9 +115,7 @@ class HostedEngine:
     def _members(self, directory: Directory) -> list[Member]:
         """The host's generators, rotated so that each generator of this run tries another first."""
         serving = [m for m in directory.of_role("generator") if m.state != DRAINING]
-        if not serving:
-            return []
-        first = seat(self._context.config, self._context.name) % len(serving)
+        first = seat(self._context.config, self._context.name) % max(1, len(serving))
         return serving[first:] + serving[:first]
 
     @contextlib.asynccontextmanager

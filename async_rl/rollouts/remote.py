@@ -32,6 +32,7 @@ from async_rl.protocol.generator import (
 )
 from async_rl.protocol.membership import DRAINING, Member
 from async_rl.runtime.context import ProcessContext
+from async_rl.weights.membership import Life, life_of
 
 _WATCH_S = 20.0
 _READER = "reader of tool calls"
@@ -48,7 +49,7 @@ class RemoteEngines:
         self._call_timeout_s = context.config.timeouts.longest_group_s(
             context.config.data.max_response_tokens
         )
-        self._versions: dict[tuple[str, int], int] = {}
+        self._versions: dict[Life, int] = {}
         self._chosen: dict[str, str] = {}
         self._loads = collections.Counter[str]()
         self._has_weights = asyncio.Event()
@@ -100,7 +101,7 @@ class RemoteEngines:
             except Unavailable as error:
                 # Only the tokens so far are needed to continue, and this process has them.
                 _log.warning("session %s moves: %s", session, error)
-                self._versions.pop((member.name, member.pid), None)
+                self._versions.pop(life_of(member), None)
                 self._chosen.pop(session, None)
             else:
                 return reply
@@ -114,7 +115,7 @@ class RemoteEngines:
             usable = {
                 member.name: member
                 for member in self._directory.of_role("generator")
-                if member.state != DRAINING and (member.name, member.pid) in self._versions
+                if member.state != DRAINING and life_of(member) in self._versions
             }
             if usable:
                 name = self._chosen.get(session, "")
@@ -134,11 +135,11 @@ class RemoteEngines:
 
         on_version: called when the oldest version among them changes.
         """
-        watched: dict[tuple[str, int], asyncio.Task[None]] = {}
+        watched: dict[Life, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
                 revision = self._directory.revision
-                members = {(m.name, m.pid): m for m in self._directory.of_role("generator")}
+                members = {life_of(m): m for m in self._directory.of_role("generator")}
                 for key in watched.keys() - members.keys():
                     watched.pop(key).cancel()
                     self._versions.pop(key, None)
@@ -148,7 +149,7 @@ class RemoteEngines:
                 await self._directory.changed(revision)
 
     async def _watch(self, member: Member, on_version: Callable[[], None]) -> None:
-        key = (member.name, member.pid)
+        key = life_of(member)
         life = self._context.incarnation_of(member)
         known = NO_VERSION
         while True:

@@ -85,7 +85,7 @@ class _Endpoint:
                 "the key is missing or wrong; send api_key of <run>/gateways/<gateway>.json",
                 code="invalid_api_key",
             )
-        wanted = read(await _body(request) or b"{}", _Wanted)
+        wanted: _Wanted = read(await _body(request) or b"{}", _Wanted)
         await while_connected(request, self._offers.available(wanted.wait_s))
         # No await from here on: a session that is taken reaches the program, or times out.
         offer = self._offers.take()
@@ -97,7 +97,7 @@ class _Endpoint:
 
     async def end(self, request: Request) -> Response:
         session = self._sessions.of(request)
-        outcome = read(await _body(request) or b"{}", _Outcome)
+        outcome: _Outcome = read(await _body(request) or b"{}", _Outcome)
         if self._offers is None:
             raise Refused(409, "the run closes this session itself when its agent has exited")
         self._offers.end(session.token, outcome.error)
@@ -183,10 +183,7 @@ def _is_sent_again(request: Request) -> bool:
 
 
 def _reward_of(body: bytes) -> dict[str, float]:
-    try:
-        value = msgspec.json.decode(body, type=float | dict[str, float])
-    except msgspec.DecodeError as error:
-        raise Refused(400, f"a reward is a number or an object of numbers: {error}") from error
+    value = read(body, float | dict[str, float])
     parts = value if isinstance(value, dict) else {"reward": value}
     if not parts or not all(math.isfinite(part) for part in parts.values()):
         raise Refused(400, f"a reward is a finite number or an object of them, not {value}")

@@ -62,13 +62,12 @@ _FORMS = tuple(
 
 def form_of(template: str, parser: str = "") -> ToolForm:
     """Return the form that a chat template shows, or the form of a parser; HERMES if none fits."""
-    if parser and parser != HERMES.name:
-        named = [form for form in _FORMS if form.name == parser]
-        # Two forms of one parser differ in the start of a call, which the marks tell apart.
-        fitting = [form for form in named if all(mark in template for mark in form.marks)]
-        return [*fitting, *named, ToolForm(name=parser)][0]
-    fits = (form for form in _FORMS if all(mark in template for mark in form.marks))
-    return HERMES if parser else next(fits, HERMES)
+    fitting = [form for form in _FORMS if all(mark in template for mark in form.marks)]
+    if not parser:
+        return next(iter(fitting), HERMES)
+    # Two forms of one parser differ in the start of a call, which the marks tell apart.
+    named = (form for form in (*fitting, *_FORMS, HERMES) if form.name == parser)
+    return next(named, ToolForm(name=parser))
 
 
 def chosen(

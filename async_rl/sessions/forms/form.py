@@ -20,7 +20,6 @@ from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Refused, error_of, refusal_of
 from async_rl.sessions.session import Answer, Call, Session
 
-T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R", bound="Request")
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Event = tuple[str, Any]
@@ -71,8 +70,10 @@ Form = Callable[[bytes, Session], Exchange]
 """Reads the body of a request. Raises Refused."""
 
 
-def read(body: bytes, expected: type[T]) -> T:
-    """Return the JSON body. Raises Refused with the path of the field that is wrong."""
+def read(body: bytes, expected: Any) -> Any:
+    """Return the JSON body, of the expected type. Raises Refused with the path of the field that is
+    wrong.
+    """
     try:
         return msgspec.json.decode(body, type=expected)
     # Deep nesting raises RecursionError.
@@ -82,7 +83,7 @@ def read(body: bytes, expected: type[T]) -> T:
 
 def read_request(body: bytes, expected: type[R]) -> R:
     """Return the request of a form. Raises Refused, also for the name of another model."""
-    request = read(body, expected)
+    request: R = read(body, expected)
     if request.model != MODEL:
         raise Refused(
             404,
