@@ -55,7 +55,7 @@ class ChildProcess(Generic[M]):
 
         options: of asyncio.create_subprocess_exec.
         """
-        # A program of its own instead of multiprocessing, which would run the main module of a
+        # A new program instead of multiprocessing, which would run the main module of a
         # user's script again.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, *args),

@@ -191,7 +191,7 @@ class Scorer:
 
 def _paragraph_ends(text: str) -> list[int]:
     """The end positions of paragraphs, the end of the text last; evenly fewer of many."""
-    # Without the blank end of the text, which would be a paragraph of its own.
+    # Without the blank end of the text, which would count as a further paragraph.
     ends = [match.start() + 1 for match in _PARAGRAPH_END.finditer(text.rstrip())]
     stride = len(ends) // _MOST_PARAGRAPHS + 1
     return [*ends[stride - 1 :: stride], len(text)]

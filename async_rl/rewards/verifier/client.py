@@ -84,7 +84,7 @@ class VerifierClient:
         for url in urls:
             if url not in self._servers:
                 self._servers[url] = Connection(url, self._http, self._max_calls)
-        # A new event for the next change, so that nobody has to clear the old one.
+        # A new event for the next change, so that no waiter has to clear the set event.
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -148,8 +148,7 @@ class VerifierClient:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._score_s):
-                with contextlib.ExitStack() as wait:
-                    response = await self._try(request, wait)
+                response = await self._try(request)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"no verdict within {self._score_s:g} s from {len(self._servers)}"
@@ -158,38 +157,36 @@ class VerifierClient:
         self._latencies.append(time.monotonic() - started)
         return response
 
-    async def _try(self, request: VerifyRequest, wait: contextlib.ExitStack) -> VerifyResponse:
-        """The first answer that is a verdict.
-
-        wait: shows the reason for waiting in the activity, once a server did not take the program.
-        """
+    async def _try(self, request: VerifyRequest) -> VerifyResponse:
+        """The first answer that is a verdict."""
         attempts = 0
         avoided: Connection | None = None
-        while True:
-            server = await self._least_busy(avoided)
-            try:
-                response = await server.submit(request)
-                if response.verdict is not Verdict.INFRASTRUCTURE_ERROR or response.failure:
-                    return response
-                raise InfrastructureError(response.tests[0].message)
-            except Unavailable as error:
-                problem = str(error)
-                # The newest reason, which replaces the reason of another server.
-                wait.close()
-                wait.enter_context(self._activity.waiting(f"verdicts: {problem}"))
-            except InfrastructureError as error:
-                problem = str(error)
-                attempts += 1
-                # A verifier that lost its cells needs a moment to start new ones.
-                await self._pause(FIRST_PAUSE_S)
-            if attempts >= MAX_ATTEMPTS:
-                raise InfrastructureError(
-                    f"no verifier could judge a program in {attempts} attempts; the last reason:"
-                    f" {problem}"
-                )
-            self.num_retries += 1
-            # The next attempt goes elsewhere if it can: this server may fail again.
-            avoided = server
+        with contextlib.ExitStack() as wait:
+            while True:
+                server = await self._least_busy(avoided)
+                try:
+                    response = await server.submit(request)
+                    if response.verdict is not Verdict.INFRASTRUCTURE_ERROR or response.failure:
+                        return response
+                    raise InfrastructureError(response.tests[0].message)
+                except Unavailable as error:
+                    problem = str(error)
+                    # The newest reason, which replaces the reason of another server.
+                    wait.close()
+                    wait.enter_context(self._activity.waiting(f"verdicts: {problem}"))
+                except InfrastructureError as error:
+                    problem = str(error)
+                    attempts += 1
+                    # A verifier that lost its cells needs a moment to start new ones.
+                    await self._pause(FIRST_PAUSE_S)
+                if attempts >= MAX_ATTEMPTS:
+                    raise InfrastructureError(
+                        f"no verifier could judge a program in {attempts} attempts; the last"
+                        f" reason: {problem}"
+                    )
+                self.num_retries += 1
+                # The next attempt goes elsewhere if it can: this server may fail again.
+                avoided = server
 
     async def _least_busy(self, avoided: Connection | None) -> Connection:
         """The server with the fewest of our programs that is not paused; waits while there is none.

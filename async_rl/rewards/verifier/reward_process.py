@@ -213,7 +213,7 @@ class _Functions:
         else:
             work = self._loop.run_in_executor(self._threads, function, call.sample)
         self._running[work] = (number, call)
-        # A thread of its own: the loop's timers stop while a function blocks the loop.
+        # In a thread: the loop's timers stop while a function blocks the loop.
         timer = threading.Timer(self._limit_s, self._exit_late, (work,))
         # Otherwise the end of the process would wait for the deadline.
         timer.daemon = True
@@ -228,14 +228,14 @@ class _Functions:
         answers = threading.Event()
         self._loop.call_soon_threadsafe(answers.set)
         is_blocked = not answers.wait(_ANSWERS_S)
-        # Until the exit: a second late call must not report suspects of its own.
+        # Until the exit: a second late call must not report other suspects.
         with self._parent.sending:
             running = dict(self._running)
             if late not in running:
                 return
             suspects = [late]
             if is_blocked:
-                # The task of a function's own making is not known; any call may be its owner.
+                # A task that a function has started is unknown; any call may be its owner.
                 blocking: Any = asyncio.current_task(self._loop)
                 suspects = [blocking] if blocking in running else list(running)
             for work in suspects:
