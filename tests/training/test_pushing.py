@@ -150,7 +150,7 @@ def test_files_go_where_the_setting_says(override: str, tmp_path: Path) -> None:
         if "memory" in override
         else f"file://{tmp_path}/my_run/weights"
     )
-    assert generators["a"].urls == [f"{folder}/version_0.safetensors"]
+    assert generators["a"].urls == [f"{folder}/life_1/version_0.safetensors"]
 
 
 def test_a_file_that_cannot_be_written_ends_the_run_and_no_generator_is_blamed(
