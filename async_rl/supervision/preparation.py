@@ -57,18 +57,18 @@ async def prepare(
     """
     output = run_dir / "logs" / "preparation.out"
     command = [sys.executable, "-m", "async_rl.supervision.preparation"]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        run_dir,
-        str(os.getpid()),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=output.open("wb"),
-        # Ctrl-C in the terminal goes to the supervisor alone, which then ends the child.
-        # Ctrl-C reaches the supervisor only, which decides what ends.
-        start_new_session=True,
-        limit=_LINE_LIMIT,
-    )
+    with output.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            run_dir,
+            str(os.getpid()),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+            # Ctrl-C reaches the supervisor only, which decides what ends.
+            start_new_session=True,
+            limit=_LINE_LIMIT,
+        )
     assert process.stdout is not None, "stdout is a pipe"
     last = Progress()
     try:
