@@ -93,11 +93,8 @@ class TextProcess:
                 self._child = await ChildProcess.start(_MODULE, Reply)
             try:
                 return await self._child.ask(question)
-            except BaseException as failure:
-                # Also when cancelled: the next question must not wait for this one's reply.
+            except ChildEnded as failure:
                 await self.close()
-                if not isinstance(failure, ChildEnded):
-                    raise
                 # The alarm of the child has its default action, which kills it; so this exit code
                 # is the deadline.
                 if failure.code == -signal.SIGALRM:
@@ -105,6 +102,10 @@ class TextProcess:
                 raise InfrastructureError(
                     f"the process that reads responses exited with code {failure.code}"
                 ) from failure
+            except BaseException:
+                # Cancelled, usually: the next question must not wait for this one's reply.
+                await self.close()
+                raise
 
     async def close(self) -> None:
         """End the child."""
