@@ -234,17 +234,17 @@ class Pusher:
         expected = self._prober.expected
         reason = ""
         try:
+            started_s = time.monotonic()
+            report = await route.load(
+                manifest,
+                load,
+                caller,
+                handover=self._device.handover,
+                timeout_s=deadline_s,
+                release=functools.partial(self._release, load),
+            )
+            self._note(report, time.monotonic() - started_s)
             async with asyncio.timeout(deadline_s):
-                started_s = time.monotonic()
-                report = await route.load(
-                    manifest,
-                    load,
-                    caller,
-                    handover=self._device.handover,
-                    timeout_s=2 * deadline_s,  # the timeout above comes first
-                    release=functools.partial(self._release, load),
-                )
-                self._note(report, time.monotonic() - started_s)
                 answer = await self._prober.ask(caller, life, expected)
         except (TimeoutError, DeadlineExceeded):
             reason = (

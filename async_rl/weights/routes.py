@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -26,6 +29,8 @@ from async_rl.weights.files import FileSender
 from async_rl.weights.ipc import DeviceSender, receive_from_device
 from async_rl.weights.media import LearnerSide, Sender, SharedMemorySender, receive_block
 from async_rl.weights.membership import Load, life_of
+
+_log = logging.getLogger(__name__)
 
 SENDERS: Mapping[str, tuple[type[Sender], ...]] = {
     "shared_memory": (SharedMemorySender,),
@@ -116,17 +121,30 @@ class Route:
     ) -> LoadReport:
         """Return once the generator samples with the version.
 
-        release: called once this member no longer reads the learner's block. Raises the error of
-        the call, and WeightsError if the generator loaded another version.
+        timeout_s: of each request. release: called once this member no longer reads the learner's
+        block. Raises the error of the call, and WeightsError if the generator loaded another
+        version.
         """
         while True:
             sender = self.sender
+            started_s = time.monotonic()
             source = await sender.source(manifest, load, life_of(self.member))
+            took_s = time.monotonic() - started_s
+            if took_s > timeout_s:
+                _log.warning(
+                    "version %d took the learner %.0f s to write, and %s waited for it; set"
+                    " weights.transfer.path to faster storage",
+                    manifest.version,
+                    took_s,
+                    self.member.name,
+                )
             if not sender.reads_block:
                 release()
             request = LoadWeights(manifest=manifest, source=source, handover=handover)
             try:
-                report: LoadReport = await caller.call(request, timeout_s=timeout_s)
+                # From the request on: a sender that writes slowly is no fault of the member.
+                async with asyncio.timeout(timeout_s):
+                    report: LoadReport = await caller.call(request, timeout_s=2 * timeout_s)
             except BaseMissing:
                 # The same sender, which then offers a source that needs no earlier version.
                 continue

@@ -5,7 +5,10 @@ file that cannot be written.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pushing_support import Learner
@@ -14,7 +17,7 @@ from async_rl.core.errors import BlockUnreachable, ConfigError
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
 from async_rl.protocol.weights import StoredFile
-from async_rl.weights.files import FileReader
+from async_rl.weights.files import FileReader, FileSender
 
 
 class Generator:
@@ -87,6 +90,31 @@ def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Pat
     assert [(e.name, e.reason) for e in learner.cut_off] == [
         ("b", "version 0 was not loaded within 2 s (timeouts.start_s / 3)")
     ]
+
+
+def test_a_file_that_takes_long_to_write_is_no_fault_of_the_generators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = FileSender.write
+
+    def slow(self: FileSender, *arguments: Any) -> StoredFile:
+        time.sleep(0.6)  # storage that needs longer than push_s, which is 0.5 s
+        return write(self, *arguments)
+
+    monkeypatch.setattr(FileSender, "write", slow)
+    generators = {"a": Generator(), "b": Generator()}
+    learner = Learner(tmp_path, generators, "weights.transfer=filesystem", "timeouts.start_s=1.5")
+
+    async def story() -> None:
+        learner.serve("a", "b")
+        await learner.pusher.publish(0)
+        await learner.pusher.live(0)
+
+    with caplog.at_level(logging.WARNING):
+        learner.run(story)
+    assert learner.cut_off == []
+    assert generators["a"].versions == generators["b"].versions == [0]
+    assert "version 0 took the learner 1 s to write" in caplog.text
 
 
 def test_a_mixed_fleet_gets_each_version_by_the_way_that_reaches_each_member(
