@@ -29,7 +29,7 @@ from async_rl.protocol.learner import CommitStep, TakeBatch
 def test_a_store_that_another_program_holds_is_told_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.buffer.store.connection._BUSY_MS", 50)
+    monkeypatch.setattr("async_rl.buffer.store.connection.BUSY_MS", 50)
 
     async def scenario() -> None:
         async with open_store(tmp_path) as store:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sqlite3
@@ -255,3 +256,46 @@ def test_the_log_stays_short_although_the_writer_never_rests(
     run(scenario())
     # What is written during two checkpoints comes on top; without a limit it would be 100 MB.
     assert limit_bytes < longest < 10 * limit_bytes
+
+
+def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer, "_MOVE_BYTES", 2**20)
+    monkeypatch.setattr(writer, "_LONGEST_LOG_PAGES", 2**21 // 16384)
+    # A commit that waited for the reader would never return.
+    monkeypatch.setattr(writer, "BUSY_MS", 10**9)
+    hold = (
+        "import sqlite3, sys; store = sqlite3.connect(sys.argv[1]); store.execute('BEGIN');"
+        " store.execute('SELECT count(*) FROM groups').fetchall(); print(flush=True);"
+        " sys.stdin.read()"
+    )
+
+    async def scenario() -> None:
+        async with open_store(tmp_path) as store:
+            put(store, 0)
+            await store.flush()
+            reader = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                hold,
+                tmp_path / "store.sqlite",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            assert reader.stdout is not None
+            await reader.stdout.readline()
+            try:
+                for group_id in range(1, 300):
+                    put(store, group_id)
+                    await store.flush()
+            finally:
+                await reader.communicate(b"")
+            assert f"(pid {reader.pid}); end the transaction" in caplog.text
+            for group_id in range(300, 310):
+                put(store, group_id)
+                await store.flush()
+            assert not store._is_log_long
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())

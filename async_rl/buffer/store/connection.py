@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +23,7 @@ STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 T = TypeVar("T")
 Connection = sqlite3.Connection
-_BUSY_MS = 30_000  # a person who reads with plain SQL may lock the file for a while
+BUSY_MS = 30_000  # a person who reads with plain SQL may lock the file for a while
 
 # The names are of this project: converters are shared by all users of sqlite3 in a process.
 sqlite3.register_converter("stored_json", msgspec.json.decode)
@@ -43,7 +44,7 @@ def connect(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise InfrastructureError(f"{path} cannot be opened as a store: {error}") from error
     try:
-        connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         # normal, not full: after a power loss the learner resumes from its newest checkpoint, and
         # the store is synced before a checkpoint is complete, so later commits would not be used.
         connection.execute("PRAGMA synchronous=normal")
@@ -51,6 +52,20 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise InfrastructureError(f"{path} is not a usable store: {error}") from error
     return connection
+
+
+def readers_of(path: Path) -> list[int]:
+    """Return the pids of other processes of this machine that read the store in a transaction."""
+    shared = path.with_name(path.name + "-shm")
+    try:
+        inode = shared.stat().st_ino
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return []
+    # As in "1: POSIX  ADVISORY  READ 4711 00:2a:98765 123 123": kind, pid and the file's inode.
+    held = [lock.split() for lock in locks if f":{inode} " in lock]
+    pids = {int(fields[4]) for fields in held if fields[3] == "READ"}
+    return sorted(pids - {os.getpid()})
 
 
 def select(

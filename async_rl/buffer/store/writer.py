@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import queue
 import sqlite3
 import threading
@@ -25,12 +26,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any, Self
 
-from async_rl.buffer.store.connection import connect
+from async_rl.buffer.store.connection import BUSY_MS, connect, readers_of
 from async_rl.buffer.store.schema import SCHEMA_VERSION, TABLES
 from async_rl.core import codec
 from async_rl.core.checksums import sync
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.types import Group
+
+_log = logging.getLogger(__name__)
 
 _Statements = tuple[Iterable[str], Mapping[str, Any]]
 _Item = _Statements | Future[None] | None
@@ -60,6 +63,7 @@ class Writer:
         self._is_due: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._unmoved_bytes = 0
         self._is_log_long = False
+        self._reported_pages = 2 * _LONGEST_LOG_PAGES
         with contextlib.ExitStack() as stack:
             # First: a second process must not even create tables or recover the log.
             stack.enter_context(_hold_lock(path))
@@ -173,15 +177,32 @@ class Writer:
         self._connection.execute("COMMIT")
         self._unmoved_bytes += size + _COMMIT_BYTES
         if self._is_log_long:
-            restart = self._connection.execute("PRAGMA wal_checkpoint(RESTART)")
-            is_busy, _, _ = restart.fetchone()
-            # The other thread is in a checkpoint, which is finished soon: the next commit tries
-            # again.
-            self._is_log_long = bool(is_busy)
+            self._restart_log()
         elif self._unmoved_bytes >= _MOVE_BYTES:
             self._unmoved_bytes = 0
             self._is_due.put(True)
         return item is None
+
+    def _restart_log(self) -> None:
+        """Let the next commit begin the log anew, unless somebody still reads it."""
+        execute = self._connection.execute
+        # Without waiting: a person may hold a read transaction for hours, and all commits would
+        # wait with it.
+        execute("PRAGMA busy_timeout=0")
+        is_busy, num_pages, _ = execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        execute(f"PRAGMA busy_timeout={BUSY_MS}")
+        # Also if the other thread is in a checkpoint: the next commit tries again.
+        self._is_log_long = bool(is_busy)
+        if is_busy and num_pages > self._reported_pages:
+            # At twice the size each time, so that hours of a reader are a few lines.
+            self._reported_pages = 2 * num_pages
+            _log.warning(
+                "the log of %s has %d MB and cannot be moved into the file while another program"
+                " reads the file in one transaction%s; end the transaction",
+                self._path,
+                num_pages * _PAGE_BYTES // 2**20,
+                "".join(f" (pid {pid})" for pid in readers_of(self._path)),
+            )
 
     def _move(self) -> None:
         """takes: notices that a checkpoint is due · waits for: the queue · returns: a shorter log ·
