@@ -201,6 +201,10 @@ def swapped_batch(copy: Path) -> None:
             target = new if new < 0 else store.execute(f"SELECT {steps}", (new,)).fetchone()[0]
             source = old if old < 0 else store.execute(f"SELECT {steps}", (old,)).fetchone()[0]
             store.execute("UPDATE trained SET step_id=? WHERE step_id=?", (target, source))
+            store.execute(
+                "UPDATE groups SET train_version=? WHERE train_version=? AND state='trained'",
+                (new - 1, old - 1),
+            )
 
 
 @pytest.mark.parametrize(

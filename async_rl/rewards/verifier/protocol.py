@@ -21,6 +21,11 @@ MAX_TIMEOUT_S = 300
 MIN_MEMORY_MB = 16
 MAX_MEMORY_MB = 65536
 
+SLOW_S = 0.5
+"""A program that runs for longer gives its cell's place to others. Most programs take a hundredth
+of this; one that uses its limit up takes ten times as long.
+"""
+
 
 class RewardSample(Value):
     """One sample as a reward function receives it.

@@ -27,6 +27,7 @@ from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.outcomes import Ran
 from async_rl.rewards.verifier.protocol import (
+    SLOW_S,
     Health,
     RewardSample,
     VerifyRequest,
@@ -35,9 +36,6 @@ from async_rl.rewards.verifier.protocol import (
 )
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.sandbox.cells import Cells
-
-SLOW_S = 0.5
-"""Most programs take a hundredth of this; one that uses its limit up takes ten times as long."""
 
 # From the quickest program to the largest time limit, two or three buckets per factor of ten.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)

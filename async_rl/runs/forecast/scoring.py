@@ -17,7 +17,7 @@ import numpy as np
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.config.run import RunConfig
 from async_rl.core.types import DoubleArray
-from async_rl.rewards.verifier.service import SLOW_S
+from async_rl.rewards.verifier.protocol import SLOW_S
 
 _NEWEST = 2048  # samples, which show the number of places
 _MOST_SEEN = 33
