@@ -178,9 +178,6 @@ class World:
             lost.cancel()
             if running.done():
                 self.codes.append(running.result())
-                is_over = self.codes[-1] == 0 and faults.done()
-                if is_over or self.codes[-1] != 0:
-                    break
                 break
             if not self._on_fault.is_set():
                 raise AssertionError(f"the run has not finished after {until_s:g} s\n{self.tail()}")
