@@ -48,6 +48,12 @@ def drawn(seed: int, path: Path) -> World:
     }
     if rng.random() < 0.3:
         faults = sorted([*faults, *_scaling(rng)], key=lambda fault: fault.at_s)
+    # From a generator of its own, so that the worlds of known seeds stay the same.
+    clocks = random.Random(f"clocks {seed}")
+    if clocks.random() < 0.2:
+        jump = (clocks.choice(NAMES), clocks.choice((-7200.0, -5.0, 5.0, 7200.0)))
+        faults = [*faults, Fault(clocks.uniform(0.0, LONGEST_S), "jump", jump)]
+        faults.sort(key=lambda fault: fault.at_s)
     return World(seed=seed, path=path, settings=settings, faults=faults, **sizes)
 
 

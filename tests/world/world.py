@@ -263,6 +263,12 @@ class World:
         """Ctrl-C."""
         send_signal(self.supervisor, signal.Signals(number))
 
+    def jump(self, name: str, seconds: float) -> None:
+        """The wall clock of a process's machine is set."""
+        for process in self.processes:
+            if process.name == name and not process.is_dead:
+                process.clock_offset_s += seconds
+
     def lose_all(self) -> None:
         """kill -9 of the supervisor, whose children die with it; then a resume."""
         for process in self.processes:
