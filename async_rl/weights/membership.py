@@ -17,7 +17,7 @@ Invariants
   member retries alone, and is cut off if that fails too. So each retry has fewer members, and
   retries are bounded.
 - The version changes only while no load reads the block. After `close()` no load starts, so the
-  learner waits for one deadline at most.
+  learner waits for one deadline at most, after the senders have written.
 """
 
 from __future__ import annotations

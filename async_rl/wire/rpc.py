@@ -68,6 +68,35 @@ def _configure(socket: zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
 
 
+class Handlers:
+    """A table of handlers that answers encoded requests."""
+
+    def __init__(self, handlers: Mapping[type[Message], Handler]) -> None:
+        self._handlers = dict(handlers)
+        # msgspec chooses the class by its tag. A server without handlers decodes nothing.
+        self._expected: Any = functools.reduce(operator.or_, handlers) if handlers else None
+
+    async def answer(self, payload: bytes) -> bytes:
+        """Return the encoded reply, or the error of the handler as a Failure."""
+        try:
+            request = decode(payload, self._expected)
+            reply = await self._handlers[type(request)](request)
+        except AsyncRLError as error:
+            reply = Failure(error=type(error).__name__, message=str(error))
+        return encode(reply)
+
+
+def reply_of(request: Message, payload: bytes, address: str) -> Any:
+    """Return the reply to a request, or raise the error that the handler at `address` raised."""
+    expected: Any = request.Reply  # type: ignore[attr-defined]
+    reply: Any = decode(payload, expected | Failure)
+    if not isinstance(reply, Failure):
+        return reply
+    if reply.error in _ERRORS:
+        raise _ERRORS[reply.error](reply.message)
+    raise InfrastructureError(f"{address} answered {reply.error}: {reply.message}")
+
+
 class RpcServer:
     """Answers the messages of `handlers`: a context manager around `serve()`.
 
@@ -83,10 +112,8 @@ class RpcServer:
         *,
         gather_s: float = 0.0,
     ) -> None:
-        self._handlers = dict(handlers)
+        self._handlers = Handlers(handlers)
         self._gather_s = gather_s
-        # msgspec chooses the class by its tag. A server without handlers decodes nothing.
-        self._expected: Any = functools.reduce(operator.or_, handlers) if handlers else None
         self._slots = asyncio.Semaphore(_MOST_HANDLERS)
         # One context per server, because an authenticator covers a whole context.
         self._context = zmq.asyncio.Context()
@@ -137,12 +164,8 @@ class RpcServer:
         if len(frames) != 3:
             return  # not from an RpcClient
         peer, request_id, payload = frames
-        try:
-            request = decode(payload, self._expected)
-            reply = await self._handlers[type(request)](request)
-        except AsyncRLError as error:
-            reply = Failure(error=type(error).__name__, message=str(error))
-        await self._socket.send_multipart([peer, request_id, encode(reply)])
+        reply = await self._handlers.answer(payload)
+        await self._socket.send_multipart([peer, request_id, reply])
 
     def close(self) -> None:
         """Close the socket; queued replies may leave for one more second."""
@@ -197,13 +220,7 @@ class RpcClient:
             ) from error
         finally:
             del self._pending[request_id]
-        expected: Any = request.Reply  # type: ignore[attr-defined]
-        reply: Any = decode(payload, expected | Failure)
-        if isinstance(reply, Failure):
-            if reply.error in _ERRORS:
-                raise _ERRORS[reply.error](reply.message)
-            raise InfrastructureError(f"{self.address} answered {reply.error}: {reply.message}")
-        return reply
+        return reply_of(request, payload, self.address)
 
     @property
     def is_busy(self) -> bool:

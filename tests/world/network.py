@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import functools
 import itertools
-import operator
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,19 +18,13 @@ from typing import Any, Self
 
 from loop import CURRENT, Process, VirtualLoop
 
-from async_rl.core import errors
-from async_rl.core.codec import decode, encode
-from async_rl.core.errors import AsyncRLError, DeadlineExceeded, InfrastructureError, Unavailable
-from async_rl.protocol.base import Failure, Message
-from async_rl.wire.rpc import Handler
+from async_rl.core.codec import encode
+from async_rl.core.errors import DeadlineExceeded, Unavailable
+from async_rl.protocol.base import Message
+from async_rl.wire.rpc import Handler, Handlers, reply_of
 
 KEPT_S = 30.0
 """The time for which a connection survives a cut link; as async_rl/wire/rpc.py sets ZeroMQ."""
-_ERRORS = {
-    name: kind
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, AsyncRLError)
-}
 
 
 @dataclass
@@ -98,8 +91,7 @@ class Server:
         *,
         gather_s: float = 0.0,
     ) -> None:
-        self._handlers = dict(handlers)
-        self._expected: Any = functools.reduce(operator.or_, handlers) if handlers else None
+        self._handlers = Handlers(handlers)
         process = CURRENT.get()
         assert process is not None, "a server belongs to a process"
         self.process = process
@@ -119,12 +111,7 @@ class Server:
                 group.create_task(self._answer(payload, answer), name="rpc handler")
 
     async def _answer(self, payload: bytes, answer: Callable[[bytes], None]) -> None:
-        try:
-            request = decode(payload, self._expected)
-            reply = await self._handlers[type(request)](request)
-        except AsyncRLError as error:
-            reply = Failure(error=type(error).__name__, message=str(error))
-        answer(encode(reply))
+        answer(await self._handlers.answer(payload))
 
     def close(self) -> None:
         self.network.servers.pop(self.address, None)
@@ -162,12 +149,7 @@ class Client:
             ) from error
         finally:
             self._pending.discard(future)
-        expected: Any = request.Reply  # type: ignore[attr-defined]
-        reply: Any = decode(payload, expected | Failure)
-        if isinstance(reply, Failure):
-            if reply.error in _ERRORS:
-                raise _ERRORS[reply.error](reply.message)
-            raise InfrastructureError(f"{self.address} answered {reply.error}: {reply.message}")
+        reply = reply_of(request, payload, self.address)
         self.network.on_call(self._process.name, request, reply)
         return reply
 

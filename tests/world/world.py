@@ -109,7 +109,7 @@ class World:
         self._identities = itertools.count(1)
         self._on_fault = asyncio.Event()
         self.codes: list[int] = []
-        self.last_fault_s = 0.0
+        self._usual_commit_s = self.commit_s
         self.problems: list[str] = []
 
     # ---- what parts use
@@ -210,7 +210,6 @@ class World:
             await asyncio.sleep(max(0.0, start_s + fault.at_s - self.loop.time()))
             self.log.append(f"{self.loop.time():9.3f} FAULT {fault.kind} {fault.arguments}")
             getattr(self, fault.kind)(*fault.arguments, **fault.kinds)
-            self.last_fault_s = self.loop.time()
 
     def kill(self, name: str) -> None:
         """kill -9 of a process."""
@@ -238,12 +237,8 @@ class World:
 
     def slow_disk(self, commit_s: float, seconds: float) -> None:
         """Commits of the store take longer."""
-        usual_s, self.commit_s = self.commit_s, commit_s
-
-        def end() -> None:
-            self.commit_s = usual_s
-
-        self.loop.call_later(seconds, end)
+        self.commit_s = commit_s
+        self.loop.call_later(seconds, setattr, self, "commit_s", self._usual_commit_s)
 
     def scale(self, **wanted: int) -> None:
         """async-rl scale."""
