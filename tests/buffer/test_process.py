@@ -10,7 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets, within
+from buffer_support import (
+    FakePrompts,
+    make_config,
+    make_group,
+    opened,
+    settle,
+    take,
+    tickets,
+    within,
+)
 
 from async_rl.buffer.service import BufferService
 from async_rl.config.run import RunConfig
@@ -18,7 +27,7 @@ from async_rl.core.types import Purpose
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import Tasks
 from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep, StartEvaluation, TakeBatch
+from async_rl.protocol.learner import CommitStep, StartEvaluation, SyncVersion, TakeBatch
 from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Directory
 
@@ -109,6 +118,41 @@ def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(tmp_path:
             await ended(task)
         async with working(tmp_path) as it:
             assert not it.service.state.finished_evaluations
+
+    asyncio.run(within(scenario()))
+
+
+def test_figures_of_discarded_weights_are_not_booked_on_those_after_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with working(tmp_path) as it:
+            service = it.service
+            for ticket in await tickets(service, 0, credit=2):
+                await service.put_group(PutGroup(group=make_group(ticket)))
+            ids = [group.group_id for group in (await take(service, 0)).groups]
+            await service.commit_step(CommitStep(version=1, group_ids=ids))
+
+            has_returned = asyncio.Event()
+
+            async def goes_back(step: int, **_: Any) -> None:
+                """While the figures travel, the learner starts again and comes to the version."""
+                await service.sync_version(SyncVersion(version=0, incarnation="second"))
+                ids = [group.group_id for group in (await take(service, 0)).groups]
+                await service.commit_step(CommitStep(version=1, group_ids=ids))
+                await service.start_evaluation(StartEvaluation(version=1))
+                has_returned.set()
+
+            it.context.report = goes_back
+            held_out = [it.prompts.prompt(Purpose.EVAL, i) for i in range(2)]
+            task = asyncio.create_task(it.tasks.report_evaluations(held_out, str))
+            await service.start_evaluation(StartEvaluation(version=1))
+            for ticket in await tickets(service, 1, credit=2):
+                await service.put_group(PutGroup(group=make_group(ticket)))
+            await has_returned.wait()
+            await settle()
+            await service._store.flush()
+            # Its groups are open: it has begun again.
+            assert await service._store.reader.evaluation_scores() == {}
+            await ended(task)
 
     asyncio.run(within(scenario()))
 
