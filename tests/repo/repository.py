@@ -34,6 +34,12 @@ def product() -> tuple[Path, ...]:
     )
 
 
+@functools.cache
+def tests() -> tuple[Path, ...]:
+    """Python files of tests/."""
+    return tuple(path for path in files(".py") if path.relative_to(ROOT).parts[0] == "tests")
+
+
 def name(path: Path) -> str:
     """The path as people write it."""
     return str(path.relative_to(ROOT))
