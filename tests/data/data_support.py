@@ -1,17 +1,54 @@
-"""Configurations for the tests of data."""
+"""Configurations and files for the tests of data."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
 
 from composing import compose_unchecked
 
 from async_rl.config.run import RunConfig
+from async_rl.core.types import Prompt
+from async_rl.data import corpus
 from async_rl.data.embedded import TinyCoder
+from async_rl.data.prompts import train_prompts
+from async_rl.data.tokenizer import build_tokenizer
 
 SMALL_MODEL = TinyCoder(
-    hidden_size=32, num_layers=1, num_heads=1, warm_start_steps=2, warm_start_batch=4
+    hidden_size=32,
+    num_layers=1,
+    num_heads=1,
+    warm_start_steps=12,
+    warm_start_batch=8,
+    warm_start_lr=3e-3,
+    flaw_probability=0.3,
 )
 """An embedded model that takes a second to make."""
+TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
 
 
 def make_config(*overrides: str) -> RunConfig:
     return compose_unchecked("grpo_code", overrides)
+
+
+def make_tokenizer() -> Any:
+    return build_tokenizer(corpus.vocabulary_text(), 512)
+
+
+def write_jsonl(path: Path, *rows: Any) -> Path:
+    """Write rows; a string is a line as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def load(pattern: object, tokenizer: Any, *overrides: str) -> list[Prompt]:
+    """Return the training prompts of the files, at most 500 tokens long."""
+    files = [f"data.train_files=['{pattern}']", "data.max_prompt_tokens=500"]
+    return list(train_prompts(make_config(*files, *overrides), tokenizer))
+
+
+def texts(prompts: list[Prompt]) -> list[str]:
+    return [prompt.text.strip() for prompt in prompts]

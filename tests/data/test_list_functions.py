@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
+import re
 from typing import Any
 
 import msgspec
@@ -53,12 +53,6 @@ def every_concept_once() -> list[Spec]:
     return [Spec(i % len(FILTERS), i % len(MAPS), i % len(REDUCTIONS)) for i in range(num)]
 
 
-def test_there_are_about_7500_specs_and_a_tenth_is_held_out() -> None:
-    train, held_out = list_functions.split(TASK)
-    assert (len(train), len(held_out)) == (6840, 760)
-    assert not set(train) & set(held_out)
-
-
 @pytest.mark.parametrize("spec", every_concept_once(), ids=lambda spec: spec.name)
 def test_the_reference_source_computes_what_the_spec_computes(spec: Spec) -> None:
     rng = random.Random(1)
@@ -66,17 +60,15 @@ def test_the_reference_source_computes_what_the_spec_computes(spec: Spec) -> Non
         xs = [rng.randint(-15, 15) for _ in range(rng.randint(0, 10))]
         value = call(spec.solution(), xs)
         assert (type(value), value) == (type(spec.run(xs)), spec.run(xs))
+        # Tests travel as msgpack, with integers of 64 bits.
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(value)) == value
 
 
-def test_reference_solutions_pass_their_hidden_tests() -> None:
-    tests = hidden_tests(TASK)
-    assert all(passes(spec.solution(), tests(spec)) for spec in list_functions.split(TASK)[1][:150])
-
-
-def test_hidden_tests_catch_flaws() -> None:
+def test_reference_solutions_pass_their_hidden_tests_and_flaws_do_not() -> None:
     tests = hidden_tests(TASK)
     caught = []
     for spec in list_functions.split(TASK)[1][:150]:
+        assert passes(spec.solution(), tests(spec))
         codes = [concept.code for concept in spec.concepts]
         for slot, concept in enumerate(spec.concepts):
             for flaw in concept.flaws:
@@ -101,37 +93,28 @@ def test_a_right_value_of_the_wrong_type_fails() -> None:
     assert not passes(as_float, hidden_tests(TASK)(halving_and_sum))
 
 
-def test_expected_values_are_json_within_64_bits() -> None:
-    tests = hidden_tests(TASK)
-    for spec in every_concept_once():
-        for test in tests(spec).tests:
-            assert isinstance(test, CallTest)
-            assert msgspec.msgpack.decode(msgspec.msgpack.encode(test.expected)) == test.expected
-
-
 def test_the_first_hidden_test_is_the_empty_list_and_there_are_num_tests() -> None:
     spec = Spec(0, 0, 0)
     problem = hidden_tests(TASK)(spec)
     assert problem.tests[0] == CallTest(function="f", args=[[]], expected=0)
     assert len(problem.tests) == 8
-    assert len(hidden_tests(dataclasses.replace(TASK, num_tests=3))(spec).tests) == 3
 
 
-def test_the_two_wordings_of_a_spec_differ_in_every_phrase() -> None:
-    for spec in list_functions.split(TASK)[1]:
+def test_no_two_wordings_are_equal_and_those_of_a_spec_differ_in_every_phrase() -> None:
+    train, held_out = list_functions.split(TASK)
+    texts = [list_functions.wording(spec, which) for spec in train + held_out for which in (0, 1)]
+    assert len(set(texts)) == len(texts) == 2 * 7600
+    for spec in held_out:
         one, other = list_functions.wording(spec, 0), list_functions.wording(spec, 1)
+        phrases = "|".join(
+            sorted((p for c in spec.concepts for p in c.phrases), key=len, reverse=True)
+        )
+        assert re.sub(phrases, "", one) != re.sub(phrases, "", other), "another word order"
         for concept in spec.concepts:
             shown = [
                 {phrase for phrase in concept.phrases if phrase in text} for text in (one, other)
             ]
             assert shown[0] | shown[1] == set(concept.phrases)
-        assert one != other
-
-
-def test_no_two_specs_share_a_wording() -> None:
-    train, held_out = list_functions.split(TASK)
-    texts = [list_functions.wording(spec, which) for spec in train + held_out for which in (0, 1)]
-    assert len(set(texts)) == len(texts)
 
 
 def test_the_corpus_never_shows_a_held_out_spec() -> None:
@@ -155,14 +138,6 @@ def test_flaw_rates_average_to_the_probability_in_every_slot() -> None:
         assert sum(rates) / len(rates) == pytest.approx(0.4)
         assert [min(rates), max(rates)] == pytest.approx([0.2, 0.6])
     assert set(itertools.chain(*corpus.flaw_rates(0.4, 0.0))) == {0.4}
-
-
-def test_a_corpus_without_flaws_holds_reference_solutions_only() -> None:
-    spec = Spec(3, 4, 5)
-    rng = random.Random(0)
-    assert {corpus.flawed_program(spec, corpus.flaw_rates(0.0, 0.5), rng) for _ in range(100)} == {
-        spec.solution()
-    }
 
 
 def test_each_concept_is_wrong_as_often_as_its_rate_says() -> None:

@@ -7,28 +7,17 @@ import pytest
 from async_rl.data.order import PromptOrder
 
 
-def test_every_epoch_holds_every_prompt_once() -> None:
-    order = PromptOrder(3, 10)
-    for epoch in range(4):
-        assert sorted(order.index(epoch * 10 + i) for i in range(10)) == list(range(10))
-
-
-def test_epochs_are_shuffled_differently() -> None:
+def test_every_epoch_has_every_prompt_once_in_an_order_of_its_own_seed_and_number() -> None:
     order = PromptOrder(3, 50)
-    first, second = ([order.index(epoch * 50 + i) for i in range(50)] for epoch in (0, 1))
-    assert first != second != list(range(50))
-
-
-def test_the_order_does_not_depend_on_what_was_asked_before() -> None:
-    used = PromptOrder(5, 7)
-    for k in (20, 3, 0, 41):
-        used.index(k)
-    assert [used.index(k) for k in range(30)] == [PromptOrder(5, 7).index(k) for k in range(30)]
-
-
-def test_another_seed_gives_another_order() -> None:
-    assert [PromptOrder(0, 50).index(k) for k in range(50)] != [
-        PromptOrder(1, 50).index(k) for k in range(50)
+    epochs = [[order.index(epoch * 50 + i) for i in range(50)] for epoch in range(4)]
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+    other = [PromptOrder(1, 50).index(k) for k in range(50)]
+    assert len({tuple(epoch) for epoch in [*epochs, other, range(50)]}) == 6
+    # Whatever was requested before.
+    assert [PromptOrder(3, 50).index(k) for k in (120, 3, 0)] == [
+        epochs[2][20],
+        epochs[0][3],
+        epochs[0][0],
     ]
 
 

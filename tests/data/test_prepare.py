@@ -6,7 +6,6 @@ import dataclasses
 import fcntl
 import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -36,45 +35,33 @@ def fake_model(directory: Path) -> Path:
 def test_the_embedded_model_is_built_once_and_found_the_second_time(
     small_config: RunConfig,
 ) -> None:
-    told: list[tuple[float, str]] = []
-    path = prepare_model(
-        small_config, lambda fraction, text: told.append((fraction, text)), embedded=SMALL_MODEL
-    )
+    shown: list[tuple[float, str]] = []
+
+    def prepared() -> Path:
+        return prepare_model(small_config, lambda *news: shown.append(news), embedded=SMALL_MODEL)
+
+    path = prepared()
     assert path == cached_model_path(small_config, SMALL_MODEL)
-    assert told[0][0] == 0
-    assert told[-1][0] == 1
-    assert any("warm start" in text for _, text in told)
-    told.clear()
-    assert (
-        prepare_model(
-            small_config, lambda fraction, text: told.append((fraction, text)), embedded=SMALL_MODEL
-        )
-        == path
-    )
-    assert told == []
+    assert (shown[0][0], shown[-1][0]) == (0, 1)
+    assert any("warm start" in text for _, text in shown)
+    shown.clear()
+    assert prepared() == path
+    assert shown == []
     assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
 
 
 def test_every_setting_of_model_and_task_has_its_own_cache_entry(small_config: RunConfig) -> None:
-    variants: list[dict[str, Any]] = [
-        {},
-        {"hidden_size": 64},
-        {"num_layers": 2},
-        {"num_heads": 2},
-        {"warm_start_steps": 3},
-        {"warm_start_batch": 5},
-        {"warm_start_lr": 1e-3},
-        {"flaw_probability": 0.2},
-        {"flaw_spread": 0.1},
-        {"retry_share": 0.5},
-        {"seed": 1},
-    ]
+    defaults = dataclasses.asdict(SMALL_MODEL)
+    # Another value of each field; the values are not used.
+    variants = [{}, *({name: value + 0.25} for name, value in defaults.items())]
     paths = {
         cached_model_path(small_config, dataclasses.replace(SMALL_MODEL, **changed))
         for changed in variants
     }
     tasks = (ListFunctions(seed=1), ListFunctions(held_out_fraction=0.2))
     paths |= {cached_model_path(small_config, SMALL_MODEL, task) for task in tasks}
+    # The seed of the run is no part of the model.
+    paths.add(cached_model_path(replace(small_config, seed=99), SMALL_MODEL))
     assert len(paths) == 13
 
 
@@ -83,23 +70,14 @@ def test_only_the_rollout_that_asks_again_gets_the_model_that_saw_second_turns()
     assert tiny_coder_of(compose_unchecked("grpo_code_retry")).retry_share == 0.5
 
 
-def test_the_seed_of_the_run_does_not_build_another_model(small_config: RunConfig) -> None:
-    assert cached_model_path(small_config, SMALL_MODEL) == cached_model_path(
-        replace(small_config, seed=99), SMALL_MODEL
-    )
-
-
+@pytest.mark.parametrize("given", ["", "relative", "/other"])
 def test_models_are_kept_in_the_users_cache_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for given in ("", "relative"):
-        monkeypatch.setenv("XDG_CACHE_HOME", given)
-        assert cached_model_path(make_config()).parent == tmp_path / ".cache" / "async_rl"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cached_model_path(make_config()).parent == tmp_path / ".cache" / "async_rl"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    assert cached_model_path(make_config()).parent == tmp_path / "other" / "async_rl"
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", given)
+    root = given if given == "/other" else "/home/someone/.cache"
+    assert cached_model_path(make_config()).parent == Path(root) / "async_rl"
 
 
 def test_an_interrupted_build_leaves_nothing_behind(small_config: RunConfig) -> None:
@@ -147,17 +125,12 @@ def test_a_second_run_waits_for_the_first_and_says_so(small_config: RunConfig) -
     assert told[0].startswith("waiting for another run")
 
 
-def test_too_little_space_is_refused_with_the_remedy(
-    small_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+def test_a_cache_without_space_and_one_that_cannot_be_written_are_refused_with_the_remedy(
+    small_config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "_NEEDED_FREE_BYTES", 1 << 60)
     with pytest.raises(ConfigError, match=r"MB free.*XDG_CACHE_HOME"):
         prepare_model(small_config, silent, embedded=SMALL_MODEL)
-
-
-def test_a_cache_that_cannot_be_written_is_refused_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
     with pytest.raises(ConfigError, match=r"cannot be kept in .*set XDG_CACHE_HOME to a writable"):
@@ -167,11 +140,6 @@ def test_a_cache_that_cannot_be_written_is_refused_with_the_remedy(
 def test_data_files_without_a_model_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"data.train_files=.*x.jsonl.*set model.path"):
         prepare_model(make_config("data.train_files=[x.jsonl]"), silent)
-
-
-def test_a_model_directory_is_taken_as_it_is(tmp_path: Path) -> None:
-    directory = fake_model(tmp_path / "model")
-    assert prepare_model(make_config(f"model.path={directory}"), silent) == directory
 
 
 @pytest.mark.covers("override_config")
@@ -248,25 +216,17 @@ def hub_entry(root: Path, name: str) -> Path:
     return fake_model(entry / "snapshots" / ("0" * 40))
 
 
-def test_a_hub_name_is_found_in_the_local_hub_cache(
+def test_a_hub_name_is_found_in_the_local_hub_cache_or_refused_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    snapshot = hub_entry(tmp_path, "someone/small")
+    # As the hub's client lays out a snapshot.
+    entry = tmp_path / "models--someone--small"
+    (entry / "refs").mkdir(parents=True)
+    (entry / "refs" / "main").write_text("0" * 40)
+    snapshot = fake_model(entry / "snapshots" / ("0" * 40))
     assert prepare_model(make_config("model.path=someone/small"), silent) == snapshot.resolve()
-
-
-def test_a_hub_name_that_is_not_cached_is_refused_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"model.path=someone/small is not a directory, not in the local hub cache, and cannot"
-            r" be downloaded"
-        ),
-    ):
-        prepare_model(make_config("model.path=someone/small"), silent)
+    absent = r"model.path=someone/other is not a directory, not in the local hub cache, and cannot"
+    with pytest.raises(ConfigError, match=absent):
+        prepare_model(make_config("model.path=someone/other"), silent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
@@ -13,23 +12,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from data_support import make_config
+from data_support import make_config, make_tokenizer, write_jsonl
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError
 from async_rl.core.types import Prompt, Purpose
-from async_rl.data import corpus
 from async_rl.data.files import open_table
 from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts, open_prompts
 from async_rl.data.prompts import held_out_prompts, prepare_prompts, train_prompts
-from async_rl.data.tokenizer import build_tokenizer
+from async_rl.data.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a tokenizer."""
     path = tmp_path_factory.mktemp("model")
-    build_tokenizer(corpus.vocabulary_text(), 512).save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
     return path
 
 
@@ -43,13 +41,6 @@ def rows(count: int) -> list[dict[str, Any]]:
         {"prompt": f"add {i} and {i % 7}", "answer": f"so #### {i + i % 7}", "id": i}
         for i in range(count)
     ]
-
-
-def write_jsonl(path: Path, lines: list[Any]) -> Path:
-    path.write_text(
-        "\n\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
-    )
-    return path
 
 
 def config_of(*files: Path, **settings: object) -> RunConfig:
@@ -71,13 +62,11 @@ def fields(prompt: Prompt) -> tuple[object, ...]:
 
 
 def test_the_file_has_the_prompts_of_all_files_in_their_order(tmp_path: Path, model: Path) -> None:
-    lines = write_jsonl(tmp_path / "a.jsonl", list(rows(300)))
+    lines = write_jsonl(tmp_path / "a.jsonl", *rows(300))
     table = tmp_path / "b.parquet"
     parquet.write_table(pa.Table.from_pylist(rows(2500)), table, row_group_size=700)
     config = config_of(lines, table, data__val_files=f"['{lines}']", evaluation__num_prompts=7)
     prompts = prepared(tmp_path, config, model)
-    from async_rl.data.tokenizer import load_tokenizer
-
     tokenizer = load_tokenizer(config, model)
     held = list(train_prompts(config, tokenizer))
     assert len(held) == len(prompts.order.active) == 2800
@@ -90,28 +79,20 @@ def test_the_file_has_the_prompts_of_all_files_in_their_order(tmp_path: Path, mo
     assert fields(prompts.prompt(Purpose.EVAL, 6)) == fields(held_out[6])
 
 
-def test_the_embedded_task_is_prepared_like_files(tmp_path: Path, model: Path) -> None:
-    prompts = prepared(tmp_path, make_config("evaluation.num_prompts=3"), model)
-    assert len(prompts.order.active) == 13_680
-    assert prompts.num_held_out == 3
-
-
-def test_a_resumed_run_has_the_same_prompts_though_the_data_changed(
+def test_a_resumed_run_reads_the_data_again_only_if_its_settings_change_prompts(
     tmp_path: Path, model: Path
 ) -> None:
-    file = write_jsonl(tmp_path / "a.jsonl", list(rows(5)))
+    file = write_jsonl(tmp_path / "a.jsonl", *rows(5))
     first = fields(prepared(tmp_path, config_of(file), model).prompt(Purpose.TRAIN, 4))
-    file.unlink()
-    again = prepared(tmp_path, config_of(file), model)
-    assert fields(again.prompt(Purpose.TRAIN, 4)) == first
-
-
-def test_settings_that_change_prompts_read_the_data_again(tmp_path: Path, model: Path) -> None:
-    file = write_jsonl(tmp_path / "a.jsonl", list(rows(5)))
-    assert prepared(tmp_path, config_of(file), model).prompt(Purpose.TRAIN, 0).problem.row == ""
+    write_jsonl(file, *rows(4), {"prompt": "other", "answer": "#### 1", "id": 4})
+    again = prepared(tmp_path, config_of(file), model).prompt(Purpose.TRAIN, 4)
+    assert fields(again) == first
+    assert again.problem.row == ""
     (tmp_path / "style.py").write_text("def score(sample):\n    return 1.0\n")
     changed = config_of(file, reward__terms__style=f"{tmp_path}/style.py:score")
-    assert prepared(tmp_path, changed, model).prompt(Purpose.TRAIN, 0).problem.row
+    prompt = prepared(tmp_path, changed, model).prompt(Purpose.TRAIN, 4)
+    assert prompt.text == "other\n"
+    assert prompt.problem.row
 
 
 @pytest.mark.parametrize("rest", [b"", b"SQLite format 3\0 and no more"])
@@ -120,14 +101,14 @@ def test_a_damaged_file_and_the_rest_of_a_killed_preparation_are_replaced(
 ) -> None:
     for name in (PROMPTS_FILE, "prompts.partial"):
         (tmp_path / name).write_bytes(rest)
-    config = config_of(write_jsonl(tmp_path / "a.jsonl", list(rows(5))))
+    config = config_of(write_jsonl(tmp_path / "a.jsonl", *rows(5)))
     assert prepared(tmp_path, config, model).prompt(Purpose.TRAIN, 4).prompt_id == "a/4"
     assert not (tmp_path / "prompts.partial").exists()
 
 
 def test_progress_counts_rows_and_ends_with_all_of_them(tmp_path: Path, model: Path) -> None:
     lines: list[Any] = [*rows(2100), *["{broken"] * 10]
-    config = config_of(write_jsonl(tmp_path / "a.jsonl", lines), data__bad_rows="drop")
+    config = config_of(write_jsonl(tmp_path / "a.jsonl", *lines), data__bad_rows="drop")
     seen: list[tuple[int, int]] = []
     prepared(tmp_path, config, model, seen)
     assert seen == [(0, 2110), *((n, 2110) for n in range(0, 2100, 256)), (2110, 2110)]
@@ -139,13 +120,13 @@ def test_progress_counts_rows_and_ends_with_all_of_them(tmp_path: Path, model: P
 @pytest.mark.covers("train_files: never whole in memory")
 def test_a_large_file_is_never_in_memory(tmp_path: Path, model: Path) -> None:
     text = "y" * 2000
-    table, count = tmp_path / "big.parquet", 20_000
+    table, count = tmp_path / "big.parquet", 8_000
     with parquet.ParquetWriter(
         table, pa.schema([("prompt", pa.string()), ("answer", pa.string())])
     ) as writer:
-        for start in range(0, count, 2000):
+        for start in range(0, count, 1000):
             part = [
-                {"prompt": f"{i} {text}", "answer": "#### 1"} for i in range(start, start + 2000)
+                {"prompt": f"{i} {text}", "answer": "#### 1"} for i in range(start, start + 1000)
             ]
             writer.write_table(pa.Table.from_pylist(part, writer.schema))
     config = config_of(table, data__truncation="left")
@@ -156,9 +137,9 @@ def test_a_large_file_is_never_in_memory(tmp_path: Path, model: Path) -> None:
         assert prompts.prompt(Purpose.TRAIN, i).prompt_id == f"big/{i + 1}"
     kept, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert count * len(text) == 40_000_000
-    assert kept + pa.total_allocated_bytes() - before < 8_000_000
-    assert most < 16_000_000
+    assert count * len(text) == 16_000_000
+    assert kept + pa.total_allocated_bytes() - before < 6_000_000
+    assert most < 10_000_000
 
 
 def test_a_bad_row_far_into_the_file_is_left_out_or_ends_the_preparation(
@@ -168,7 +149,8 @@ def test_a_bad_row_far_into_the_file_is_left_out_or_ends_the_preparation(
     lines[1100] = {"prompt": "no tests", "id": 1100}
     lines[1101] = "{broken"
     lines[1199] = {"prompt": "add 1 and 1 " * 400, "answer": "#### 2", "id": 1199}
-    file = write_jsonl(tmp_path / "a.jsonl", lines)
+    # An empty line is no row, and counts as an editor counts lines.
+    file = write_jsonl(tmp_path / "a.jsonl", "", *lines)
     dropping = config_of(file, data__bad_rows="drop", data__truncation="drop")
     prompts = prepared(tmp_path, dropping, model)
     assert len(prompts.order.active) == 1197
@@ -176,7 +158,7 @@ def test_a_bad_row_far_into_the_file_is_left_out_or_ends_the_preparation(
         "a/1099",
         "a/1102",
     ]
-    for settings, row in (({}, 2201), ({"data__bad_rows": "drop"}, 2399)):
+    for settings, row in (({}, 1102), ({"data__bad_rows": "drop"}, 1201)):
         with pytest.raises(DataError, match=rf"a\.jsonl, row {row}: "):
             prepared(tmp_path, config_of(file, **settings), model)
         assert not (tmp_path / PROMPTS_FILE).exists()
@@ -192,7 +174,7 @@ def _fetch(url: str, cache: str, barrier: Any, found: Any) -> None:
 
 @pytest.mark.covers("train_files, val_files: the cache's lock")
 def test_processes_that_want_the_same_remote_file_copy_it_once(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", list(rows(2000)))
+    source = write_jsonl(tmp_path / "a.jsonl", *rows(2000))
     context = multiprocessing.get_context("spawn")
     barrier, found = context.Barrier(3), context.Queue()
     processes = [

@@ -24,11 +24,6 @@ from async_rl.data.tokenizer import (
 )
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return build_tokenizer(corpus.vocabulary_text(), 512)
-
-
 @settings(max_examples=200, deadline=None)
 @given(text=st.text())
 def test_any_text_comes_back_exactly(tokenizer: Any, text: str) -> None:
@@ -51,11 +46,6 @@ def test_a_prompt_and_its_answer_are_tokenized_alike_apart_and_together(tokenize
         tokenizer(prompt)["input_ids"] + tokenizer(answer)["input_ids"]
         == tokenizer(prompt + answer)["input_ids"]
     )
-
-
-def test_the_same_text_gives_the_same_tokenizer(tokenizer: Any) -> None:
-    again = build_tokenizer(corpus.vocabulary_text(), 512)
-    assert again.get_vocab() == tokenizer.get_vocab()
 
 
 def test_a_saved_tokenizer_loads_with_its_end_token_and_no_chat_template(

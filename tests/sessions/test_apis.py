@@ -1,0 +1,284 @@
+"""The endpoint as the real packages use it: every API alike, then what only one of them has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+from clients_support import APIS, CALL, CLAUDE, TOOL, Clients, use, user
+from sessions_support import Policy, Row
+
+from async_rl.core.errors import Unavailable
+from async_rl.sessions.session import Session
+
+each_api = pytest.mark.parametrize("name", APIS)
+LONG = " ".join(f"w{i}" for i in range(60))
+
+
+@each_api
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_with_a_tool_is_one_segment(name: str, stream: bool) -> None:
+    api = APIS[name]
+
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        how: Any = {"system": "be brief", "tools": True, "stream": stream}
+        history = [user("1 + 1")]
+        first = await api.ask(found, history, **how)
+        ((call_id, function, arguments),) = first.calls
+        assert (first.text, function, arguments) == ("I add", "add", {"a": 1})
+        assert first.why == "tool_calls"
+        history += [*first.items, api.result(call_id, "2")]
+        last = await api.ask(found, history, **how)
+        assert (last.text, last.calls, last.why, last.num_written) == ("2", [], "stop", 2)
+
+    session = use(agent, [f"I add {CALL}", "2"])
+    assert Row(session).num_segments == 1
+    assert session.last_text == "2"
+
+
+@each_api
+def test_a_stream_has_the_text_in_pieces_and_a_limit_cuts_it(name: str) -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        reply = await APIS[name].ask(found, [user("go")], stream=True)
+        assert ["".join(reply.parts), reply.text, reply.why] == [LONG, LONG, "stop"]
+        assert len(reply.parts) > 2
+        assert reply.num_written == 120
+        policy.say(LONG)
+        cut = await APIS[name].ask(found, [user("on")], most=3)
+        assert (cut.why, cut.num_written, cut.text) == ("length", 3, "w0 w1")
+
+    assert Row(use(agent, [LONG])).tokens.is_written.sum() == 123
+
+
+def test_a_streamed_call_of_no_tool_is_text_and_is_recognized_in_the_history() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        chat = APIS["chat"]
+        reply = await chat.ask(found, [user("go")], stream=True)
+        assert (reply.text, reply.calls, reply.why) == (CALL, [], "stop")
+        await chat.ask(found, [user("go"), *reply.items, user("on")])
+
+    assert Row(use(agent, [CALL, "yes"])).num_segments == 1
+
+
+def test_a_tool_that_is_chosen_begins_the_answer_and_is_not_trained() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        reply = await found.openai.chat.completions.create(
+            model="policy",
+            messages=[user("go")],
+            tools=[TOOL],
+            tool_choice={"type": "function", "function": {"name": "add"}},
+        )
+        (call,) = reply.choices[0].message.tool_calls or ()
+        assert call.type == "function"
+        assert call.function.arguments == '{"b":2}'
+        policy.say('{"b": 2}}</tool_call>')
+        async with found.claude.messages.stream(
+            model="policy",
+            max_tokens=90,
+            messages=[user("on")],
+            tools=[CLAUDE],
+            tool_choice={"type": "tool", "name": "add"},
+        ) as stream:
+            final: Any = await stream.get_final_message()
+        assert final.content[0].input == {"b": 2}
+
+    assert Row(use(agent, ['{"b": 2}}</tool_call>'])).tokens.is_written.sum() == 2 * 14
+
+
+def test_n_answers_are_branches_of_one_sample_with_logprobs() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        reply = await found.openai.chat.completions.create(
+            model="policy", messages=[user("go")], n=3, logprobs=True, max_tokens=5
+        )
+        assert {choice.message.content for choice in reply.choices} == {"one", "two", "three"}
+        logprobs: Any = reply.choices[0].logprobs
+        content = logprobs.content
+        assert [len(content), content[-1].token] == [2, "<|im_end|>"]
+
+    assert Row(use(agent, ["one", "two", "three"])).num_segments == 3
+
+
+def test_a_stop_text_ends_an_answer() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        reply = await found.openai.chat.completions.create(
+            model="policy", messages=[user("go")], stop=["two"]
+        )
+        choice = reply.choices[0]
+        assert [choice.message.content, choice.finish_reason] == ["one ", "stop"]
+
+    use(agent, ["one two three"])
+
+
+def test_completions_continue_text_and_token_ids() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        create = found.openai.completions.create
+        one = await create(model="policy", prompt="go ", logprobs=0)
+        assert one.choices[0].text == "one two"
+        logprobs: Any = one.choices[0].logprobs
+        assert len(logprobs.token_logprobs) == 4
+        assert logprobs.text_offset == [0, 3, 4, 7]
+        policy.say("three")
+        two = await create(model="policy", prompt="go one two and ")
+        assert two.choices[0].text == "three"
+        ids = [*session.record.turns[1].path.tolist(), 1]
+        policy.say("four")
+        assert (await create(model="policy", prompt=ids)).choices[0].text == "four"
+        policy.say("five")
+        stream = await create(model="policy", prompt="new ", stream=True)
+        assert "".join([c.choices[0].text async for c in stream]) == "five"
+
+    # The first answer is a segment with its end token, and again without it before the second.
+    assert Row(use(agent, ["one two"])).num_segments == 3
+
+
+def test_models_are_listed() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        assert [model.id async for model in found.openai.models.list()] == ["policy"]
+        assert (await found.openai.models.retrieve("policy")).id == "policy"
+
+    use(agent)
+
+
+def test_a_request_that_is_sent_again_gets_the_recorded_answer() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        for headers in ({}, {"x-stainless-retry-count": "1"}):
+            reply = await found.openai.chat.completions.create(
+                model="policy", messages=[user("go")], extra_headers=headers
+            )
+            assert reply.choices[0].message.content == "one"
+
+    assert len(use(agent, ["one", "two"]).record.turns) == 1
+
+
+def test_an_earlier_response_stands_for_its_history() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        create = found.openai.responses.create
+        first = await create(model="policy", input="1 + 1")
+        policy.say("4")
+        last = await create(model="policy", input="2 + 2", previous_response_id=first.id)
+        assert [last.output_text, last.previous_response_id] == ["4", first.id]
+
+    session = use(agent, ["2"])
+    assert Row(session).num_segments == 1
+    assert len(session.record.turns) == 2
+
+
+def test_an_engine_that_is_gone_is_an_error_that_clients_repeat() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        failures = iter([Unavailable("the generator ended"), None])
+
+        async def write(name: str, before: Any, limit: int) -> Any:
+            failure = next(failures)
+            if failure is not None:
+                raise failure
+            return await policy(name, before, limit)
+
+        session.write = write
+        reply = await found.openai.with_options(max_retries=2).chat.completions.create(
+            model="policy", messages=[user("go")]
+        )
+        assert reply.choices[0].message.content == "one"
+
+    assert len(use(agent, ["one"]).record.turns) == 1
+
+
+def blocking(policy: Policy, names: tuple[str, ...]) -> tuple[Any, asyncio.Event, asyncio.Event]:
+    """A policy that never answers these calls; set when one begins, and when it was cancelled."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def write(name: str, before: Any, limit: int) -> Any:
+        if name not in names:
+            return await policy(name, before, limit)
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            asyncio.get_running_loop().call_soon(ended.set)
+
+    return write, begun, ended
+
+
+async def leave(call: Awaitable[Any], begun: asyncio.Event, check: Callable[[], None]) -> None:
+    waiting = asyncio.ensure_future(call)
+    await begun.wait()
+    check()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+def test_a_client_that_leaves_a_stream_leaves_what_it_read() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        session.write, _, ended = blocking(policy, ("0.1",))
+        stream = await found.openai.chat.completions.create(
+            model="policy", messages=[user("go")], stream=True
+        )
+        chunks = aiter(stream)
+        await anext(chunks)
+        chunk = await anext(chunks)
+        await stream.close()
+        await ended.wait()
+        text = chunk.choices[0].delta.content or ""
+        assert session.chat.decode(session.record.turns[0].path).endswith(text)
+
+    session = use(agent, [LONG])
+    assert [len(turn.answer.token_ids) for turn in session.record.turns.values()] == [32]
+
+
+@pytest.mark.parametrize(
+    ("last", "more"),
+    [
+        ("0.0", {}),
+        ("0.1", {"stop": "no"}),
+        ("0.1", {"stop": "no", "stream": True, "tools": [TOOL]}),
+    ],
+)
+def test_a_call_that_ends_before_anything_was_read_leaves_nothing(last: str, more: Any) -> None:
+    """Before its first part is written, or after: an answer with stop texts is written in pieces,
+    and one that may call a tool is delivered when it is complete.
+    """
+
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        session.write, begun, ended = blocking(policy, (last,))
+        create: Any = found.openai.chat.completions.create
+        reserved = session.record.num_tokens()
+
+        def is_reserved() -> None:
+            assert session.record.num_tokens() > reserved
+
+        await leave(create(model="policy", messages=[user("go")], **more), begun, is_reserved)
+        await ended.wait()
+        assert session.record.turns == {}
+        assert session.record.num_tokens() == reserved
+        assert session.usage.num_open == 0
+        # The next answer to the same request is another one, and the only one that is trained.
+        policy.say("later")
+        reply = await create(model="policy", messages=[user("go")])
+        assert reply.choices[0].message.content == "later"
+
+    row = Row(use(agent, [" ".join(["w"] * 60)]))
+    assert row.num_segments == 1
+    assert int(row.tokens.is_written.sum()) == 2
+
+
+def test_a_session_that_was_closed_says_so() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        session.close("it is older than 2 versions")
+        with pytest.raises(openai.APIStatusError, match="older than 2 versions") as ended:
+            await APIS["chat"].ask(found, [user("go")])
+        assert ended.value.status_code == 410
+
+    use(agent)
+
+
+def test_a_reward_is_a_finite_number_or_parts() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        for value in (0.5, {"style": 1.0, "tests": 0.25}):
+            assert (await found.http.post("/v1/session/reward", json=value)).status_code == 200
+        for wrong in ("much", {}, {"a": None}, [1.0]):
+            assert (await found.http.post("/v1/session/reward", json=wrong)).status_code == 400
+        assert (await found.http.get("/v1/session/task")).json() == {}
+
+    assert use(agent).rewards == [{"reward": 0.5}, {"style": 1.0, "tests": 0.25}]
