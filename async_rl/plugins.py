@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from async_rl.algorithms.losses import PolicyLoss
-    from async_rl.algorithms.off_policy import BehaviorWeights
+    from async_rl.algorithms.losses import BehaviorWeights, PolicyLoss
     from async_rl.algorithms.parts import Parts
     from async_rl.config.run import RunConfig
     from async_rl.generation.engine import OpenEngine

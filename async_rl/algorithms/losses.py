@@ -1,7 +1,13 @@
-"""Losses of policy and critic per token, and the weight of each token in the minibatch.
+"""Losses of policy and critic per token, the weight of each token in the minibatch, and corrections
+for data that a different policy sampled.
 
-Invariant: the loss of a minibatch is sum(weight * token_loss), with weights computed from the whole
-minibatch. So it may be summed over any micro-batches, packings and ranks with the same gradient.
+The behavior policy differs from the proximal policy because its weights are older, or because the
+engine computes differently.
+Invariants
+- The loss of a minibatch is sum(weight * token_loss), with weights computed from the whole
+  minibatch, and every quantity of a sequence is computed from its trained tokens only. So the loss
+  may be summed over any micro-batches, packings and ranks with the same gradient.
+- A behavior weight is a constant of the loss, without gradient.
 Log-probs are in nats; shapes that do not match raise RuntimeError in torch.
 """
 
@@ -153,3 +159,139 @@ def value_loss(
         # The larger loss: the clip must not hide that a value moved away from its return.
         loss = torch.maximum(loss, (near - returns).square())
     return 0.5 * loss
+
+
+BehaviorCorrection = Literal["none", "token_tis", "token_mis", "sequence_tis", "sequence_mis"]
+
+# Bound on the logarithm of a sequence's weight. It is far above every useful cap, and the square of
+# exp(30), which the effective sample size needs, is still a float32.
+_MAX_LOG = 30.0
+
+
+class BehaviorWeights(NamedTuple):
+    """The weights of R tokens.
+
+    weights: float32 [R], as applied; raw: float32 [R], before the bounds; is_bounded: bool [R],
+    tokens whose weight a bound changed.
+    """
+
+    weights: Tensor
+    raw: Tensor
+    is_bounded: Tensor
+
+
+def behavior_weights(
+    log_ratio: Tensor,
+    *,
+    sequences: Parts,
+    correction: BehaviorCorrection,
+    maximum: float | Tensor,
+    minimum: float | Tensor,
+) -> BehaviorWeights:
+    """Compute exp(proximal - behavior) per token or per sequence, within bounds.
+
+    log_ratio: float32 [R], proximal - behavior log-probs; sequences: the sequences of the R tokens,
+    whose mask is the trained tokens; maximum, minimum: numbers, or float32 [R]
+    -> float32 [R], float32 [R], bool [R].  With w_t the weight of a token and w_s the product of
+    w_t over the trained tokens of its sequence s:
+      none          1
+      token_tis     min(w_t, maximum)                          truncated importance sampling
+      token_mis     w_t if minimum <= w_t <= maximum, else 0   masked importance sampling
+                                                               (IcePop, arXiv 2510.18855)
+      sequence_tis  min(w_s, maximum)
+      sequence_mis  w_s if minimum <= w_s <= maximum, else 0
+    """
+    log_ratio = log_ratio.detach()
+    if correction.startswith("sequence"):
+        log_ratio = sequences.total(log_ratio).clamp(-_MAX_LOG, _MAX_LOG)
+    raw = log_ratio.exp()
+    if correction == "none":
+        return BehaviorWeights(torch.ones_like(raw), raw, torch.zeros_like(raw, dtype=torch.bool))
+    if correction.endswith("tis"):
+        return BehaviorWeights(raw.clamp(max=maximum), raw, raw > maximum)
+    is_outside = (raw > maximum) | (raw < minimum)
+    return BehaviorWeights(torch.where(is_outside, 0.0, raw), raw, is_outside)
+
+
+# Bounds on the logarithm of a sequence's weight, from the published code of VESPO. Above the
+# upper one the weight of the loss is 0, and its exponential is still a float32.
+_VESPO_MIN_LOG = -18.42
+_VESPO_MAX_LOG = 20.0
+# The powers and decays that VESPO published for positive and negative advantages.
+_POSITIVE = (2.0, 3.0)
+_NEGATIVE = (3.0, 2.0)
+# The ratio of DPPO is cut off far outside the trust region, as in its published code.
+_MAX_RATIO = 20.0
+
+
+def dppo_loss(
+    policy_logprobs: Tensor, *, log_ratio: Tensor, advantages: Tensor, max_shift: float
+) -> PolicyLoss:
+    """Compute the loss of DPPO with the binary total variation (arXiv 2602.04879).
+
+    policy_logprobs, log_ratio, advantages: float32 [R], log_ratio = policy - behavior log-probs
+    -> float32 [R], bool [R], bool [R].  With u = exp(log_ratio), p and q the probabilities of the
+    token under the policy and the behavior policy:
+      loss = -stop_gradient(min(u, 20)) A policy_logprobs
+    and 0 where A > 0 and p - q > max_shift, or A <= 0 and q - p > max_shift.  The trust region
+    bounds probabilities, so a rare token may multiply its own.
+    """
+    ratio = log_ratio.detach().exp()
+    probability = policy_logprobs.detach().exp()
+    shift = probability - (policy_logprobs - log_ratio).detach().exp()
+    is_high = (shift > max_shift) & (advantages > 0)
+    is_low = (shift < -max_shift) & (advantages <= 0)
+    loss = -ratio.clamp(max=_MAX_RATIO) * advantages * policy_logprobs
+    return PolicyLoss(loss.masked_fill(is_low | is_high, 0.0), is_low, is_high)
+
+
+def vespo_loss(
+    policy_logprobs: Tensor,
+    *,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    sequences: Parts,
+) -> PolicyLoss:
+    """Compute the loss of VESPO (arXiv 2602.10693).
+
+    policy_logprobs, log_ratio, advantages: float32 [R], log_ratio = policy - behavior log-probs
+    -> float32 [R], bool [R], bool [R].  With W the product of exp(log_ratio) over the trained
+    tokens of the sequence, and k and lambda by the sign of the advantage (0 counts as positive):
+      phi(W) = W^k exp(lambda (1 - W))
+      loss = -stop_gradient(phi(W)) A policy_logprobs
+    phi(1) = 1, and phi falls to 0 for small and large W without a jump.
+    """
+    log_weight = sequences.total(log_ratio.detach()).clamp(_VESPO_MIN_LOG, _VESPO_MAX_LOG)
+    is_positive = advantages >= 0
+    k = torch.where(is_positive, _POSITIVE[0], _NEGATIVE[0])
+    rate = torch.where(is_positive, _POSITIVE[1], _NEGATIVE[1])
+    phi = (k * log_weight + rate * (1 - log_weight.exp())).exp()
+    is_clipped = torch.zeros_like(is_positive)
+    return PolicyLoss(-phi * advantages * policy_logprobs, is_clipped, is_clipped)
+
+
+def effective_sequences(log_ratio: Tensor, *, sequences: Parts) -> float:
+    """Return the effective sample size of the weights of whole sequences, as a share of them.
+
+    log_ratio: float32 [R], proximal - behavior log-probs; sequences: the sequences of the R tokens,
+    whose mask is the trained tokens -> (sum w)^2 / (S sum w^2) in (0, 1], with w the product of
+    exp(log_ratio) over the trained tokens of each of the S sequences that have any; 1 for S = 0
+    (Kish 1965; VCPO, arXiv 2602.17616, uses it as a measure of the noise of a batch).
+    """
+    has_token = sequences.sums(torch.ones_like(log_ratio)) > 0
+    logs = sequences.sums(log_ratio.detach())[has_token]
+    if not len(logs):
+        return 1.0
+    # A common factor of all weights cancels, so the largest may be 1.
+    weights = (logs - logs.max()).exp()
+    return float(weights.sum().square() / (len(logs) * weights.square().sum()))
+
+
+def step_scale(effective_share: float) -> float:
+    """Return the factor of the learning rate: sqrt(effective_share), as in VCPO (arXiv 2602.17616).
+
+    The square root is the rule of AdamW-style optimizers: the step grows with the square root of
+    the batch.
+    """
+    # Rounding may raise the share of equal weights above 1.
+    return float(min(1.0, effective_share) ** 0.5)

@@ -22,8 +22,7 @@ from async_rl.batching.batch import collate, rows_as_group
 from async_rl.batching.packing import pack
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.learner.attention import use_segments
-from async_rl.learner.context import WHOLE_ROWS, Context
+from async_rl.learner.attention import WHOLE_ROWS, Context, use_segments
 from async_rl.learner.fused import fuse
 from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy
 from async_rl.learner.pretrained import PretrainedWeights

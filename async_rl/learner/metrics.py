@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.logprobs import kl_estimate
-from async_rl.algorithms.off_policy import BehaviorWeights
+from async_rl.algorithms.losses import BehaviorWeights
 from async_rl.algorithms.parts import ALONE, Across, Parts
 from async_rl.batching.batch import Batch
 from async_rl.core.frozen import frozen

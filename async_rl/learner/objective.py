@@ -1,8 +1,8 @@
 """From a batch and the outputs of the models to the targets of the update.
 
-The targets are the trained tokens, their advantages, and the returns for the critic. These are pure
-functions of tensors and settings. Every rank computes them for its own sequences; statistics of the
-batch are sums over the ranks (`batch.across`).
+The targets are the trained tokens, their rewards and advantages, and the returns for the critic.
+These are pure functions of tensors and settings. Every rank computes them for its own sequences;
+statistics of the batch are sums over the ranks (`batch.across`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from async_rl.algorithms.advantages import (
     vtrace,
 )
 from async_rl.algorithms.parts import Parts
-from async_rl.batching.batch import Batch
+from async_rl.batching.batch import Batch, Steps
 from async_rl.config.algorithm import (
     AlgorithmConfig,
     GaeAdvantage,
@@ -28,11 +28,10 @@ from async_rl.config.algorithm import (
     VtraceAdvantage,
 )
 from async_rl.config.plugins import ADVANTAGE, load_once
-from async_rl.config.run import BufferConfig
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import StalenessError
 from async_rl.core.frozen import frozen
 from async_rl.learner.objective_state import ValueUnits
-from async_rl.learner.token_rewards import RewardRules
 
 # The caps of V-trace's weights: 1, as in all published uses. A lower one biases the values towards
 # an older policy, a higher one lets single tokens dominate.
@@ -67,9 +66,100 @@ class Targets:
     returns: Tensor | None
 
 
-def trained_mask(
-    batch: Batch, *, version: int, algorithm: AlgorithmConfig, buffer: BufferConfig
-) -> Tensor:
+class Rewards:
+    """The reward settings, which turn scores into rewards. The KL to the reference is no part of
+    them.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._reward = config.reward
+        self._max_response_tokens = config.data.max_response_tokens
+        self._zero_truncated = config.algorithm.truncated in ("zero_reward", "bootstrap")
+
+    def of_tokens(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the rewards at own tokens, float32 [R], and the sums of all sequences, float32
+        [B].
+
+        A whole response is rewarded at the last token that the policy wrote, a scored step at its
+        last token. A response without a trained token gets no reward at any token.
+        """
+        lengths = torch.tensor(batch.response_lengths, device=batch.rewards.device)
+        last, has_token = _last_written(batch)
+        per_token = torch.zeros_like(batch.behavior_logprobs)
+        if self._reward.placement == "end":
+            totals = self.of_responses(batch.rewards, lengths, batch.is_truncated)
+            per_token[last[has_token]] = totals[has_token]
+            return per_token, totals
+        sequence = batch.steps.sequence
+        rewards = self._of_steps(batch.steps)
+        if self._zero_truncated:
+            rewards = rewards.masked_fill(batch.is_truncated[sequence], 0.0)
+        penalty = self.overlong_penalty(lengths)
+        # The scored steps of all ranks: -1 for a sequence of another rank.
+        starts = torch.tensor([batch.offsets.get(s, -1) for s in sequence.tolist()]).to(sequence)
+        is_own = starts >= 0
+        per_token.index_add_(0, (starts + batch.steps.end - 1)[is_own], rewards[is_own])
+        per_token[last[has_token]] -= penalty[has_token]
+        # The heads have the steps of all ranks: group estimators compare whole responses.
+        totals = torch.zeros_like(batch.rewards).index_add_(0, sequence, rewards)
+        return per_token, totals - penalty
+
+    def of_responses(self, scores: Tensor, lengths: Tensor, is_truncated: Tensor) -> Tensor:
+        """Return the rewards of N whole responses.
+
+        scores: float32 [N]; lengths: int64 [N]; is_truncated: bool [N] -> float32 [N].
+        """
+        rewards = self.scaled(scores)
+        if self._zero_truncated:
+            rewards = rewards.masked_fill(is_truncated, 0.0)
+        return rewards - self.overlong_penalty(lengths)
+
+    def _of_steps(self, steps: Steps) -> Tensor:
+        """The rewards of the scored steps: float32 [S].
+
+        The score d_k of step k, or, for placement=step_deltas, its change d_k - d_{k-1}, with
+        fail_reward before the first step (differences of a potential: Ng, Harada, Russell, "Policy
+        invariance under reward transformations", ICML 1999).
+        """
+        scores = self.scaled(steps.scores)
+        if self._reward.placement != "step_deltas":
+            return scores
+        # In float32 like the scores, so that a first step that fails changes exactly nothing.
+        start = float(self.scaled(torch.tensor(self._reward.fail_reward)))
+        return scores - torch.where(steps.is_first, start, scores.roll(1))
+
+    def scaled(self, scores: Tensor) -> Tensor:
+        """Scale and clip scores: float32 [...] -> float32 [...].
+
+        clip((score - bias) scale, -clip, clip) (reward scaling of PPO implementations, no paper).
+        """
+        reward = self._reward
+        return ((scores - reward.bias) * reward.scale).clamp(-reward.clip, reward.clip)
+
+    def overlong_penalty(self, lengths: Tensor) -> Tensor:
+        """Compute DAPO's soft penalty for long answers, as a positive number to subtract.
+
+        lengths: int64 [B], response tokens -> float32 [B].  It is 0 up to limit - overlong_tokens
+        and rises linearly to `overlong_penalty` at the limit (arXiv 2503.14476 eq. 13).
+        overlong_tokens=0 makes it a step at limit + 1.
+        """
+        num_soft = self._reward.overlong_tokens
+        excess = (lengths - (self._max_response_tokens - num_soft)).float() / max(num_soft, 1)
+        return self._reward.overlong_penalty * excess.clamp(0, 1)
+
+
+def _last_written(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The index in R of the last trained token of each sequence, -1 if the rank has none of it:
+    int64 [B]; and where there is one: bool [B].
+    """
+    index = torch.arange(batch.num_tokens, device=batch.rewards.device)
+    index = index.masked_fill(~batch.loss_mask, -1)
+    last = torch.full((batch.num_sequences,), -1, device=index.device)
+    last.scatter_reduce_(0, batch.sequence_index, index, "amax")
+    return last, last >= 0
+
+
+def trained_mask(batch: Batch, *, version: int, config: RunConfig) -> Tensor:
     """Return the trained tokens: bool [R].
 
     These are the tokens that the policy wrote, without truncated responses if
@@ -79,7 +169,8 @@ def trained_mask(
     buffer should have dropped its group.
     """
     mask = batch.loss_mask
-    if algorithm.truncated == "mask":
+    buffer = config.buffer
+    if config.algorithm.truncated == "mask":
         mask = mask & ~batch.is_truncated[batch.sequence_index]
     ages = version - batch.versions
     # Every rank raises if one has such a token; otherwise the other ranks would wait for it.
@@ -106,8 +197,7 @@ def compute_targets(
     mask: Tensor,
     outputs: BatchOutputs,
     *,
-    algorithm: AlgorithmConfig,
-    rules: RewardRules,
+    config: RunConfig,
     kl_coef: float,
     units: ValueUnits,
 ) -> Targets:
@@ -117,8 +207,10 @@ def compute_targets(
     the units of the critic's values.  Raises ValueError if an output that the estimator needs is
     None.
     """
+    algorithm = config.algorithm
+    rewards = Rewards(config)
     # Rewards of tokens for critics and returns, totals for estimators that compare responses.
-    per_token, totals = rules.of_tokens(batch)
+    per_token, totals = rewards.of_tokens(batch)
     penalty = kl_coef * _reward_kl(batch, outputs, algorithm)
     paid = torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
     paid = batch.across.sum(paid)
@@ -131,12 +223,14 @@ def compute_targets(
                 batch, per_token - penalty, has_more, outputs, advantage, units
             )
         case ReturnAdvantage(kind=kind, gamma=gamma):
-            raw = _returns_to_go(batch, per_token - penalty, gamma)
+            written = batch.rows(batch.loss_mask)
+            rows = batch.rows(per_token - penalty)
+            raw = batch.flat(returns_to_go(rows, mask=written, gamma=gamma))
             if kind == "reinforce_plus_plus_baseline":
                 raw = raw - groups.mean(totals)[batch.sequence_index]
             # The greedy answer is a baseline that does not depend on the sample: no bias.
             if kind == "remax":
-                raw = raw - _greedy_rewards(batch, rules)[batch.sequence_index]
+                raw = raw - _greedy_rewards(batch, rewards)[batch.sequence_index]
         case GroupAdvantage(kind=estimator):
             # These estimators compare responses, so a response pays the KL of all its tokens.
             advantages = group_advantages(totals - paid, groups=groups, estimator=estimator)
@@ -172,18 +266,13 @@ def _reward_kl(batch: Batch, outputs: BatchOutputs, algorithm: AlgorithmConfig) 
     return kl.masked_fill(~batch.loss_mask, 0.0)
 
 
-def _returns_to_go(batch: Batch, rewards: Tensor, gamma: float) -> Tensor:
-    written = batch.rows(batch.loss_mask)
-    return batch.flat(returns_to_go(batch.rows(rewards), mask=written, gamma=gamma))
-
-
-def _greedy_rewards(batch: Batch, rules: RewardRules) -> Tensor:
+def _greedy_rewards(batch: Batch, rewards: Rewards) -> Tensor:
     """The reward of the greedy answer to the prompt of each sequence: float32 [B]."""
     greedy = batch.baselines
     if greedy is None:
         raise ValueError("algorithm.advantage=remax needs the greedy answer of every group")
-    rewards = rules.of_responses(greedy.rewards, greedy.lengths, greedy.is_truncated)
-    return rewards[batch.group_index]
+    of_groups = rewards.of_responses(greedy.rewards, greedy.lengths, greedy.is_truncated)
+    return of_groups[batch.group_index]
 
 
 def _normalized(batch: Batch, raw: Tensor, mask: Tensor, algorithm: AlgorithmConfig) -> Tensor:
@@ -239,13 +328,3 @@ def _critic_targets(
             c_max=_WEIGHT_CAP,
         )
     return batch.flat(advantages), batch.flat(returns)
-
-
-def kl_per_sequence(batch: Batch, before: BatchOutputs) -> float:
-    """Nats of KL(proximal, reference) per sequence, 0 without a reference."""
-    if before.ref_logprobs is None:
-        return 0.0
-    difference = before.proximal_logprobs - before.ref_logprobs
-    # All written tokens, trained or not: the controller steers the policy, not the batch.
-    total = torch.where(batch.loss_mask, difference, 0.0).sum()
-    return float(batch.across.sum(total)) / batch.num_sequences

@@ -1,4 +1,6 @@
-"""AdamW for one model: schedule, global clipping, and no step on values that are not finite.
+"""AdamW for one model: schedule, global clipping, no step on values that are not finite.
+
+Moments may be in page-locked host memory between steps, because copies from and to it do not block.
 
 Invariant: after an exception neither parameters nor moments have changed.
 """
@@ -6,23 +8,134 @@ Invariant: after an exception neither parameters nor moments have changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from async_rl.algorithms.off_policy import step_scale
+from async_rl.algorithms.losses import step_scale
 from async_rl.algorithms.schedule import learning_rate
 from async_rl.config.base import replace
-from async_rl.config.learner import OptimizerConfig
+from async_rl.config.learner import MOMENTS_PIECE_BYTES, OptimizerConfig
 from async_rl.config.plugins import GRADIENT, load_once
 from async_rl.config.policy_losses import EffectiveStepScale, PluginStepScale, StepScale
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError
-from async_rl.learner.host_memory import Moments
 from async_rl.learner.models import LearnerModels
-from async_rl.learner.sharding import gradient_norm, reshard
+from async_rl.learner.sharding import gradient_norm, local, reshard
+
+_NAMES = ("exp_avg", "exp_avg_sq")
+_MOMENT_BYTES = 8  # two float32 values for each parameter
+
+
+class Moments:
+    """The moments of one optimizer's parameters.
+
+    Offloaded, they are zeros in host memory from the start. Neither a first step nor a
+    checkpoint that is read allocates them on the device.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        *,
+        is_offloaded: bool,
+    ) -> None:
+        self._states = optimizer.state
+        self._is_offloaded = is_offloaded
+        self._pieces = [list(parameters)]
+        if not is_offloaded:
+            return
+        self._pieces = list(_divided(parameters))
+        is_gpu = torch.cuda.is_available()
+        for parameter in parameters:
+            homes = {
+                name: torch.zeros_like(parameter, device="cpu", pin_memory=is_gpu)
+                for name in _NAMES
+            }
+            # AdamW counts the steps on the device.
+            self._states[parameter] = {"step": torch.zeros((), device=parameter.device), **homes}
+
+    def pieces(self) -> Iterator[list[nn.Parameter]]:
+        """Yield lists of parameters whose moments are on the device until the next list is
+        requested.
+
+        The changes of a step are in host memory when the iterator is exhausted.
+        """
+        if not self._is_offloaded:
+            yield from self._pieces
+            return
+        device = self._pieces[0][0].device
+        module: Any = torch.get_device_module(device)
+        arriving = module.Stream()
+        leaving = module.Stream()
+        visits = (_Visit(self._states, piece, device, arriving) for piece in self._pieces)
+        following = next(visits)
+        ending: deque[_Visit] = deque()
+        for piece in self._pieces:
+            visit = following
+            following = next(visits, following)
+            visit.copied.wait()
+            yield piece
+            visit.leave(leaving)
+            ending.append(visit)
+            if len(ending) > 1:
+                # Its memory is free for the piece after the next.
+                ending.popleft().copied.wait()
+        ending.pop().copied.synchronize()
+
+    def move(self, device: torch.device) -> None:
+        """Move moments that are not offloaded."""
+        if not self._is_offloaded:
+            for state in self._states.values():
+                for name in _NAMES:
+                    state[name] = state[name].to(device)
+
+
+class _Visit:
+    """The moments of a piece on the device. `copied` is the event after the last copy."""
+
+    def __init__(
+        self, states: Any, parameters: Iterable[nn.Parameter], device: torch.device, stream: Any
+    ) -> None:
+        self._module: Any = torch.get_device_module(device)
+        self._slots = [(states[p], name) for p in parameters for name in _NAMES]
+        self._homes: list[Tensor] = [state[name] for state, name in self._slots]
+        # Kept until they have been copied back.
+        self._guests = [torch.empty_like(home, device=device) for home in self._homes]
+        self.copied = self._copy(self._guests, stream)
+
+    def leave(self, stream: Any) -> None:
+        """Begin to copy the moments to where they came from."""
+        self.copied = self._copy(self._homes, stream)
+
+    def _copy(self, targets: Iterable[Tensor], stream: Any) -> Any:
+        # After everything that was queued: the use of the moments, or of what had this memory.
+        stream.wait_stream(self._module.current_stream())
+        with self._module.stream(stream):
+            for (state, name), target in zip(self._slots, targets, strict=True):
+                state[name] = target.copy_(state[name], non_blocking=True)
+            copied = self._module.Event()
+            copied.record()
+        return copied
+
+
+def _divided(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Yield pieces with at most MOMENTS_PIECE_BYTES of moments, or with one larger parameter."""
+    piece: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        own = _MOMENT_BYTES * local(parameter).numel()
+        if piece and size + own > MOMENTS_PIECE_BYTES:
+            yield piece
+            piece = []
+            size = 0
+        piece.append(parameter)
+        size += own
+    yield piece
 
 
 class Applied(NamedTuple):

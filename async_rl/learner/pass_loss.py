@@ -14,16 +14,14 @@ from torch import Tensor
 
 from async_rl.algorithms.logprobs import kl_estimate
 from async_rl.algorithms.losses import (
+    BehaviorWeights,
     PolicyLoss,
+    behavior_weights,
     cispo_loss,
     clipped_loss,
+    dppo_loss,
     reinforce_loss,
     sequence_log_ratio,
-)
-from async_rl.algorithms.off_policy import (
-    BehaviorWeights,
-    behavior_weights,
-    dppo_loss,
     vespo_loss,
 )
 from async_rl.algorithms.parts import Parts

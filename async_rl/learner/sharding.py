@@ -39,7 +39,7 @@ from transformers import PreTrainedModel
 
 from async_rl.algorithms.parts import Across
 from async_rl.core.frozen import frozen
-from async_rl.learner.context import WHOLE_ROWS, Context
+from async_rl.learner.attention import WHOLE_ROWS, Context
 from async_rl.weights.communicator import private_gloo
 
 T = TypeVar("T")

@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
 from async_rl.batching.batch import BatchPart, collate, collate_part, rows_as_group, whole
-from async_rl.batching.packing import pack
-from async_rl.batching.partition import passes
+from async_rl.batching.packing import pack, passes
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode

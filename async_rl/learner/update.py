@@ -15,8 +15,12 @@ import time
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.losses import token_weights, value_loss
-from async_rl.algorithms.off_policy import BehaviorWeights, effective_sequences
+from async_rl.algorithms.losses import (
+    BehaviorWeights,
+    effective_sequences,
+    token_weights,
+    value_loss,
+)
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
@@ -34,14 +38,12 @@ from async_rl.learner.objective import (
     BatchOutputs,
     Targets,
     compute_targets,
-    kl_per_sequence,
     trained_mask,
 )
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.pass_loss import PolicySums, correction, policy_pass_loss
 from async_rl.learner.sharding import Ranks
-from async_rl.learner.token_rewards import RewardRules
 
 
 class Updater:
@@ -60,11 +62,6 @@ class Updater:
     ) -> None:
         self._algorithm = config.algorithm
         self._config = config
-        self._rules = RewardRules(
-            reward=config.reward,
-            max_response_tokens=config.data.max_response_tokens,
-            zero_truncated=config.algorithm.truncated in ("zero_reward", "bootstrap"),
-        )
         self._ranks = ranks
         self._models = models
         self._forward = forward
@@ -77,9 +74,7 @@ class Updater:
 
     def step(self, batch: Batch, version: int) -> Step:
         """Train on the batch. Raises StalenessError, NonFiniteError before a parameter changes."""
-        mask = trained_mask(
-            batch, version=version, algorithm=self._algorithm, buffer=self._config.buffer
-        )
+        mask = trained_mask(batch, version=version, config=self._config)
         trains_policy = version >= self._warmup_steps
         # The policy's schedule starts after the critic's warm-up.
         policy_step = version - self._warmup_steps
@@ -126,7 +121,7 @@ class Updater:
         targeted_s = time.perf_counter()
         for minibatch in updates:
             self._update(step, minibatch)
-        kl = kl_per_sequence(batch, before)
+        kl = _kl_per_sequence(batch, before)
         self._state.end_step(moments, kl=kl, num_sequences=batch.num_sequences)
         return dataclasses.replace(
             step,
@@ -148,8 +143,7 @@ class Updater:
             batch,
             mask,
             before,
-            algorithm=self._algorithm,
-            rules=self._rules,
+            config=self._config,
             kl_coef=kl_coef,
             units=self._state.units,
         )
@@ -296,3 +290,13 @@ class Updater:
         loss = float(self._ranks.sum(value_sum))
         totals.value_grad_norm += self._critic_optimizer.apply(loss).norm
         totals.value_loss += loss
+
+
+def _kl_per_sequence(batch: Batch, before: BatchOutputs) -> float:
+    """Nats of KL(proximal, reference) per sequence, 0 without a reference."""
+    if before.ref_logprobs is None:
+        return 0.0
+    difference = before.proximal_logprobs - before.ref_logprobs
+    # All written tokens, trained or not: the controller steers the policy, not the batch.
+    total = torch.where(batch.loss_mask, difference, 0.0).sum()
+    return float(batch.across.sum(total)) / batch.num_sequences

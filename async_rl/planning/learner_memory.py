@@ -104,7 +104,7 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     offloaded = 0.0
     step = _step_bytes(config, shape)
     if offload == "optimizer":
-        # Three pieces are on the device during an optimizer step (learner/host_memory.py).
+        # Three pieces are on the device during an optimizer step (learner/optimizer.py).
         kept = weights
         offloaded = moments
         largest = MOMENT_BYTES * shape.vocab_size * shape.hidden_size / config.learner.ranks
@@ -170,7 +170,7 @@ def graph_tokens(config: RunConfig) -> int:
 
 def minibatch_tokens(config: RunConfig) -> int:
     """Return the tokens that the packed rows of a minibatch have at most, each prompt once in a row
-    (batching/partition.py). Samples of agents may be longer than the limits, so their batches are
+    (batching/packing.py). Samples of agents may be longer than the limits, so their batches are
     not bounded here.
     """
     if config.agent.is_used:

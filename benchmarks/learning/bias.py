@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.losses import token_weights
-from async_rl.algorithms.off_policy import BehaviorWeights
+from async_rl.algorithms.losses import BehaviorWeights, token_weights
 from async_rl.algorithms.parts import ALONE, Parts
 from async_rl.batching.batch import Baselines, Batch, Steps
 from async_rl.batching.packing import Pass
@@ -39,7 +38,6 @@ from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, compute_targets
 from async_rl.learner.objective_state import ValueUnits
 from async_rl.learner.pass_loss import correction, policy_pass_loss
-from async_rl.learner.token_rewards import RewardRules
 from benchmarks.figures import figure
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
@@ -278,7 +276,6 @@ def gradient(
         values=values,
         bootstrap=torch.zeros(batch.num_sequences, dtype=torch.float64),
     )
-    rules = RewardRules(reward=config.reward, max_response_tokens=2, zero_truncated=False)
     # A batch is one group, so a value normalised over the batch is normalised over each group.
     if algorithm.normalize_advantages == "batch":
         algorithm = algorithm.model_copy(update={"normalize_advantages": "group"})
@@ -286,8 +283,7 @@ def gradient(
         batch,
         batch.loss_mask,
         before,
-        algorithm=algorithm,
-        rules=rules,
+        config=config.model_copy(update={"algorithm": algorithm}),
         kl_coef=0.0,
         units=ValueUnits(),
     )

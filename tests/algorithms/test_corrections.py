@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.off_policy import BehaviorCorrection, behavior_weights
+from async_rl.algorithms.losses import BehaviorCorrection, behavior_weights
 from async_rl.algorithms.parts import Parts
 
 CORRECTIONS: tuple[BehaviorCorrection, ...] = (

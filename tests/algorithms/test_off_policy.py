@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from off_policy_cases import TOKENS, Case, over_two_ranks, weights_of
 
-from async_rl.algorithms.off_policy import dppo_loss, effective_sequences, step_scale, vespo_loss
+from async_rl.algorithms.losses import dppo_loss, effective_sequences, step_scale, vespo_loss
 from async_rl.algorithms.parts import Parts
 
 

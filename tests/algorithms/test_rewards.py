@@ -3,12 +3,11 @@ from __future__ import annotations
 import torch
 from composing import compose
 
-from async_rl.learner.token_rewards import RewardRules, step_rewards
+from async_rl.learner.objective import Rewards
 
 
-def rules(*knobs: str) -> RewardRules:
-    reward = compose("grpo_code", knobs).reward
-    return RewardRules(reward=reward, max_response_tokens=100, zero_truncated=False)
+def rules(*knobs: str) -> Rewards:
+    return Rewards(compose("grpo_code", (*knobs, "data.max_response_tokens=100")))
 
 
 def test_rewards_are_shifted_scaled_and_clipped_by_hand() -> None:
@@ -29,10 +28,3 @@ def test_the_penalty_rises_over_the_last_tokens_of_the_allowed_length() -> None:
 def test_without_a_buffer_nobody_pays() -> None:
     found = rules("reward.overlong_tokens=0", "reward.overlong_penalty=2.0")
     assert found.overlong_penalty(torch.tensor([50, 100])).tolist() == [0.0, 0.0]
-
-
-def test_deltas_pay_for_what_a_step_changed_in_its_own_sequence() -> None:
-    scores, is_first = torch.tensor([0.25, 1.0, 0.5]), torch.tensor([True, False, True])
-    assert step_rewards(scores, is_first=is_first, start=None).tolist() == [0.25, 1.0, 0.5]
-    assert step_rewards(scores, is_first=is_first, start=0.0).tolist() == [0.25, 0.75, 0.5]
-    assert step_rewards(scores, is_first=is_first, start=-1.0).tolist() == [1.25, 0.75, 1.5]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from learner_support import make_groups, make_trainer, spy_on_gradients
 
 from async_rl.batching.batch import collate
-from async_rl.batching.packing import pack
-from async_rl.batching.partition import cost_tokens, minibatches, passes, share_out
+from async_rl.batching.packing import cost_tokens, minibatches, pack, passes, share_out
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from async_rl.config.base import replace
 from async_rl.config.learner import OptimizerConfig
 from async_rl.config.policy_losses import PluginStepScale, StepScale
-from async_rl.learner import host_memory
+from async_rl.learner import optimizer as optimizers
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import local
 from async_rl.learner.trainer import Trainer
@@ -81,7 +81,7 @@ def states(optimizer: ModelOptimizer) -> list[torch.Tensor]:
 def test_pieces_give_the_bits_of_one_step_over_all(
     device: str, rule: StepScale | None, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_memory, "MOMENTS_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(optimizers, "MOMENTS_PIECE_BYTES", piece_bytes)
     found = []
     for is_offloaded in (False, True):
         parameters = parameters_on(device)
@@ -100,7 +100,7 @@ def test_pieces_give_the_bits_of_one_step_over_all(
 def test_moments_are_on_the_host_between_steps_where_they_were_from_the_beginning(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_memory, "MOMENTS_PIECE_BYTES", 8 * 24)
+    monkeypatch.setattr(optimizers, "MOMENTS_PIECE_BYTES", 8 * 24)
     parameters = parameters_on(device)
     optimizer = optimizer_of(parameters, is_offloaded=True)
     homes = [x.data_ptr() for x in states(optimizer)]
@@ -118,7 +118,7 @@ class Diary:
         self.entries: list[str] = []
         self.most = 0
         self._guests: list[weakref.ref[torch.Tensor]] = []
-        fetch, leave, diary = host_memory._Visit.__init__, host_memory._Visit.leave, self
+        fetch, leave, diary = optimizers._Visit.__init__, optimizers._Visit.leave, self
 
         def fetched(visit: Any, states: Any, parameters: Any, *rest: Any) -> None:
             fetch(visit, states, parameters, *rest)
@@ -131,14 +131,14 @@ class Diary:
             leave(visit, stream)
             diary.entries.append(f"leave {visit.number}")
 
-        monkeypatch.setattr(host_memory._Visit, "__init__", fetched)
-        monkeypatch.setattr(host_memory._Visit, "leave", left)
+        monkeypatch.setattr(optimizers._Visit, "__init__", fetched)
+        monkeypatch.setattr(optimizers._Visit, "leave", left)
 
 
 def test_a_piece_is_fetched_before_the_one_before_it_is_used_and_three_are_there_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_memory, "MOMENTS_PIECE_BYTES", 1)
+    monkeypatch.setattr(optimizers, "MOMENTS_PIECE_BYTES", 1)
     diary = Diary(monkeypatch)
     parameters = parameters_on("cpu", [(2, 2)] * 5)
     optimizer = optimizer_of(parameters, is_offloaded=True)
@@ -162,9 +162,9 @@ def test_a_piece_is_fetched_before_the_one_before_it_is_used_and_three_are_there
 def test_a_piece_has_as_many_parameters_as_fit_and_one_at_least(
     elements: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_memory, "MOMENTS_PIECE_BYTES", 8 * elements)
+    monkeypatch.setattr(optimizers, "MOMENTS_PIECE_BYTES", 8 * elements)
     # 21, 5, 24, 1, 9 and 9 elements.
-    assert [len(piece) for piece in host_memory._divided(parameters_on("cpu"))] == sizes
+    assert [len(piece) for piece in optimizers._divided(parameters_on("cpu"))] == sizes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -176,7 +176,7 @@ def test_a_checkpoint_is_read_into_the_host_and_training_goes_on_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The configuration's checks refuse offloading without a GPU; here the CPU stands for one."""
-    monkeypatch.setattr(host_memory, "MOMENTS_PIECE_BYTES", 100_000)
+    monkeypatch.setattr(optimizers, "MOMENTS_PIECE_BYTES", 100_000)
     config = make_config("ppo_code", f"model.dtype={dtype}")
     config = replace(config, learner=replace(config.learner, offload="optimizer"))
 

@@ -16,7 +16,6 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Score, StepScore, Trajectory
 from async_rl.learner.objective import BatchOutputs, Targets, compute_targets, trained_mask
 from async_rl.learner.objective_state import ObjectiveState, ValueUnits
-from async_rl.learner.token_rewards import RewardRules
 
 CPU = torch.device("cpu")
 
@@ -62,18 +61,13 @@ def outputs_of(batch: Batch, **fields: torch.Tensor) -> BatchOutputs:
 def targets_of(
     config: RunConfig, batch: Batch, units: ValueUnits | None = None, **fields: torch.Tensor
 ) -> Targets:
-    mask = trained_mask(batch, version=0, algorithm=config.algorithm, buffer=config.buffer)
+    mask = trained_mask(batch, version=0, config=config)
     before, reference = outputs_of(batch, **fields), config.algorithm.reference
     return compute_targets(
         batch,
         mask,
         before,
-        algorithm=config.algorithm,
-        rules=RewardRules(
-            reward=config.reward,
-            max_response_tokens=config.data.max_response_tokens,
-            zero_truncated=config.algorithm.truncated in ("zero_reward", "bootstrap"),
-        ),
+        config=config,
         kl_coef=0.0 if reference is None else reference.coef,
         units=units or ValueUnits(),
     )

@@ -24,7 +24,6 @@ from async_rl.core.errors import StalenessError
 from async_rl.core.types import Group, StepScore
 from async_rl.learner.objective import BatchOutputs, compute_targets, trained_mask
 from async_rl.learner.objective_state import Moments, ValueUnits
-from async_rl.learner.token_rewards import RewardRules
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -34,7 +33,12 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "gae, KL in the reward": ("ppo_code", "algorithm.kl=reward", "algorithm.kl.coef=0.1"),
     "vtrace": ("ppo_code", "algorithm.advantage=vtrace", "algorithm.normalize_advantages=batch"),
     "baseline": ("grpo_code", "algorithm.advantage=reinforce_plus_plus_baseline"),
-    "scored steps": ("ppo_code", "reward.mode=fraction", "reward.placement=steps"),
+    "scored steps": (
+        "ppo_code",
+        "reward.mode=fraction",
+        "reward.placement=steps",
+        "algorithm.truncated=zero_reward",
+    ),
 }
 
 
@@ -111,17 +115,13 @@ def config_of(case: str) -> RunConfig:
 def computed(case: str, part: BatchPart, across: Across) -> tuple[Batch, dict[str, Any]]:
     config = config_of(case)
     batch = collate_part(part, device=CPU, across=across)
-    mask = trained_mask(batch, version=3, algorithm=config.algorithm, buffer=config.buffer)
+    mask = trained_mask(batch, version=3, config=config)
     outputs = outputs_of(batch)
-    rules = RewardRules(
-        reward=config.reward, max_response_tokens=8, zero_truncated=case == "scored steps"
-    )
     targets = compute_targets(
         batch,
         mask,
         outputs,
-        algorithm=config.algorithm,
-        rules=rules,
+        config=config,
         kl_coef=0.1,
         units=ValueUnits(mean=0.5, std=2.0),
     )
@@ -179,7 +179,7 @@ def test_a_token_that_one_rank_must_refuse_is_refused_by_all_of_them() -> None:
     def refused(part: BatchPart) -> str:
         batch = collate_part(part, device=CPU, across=meeting.across)
         with pytest.raises(StalenessError) as caught:
-            trained_mask(batch, version=9, algorithm=config.algorithm, buffer=config.buffer)
+            trained_mask(batch, version=9, config=config)
         return str(caught.value)
 
     with ThreadPoolExecutor(2) as pool:

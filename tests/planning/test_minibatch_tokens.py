@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.batching.batch import Sizes
-from async_rl.batching.partition import cost_tokens, minibatches
+from async_rl.batching.packing import cost_tokens, minibatches
 from async_rl.planning.estimate import memory_mb
 from async_rl.planning.learner_memory import minibatch_tokens
 from async_rl.planning.shape import shape_from_hf

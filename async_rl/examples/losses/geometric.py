@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from async_rl.algorithms.off_policy import BehaviorWeights, behavior_weights
+from async_rl.algorithms.losses import BehaviorWeights, behavior_weights
 from async_rl.algorithms.parts import Parts
 
 # The cap of algorithm.policy_loss.correction=sequence_tis.

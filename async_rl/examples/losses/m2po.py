@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.off_policy import BehaviorWeights, behavior_weights
+from async_rl.algorithms.losses import BehaviorWeights, behavior_weights
 from async_rl.algorithms.parts import Parts
 
 # The published bound on the mean square of the log-ratios of the tokens that are kept.

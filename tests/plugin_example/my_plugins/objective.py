@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.losses import PolicyLoss
-from async_rl.algorithms.off_policy import BehaviorWeights
+from async_rl.algorithms.losses import BehaviorWeights, PolicyLoss
 from async_rl.algorithms.parts import Parts
 
 
