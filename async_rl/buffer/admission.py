@@ -39,15 +39,20 @@ class Admission:
         self.open: dict[int, OpenGroup] = {}
         self.next_index = next_index
         self.next_group_id = next_group_id
-        self.num_training = 0
         self._replay = replay
         self._num_steps = num_steps
         self._max_attempts = max_attempts
         self._waiting: dict[Purpose, list[int]] = {Purpose.EVAL: [], Purpose.TRAIN: []}
-        # Without this index, each request would search all open groups.
+        # Without these indexes, each ticket would be compared with all open groups.
+        self._training: list[int] = []
         self._by_generator: dict[str, set[int]] = {}
         for group in groups:
             self._open(group)
+
+    @property
+    def num_training(self) -> int:
+        """Training groups that are issued or generating."""
+        return len(self._training)
 
     @property
     def num_active(self) -> int:
@@ -86,9 +91,7 @@ class Admission:
 
     def training(self) -> Iterator[OpenGroup]:
         """Open training groups, oldest admission first."""
-        for group_id in sorted(self.open):
-            if self.open[group_id].purpose is Purpose.TRAIN:
-                yield self.open[group_id]
+        return (self.open[group_id] for group_id in self._training)
 
     def of_generator(self, generator: str) -> list[OpenGroup]:
         """The groups that this generator works on, oldest admission first."""
@@ -236,7 +239,7 @@ class Admission:
     def _open(self, group: OpenGroup) -> OpenGroup:
         self.open[group.group_id] = group
         if group.purpose is Purpose.TRAIN:
-            self.num_training += 1
+            bisect.insort(self._training, group.group_id)
         if group.state is GroupState.ISSUED:
             bisect.insort(self._waiting[group.purpose], group.group_id)
         else:
@@ -246,7 +249,7 @@ class Admission:
     def _remove(self, group_id: int) -> OpenGroup:
         group = self.open.pop(group_id)
         if group.purpose is Purpose.TRAIN:
-            self.num_training -= 1
+            self._training.remove(group_id)
         if group.state is GroupState.ISSUED:
             self._waiting[group.purpose].remove(group_id)
         else:
@@ -270,8 +273,4 @@ class Admission:
             return self.num_active
         # A group that was returned is trained in its old turn. If younger groups counted too, they
         # would fill the bound, and the oldest group could never start again.
-        num_ahead = self._replay.num_before(group_id)
-        for group in self.open.values():
-            if group.purpose is Purpose.TRAIN and group.group_id < group_id:
-                num_ahead += 1
-        return num_ahead
+        return self._replay.num_before(group_id) + bisect.bisect(self._training, group_id - 1)

@@ -87,6 +87,9 @@ class Membership:
         self._retries_alone: set[Life] = set()
         self._loaded: dict[Life, int] = {}
         self._loads: dict[int, Load] = {}
+        # Without this index, the loads of a fleet that loads separately would each be compared with
+        # all other loads.
+        self._is_in: dict[Life, Load] = {}
 
     @property
     def is_free(self) -> bool:
@@ -132,27 +135,31 @@ class Membership:
 
     def behind(self) -> set[Life]:
         """Lives that should start to load the version; none after `close`."""
-        if self._is_closed:
-            return set()
-        loading = {life for load in self._loads.values() for life in load.members}
-        return {life for life in self._present - loading if self._loaded.get(life) != self.version}
+        return {life for life in self._present if self._is_behind(life)}
+
+    def _is_behind(self, life: Life) -> bool:
+        return (
+            not self._is_closed
+            and life in self._present
+            and life not in self._is_in
+            and self._loaded.get(life) != self.version
+        )
 
     def next_together(self, together: Collection[Life]) -> set[Life]:
         """Return the lives of `together` that should start one load now.
 
         None while any of `together` still loads. A life that has to retry alone goes first.
         """
-        together = set(together)
-        if any(load.members & together for load in self._loads.values()):
+        if not self._is_in.keys().isdisjoint(together):
             return set()
-        members = self.behind() & together
+        members = {life for life in together if self._is_behind(life)}
         alone = members & self._retries_alone
         # One at a time: if two retried together, a failure would not show which one caused it.
         return {min(alone)} if alone else members
 
     def begin(self, members: Collection[Life]) -> Load:
         """Start a load of lives that are behind. Raises WeightsError for any other life."""
-        others = set(members) - self.behind()
+        others = [life for life in members if not self._is_behind(life)]
         if others or not members:
             raise WeightsError(
                 f"a load of {sorted(members)} cannot begin:"
@@ -168,6 +175,7 @@ class Membership:
         )
         self._loads[load.number] = load
         for life in members:
+            self._is_in[life] = load
             # Unknown until it answers: a load that breaks may leave either version.
             self._loaded.pop(life, None)
         return load
@@ -219,6 +227,8 @@ class Membership:
         if load.missing:
             return set()
         del self._loads[load.number]
+        for life in load.members:
+            del self._is_in[life]
         if load.has_lost:
             return set()
         gave_up = load.gave_up & self._present
