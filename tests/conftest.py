@@ -75,6 +75,12 @@ if NO_TORCH:
             raise
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The loop of tests that are coroutines."""
+    return "asyncio"
+
+
 def pytest_configure() -> None:
     # A shell starts background jobs with SIGINT ignored. Every child would inherit that, and
     # commands that end on Ctrl-C would not; a handler is reset to the default by exec.

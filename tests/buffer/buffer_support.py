@@ -16,6 +16,8 @@ import numpy as np
 from composing import compose_unchecked
 
 from async_rl.buffer.service import BufferService
+from async_rl.buffer.store.audit import audit
+from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
 from async_rl.config.run import KEPT_GROUPS, RunConfig
@@ -31,8 +33,17 @@ from async_rl.core.types import (
     Verdict,
 )
 from async_rl.data.order import PromptOrder
+from async_rl.launchers.commands.ledger import promise_of
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
-from async_rl.protocol.learner import TakeBatch, TakenGroups
+from async_rl.protocol.learner import (
+    CommitStep,
+    ForgetBefore,
+    StartEvaluation,
+    Synced,
+    SyncVersion,
+    TakeBatch,
+    TakenGroups,
+)
 
 T = TypeVar("T")
 
@@ -151,13 +162,16 @@ def make_group(
 @contextlib.asynccontextmanager
 async def opened(
     path: Path,
-    config: RunConfig,
+    config: RunConfig | None = None,
     prompts: FakePrompts | None = None,
     clock: Clock | None = None,
     kept_groups: int = KEPT_GROUPS,
+    **settings: Any,
 ) -> AsyncIterator[BufferService]:
-    """A recovered service on the store at `path`."""
+    """A recovered service on the store at `path`. settings: of `make_config`, without a config."""
     clock = clock or Clock()
+    config = config or make_config(**settings)
+    path.mkdir(exist_ok=True)
     async with Store(path / "store.sqlite", clock=clock) as store:
         yield BufferService(
             config, prompts or FakePrompts(), store, clock=clock, kept_groups=kept_groups
@@ -212,11 +226,49 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(within(scenario, 30.0))
 
 
-async def put_all(service: BufferService, version: int = 0) -> list[int]:
+async def put(service: BufferService, ticket: Ticket, **kinds: Any) -> None:
+    await service.put_group(PutGroup(group=make_group(ticket, **kinds)))
+
+
+async def put_all(service: BufferService, version: int = 0, **kinds: Any) -> list[int]:
+    """Finish every group for which there is a ticket; return their ids."""
     given = await tickets(service, version)
     for ticket in given:
-        await service.put_group(PutGroup(group=make_group(ticket)))
-    return [t.group_id for t in given]
+        await put(service, ticket, **kinds)
+    return [ticket.group_id for ticket in given]
+
+
+async def commit(service: BufferService, version: int, group_ids: Sequence[int]) -> None:
+    await service.commit_step(CommitStep(version=version, group_ids=group_ids))
+
+
+async def step(service: BufferService, version: int, **kinds: Any) -> list[int]:
+    """Make groups with weights of this version and train the next batch; return its groups."""
+    await put_all(service, version, **kinds)
+    group_ids = [group.group_id for group in (await take(service, version)).groups]
+    await commit(service, version + 1, group_ids)
+    return group_ids
+
+
+async def sync(service: BufferService, version: int, incarnation: str = "") -> int:
+    """Start the learner at this version; return the number of its life."""
+    reply = await service.sync_version(SyncVersion(version=version, incarnation=incarnation))
+    assert isinstance(reply, Synced)
+    return reply.life
+
+
+async def evaluate(service: BufferService, version: int) -> None:
+    await service.start_evaluation(StartEvaluation(version=version))
+
+
+async def forget(service: BufferService, version: int) -> None:
+    await service.forget_before(ForgetBefore(version=version))
+
+
+def problems(path: Path, config: RunConfig) -> list[str]:
+    """The promises that the history of a store breaks."""
+    with reading(path / "store.sqlite") as connection:
+        return audit(connection, promise_of(config)).problems
 
 
 async def fail(

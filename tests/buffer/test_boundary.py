@@ -16,7 +16,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from buffer_support import make_config, make_group, make_trajectory, opened, run, states, tickets
+from buffer_support import (
+    make_config,
+    make_group,
+    make_trajectory,
+    opened,
+    put,
+    run,
+    states,
+    tickets,
+)
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -94,11 +103,11 @@ async def deliver(service: BufferService, message: Message) -> Message:
 
 @pytest.mark.parametrize("name", INVALID)
 @pytest.mark.parametrize("place", ["sample", "baseline"])
-def test_an_invalid_trajectory_is_refused_with_sender_and_reason_and_its_ticket_returns(
+async def test_an_invalid_trajectory_is_refused_with_sender_and_reason_and_its_ticket_returns(
     tmp_path: Path, name: str, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config()) as service:
+    with caplog.at_level(logging.WARNING):
+        async with opened(tmp_path) as service:
             ticket = (await tickets(service, 0, credit=1))[0]
             valid = make_group(ticket)
             if place == "sample":
@@ -112,26 +121,22 @@ def test_an_invalid_trajectory_is_refused_with_sender_and_reason_and_its_ticket_
             assert (again.group_id, again.attempt) == (0, 2)
             await deliver(service, PutGroup(group=make_group(again)))
             assert (service.state.num_refused, states(tmp_path)) == (1, {0: "ready"})
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
     assert "group 0 of generator-0 is refused: " in caplog.text
 
 
-def test_a_group_that_is_refused_at_every_attempt_is_dropped_as_invalid(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config(max_attempts=2)) as service:
-            for _ in range(2):
-                ticket = (await tickets(service, 0, credit=1))[0]
-                group = make_group(ticket, versions=[5])
-                with pytest.raises(
-                    ProtocolError, match="versions are -1 to 5, but the known versions are 0 to"
-                ):
-                    await deliver(service, PutGroup(group=group))
-            assert service.state.drops == {"invalid": 1}
-            assert states(tmp_path) == {0: "dropped"}
-
-    run(scenario())
+async def test_a_group_that_is_refused_at_every_attempt_is_dropped_as_invalid(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, max_attempts=2) as service:
+        for _ in range(2):
+            ticket = (await tickets(service, 0, credit=1))[0]
+            group = make_group(ticket, versions=[5])
+            with pytest.raises(
+                ProtocolError, match="versions are -1 to 5, but the known versions are 0 to"
+            ):
+                await deliver(service, PutGroup(group=group))
+        assert service.state.drops == {"invalid": 1}
+        assert states(tmp_path) == {0: "dropped"}
 
 
 @pytest.mark.parametrize(
@@ -147,29 +152,23 @@ def test_a_group_that_is_refused_at_every_attempt_is_dropped_as_invalid(tmp_path
         {"generation_s": math.nan},
     ],
 )
-def test_a_group_that_is_not_the_result_of_its_ticket_is_refused(
-    tmp_path: Path, wrong: dict[str, Any]
+async def test_a_group_that_is_not_the_result_of_its_ticket_is_refused(
+    service: BufferService, tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config()) as service:
-            group = make_group((await tickets(service, 0, credit=1))[0])
-            with pytest.raises(ProtocolError, match="is refused"):
-                await service.put_group(PutGroup(group=msgspec.structs.replace(group, **wrong)))
-            assert states(tmp_path)[0] != "ready"
-
-    run(scenario())
+    group = make_group((await tickets(service, 0, credit=1))[0])
+    with pytest.raises(ProtocolError, match="is refused"):
+        await service.put_group(PutGroup(group=msgspec.structs.replace(group, **wrong)))
+    assert states(tmp_path)[0] != "ready"
 
 
-def test_versions_that_a_learner_discarded_when_it_went_back_remain_known(tmp_path: Path) -> None:
+async def test_versions_that_a_learner_discarded_when_it_went_back_remain_known(
+    service: BufferService,
+) -> None:
     """A group may have begun before the learner went back."""
 
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config()) as service:
-            service.state._newest_version = 4
-            ticket = (await tickets(service, 0, credit=1))[0]
-            await service.put_group(PutGroup(group=make_group(ticket, versions=[4, 4, 0])))
-
-    run(scenario())
+    service.state._newest_version = 4
+    ticket = (await tickets(service, 0, credit=1))[0]
+    await put(service, ticket, versions=[4, 4, 0])
 
 
 # ---- hypothesis: real messages with one changed value, and with changed bytes
@@ -275,7 +274,7 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
             for name in service.state.admission.generators():
                 service.state.lose(name, "the end of the test")
             for new in await tickets(service, 0, credit=8, generator="generator-1"):
-                await service.put_group(PutGroup(group=make_group(new, generator="generator-1")))
+                await put(service, new, generator="generator-1")
             ready = service.state.queue()["ready"]
             assert ready == 4
             for group in await service._store.groups(list(service.state.replay.ready)):

@@ -7,70 +7,63 @@ from pathlib import Path
 
 from buffer_support import (
     FakePrompts,
+    commit,
+    evaluate,
     fail,
+    forget,
     make_config,
-    make_group,
     opened,
+    problems,
+    put,
     put_all,
-    run,
     take,
     tickets,
 )
 
+from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import Audit, audit
 from async_rl.buffer.store.ledger import LedgerSummary, reading, summary
 from async_rl.config.run import KEPT_GROUPS
 from async_rl.core.types import Purpose
 from async_rl.launchers.commands.ledger import promise_of
-from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep, ForgetBefore, StartEvaluation
 
+CONFIG = make_config()
 STEPS = 9
 
 
-def make_history(path: Path, kept_groups: int) -> tuple[int, LedgerSummary, Audit]:
+async def make_history(path: Path, kept_groups: int) -> tuple[int, LedgerSummary, Audit]:
     """Train nine batches of two groups; return the next group id too. In every third step a group
     fails once, and an older one is overtaken.
     """
-    config = make_config(groups_per_step=2, max_staleness=1)
-    path.mkdir()
-
-    async def story() -> None:
-        for version in range(STEPS):
-            # Every step is another life of the buffer.
-            async with opened(path, config, kept_groups=kept_groups) as service:
-                for ticket in await tickets(service, version, generator=f"generator-{version % 2}"):
-                    if version % 3 == 0 and ticket.attempt == 1 and ticket.group_id % 2:
-                        await fail(service, ticket.group_id, 1)
-                        continue
-                    await service.put_group(
-                        PutGroup(group=make_group(ticket, generator=f"generator-{version % 2}"))
-                    )
-                batch = await take(service, version)
-                while not batch.groups:
-                    for ticket in await tickets(service, version, generator="generator-9"):
-                        group = make_group(ticket, generator="generator-9")
-                        await service.put_group(PutGroup(group=group))
-                    batch = await take(service, version)
-                ids = [group.group_id for group in batch.groups]
-                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
-                await service.forget_before(ForgetBefore(version=version + 1))
-
-    run(story())
-
-    async def next_id() -> None:
-        async with opened(path, config, kept_groups=kept_groups) as service:
-            found.append(service.state.admission.next_group_id)
-
-    found: list[int] = []
-    run(next_id())
+    for version in range(STEPS):
+        # Every step is another life of the buffer.
+        async with opened(path, CONFIG, kept_groups=kept_groups) as service:
+            name = f"generator-{version % 2}"
+            for ticket in await tickets(service, version, generator=name):
+                if version % 3 == 0 and ticket.attempt == 1 and ticket.group_id % 2:
+                    await fail(service, ticket.group_id, 1)
+                else:
+                    await put(service, ticket, generator=name)
+            await train(service, version)
+    async with opened(path, CONFIG, kept_groups=kept_groups) as service:
+        next_id = service.state.admission.next_group_id
     with reading(path / "store.sqlite") as connection:
-        return found[0], summary(connection), audit(connection, promise_of(config))
+        return next_id, summary(connection), audit(connection, promise_of(CONFIG))
 
 
-def test_the_newest_groups_keep_their_rows_and_all_others_stay_counted(tmp_path: Path) -> None:
-    next_id, everything, complete = make_history(tmp_path / "all", KEPT_GROUPS)
-    same_id, few, compacted = make_history(tmp_path / "few", 4)
+async def train(service: BufferService, version: int) -> None:
+    """Train the next batch, make what it waits for, and compact."""
+    while not (batch := await take(service, version)).groups:
+        await put_all(service, version)
+    await commit(service, version + 1, [group.group_id for group in batch.groups])
+    await forget(service, version + 1)
+
+
+async def test_the_newest_groups_keep_their_rows_and_others_stay_counted(
+    tmp_path: Path,
+) -> None:
+    next_id, everything, complete = await make_history(tmp_path / "all", KEPT_GROUPS)
+    same_id, few, compacted = await make_history(tmp_path / "few", 4)
     assert complete.problems == compacted.problems == []
     assert complete.unchecked == []
     assert everything.num_compacted == 0
@@ -89,90 +82,62 @@ def test_the_newest_groups_keep_their_rows_and_all_others_stay_counted(tmp_path:
     connection.close()
 
 
-def test_a_lost_step_is_found(tmp_path: Path) -> None:
-    make_history(tmp_path / "few", 4)
-    path = tmp_path / "few" / "store.sqlite"
-    promise = promise_of(make_config(groups_per_step=2, max_staleness=1))
-    with sqlite3.connect(path) as connection:
+async def test_a_lost_step_is_found(tmp_path: Path) -> None:
+    await make_history(tmp_path / "few", 4)
+    with sqlite3.connect(tmp_path / "few" / "store.sqlite") as connection:
         connection.execute("DELETE FROM compacted WHERE version = 3")
     connection.close()
-    with reading(path) as opened_store:
-        assert "step 3 trained 0 groups instead of 2" in audit(opened_store, promise).problems
+    assert "step 3 trained 0 groups instead of 2" in problems(tmp_path / "few", CONFIG)
 
 
-def test_ids_and_positions_continue_after_those_that_have_no_rows_any_more(
-    tmp_path: Path,
-) -> None:
-    async def train(first: int, last: int) -> list[int]:
-        """Train all groups of the run and compact all of them; return the ids that were issued."""
-        config = make_config(num_steps=last)
+async def test_ids_and_positions_continue_after_compacted_ones(tmp_path: Path) -> None:
+    async def train_all(first: int, last: int) -> list[int]:
+        """Train all groups of the run and compact them; return the ids that were issued."""
         issued = []
-        async with opened(tmp_path, config, kept_groups=0) as service:
+        async with opened(tmp_path, kept_groups=0, num_steps=last) as service:
             for version in range(first, last):
                 issued += await put_all(service, version)
-                batch = await take(service, version)
-                ids = [group.group_id for group in batch.groups]
-                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
-            await service.forget_before(ForgetBefore(version=last))
+                await train(service, version)
         return issued
 
-    async def story() -> None:
-        assert await train(0, 3) == list(range(6))
-        assert await train(3, 5) == list(range(6, 10))
-
-    run(story())
+    assert await train_all(0, 3) == list(range(6))
+    assert await train_all(3, 5) == list(range(6, 10))
     with reading(tmp_path / "store.sqlite") as connection:
         assert connection.execute("SELECT count(*) FROM groups").fetchone() == (0,)
         assert connection.execute("SELECT max(last_position) FROM compacted").fetchone() == (9,)
-        assert audit(connection, promise_of(make_config())).problems == []
+    assert problems(tmp_path, CONFIG) == []
 
 
-def make_evaluated_history(
+async def make_evaluated_history(
     path: Path, kept_groups: int
-) -> tuple[LedgerSummary, Audit, dict[int, float]]:
+) -> tuple[LedgerSummary, dict[int, float]]:
     """Evaluate every version and drop one group of every third step; return the scores of the
     evaluations too. The last evaluation is not reported.
     """
-    config = make_config(groups_per_step=2, max_attempts=1)
-    path.mkdir()
-    scores: dict[int, float] = {}
-
-    async def story() -> None:
-        async with opened(
-            path, config, FakePrompts(num_held_out=3), kept_groups=kept_groups
-        ) as service:
-            for version in range(STEPS):
-                await service.start_evaluation(StartEvaluation(version=version))
-                given = await tickets(service, version)
-                for ticket in given:
-                    is_first = ticket.purpose is Purpose.TRAIN and ticket.group_id % 3 == 0
-                    if is_first and version % 3 == 0:
-                        await fail(service, ticket.group_id, 1)
-                        continue
-                    await service.put_group(PutGroup(group=make_group(ticket)))
-                batch = await take(service, version)
-                while not batch.groups:
-                    await put_all(service, version)
-                    batch = await take(service, version)
-                ids = [group.group_id for group in batch.groups]
-                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
-                if version < STEPS - 1:
-                    figures = {"eval/pass_at_1": version / 10}
-                    service._store.finish_evaluation(version, figures)
-                await service.forget_before(ForgetBefore(version=version + 1))
-            scores.update(await service._store.reader.evaluation_scores())
-
-    run(story())
+    prompts = FakePrompts(num_held_out=3)
+    async with opened(path, None, prompts, kept_groups=kept_groups, max_attempts=1) as service:
+        for version in range(STEPS):
+            await evaluate(service, version)
+            for ticket in await tickets(service, version):
+                is_first = ticket.purpose is Purpose.TRAIN and ticket.group_id % 3 == 0
+                if is_first and version % 3 == 0:
+                    await fail(service, ticket.group_id, 1)
+                else:
+                    await put(service, ticket)
+            if version < STEPS - 1:
+                service._store.finish_evaluation(version, {"eval/pass_at_1": version / 10})
+            await train(service, version)
+        scores = await service._store.reader.evaluation_scores()
+    assert problems(path, CONFIG) == []
     with reading(path / "store.sqlite") as connection:
-        return summary(connection), audit(connection, promise_of(config)), scores
+        return summary(connection), scores
 
 
-def test_dropped_groups_and_evaluations_beside_compacted_steps_become_counts(
+async def test_dropped_groups_and_evaluations_beside_compacted_steps_become_counts(
     tmp_path: Path,
 ) -> None:
-    everything, complete, scores = make_evaluated_history(tmp_path / "all", KEPT_GROUPS)
-    few, compacted, same_scores = make_evaluated_history(tmp_path / "few", 4)
-    assert complete.problems == compacted.problems == []
+    everything, scores = await make_evaluated_history(tmp_path / "all", KEPT_GROUPS)
+    few, same_scores = await make_evaluated_history(tmp_path / "few", 4)
     assert everything.states["dropped"] == 2
     for name in ("states", "dropped", "evaluation_states", "next_position", "num_prompts"):
         assert getattr(few, name) == getattr(everything, name), name
@@ -191,26 +156,14 @@ def test_dropped_groups_and_evaluations_beside_compacted_steps_become_counts(
     assert samples == 0
 
 
-def test_an_evaluation_that_was_not_reported_is_not_compacted(tmp_path: Path) -> None:
-    make_evaluated_history(tmp_path / "few", 4)
-    path = tmp_path / "few" / "store.sqlite"
-    config = make_config(groups_per_step=2, max_attempts=1)
-
-    async def story() -> None:
-        async with opened(
-            tmp_path / "few", config, FakePrompts(num_held_out=3), kept_groups=0
-        ) as service:
-            for version in range(STEPS, STEPS + 4):
-                batch = await take(service, version)
-                while not batch.groups:
-                    await put_all(service, version)
-                    batch = await take(service, version)
-                ids = [group.group_id for group in batch.groups]
-                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
-                await service.forget_before(ForgetBefore(version=version + 1))
-
-    run(story())
-    with reading(path) as connection:
+async def test_an_evaluation_that_was_not_reported_is_not_compacted(tmp_path: Path) -> None:
+    path = tmp_path / "few"
+    await make_evaluated_history(path, 4)
+    prompts = FakePrompts(num_held_out=3)
+    async with opened(path, None, prompts, kept_groups=0, max_attempts=1) as service:
+        for version in range(STEPS, STEPS + 4):
+            await train(service, version)
+    with reading(path / "store.sqlite") as connection:
         kept = connection.execute("SELECT DISTINCT evaluation FROM groups WHERE purpose='eval'")
         assert [version for (version,) in kept] == [STEPS - 1]
-        assert audit(connection, promise_of(config)).problems == []
+    assert problems(path, CONFIG) == []

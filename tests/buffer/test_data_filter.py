@@ -9,7 +9,16 @@ import json
 from pathlib import Path
 
 import pytest
-from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets, within
+from buffer_support import (
+    FakePrompts,
+    commit,
+    make_config,
+    opened,
+    put,
+    take,
+    tickets,
+    within,
+)
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.ledger import left_prompts, reading, summary
@@ -17,8 +26,6 @@ from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.launchers import cli
-from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep
 
 
 def filtering(above: float | None, max_share: float = 0.5) -> RunConfig:
@@ -39,13 +46,9 @@ async def train(service: BufferService, steps: range) -> list[str]:
     for version in steps:
         for ticket in await tickets(service, version):
             issued.append(ticket.prompt.prompt_id)
-            await service.put_group(
-                PutGroup(group=make_group(ticket, passes=ticket.prompt.prompt_id in ("t0", "t1")))
-            )
+            await put(service, ticket, passes=ticket.prompt.prompt_id in ("t0", "t1"))
         batch = await take(service, version)
-        await service.commit_step(
-            CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups])
-        )
+        await commit(service, version + 1, [g.group_id for g in batch.groups])
     return issued
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from buffer_support import ask, make_config, make_group, opened, run, states, take
+from buffer_support import ask, commit, make_config, make_group, opened, states, take
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import audit
@@ -15,7 +15,6 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.core.types import Group
 from async_rl.launchers.commands.ledger import promise_of
 from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep
 
 
 def mixed(group: Group) -> Group:
@@ -38,37 +37,31 @@ async def work(service: BufferService, *, num_mixed: int) -> int:
 
 @pytest.mark.proves("buffer.uniform_groups")
 @pytest.mark.parametrize(("choice", "is_replaced"), [("train", False), ("replace", True)])
-def test_a_group_without_a_signal_is_replaced_and_counted(
+async def test_a_group_without_a_signal_is_replaced_and_counted(
     tmp_path: Path, choice: str, is_replaced: bool
 ) -> None:
     config = make_config(groups_per_step=2, max_staleness=0, uniform_groups=choice)
 
-    async def scenario() -> None:
-        async with opened(tmp_path, config) as service:
-            assert await work(service, num_mixed=1) == 2
-            assert service.state.drops["no_signal"] == int(is_replaced)
-            # The freed place is admitted again, at the same version and for the same batch.
-            assert await work(service, num_mixed=1) == int(is_replaced)
-            taken = await take(service, 0)
-            group_ids = [group.group_id for group in taken.groups]
-            assert group_ids == ([0, 2] if is_replaced else [0, 1])
-            await service.commit_step(CommitStep(version=1, group_ids=group_ids))
-        with reading(tmp_path / "store.sqlite") as connection:
-            assert audit(connection, promise_of(config)).problems == []
-        dropped = [i for i, state in states(tmp_path).items() if state == "dropped"]
-        assert dropped == ([1] if is_replaced else [])
-
-    run(scenario())
+    async with opened(tmp_path, config) as service:
+        assert await work(service, num_mixed=1) == 2
+        assert service.state.drops["no_signal"] == int(is_replaced)
+        # The freed place is admitted again, at the same version and for the same batch.
+        assert await work(service, num_mixed=1) == int(is_replaced)
+        taken = await take(service, 0)
+        group_ids = [group.group_id for group in taken.groups]
+        assert group_ids == ([0, 2] if is_replaced else [0, 1])
+        await commit(service, 1, group_ids)
+    with reading(tmp_path / "store.sqlite") as connection:
+        assert audit(connection, promise_of(config)).problems == []
+    dropped = [i for i, state in states(tmp_path).items() if state == "dropped"]
+    assert dropped == ([1] if is_replaced else [])
 
 
-def test_after_a_restart_the_replaced_group_stays_dropped(tmp_path: Path) -> None:
+async def test_after_a_restart_the_replaced_group_stays_dropped(tmp_path: Path) -> None:
     config = make_config(groups_per_step=2, max_staleness=0, uniform_groups="replace")
 
-    async def scenario() -> None:
-        async with opened(tmp_path, config) as service:
-            await work(service, num_mixed=1)
-        async with opened(tmp_path, config) as service:
-            assert list(states(tmp_path).values()).count("dropped") == 1
-            assert await work(service, num_mixed=1) == 1
-
-    run(scenario())
+    async with opened(tmp_path, config) as service:
+        await work(service, num_mixed=1)
+    async with opened(tmp_path, config) as service:
+        assert list(states(tmp_path).values()).count("dropped") == 1
+        assert await work(service, num_mixed=1) == 1

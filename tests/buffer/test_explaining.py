@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
-from buffer_support import Clock, make_config, make_group, opened, take, tickets
+from buffer_support import Clock, commit, make_config, make_group, opened, take, tickets
 from starlette.testclient import TestClient
 from warm_processes import run_command
 
@@ -24,7 +24,6 @@ from async_rl.config import base
 from async_rl.core.errors import ConfigError
 from async_rl.planning.scaling import fewest
 from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep
 from async_rl.runs.forecast.explain import best_change, live_rates
 from async_rl.runs.forecast.recorded import read_times
 from async_rl.runs.forecast.scenario import profile_of
@@ -66,7 +65,7 @@ async def make_history(path: Path, config: object) -> list[dict[str, float]]:
             batch = await take(service, version)
             clock.now += LEARNER_S
             ids = [group.group_id for group in batch.groups]
-            await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+            await commit(service, version + 1, ids)
             rows.append(
                 {
                     "step": version + 1,

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from buffer_support import FakePrompts, make_config, opened, take
+from buffer_support import FakePrompts, commit, make_config, opened, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,6 @@ from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork
 from async_rl.protocol.generator import Completion
-from async_rl.protocol.learner import CommitStep
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.journal import Journal
@@ -227,7 +226,7 @@ async def train(service: BufferService, fleet: Fleet, version: int) -> list[Traj
         taken = await take(service, version - 1, wait_s=20.0)
     group_ids = [head.group_id for head in taken.groups]
     samples = [s for group in await service._store.groups(group_ids) for s in group.trajectories]
-    await service.commit_step(CommitStep(version=version, group_ids=group_ids))
+    await commit(service, version, group_ids)
     await fleet.load(version)
     return samples
 
@@ -297,45 +296,39 @@ def test_gateways_that_come_and_go_train_what_they_served_once(
         asyncio.run(scenario(Path(folder)))
 
 
-def test_a_killed_gateway_s_groups_go_on_at_another_with_what_was_served(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, CONFIG, Prompts()) as service:
-            fleet = Fleet(tmp_path / "sessions", service)
-            fleet.engine.limit_of_answers = 6
-            fleet.start("gateway-0")
-            async with asyncio.timeout(30):
-                await fleet.engine.is_spent.wait()
-            await fleet.kill("gateway-0")
-            shown = set(fleet.seen)
-            assert shown
-            fleet.engine.limit_of_answers = 1000
-            fleet.start("gateway-1")
-            samples = await train(service, fleet, 1) + await train(service, fleet, 2)
-            await fleet.close()
-            check(samples, fleet)
-            trained = {f"w{token}" for s in samples for token in s.token_ids[s.loss_mask]}
-            assert shown <= trained
-            # The records of the four trained groups are gone, also those of the killed gateway.
-            left = {
-                int(file.name) for file in (tmp_path / "sessions").glob("*/records-of-life-1/*")
-            }
-            assert left.isdisjoint(range(4))
-
-    asyncio.run(scenario())
+async def test_a_killed_gateway_s_groups_go_on_at_another_with_what_was_served(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, CONFIG, Prompts()) as service:
+        fleet = Fleet(tmp_path / "sessions", service)
+        fleet.engine.limit_of_answers = 6
+        fleet.start("gateway-0")
+        async with asyncio.timeout(30):
+            await fleet.engine.is_spent.wait()
+        await fleet.kill("gateway-0")
+        shown = set(fleet.seen)
+        assert shown
+        fleet.engine.limit_of_answers = 1000
+        fleet.start("gateway-1")
+        samples = await train(service, fleet, 1) + await train(service, fleet, 2)
+        await fleet.close()
+        check(samples, fleet)
+        trained = {f"w{token}" for s in samples for token in s.token_ids[s.loss_mask]}
+        assert shown <= trained
+        # The records of the four trained groups are gone, also those of the killed gateway.
+        left = {int(file.name) for file in (tmp_path / "sessions").glob("*/records-of-life-1/*")}
+        assert left.isdisjoint(range(4))
 
 
-def test_a_gateway_that_leaves_finishes_its_groups_and_takes_no_more(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, CONFIG, Prompts()) as service:
-            fleet = Fleet(tmp_path / "sessions", service)
-            fleet.start("gateway-0")
-            fleet.start("gateway-1")
-            while not all(service.state.admission.num_of_generator(name) for name in fleet.names):
-                await service.changed()
-            await fleet.drain("gateway-1")
-            samples = await train(service, fleet, 1) + await train(service, fleet, 2)
-            await fleet.close()
-            check(samples, fleet)
-            assert service.state.drops == {}
-
-    asyncio.run(scenario())
+async def test_a_gateway_that_leaves_finishes_its_groups_and_takes_no_more(tmp_path: Path) -> None:
+    async with opened(tmp_path, CONFIG, Prompts()) as service:
+        fleet = Fleet(tmp_path / "sessions", service)
+        fleet.start("gateway-0")
+        fleet.start("gateway-1")
+        while not all(service.state.admission.num_of_generator(name) for name in fleet.names):
+            await service.changed()
+        await fleet.drain("gateway-1")
+        samples = await train(service, fleet, 1) + await train(service, fleet, 2)
+        await fleet.close()
+        check(samples, fleet)
+        assert service.state.drops == {}

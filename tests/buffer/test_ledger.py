@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from buffer_support import make_config, make_group, opened, run, take, tickets, within
+from buffer_support import commit, make_config, make_group, opened, put, sync, take, tickets, within
 
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import (
@@ -29,7 +29,6 @@ from async_rl.core.types import GroupState
 from async_rl.launchers import cli
 from async_rl.launchers.commands.ledger import drop_group, promise_of
 from async_rl.protocol.buffer import FailGroup, PutGroup
-from async_rl.protocol.learner import CommitStep, SyncVersion
 from async_rl.training.checkpoints import directory_of
 
 CONFIG = make_config(max_attempts=1)
@@ -50,14 +49,10 @@ async def make_history(path: Path, config: RunConfig = CONFIG) -> None:
                     )
                     await service.fail_group(failed)
                 else:
-                    await service.put_group(
-                        PutGroup(group=make_group(ticket, passes=ticket.group_id != 1))
-                    )
+                    await put(service, ticket, passes=ticket.group_id != 1)
             batch = await take(service, version)
-            await service.commit_step(
-                CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups])
-            )
-        await service.sync_version(SyncVersion(version=2))
+            await commit(service, version + 1, [g.group_id for g in batch.groups])
+        await sync(service, 2)
         await take(service, 2)
 
 
@@ -245,37 +240,34 @@ def test_the_audit_reads_every_checkpoint(
 
 
 @pytest.mark.parametrize("state", ["ready", "leased", "issued"])
-def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trained(
+async def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trained(
     tmp_path: Path, state: str
 ) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config()) as service:
-            given = await tickets(service, 0)
-            for ticket in given[: 3 if state == "issued" else 4]:
-                await service.put_group(PutGroup(group=make_group(ticket)))
-            if state == "leased":
-                await take(service, 0)
-            path, group_id = (
-                tmp_path / "store.sqlite",
-                given[3 if state == "issued" else 1].group_id,
-            )
-            with pytest.raises(Unavailable, match="is written by another process"):
-                await drop_group(path, group_id)
-        await drop_group(path, group_id)
-        for again in (group_id, 99):
-            with pytest.raises(ConfigError, match=rf"--drop {again}: the group is .*before it is"):
-                await drop_group(path, again)
-        async with opened(tmp_path, make_config()) as service:
-            await service.sync_version(SyncVersion(version=0, incarnation="a"))
-            with reading(path) as connection:
-                assert summary(connection).dropped == {"untrainable": 1}
-            for ticket in await tickets(service, 0, generator="generator-1"):
-                group = make_group(ticket, generator="generator-1")
-                await service.put_group(PutGroup(group=group))
-            batch = [group.group_id for group in (await take(service, 0)).groups]
-            assert group_id not in batch
-            await service.commit_step(CommitStep(version=1, group_ids=batch))
+    async with opened(tmp_path) as service:
+        given = await tickets(service, 0)
+        for ticket in given[: 3 if state == "issued" else 4]:
+            await put(service, ticket)
+        if state == "leased":
+            await take(service, 0)
+        path, group_id = (
+            tmp_path / "store.sqlite",
+            given[3 if state == "issued" else 1].group_id,
+        )
+        with pytest.raises(Unavailable, match="is written by another process"):
+            await drop_group(path, group_id)
+    await drop_group(path, group_id)
+    for again in (group_id, 99):
+        with pytest.raises(ConfigError, match=rf"--drop {again}: the group is .*before it is"):
+            await drop_group(path, again)
+    async with opened(tmp_path) as service:
+        await sync(service, 0, "a")
         with reading(path) as connection:
-            assert audit(connection, promise_of(make_config())).problems == []
-
-    run(scenario())
+            assert summary(connection).dropped == {"untrainable": 1}
+        for ticket in await tickets(service, 0, generator="generator-1"):
+            group = make_group(ticket, generator="generator-1")
+            await service.put_group(PutGroup(group=group))
+        batch = [group.group_id for group in (await take(service, 0)).groups]
+        assert group_id not in batch
+        await commit(service, 1, batch)
+    with reading(path) as connection:
+        assert audit(connection, promise_of(make_config())).problems == []

@@ -11,9 +11,8 @@ from buffer_support import (
     ask,
     fail,
     make_config,
-    make_group,
     opened,
-    run,
+    put,
     settle,
     tickets,
 )
@@ -21,7 +20,7 @@ from buffer_support import (
 from async_rl.buffer import leases
 from async_rl.buffer.service import BufferService
 from async_rl.core.types import Ticket
-from async_rl.protocol.buffer import PutGroup, Work
+from async_rl.protocol.buffer import Work
 from async_rl.protocol.learner import TakeBatch
 
 
@@ -30,106 +29,92 @@ async def fail_all(service: BufferService, given: list[Ticket]) -> None:
         await fail(service, ticket.group_id, ticket.attempt, "scoring_outage")
 
 
-def test_an_outage_uses_up_no_prompt_and_holds_tickets_back_with_growing_pauses(
+async def test_an_outage_uses_up_no_prompt_and_holds_tickets_back_with_growing_pauses(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        clock = Clock()
-        config = make_config(max_attempts=2)
-        async with opened(tmp_path, config, clock=clock) as service:
-            await fail_all(service, await tickets(service, 0))
-            pauses = []
-            for _ in range(10):
-                started_s = clock.now
-                while not (given := await tickets(service, 0)):
-                    clock.now += 1
-                # One group is enough to see whether scoring works again.
-                assert [ticket.group_id for ticket in given] == [0]
-                assert await tickets(service, 0, generator="generator-1") == []
-                pauses.append(clock.now - started_s)
-                await fail_all(service, given)
-            assert pauses == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]
-            assert service.state.drops == {}
-            clock.now += 30
-            [trial] = await tickets(service, 0)
-            await service.put_group(PutGroup(group=make_group(trial)))
-            rest = await tickets(service, 0)
-            assert [(t.group_id, t.attempt) for t in rest] == [(1, 2), (2, 2), (3, 2)]
-            # The outage is over: what fails now is the prompt's own fault, and counts.
-            for attempt in (2, 3):
-                await fail(service, 1, attempt)
-                await tickets(service, 0)
-            assert service.state.drops == {"scoring_failed": 1}
-
-    run(scenario())
+    clock = Clock()
+    config = make_config(max_attempts=2)
+    async with opened(tmp_path, config, clock=clock) as service:
+        await fail_all(service, await tickets(service, 0))
+        pauses = []
+        for _ in range(10):
+            started_s = clock.now
+            while not (given := await tickets(service, 0)):
+                clock.now += 1
+            # One group is enough to see whether scoring works again.
+            assert [ticket.group_id for ticket in given] == [0]
+            assert await tickets(service, 0, generator="generator-1") == []
+            pauses.append(clock.now - started_s)
+            await fail_all(service, given)
+        assert pauses == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]
+        assert service.state.drops == {}
+        clock.now += 30
+        [trial] = await tickets(service, 0)
+        await put(service, trial)
+        rest = await tickets(service, 0)
+        assert [(t.group_id, t.attempt) for t in rest] == [(1, 2), (2, 2), (3, 2)]
+        # The outage is over: what fails now is the prompt's own fault, and counts.
+        for attempt in (2, 3):
+            await fail(service, 1, attempt)
+            await tickets(service, 0)
+        assert service.state.drops == {"scoring_failed": 1}
 
 
-def test_a_prompt_that_no_generator_can_score_is_dropped_in_the_end(tmp_path: Path) -> None:
+async def test_a_prompt_that_no_generator_can_score_is_dropped_in_the_end(tmp_path: Path) -> None:
     """A generator that has scored nothing takes it for an outage, and nothing else may start."""
 
-    async def scenario() -> None:
-        clock = Clock()
-        config = make_config(groups_per_step=1, max_staleness=0, max_attempts=2)
-        async with opened(tmp_path, config, clock=clock) as service:
-            started_s = clock.now
-            while not service.state.drops:
-                await fail_all(service, await tickets(service, 0))
-                clock.now += 1
-            assert service.state.drops == {"scoring_outage": 1}
-            assert 180 < clock.now - started_s < 300
-            clock.now += 30
-            assert [ticket.group_id for ticket in await tickets(service, 0)] == [1]
-
-    run(scenario())
-
-
-def test_attempts_of_an_outage_do_not_count_after_a_restart_of_the_buffer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = make_config(max_attempts=2, max_staleness=0)
-        clock = Clock()
-        async with opened(tmp_path, config, clock=clock) as service:
-            for _ in range(5):
-                await fail_all(service, await tickets(service, 0))
-                clock.now += 60
-        async with opened(tmp_path, config) as service:
-            given = await tickets(service, 0)
-            await fail(service, 0, given[0].attempt)
-            assert service.state.drops == {}
-            await fail(service, 0, (await tickets(service, 0))[0].attempt)
-            assert service.state.drops == {"scoring_failed": 1}
-
-    run(scenario())
-
-
-def test_everybody_who_waits_in_an_outage_says_what_fails(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config()) as service:
+    clock = Clock()
+    config = make_config(groups_per_step=1, max_staleness=0, max_attempts=2)
+    async with opened(tmp_path, config, clock=clock) as service:
+        started_s = clock.now
+        while not service.state.drops:
             await fail_all(service, await tickets(service, 0))
-            parked = asyncio.create_task(service.request_work(ask(0, wait_s=0.05)))
-            await settle()
-            expected = "scoring fails (no verifier answered); one group is tried every 1 s"
-            assert service.waits_for() == f"admission: {expected}"
-            work = await parked
-            assert isinstance(work, Work)
-            assert work.waits_for == expected
-            batch = await service.take_batch(TakeBatch(train_version=0, wait_s=0.01))
-            assert batch.waits_for == f"0 of 2 groups are ready for step 1; {expected}"
-
-    run(scenario())
+            clock.now += 1
+        assert service.state.drops == {"scoring_outage": 1}
+        assert 180 < clock.now - started_s < 300
+        clock.now += 30
+        assert [ticket.group_id for ticket in await tickets(service, 0)] == [1]
 
 
-def test_a_parked_request_is_answered_when_the_pause_ends(
+async def test_attempts_of_an_outage_do_not_count_after_a_restart_of_the_buffer(
+    tmp_path: Path,
+) -> None:
+    config = make_config(max_attempts=2, max_staleness=0)
+    clock = Clock()
+    async with opened(tmp_path, config, clock=clock) as service:
+        for _ in range(5):
+            await fail_all(service, await tickets(service, 0))
+            clock.now += 60
+    async with opened(tmp_path, config) as service:
+        given = await tickets(service, 0)
+        await fail(service, 0, given[0].attempt)
+        assert service.state.drops == {}
+        await fail(service, 0, (await tickets(service, 0))[0].attempt)
+        assert service.state.drops == {"scoring_failed": 1}
+
+
+async def test_everybody_who_waits_in_an_outage_says_what_fails(service: BufferService) -> None:
+    await fail_all(service, await tickets(service, 0))
+    parked = asyncio.create_task(service.request_work(ask(0, wait_s=0.05)))
+    await settle()
+    expected = "scoring fails (no verifier answered); one group is tried every 1 s"
+    assert service.waits_for() == f"admission: {expected}"
+    work = await parked
+    assert isinstance(work, Work)
+    assert work.waits_for == expected
+    batch = await service.take_batch(TakeBatch(train_version=0, wait_s=0.01))
+    assert batch.waits_for == f"0 of 2 groups are ready for step 1; {expected}"
+
+
+async def test_a_parked_request_is_answered_when_the_pause_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "_FIRST_PAUSE_S", 0.1)
 
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config(), clock=LoopClock()) as service:
-            await fail_all(service, await tickets(service, 0))
-            given = await tickets(service, 0, wait_s=20)
-            assert [ticket.group_id for ticket in given] == [0]
-
-    run(scenario())
+    async with opened(tmp_path, clock=LoopClock()) as service:
+        await fail_all(service, await tickets(service, 0))
+        given = await tickets(service, 0, wait_s=20)
+        assert [ticket.group_id for ticket in given] == [0]
 
 
 class LoopClock(Clock):
@@ -139,24 +124,21 @@ class LoopClock(Clock):
         return asyncio.get_running_loop().time()
 
 
-def test_an_attempt_whose_session_nobody_took_does_not_count_also_after_a_restart(
+async def test_an_attempt_whose_session_nobody_took_does_not_count_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        config = make_config(max_attempts=2)
-        for life in range(3):
-            async with opened(tmp_path, config) as service:
-                for _ in range(4):
-                    # No pause: the next program may come at any time.
-                    given = await tickets(service, 0, incarnation=str(life))
-                    assert [ticket.group_id for ticket in given] == [0, 1, 2, 3]
-                    for ticket in given:
-                        await fail(service, ticket.group_id, ticket.attempt, "not_taken")
-                assert service.state.drops == {}
+    config = make_config(max_attempts=2)
+    for life in range(3):
         async with opened(tmp_path, config) as service:
-            for _ in range(2):
-                for ticket in await tickets(service, 0, incarnation="last"):
-                    await fail(service, ticket.group_id, ticket.attempt, "agent_failed")
-            assert service.state.drops == {"agent_failed": 4}
-
-    run(scenario())
+            for _ in range(4):
+                # No pause: the next program may come at any time.
+                given = await tickets(service, 0, incarnation=str(life))
+                assert [ticket.group_id for ticket in given] == [0, 1, 2, 3]
+                for ticket in given:
+                    await fail(service, ticket.group_id, ticket.attempt, "not_taken")
+            assert service.state.drops == {}
+    async with opened(tmp_path, config) as service:
+        for _ in range(2):
+            for ticket in await tickets(service, 0, incarnation="last"):
+                await fail(service, ticket.group_id, ticket.attempt, "agent_failed")
+        assert service.state.drops == {"agent_failed": 4}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from buffer_support import make_config, opened, put_all, run, take
+from buffer_support import forget, opened, put_all, step, sync, take
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.connection import STORE_FILE
@@ -23,8 +23,6 @@ from async_rl.protocol.learner import (
     GetHistory,
     History,
     SecureStore,
-    Synced,
-    SyncVersion,
 )
 
 
@@ -58,138 +56,104 @@ class Disk:
         return target
 
 
-async def step(service: BufferService, version: int) -> None:
-    """Step `version` + 1, on groups of that version."""
-    await put_all(service, version)
-    ids = [group.group_id for group in (await take(service, version)).groups]
-    await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
-
-
 async def history(service: BufferService) -> tuple[int, int]:
     reply = await service.history(GetHistory())
     assert isinstance(reply, History)
     return reply.first, reply.last
 
 
-def test_after_a_power_loss_the_store_covers_every_checkpoint_that_was_begun(
+async def test_after_a_power_loss_the_store_covers_every_checkpoint_that_was_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     disk = Disk(run_dir, monkeypatch)
 
-    async def before() -> None:
-        async with opened(run_dir, make_config()) as service:
-            for version in range(3):
-                await step(service, version)
-            await service.secure_store(SecureStore())
-            for version in range(3, 6):
-                await step(service, version)
-            assert await history(service) == (0, 6)
-            disk.after_power_loss(tmp_path / "after")
-
-    async def after() -> None:
-        async with opened(tmp_path / "after", make_config()) as service:
-            assert await history(service) == (0, 3)
-            await service.sync_version(SyncVersion(version=3, incarnation="b"))
-            for version in range(3, 6):
-                await step(service, version)
-
-    run(before())
-    run(after())
+    async with opened(run_dir) as service:
+        for version in range(3):
+            await step(service, version)
+        await service.secure_store(SecureStore())
+        for version in range(3, 6):
+            await step(service, version)
+        assert await history(service) == (0, 6)
+        disk.after_power_loss(tmp_path / "after")
+    async with opened(tmp_path / "after") as service:
+        assert await history(service) == (0, 3)
+        await sync(service, 3, "b")
+        for version in range(3, 6):
+            await step(service, version)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 0.3, 0.6])
-def test_with_a_cut_log_the_history_says_what_the_store_still_covers(
+async def test_with_a_cut_log_the_history_says_what_the_store_still_covers(
     tmp_path: Path, kept: float
 ) -> None:
-    async def before() -> None:
-        async with opened(tmp_path, make_config()) as service:
-            for version in range(4):
-                await step(service, version)
-            shutil.copytree(tmp_path, tmp_path / "after")
 
-    async def after() -> None:
-        async with opened(tmp_path / "after", make_config()) as service:
-            first, last = await history(service)
-            assert first == 0
-            assert last in range(5)
-            if last < 4:
-                with pytest.raises(ProtocolError, match="the store has no batch for"):
-                    await service.sync_version(SyncVersion(version=4, incarnation="b"))
-            await service.sync_version(SyncVersion(version=last, incarnation="b"))
-            await step(service, last)
-            assert await history(service) == (0, last + 1)
-
-    run(before())
+    async with opened(tmp_path) as service:
+        for version in range(4):
+            await step(service, version)
+        shutil.copytree(tmp_path, tmp_path / "after")
     log = tmp_path / "after" / "store.sqlite-wal"
     os.truncate(log, int(log.stat().st_size * kept))
-    run(after())
+    async with opened(tmp_path / "after") as service:
+        first, last = await history(service)
+        assert first == 0
+        assert last in range(5)
+        if last < 4:
+            with pytest.raises(ProtocolError, match="the store has no batch for"):
+                await sync(service, 4, "b")
+        await sync(service, last, "b")
+        await step(service, last)
+        assert await history(service) == (0, last + 1)
 
 
-def test_a_reader_that_ends_does_not_delete_the_log_of_a_store_that_was_synced(
+async def test_a_reader_that_ends_does_not_delete_the_log_of_a_store_that_was_synced(
+    service: BufferService,
     tmp_path: Path,
 ) -> None:
     """The locks of SQLite end with any descriptor of its file that their process closes."""
 
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config()) as service:
-            await step(service, 0)
-            await service.secure_store(SecureStore())
-            script = (
-                f"import sqlite3; c = sqlite3.connect({str(tmp_path / STORE_FILE)!r});"
-                " print(c.execute('SELECT count(*) FROM steps').fetchone()); c.close()"
-            )
-            reader = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
-            assert await reader.wait() == 0
-            assert (tmp_path / f"{STORE_FILE}-wal").exists()
-            await service.secure_store(SecureStore())
-
-    run(scenario())
+    await step(service, 0)
+    await service.secure_store(SecureStore())
+    script = (
+        f"import sqlite3; c = sqlite3.connect({str(tmp_path / STORE_FILE)!r});"
+        " print(c.execute('SELECT count(*) FROM steps').fetchone()); c.close()"
+    )
+    reader = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    assert await reader.wait() == 0
+    assert (tmp_path / f"{STORE_FILE}-wal").exists()
+    await service.secure_store(SecureStore())
 
 
-def test_the_history_begins_where_trajectories_are_deleted_and_ends_with_the_last_lease(
-    tmp_path: Path,
+async def test_the_history_begins_where_trajectories_are_deleted_and_ends_with_the_last_lease(
+    service: BufferService,
 ) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config()) as service:
-            for version in range(3):
-                await step(service, version)
-            await service.forget_before(ForgetBefore(version=2))
-            await put_all(service, 3)
-            assert await history(service) == (2, 3)
-            await take(service, 3)
-            assert await history(service) == (2, 4)
-
-    run(scenario())
+    for version in range(3):
+        await step(service, version)
+    await forget(service, 2)
+    await put_all(service, 3)
+    assert await history(service) == (2, 3)
+    await take(service, 3)
+    assert await history(service) == (2, 4)
 
 
-def test_a_store_that_cannot_be_synced_is_an_error(
+async def test_a_store_that_cannot_be_synced_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_: int) -> None:
         raise OSError(5, "Input/output error")
 
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config()) as service:
-            await step(service, 0)
-            monkeypatch.setattr(os, "fsync", fails)
-            with pytest.raises(InfrastructureError, match=r"store\.sqlite cannot be written: .*5"):
-                await service.secure_store(SecureStore())
-
-    run(scenario())
+    async with opened(tmp_path) as service:
+        await step(service, 0)
+        monkeypatch.setattr(os, "fsync", fails)
+        with pytest.raises(InfrastructureError, match=r"store\.sqlite cannot be written: .*5"):
+            await service.secure_store(SecureStore())
 
 
 # ---- lives of the learner
 
 
-async def begin(service: BufferService, incarnation: str, version: int = 0) -> int:
-    reply = await service.sync_version(SyncVersion(version=version, incarnation=incarnation))
-    assert isinstance(reply, Synced)
-    return reply.life
-
-
-def test_an_earlier_life_of_the_learner_is_refused_after_every_restart_of_the_buffer(
+async def test_an_earlier_life_of_the_learner_is_refused_after_every_restart_of_the_buffer(
     tmp_path: Path,
 ) -> None:
     from async_rl.core.errors import Superseded
@@ -212,40 +176,36 @@ def test_an_earlier_life_of_the_learner_is_refused_after_every_restart_of_the_bu
             with pytest.raises(Superseded, match="life 1 of the learner is refused"):
                 await service.handlers()[type(message)](message)
 
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config()) as service:
-            old = await begin(service, "a")
-            assert await begin(service, "a") == old, "safe to send twice"
-            ids = (await put_all(service))[:2]
-            await service.handlers()[TakeBatch](TakeBatch(life=old, train_version=0, wait_s=0))
-            new = await begin(service, "b")
-            assert new > old
-            await refused(service, actions(old, ids))
-            assert service.state.replay.learner_version == 0
-        async with opened(tmp_path, make_config()) as service:
-            await refused(service, actions(old, ids))
-            with pytest.raises(Superseded):
-                await begin(service, "a")
-            for message in actions(new, ids)[:3]:
-                await service.handlers()[type(message)](message)
-            assert service.state.replay.learner_version == 1
-
-    run(scenario())
+    async with opened(tmp_path) as service:
+        old = await sync(service, 0, "a")
+        assert await sync(service, 0, "a") == old, "safe to send twice"
+        ids = (await put_all(service))[:2]
+        await service.handlers()[TakeBatch](TakeBatch(life=old, train_version=0, wait_s=0))
+        new = await sync(service, 0, "b")
+        assert new > old
+        await refused(service, actions(old, ids))
+        assert service.state.replay.learner_version == 0
+    async with opened(tmp_path) as service:
+        await refused(service, actions(old, ids))
+        with pytest.raises(Superseded):
+            await sync(service, 0, "a")
+        for message in actions(new, ids)[:3]:
+            await service.handlers()[type(message)](message)
+        assert service.state.replay.learner_version == 1
 
 
-def test_a_batch_that_waits_for_groups_is_not_given_to_an_earlier_life(tmp_path: Path) -> None:
+async def test_a_batch_that_waits_for_groups_is_not_given_to_an_earlier_life(
+    tmp_path: Path,
+) -> None:
     from async_rl.protocol.learner import TakeBatch, TakenGroups
 
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config()) as service:
-            old = await begin(service, "a")
-            handler: Any = service.handlers()[TakeBatch]
-            parked = asyncio.create_task(handler(TakeBatch(life=old, train_version=0, wait_s=60)))
-            await asyncio.sleep(0)
-            await begin(service, "b")
-            await put_all(service)
-            reply = await parked
-            assert isinstance(reply, TakenGroups)
-            assert reply.groups == []
-
-    run(scenario())
+    async with opened(tmp_path) as service:
+        old = await sync(service, 0, "a")
+        handler: Any = service.handlers()[TakeBatch]
+        parked = asyncio.create_task(handler(TakeBatch(life=old, train_version=0, wait_s=60)))
+        await asyncio.sleep(0)
+        await sync(service, 0, "b")
+        await put_all(service)
+        reply = await parked
+        assert isinstance(reply, TakenGroups)
+        assert reply.groups == []

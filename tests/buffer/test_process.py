@@ -12,13 +12,15 @@ from typing import Any
 
 from buffer_support import (
     FakePrompts,
+    commit,
+    evaluate,
     make_config,
-    make_group,
     opened,
+    put,
     settle,
+    sync,
     take,
     tickets,
-    within,
 )
 
 from async_rl.buffer.service import BufferService
@@ -26,8 +28,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import Tasks
-from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep, StartEvaluation, SyncVersion, TakeBatch
+from async_rl.protocol.learner import TakeBatch
 from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Directory
 
@@ -83,123 +84,112 @@ async def until_queue(service: BufferService, **states: int) -> None:
         await service.changed()
 
 
-def test_a_generator_that_left_the_fleet_loses_its_tickets(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with working(tmp_path) as it:
-            it.context.directory.update(
-                Members(revision=1, members=[member("generator-0", 11), member("generator-1", 12)])
-            )
-            task = asyncio.create_task(it.tasks.follow_generators())
-            await tickets(it.service, 0, credit=2)
-            await tickets(it.service, 0, credit=2, generator="generator-1")
-            it.context.directory.update(Members(revision=2, members=[member("generator-0", 99)]))
-            await until_queue(it.service, issued=2, generating=2)
-            assert {g.generator for g in it.service.state.admission.open.values()} == {
-                "generator-0",
-                "",
-            }
-            await ended(task)
-
-    asyncio.run(within(scenario()))
+async def test_a_generator_that_left_the_fleet_loses_its_tickets(tmp_path: Path) -> None:
+    async with working(tmp_path) as it:
+        it.context.directory.update(
+            Members(revision=1, members=[member("generator-0", 11), member("generator-1", 12)])
+        )
+        task = asyncio.create_task(it.tasks.follow_generators())
+        await tickets(it.service, 0, credit=2)
+        await tickets(it.service, 0, credit=2, generator="generator-1")
+        it.context.directory.update(Members(revision=2, members=[member("generator-0", 99)]))
+        await until_queue(it.service, issued=2, generating=2)
+        assert {g.generator for g in it.service.state.admission.open.values()} == {
+            "generator-0",
+            "",
+        }
+        await ended(task)
 
 
-def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with working(tmp_path) as it:
-            held_out = [it.prompts.prompt(Purpose.EVAL, i) for i in range(2)]
-            task = asyncio.create_task(it.tasks.report_evaluations(held_out, str))
-            await it.service.start_evaluation(StartEvaluation(version=0))
-            for ticket in await tickets(it.service, 0, credit=1):
-                await it.service.put_group(PutGroup(group=make_group(ticket)))
-            step, scalars, texts = await it.context.reports.get()
-            assert (step, scalars["eval/pass_at_1"], scalars["eval/num_samples"]) == (0, 1.0, 2.0)
-            assert "text of e0" in texts["samples/evaluation"]
-            await it.service._store.flush()
-            await ended(task)
-        async with working(tmp_path) as it:
-            assert not it.service.state.finished_evaluations
+async def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(
+    tmp_path: Path,
+) -> None:
+    async with working(tmp_path) as it:
+        held_out = [it.prompts.prompt(Purpose.EVAL, i) for i in range(2)]
+        task = asyncio.create_task(it.tasks.report_evaluations(held_out, str))
+        await evaluate(it.service, 0)
+        for ticket in await tickets(it.service, 0, credit=1):
+            await put(it.service, ticket)
+        step, scalars, texts = await it.context.reports.get()
+        assert (step, scalars["eval/pass_at_1"], scalars["eval/num_samples"]) == (0, 1.0, 2.0)
+        assert "text of e0" in texts["samples/evaluation"]
+        await it.service._store.flush()
+        await ended(task)
+    async with working(tmp_path) as it:
+        assert not it.service.state.finished_evaluations
 
-    asyncio.run(within(scenario()))
 
+async def test_figures_of_discarded_weights_are_not_booked_on_those_after_them(
+    tmp_path: Path,
+) -> None:
+    async with working(tmp_path) as it:
+        service = it.service
+        for ticket in await tickets(service, 0, credit=2):
+            await put(service, ticket)
+        ids = [group.group_id for group in (await take(service, 0)).groups]
+        await commit(service, 1, ids)
 
-def test_figures_of_discarded_weights_are_not_booked_on_those_after_them(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with working(tmp_path) as it:
-            service = it.service
-            for ticket in await tickets(service, 0, credit=2):
-                await service.put_group(PutGroup(group=make_group(ticket)))
+        has_returned = asyncio.Event()
+
+        async def goes_back(step: int, **_: Any) -> None:
+            """While the figures travel, the learner starts again and comes to the version."""
+            await sync(service, 0, "second")
             ids = [group.group_id for group in (await take(service, 0)).groups]
-            await service.commit_step(CommitStep(version=1, group_ids=ids))
+            await commit(service, 1, ids)
+            await evaluate(service, 1)
+            has_returned.set()
 
-            has_returned = asyncio.Event()
-
-            async def goes_back(step: int, **_: Any) -> None:
-                """While the figures travel, the learner starts again and comes to the version."""
-                await service.sync_version(SyncVersion(version=0, incarnation="second"))
-                ids = [group.group_id for group in (await take(service, 0)).groups]
-                await service.commit_step(CommitStep(version=1, group_ids=ids))
-                await service.start_evaluation(StartEvaluation(version=1))
-                has_returned.set()
-
-            it.context.report = goes_back
-            held_out = [it.prompts.prompt(Purpose.EVAL, i) for i in range(2)]
-            task = asyncio.create_task(it.tasks.report_evaluations(held_out, str))
-            await service.start_evaluation(StartEvaluation(version=1))
-            for ticket in await tickets(service, 1, credit=2):
-                await service.put_group(PutGroup(group=make_group(ticket)))
-            await has_returned.wait()
-            await settle()
-            await service._store.flush()
-            # Its groups are open: it has begun again.
-            assert await service._store.reader.evaluation_scores() == {}
-            await ended(task)
-
-    asyncio.run(within(scenario()))
+        it.context.report = goes_back
+        held_out = [it.prompts.prompt(Purpose.EVAL, i) for i in range(2)]
+        task = asyncio.create_task(it.tasks.report_evaluations(held_out, str))
+        await evaluate(service, 1)
+        for ticket in await tickets(service, 1, credit=2):
+            await put(service, ticket)
+        await has_returned.wait()
+        await settle()
+        await service._store.flush()
+        # Its groups are open: it has begun again.
+        assert await service._store.reader.evaluation_scores() == {}
+        await ended(task)
 
 
-def test_every_fifth_step_shows_samples_that_it_trained(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with working(tmp_path) as it:
-            task = asyncio.create_task(it.tasks.show_samples(str))
-            for version in range(6):
-                given = await tickets(it.service, version, credit=2)
-                for ticket in given:
-                    await it.service.put_group(PutGroup(group=make_group(ticket)))
-                taken = (await take(it.service, version)).groups
-                ids = [group.group_id for group in taken]
-                await it.service.commit_step(CommitStep(version=version + 1, group_ids=ids))
-            step, scalars, texts = await it.context.reports.get()
-            assert (step, scalars) == (5, {})
-            assert texts["samples/training"].count("reward 1") == 2
-            assert it.context.reports.empty()
-            await ended(task)
-
-    asyncio.run(within(scenario()))
+async def test_every_fifth_step_shows_samples_that_it_trained(tmp_path: Path) -> None:
+    async with working(tmp_path) as it:
+        task = asyncio.create_task(it.tasks.show_samples(str))
+        for version in range(6):
+            given = await tickets(it.service, version, credit=2)
+            for ticket in given:
+                await put(it.service, ticket)
+            taken = (await take(it.service, version)).groups
+            ids = [group.group_id for group in taken]
+            await commit(it.service, version + 1, ids)
+        step, scalars, texts = await it.context.reports.get()
+        assert (step, scalars) == (5, {})
+        assert texts["samples/training"].count("reward 1") == 2
+        assert it.context.reports.empty()
+        await ended(task)
 
 
-def test_status_tells_queue_depths_drops_and_what_the_learner_waits_for(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with working(tmp_path) as it:
-            task = asyncio.create_task(it.tasks.show_state())
-            given = await tickets(it.service, 0)
-            parked = asyncio.create_task(
-                it.service.take_batch(TakeBatch(train_version=0, wait_s=60))
-            )
-            await it.service.put_group(PutGroup(group=make_group(given[0])))
-            await it.service.put_group(PutGroup(group=make_group(given[1], trained=False)))
-            shown = it.context.activity.snapshot()
-            assert (shown.state, shown.waits_for) == (
-                "waiting",
-                "groups: 1 of 2 groups are ready for step 1",
-            )
-            assert {
-                name: shown.counters[f"gauge/queue/{name}"] for name in ("generating", "ready")
-            } == {"generating": 2, "ready": 1}
-            assert shown.counters["failures/untrainable"] == 1
-            await it.service.put_group(PutGroup(group=make_group(given[2])))
-            await parked
-            await take(it.service, 0)
-            assert it.context.activity.snapshot().waits_for == ""
-            await ended(task)
-
-    asyncio.run(within(scenario()))
+async def test_status_tells_queue_depths_drops_and_what_the_learner_waits_for(
+    tmp_path: Path,
+) -> None:
+    async with working(tmp_path) as it:
+        task = asyncio.create_task(it.tasks.show_state())
+        given = await tickets(it.service, 0)
+        parked = asyncio.create_task(it.service.take_batch(TakeBatch(train_version=0, wait_s=60)))
+        await put(it.service, given[0])
+        await put(it.service, given[1], trained=False)
+        shown = it.context.activity.snapshot()
+        assert (shown.state, shown.waits_for) == (
+            "waiting",
+            "groups: 1 of 2 groups are ready for step 1",
+        )
+        assert {
+            name: shown.counters[f"gauge/queue/{name}"] for name in ("generating", "ready")
+        } == {"generating": 2, "ready": 1}
+        assert shown.counters["failures/untrainable"] == 1
+        await put(it.service, given[2])
+        await parked
+        await take(it.service, 0)
+        assert it.context.activity.snapshot().waits_for == ""
+        await ended(task)

@@ -10,18 +10,17 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
-from buffer_support import make_config, make_group, opened, take, tickets
+from buffer_support import commit, forget, make_group, opened, take, tickets
 
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.times import GroupTimes, clock_offsets, group_times
 from async_rl.buffer.store.trajectories import complete_steps
 from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep, ForgetBefore
 
 
 async def train(path: Path, *, num_steps: int, recording: str, clock: tuple[float, ...]) -> None:
-    async with opened(path, make_config(recording=recording)) as service:
+    async with opened(path, recording=recording) as service:
         for version in range(num_steps):
             for ticket in await tickets(service, version):
                 group = make_group(ticket, versions=[version] * 3)
@@ -29,8 +28,8 @@ async def train(path: Path, *, num_steps: int, recording: str, clock: tuple[floa
                 group = msgspec.structs.replace(group, trajectories=samples, started_s=100.0)
                 await service.put_group(PutGroup(group=group))
             ids = [g.group_id for g in (await take(service, version)).groups]
-            await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
-            await service.forget_before(ForgetBefore(version=version + 1))
+            await commit(service, version + 1, ids)
+            await forget(service, version + 1)
 
 
 def test_the_moments_of_each_sample_are_read_from_the_store(tmp_path: Path) -> None:

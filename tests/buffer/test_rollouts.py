@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from buffer_support import make_config, make_group, opened, take, tickets
+from buffer_support import commit, forget, make_config, opened, put, take, tickets
 from rich.console import Console
 from tokenizers import Tokenizer, models
 
@@ -21,8 +21,7 @@ from async_rl.core.types import Group
 from async_rl.launchers import cli
 from async_rl.launchers.commands.rollouts import choose
 from async_rl.monitoring.rollout_page import Colour, page
-from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep, ForgetBefore, KeepAdvantages
+from async_rl.protocol.learner import KeepAdvantages
 from async_rl.runtime.context import Control
 
 WORDS = [f"w{i} " for i in range(5)]
@@ -30,21 +29,18 @@ WORDS = [f"w{i} " for i in range(5)]
 
 async def make_history(path: Path) -> None:
     """Two steps of two groups of two; the samples of group 1 failed; two groups more are ready."""
-    async with opened(path, make_config()) as service:
+    async with opened(path) as service:
         for version in range(2):
             for ticket in await tickets(service, version):
-                await service.put_group(
-                    PutGroup(
-                        group=make_group(
-                            ticket,
-                            passes=ticket.group_id != 1,
-                            versions=[max(version - 1, 0), version, version],
-                        )
-                    )
+                await put(
+                    service,
+                    ticket,
+                    passes=ticket.group_id != 1,
+                    versions=[max(version - 1, 0), version, version],
                 )
             batch = await take(service, version)
             ids = [g.group_id for g in batch.groups]
-            await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+            await commit(service, version + 1, ids)
             if version == 1:
                 # Another rank has the second samples, and is faster.
                 for number in (1, 0):
@@ -213,7 +209,7 @@ def test_a_step_that_is_not_stored_is_told_with_those_that_are(
 @pytest.mark.parametrize(
     ("recording", "readable"), [("off", None), ("times", (2, 3)), ("full", (1, 3))]
 )
-def test_the_newest_steps_can_be_read_after_the_end_though_its_checkpoint_needs_none(
+async def test_the_newest_steps_can_be_read_after_the_end_though_its_checkpoint_needs_none(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     recording: str,
@@ -222,16 +218,13 @@ def test_the_newest_steps_can_be_read_after_the_end_though_its_checkpoint_needs_
     # With recording=full a nearly full disk of this machine would cost the oldest step.
     monkeypatch.setattr("async_rl.buffer.store.store._LEAST_FREE_BYTES", 0)
 
-    async def run_of_three_steps() -> None:
-        async with opened(tmp_path, make_config(recording=recording)) as service:
-            for version in range(3):
-                for ticket in await tickets(service, version):
-                    await service.put_group(PutGroup(group=make_group(ticket, versions=[version])))
-                ids = [g.group_id for g in (await take(service, version)).groups]
-                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
-            await service.forget_before(ForgetBefore(version=3))
-
-    asyncio.run(run_of_three_steps())
+    async with opened(tmp_path, recording=recording) as service:
+        for version in range(3):
+            for ticket in await tickets(service, version):
+                await put(service, ticket, versions=[version])
+            ids = [g.group_id for g in (await take(service, version)).groups]
+            await commit(service, version + 1, ids)
+        await forget(service, 3)
     with reading(tmp_path / "store.sqlite") as connection:
         assert stored_steps(connection) == readable
     assert {rollout.step for rollout in stored(tmp_path) if rollout.step} == set(

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from buffer_support import (
     FakePrompts,
+    commit,
+    evaluate,
     fail,
     make_config,
-    make_group,
     opened,
+    put,
     put_all,
-    run,
+    sync,
     take,
     tickets,
 )
@@ -22,136 +24,109 @@ from async_rl.buffer.store.store import KEPT_SAMPLES
 from async_rl.config.base import replace
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import Purpose
-from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep, StartEvaluation, SyncVersion
 
 
-def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(
+async def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(
     tmp_path: Path,
 ) -> None:
     prompts = FakePrompts(num_held_out=4)
 
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
-            for _ in range(2):
-                await service.start_evaluation(StartEvaluation(version=0))
-            given = await tickets(service, 0, credit=2)
-            assert {t.purpose for t in given} == {Purpose.EVAL}
-            assert {t.num_samples for t in given} == {1}
-            assert service.state.queue()["generating"] == 0
-            await service.put_group(
-                PutGroup(group=make_group(given[1], passes=False, is_truncated=True))
-            )
-            await fail(service, given[2].group_id, 1)
-        async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
-            await service.put_group(PutGroup(group=make_group(given[3], versions=[0] * 5)))
-            assert not service.state.finished_evaluations
-            await service.put_group(PutGroup(group=make_group(given[0])))
-            assert service.state.finished_evaluations.popleft() == 0
-            held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(4)]
-            report = await report_of(
-                service._store.reader, 0, held_out, decode=str, extraction="auto"
-            )
-            assert report.scalars == {
-                "eval/pass_at_1": pytest.approx(2 / 3),
-                "eval/pass_at_1_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
-                "eval/pass_at_k": pytest.approx(2 / 3),
-                "eval/pass_at_k_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
-                "eval/maj_at_k": pytest.approx(2 / 3),
-                "eval/maj_at_k_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
-                "eval/reward_mean": pytest.approx(2 / 3),
-                "eval/reward_mean_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
-                "eval/version_mean": 0.0,
-                "eval/num_samples": 3.0,
-                "eval/length_mean": pytest.approx(11 / 3),
-                "eval/truncated_share": pytest.approx(1 / 3),
-            }
-            assert report.num_failed == 1
-            assert (
-                "**e1**: reward 0, style 0.5 (wrong_answer)" in report.texts["samples/evaluation"]
-            )
-        async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
-            assert service.state.finished_evaluations.popleft() == 0
-
-    run(scenario())
+    async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
+        for _ in range(2):
+            await evaluate(service, 0)
+        given = await tickets(service, 0, credit=2)
+        assert {t.purpose for t in given} == {Purpose.EVAL}
+        assert {t.num_samples for t in given} == {1}
+        assert service.state.queue()["generating"] == 0
+        await put(service, given[1], passes=False, is_truncated=True)
+        await fail(service, given[2].group_id, 1)
+    async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
+        await put(service, given[3], versions=[0] * 5)
+        assert not service.state.finished_evaluations
+        await put(service, given[0])
+        assert service.state.finished_evaluations.popleft() == 0
+        held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(4)]
+        report = await report_of(service._store.reader, 0, held_out, decode=str, extraction="auto")
+        assert report.scalars == {
+            "eval/pass_at_1": pytest.approx(2 / 3),
+            "eval/pass_at_1_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
+            "eval/pass_at_k": pytest.approx(2 / 3),
+            "eval/pass_at_k_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
+            "eval/maj_at_k": pytest.approx(2 / 3),
+            "eval/maj_at_k_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
+            "eval/reward_mean": pytest.approx(2 / 3),
+            "eval/reward_mean_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
+            "eval/version_mean": 0.0,
+            "eval/num_samples": 3.0,
+            "eval/length_mean": pytest.approx(11 / 3),
+            "eval/truncated_share": pytest.approx(1 / 3),
+        }
+        assert report.num_failed == 1
+        assert "**e1**: reward 0, style 0.5 (wrong_answer)" in report.texts["samples/evaluation"]
+    async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
+        assert service.state.finished_evaluations.popleft() == 0
 
 
-def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(
+async def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(
     tmp_path: Path,
 ) -> None:
     prompts = FakePrompts(num_held_out=2)
     config = make_config()
     config = replace(config, evaluation=replace(config.evaluation, num_samples=3))
 
-    async def scenario() -> None:
-        async with opened(tmp_path, config, prompts) as service:
-            await service.start_evaluation(StartEvaluation(version=0))
-            given = [t for t in await tickets(service, 0, credit=4) if t.purpose is Purpose.EVAL]
-            assert [t.num_samples for t in given] == [3, 3]
-            await service.put_group(PutGroup(group=make_group(given[0])))
-            await service.put_group(PutGroup(group=make_group(given[1], passes=False)))
-            held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(2)]
-            report = await report_of(
-                service._store.reader, 0, held_out, decode=str, extraction="auto"
-            )
-            assert report.scalars["eval/num_samples"] == 6
-            assert report.scalars["eval/pass_at_1"] == report.scalars["eval/pass_at_k"] == 0.5
-
-    run(scenario())
+    async with opened(tmp_path, config, prompts) as service:
+        await evaluate(service, 0)
+        given = [t for t in await tickets(service, 0, credit=4) if t.purpose is Purpose.EVAL]
+        assert [t.num_samples for t in given] == [3, 3]
+        await put(service, given[0])
+        await put(service, given[1], passes=False)
+        held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(2)]
+        report = await report_of(service._store.reader, 0, held_out, decode=str, extraction="auto")
+        assert report.scalars["eval/num_samples"] == 6
+        assert report.scalars["eval/pass_at_1"] == report.scalars["eval/pass_at_k"] == 0.5
 
 
-def test_a_learner_restored_to_an_evaluated_version_gets_its_result_and_samples_again(
+async def test_a_learner_restored_to_an_evaluated_version_gets_its_result_and_samples_again(
     tmp_path: Path,
 ) -> None:
     prompts = FakePrompts(num_held_out=KEPT_SAMPLES + 2)
 
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config(), prompts) as service:
-            await service.start_evaluation(StartEvaluation(version=0))
-            for ticket in await tickets(service, 0, credit=20):
-                if ticket.purpose is Purpose.EVAL:
-                    await service.put_group(PutGroup(group=make_group(ticket)))
-            assert service.state.finished_evaluations.popleft() == 0
-            service._store.finish_evaluation(0, {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25})
-            await service._store.flush()
-            await service.start_evaluation(StartEvaluation(version=0))
-            assert service.state.finished_evaluations.popleft() == 0
-            held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(prompts.num_held_out)]
-            report = await report_of(
-                service._store.reader, 0, held_out, decode=str, extraction="auto"
-            )
-            assert report.scalars == {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25}
-            assert "text of e0" in report.texts["samples/evaluation"]
-            with pytest.raises(InfrastructureError, match="no longer contains the trajectories"):
-                await service._store.reader.groups([KEPT_SAMPLES])
-            assert len(await service._store.reader.groups([KEPT_SAMPLES - 1])) == 1
-
-    run(scenario())
+    async with opened(tmp_path, make_config(), prompts) as service:
+        await evaluate(service, 0)
+        for ticket in await tickets(service, 0, credit=20):
+            if ticket.purpose is Purpose.EVAL:
+                await put(service, ticket)
+        assert service.state.finished_evaluations.popleft() == 0
+        service._store.finish_evaluation(0, {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25})
+        await service._store.flush()
+        await evaluate(service, 0)
+        assert service.state.finished_evaluations.popleft() == 0
+        held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(prompts.num_held_out)]
+        report = await report_of(service._store.reader, 0, held_out, decode=str, extraction="auto")
+        assert report.scalars == {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25}
+        assert "text of e0" in report.texts["samples/evaluation"]
+        with pytest.raises(InfrastructureError, match="no longer contains the trajectories"):
+            await service._store.reader.groups([KEPT_SAMPLES])
+        assert len(await service._store.reader.groups([KEPT_SAMPLES - 1])) == 1
 
 
-def test_a_finished_evaluation_of_an_undone_version_can_be_made_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config(), FakePrompts(num_held_out=1)) as service:
-            await put_all(service)
+async def test_a_finished_evaluation_of_an_undone_version_can_be_made_again(tmp_path: Path) -> None:
+    async with opened(tmp_path, make_config(), FakePrompts(num_held_out=1)) as service:
+        await put_all(service)
+        await take(service, 0)
+        await commit(service, 1, [0, 1])
+        for life in ("second", "third"):
+            await evaluate(service, 1)
+            given = await tickets(service, 1, credit=1)
+            assert given[0].purpose is Purpose.EVAL
+            await put(service, given[0])
+            assert service.state.finished_evaluations.popleft() == 1
+            await sync(service, 0, life)
             await take(service, 0)
-            await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
-            for life in ("second", "third"):
-                await service.start_evaluation(StartEvaluation(version=1))
-                given = await tickets(service, 1, credit=1)
-                assert given[0].purpose is Purpose.EVAL
-                await service.put_group(PutGroup(group=make_group(given[0])))
-                assert service.state.finished_evaluations.popleft() == 1
-                await service.sync_version(SyncVersion(version=0, incarnation=life))
-                await take(service, 0)
-                await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
-
-    run(scenario())
+            await commit(service, 1, [0, 1])
 
 
-def test_evaluating_without_held_out_prompts_does_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config(), FakePrompts(num_held_out=0)) as service:
-            await service.start_evaluation(StartEvaluation(version=0))
-            assert {t.purpose for t in await tickets(service, 0)} == {Purpose.TRAIN}
-
-    run(scenario())
+async def test_evaluating_without_held_out_prompts_does_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path, make_config(), FakePrompts(num_held_out=0)) as service:
+        await evaluate(service, 0)
+        assert {t.purpose for t in await tickets(service, 0)} == {Purpose.TRAIN}

@@ -3,17 +3,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sqlite3
-import subprocess
 import sys
-import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
-from buffer_support import Clock, FakePrompts, make_group, within
+from buffer_support import Clock, FakePrompts, make_group
 
 from async_rl.buffer import changes
 from async_rl.buffer.groups import OpenGroup
@@ -24,10 +19,6 @@ from async_rl.core.heads import summarize
 from async_rl.core.types import Group, GroupState, Purpose, Sampling, Ticket
 
 WRITER = Path(__file__).with_name("crash_writer.py")
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(within(scenario, 60.0))
 
 
 def open_store(path: Path) -> Store:
@@ -57,56 +48,46 @@ def admitted(store: Store, group_id: int) -> Ticket:
     )
 
 
-def put(store: Store, group_id: int) -> Group:
+def write(store: Store, group_id: int) -> Group:
     group = make_group(admitted(store, group_id))
     store.write(changes.Completed(group=group, summary=summarize(group)))
     return group
 
 
-def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_store(tmp_path) as store:
-            written = [put(store, i) for i in range(3)]
-            await store.flush()
-            for before, after in zip(written, await store.reader.groups([0, 1, 2]), strict=True):
-                assert (
-                    after.trajectories[1].behavior_logprobs.tolist()
-                    == before.trajectories[1].behavior_logprobs.tolist()
-                )
-                assert (
-                    after.trajectories[1].versions.tolist()
-                    == before.trajectories[1].versions.tolist()
-                )
-                assert after.trajectories[0].score == before.trajectories[0].score
-
-    run(scenario())
+async def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        written = [write(store, i) for i in range(3)]
+        await store.flush()
+        for before, after in zip(written, await store.reader.groups([0, 1, 2]), strict=True):
+            assert (
+                after.trajectories[1].behavior_logprobs.tolist()
+                == before.trajectories[1].behavior_logprobs.tolist()
+            )
+            assert (
+                after.trajectories[1].versions.tolist() == before.trajectories[1].versions.tolist()
+            )
+            assert after.trajectories[0].score == before.trajectories[0].score
 
 
-def test_others_read_while_it_writes(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_store(tmp_path) as store:
-            put(store, 0)
-            await store.flush()
-            store._connection.execute("BEGIN IMMEDIATE")
-            reader = sqlite3.connect(tmp_path / "store.sqlite", timeout=0)
-            assert reader.execute(
-                "SELECT state, reward_mean, pass_rate FROM groups"
-            ).fetchall() == [("ready", 1.0, 1.0)]
-            reader.close()
-            store._connection.execute("ROLLBACK")
-
-    run(scenario())
+async def test_others_read_while_it_writes(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        write(store, 0)
+        await store.flush()
+        store._connection.execute("BEGIN IMMEDIATE")
+        reader = sqlite3.connect(tmp_path / "store.sqlite", timeout=0)
+        assert reader.execute("SELECT state, reward_mean, pass_rate FROM groups").fetchall() == [
+            ("ready", 1.0, 1.0)
+        ]
+        reader.close()
+        store._connection.execute("ROLLBACK")
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_store(tmp_path):
-            with pytest.raises(Unavailable, match="written by another process"):
-                open_store(tmp_path)
-        async with open_store(tmp_path):
-            pass
-
-    run(scenario())
+async def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    async with open_store(tmp_path):
+        with pytest.raises(Unavailable, match="written by another process"):
+            open_store(tmp_path)
+    async with open_store(tmp_path):
+        pass
 
 
 def test_a_file_that_is_no_store_is_a_clear_error(tmp_path: Path) -> None:
@@ -123,117 +104,85 @@ def test_a_store_of_another_schema_is_a_clear_error(tmp_path: Path) -> None:
         open_store(tmp_path)
 
 
-def test_a_failed_write_ends_the_store_and_keeps_what_was_committed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_store(tmp_path) as store:
-            put(store, 0)
+async def test_a_failed_write_ends_the_store_and_keeps_what_was_committed(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        write(store, 0)
+        await store.flush()
+        failed = asyncio.create_task(store.failed())
+        store._connection.execute("PRAGMA max_page_count=1")
+        for group_id in range(1, 2000):
+            write(store, group_id)
+        with pytest.raises(InfrastructureError, match="full"):
             await store.flush()
-            failed = asyncio.create_task(store.failed())
-            store._connection.execute("PRAGMA max_page_count=1")
-            for group_id in range(1, 2000):
-                put(store, group_id)
-            with pytest.raises(InfrastructureError, match="full"):
-                await store.flush()
-            with pytest.raises(InfrastructureError, match="full"):
-                await store.flush()
-            with pytest.raises(InfrastructureError, match="full"):
-                await failed
-        async with open_store(tmp_path) as store:
-            ready = [g.group_id for g in store.reader.recover().ready]
-            assert ready == list(range(len(ready)))
-            assert 1 <= len(ready) < 2000
-
-    run(scenario())
-
-
-def test_every_change_of_state_is_a_transition(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_store(tmp_path) as store:
-            admitted(store, 0)
-            store.write(changes.Returned(group_id=0, reason="generator_lost", message="gone"))
-            store.write(changes.Dropped(group_id=0, reason="generator_lost", message="gone"))
-            for group_id in (1, 2):
-                put(store, group_id)
-            store.write(changes.Leased(train_version=0, group_ids=[1, 2]))
-            store.write(changes.Trained(version=1, group_ids=[1, 2]))
-            store.write(changes.Undone(version=0, group_ids=[1, 2]))
+        with pytest.raises(InfrastructureError, match="full"):
             await store.flush()
-        connection = sqlite3.connect(tmp_path / "store.sqlite")
-        history: dict[int, list[str]] = {}
-        for group_id, state in connection.execute(
-            "SELECT group_id, state FROM transitions ORDER BY transition_id"
-        ):
-            history.setdefault(group_id, []).append(state)
-        assert history[0] == ["generating", "issued", "dropped"]
-        assert history[1] == history[2] == ["generating", "ready", "leased", "trained", "ready"]
-        assert connection.execute("SELECT version, undone_s IS NOT NULL FROM steps").fetchall() == [
-            (1, 1)
-        ]
-        assert connection.execute("SELECT group_id FROM trained ORDER BY 1").fetchall() == [
-            (1,),
-            (2,),
-        ]
-        connection.close()
-
-    run(scenario())
+        with pytest.raises(InfrastructureError, match="full"):
+            await failed
+    async with open_store(tmp_path) as store:
+        ready = [g.group_id for g in store.reader.recover().ready]
+        assert ready == list(range(len(ready)))
+        assert 1 <= len(ready) < 2000
 
 
-def test_ten_thousand_stored_groups_are_recovered_in_two_seconds(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_store(tmp_path) as store:
-            for group_id in range(10_000):
-                put(store, group_id)
-            await store.flush()
-        started = time.process_time()
-        async with open_store(tmp_path) as store:
-            assert len(store.reader.recover().ready) == 10_000
-        assert time.process_time() - started < 2.0
+async def test_every_change_of_state_is_a_transition(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        admitted(store, 0)
+        store.write(changes.Returned(group_id=0, reason="generator_lost", message="gone"))
+        store.write(changes.Dropped(group_id=0, reason="generator_lost", message="gone"))
+        for group_id in (1, 2):
+            write(store, group_id)
+        store.write(changes.Leased(train_version=0, group_ids=[1, 2]))
+        store.write(changes.Trained(version=1, group_ids=[1, 2]))
+        store.write(changes.Undone(version=0, group_ids=[1, 2]))
+        await store.flush()
+    connection = sqlite3.connect(tmp_path / "store.sqlite")
+    history: dict[int, list[str]] = {}
+    for group_id, state in connection.execute(
+        "SELECT group_id, state FROM transitions ORDER BY transition_id"
+    ):
+        history.setdefault(group_id, []).append(state)
+    assert history[0] == ["generating", "issued", "dropped"]
+    assert history[1] == history[2] == ["generating", "ready", "leased", "trained", "ready"]
+    assert connection.execute("SELECT version, undone_s IS NOT NULL FROM steps").fetchall() == [
+        (1, 1)
+    ]
+    assert connection.execute("SELECT group_id FROM trained ORDER BY 1").fetchall() == [
+        (1,),
+        (2,),
+    ]
+    connection.close()
 
-    run(scenario())
 
-
-@pytest.mark.parametrize("num_acknowledged", [1, 7, 40])
-def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(
-    tmp_path: Path, num_acknowledged: int
-) -> None:
-    """The writer prints each group id after its flush; it is killed in the middle of writing the
-    next ones.
-    """
+async def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
+    """The writer prints each group id after its flush; it is killed during the next writes."""
     path = f"{WRITER.parent}:{WRITER.parents[1]}"
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, str(WRITER), str(tmp_path / "store.sqlite")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as writer:
-        assert writer.stdout is not None
-        acknowledged = [int(writer.stdout.readline()) for _ in range(num_acknowledged)]
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        acknowledged += [int(line) for line in writer.stdout.read().split()]
-
-    async def scenario() -> None:
-        async with open_store(tmp_path) as store:
-            ready = [g.group_id for g in store.reader.recover().ready]
-            assert ready[: len(acknowledged)] == acknowledged
-            assert ready == list(range(len(ready)))
-            groups = await store.reader.groups(ready)
-            assert [len(g.trajectories[0].token_ids) for g in groups] == [20_002] * len(ready)
-            assert store.reader._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-    run(scenario())
+    writer = await asyncio.create_subprocess_exec(
+        sys.executable,
+        WRITER,
+        tmp_path / "store.sqlite",
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
+    assert writer.stdout is not None
+    acknowledged = [int(await writer.stdout.readline()) for _ in range(7)]
+    writer.kill()
+    acknowledged += [int(line) for line in (await writer.stdout.read()).split()]
+    await writer.wait()
+    async with open_store(tmp_path) as store:
+        ready = [g.group_id for g in store.reader.recover().ready]
+        assert ready[: len(acknowledged)] == acknowledged
+        assert ready == list(range(len(ready)))
+        groups = await store.reader.groups(ready)
+        assert [len(g.trajectories[0].token_ids) for g in groups] == [20_002] * len(ready)
+        assert store.reader._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_sqlite_syncs_the_log_before_it_moves_it_into_the_file(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_store(tmp_path) as store:
-            assert store._connection.execute("PRAGMA synchronous").fetchone() == (1,)
-
-    run(scenario())
+async def test_sqlite_syncs_the_log_before_it_moves_it_into_the_file(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        assert store._connection.execute("PRAGMA synchronous").fetchone() == (1,)
 
 
-def test_the_log_stays_short_although_the_writer_never_rests(
+async def test_the_log_stays_short_although_the_writer_never_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fast run on a slow disk had a log of 2 GB after 6,000 steps; its index is in memory."""
@@ -243,22 +192,18 @@ def test_the_log_stays_short_although_the_writer_never_rests(
     log = tmp_path / "store.sqlite-wal"
     longest = 0
 
-    async def scenario() -> None:
-        nonlocal longest
-        async with open_store(tmp_path) as store:
-            for group_id in range(1500):
-                put(store, group_id)
-                # Two commits are always under way, so that no checkpoint finds the writer idle.
-                if group_id % 2:
-                    await store.flush()
-                longest = max(longest, log.stat().st_size)
-
-    run(scenario())
+    async with open_store(tmp_path) as store:
+        for group_id in range(1500):
+            write(store, group_id)
+            # Two commits are always under way, so that no checkpoint finds the writer idle.
+            if group_id % 2:
+                await store.flush()
+            longest = max(longest, log.stat().st_size)
     # What is written during two checkpoints comes on top; without a limit it would be 100 MB.
     assert limit_bytes < longest < 10 * limit_bytes
 
 
-def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
+async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(writer, "_MOVE_BYTES", 2**20)
@@ -271,9 +216,9 @@ def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
         " sys.stdin.read()"
     )
 
-    async def scenario() -> None:
+    with caplog.at_level(logging.WARNING):
         async with open_store(tmp_path) as store:
-            put(store, 0)
+            write(store, 0)
             await store.flush()
             reader = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -287,15 +232,12 @@ def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
             await reader.stdout.readline()
             try:
                 for group_id in range(1, 300):
-                    put(store, group_id)
+                    write(store, group_id)
                     await store.flush()
             finally:
                 await reader.communicate(b"")
             assert f"(pid {reader.pid}); end the transaction" in caplog.text
             for group_id in range(300, 310):
-                put(store, group_id)
+                write(store, group_id)
                 await store.flush()
             assert not store._is_log_long
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from buffer_support import make_config, opened, put_all, states, within
+from buffer_support import make_config, opened, put_all, states, sync, within
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import audit
@@ -29,7 +29,6 @@ from async_rl.launchers.commands.ledger import promise_of
 from async_rl.observability.activity import Activity
 from async_rl.processes import learner as process
 from async_rl.protocol.base import Message
-from async_rl.protocol.learner import SyncVersion
 from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device
@@ -122,13 +121,12 @@ async def train(service: BufferService, pool: Pool, patch: pytest.MonkeyPatch) -
         report=nothing,
         call_buffer=Buffer(service).call,
     )
-    synced: Any = await service.sync_version(SyncVersion(version=0, incarnation="life"))
     patch.setattr(process, "Pusher", Quiet)
     patch.setattr(process, "Saver", Quiet)
     patch.setattr(Quiet, "take_device", nothing)
     patch.setattr(Quiet, "finish", nothing)
     patch.setattr(Quiet, "settle", nothing)
-    start = Start(version=0, life=synced.life)
+    start = Start(version=0, life=await sync(service, 0, "life"))
     rank_device: Any = None
     learner: Any = process.Learner(context, pool, Device(), rank_device, start)  # type: ignore[arg-type]
     await learner.train()

@@ -48,15 +48,7 @@ class Lives:
         )
         self.ports.add(int(address.rpartition(":")[2]))
         member = Member(
-            name="buffer",
-            role="buffer",
-            pid=pid,
-            address=address,
-            state="",
-            waits_for="",
-            since_s=0.0,
-            version=0,
-            counters={},
+            name="buffer", role="buffer", pid=pid, address=address, state="", since_s=0.0
         )
         self.directory.update(Members(revision=pid, members=[member]))
 
@@ -74,84 +66,57 @@ async def _serving(server: RpcServer) -> AsyncIterator[str]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-@asynccontextmanager
-async def lives(path: Path) -> AsyncIterator[Lives]:
+@pytest.fixture
+async def it(tmp_path: Path) -> AsyncIterator[Lives]:
     async with AsyncExitStack() as stack:
-        it = Lives(create_keys(path / "keys"), stack)
+        it = Lives(create_keys(tmp_path / "keys"), stack)
         yield it
         await it.connect.close()
 
 
-def test_a_request_that_its_process_did_not_live_to_answer_is_answered_by_its_successor(
-    tmp_path: Path,
+async def test_a_request_that_its_process_did_not_live_to_answer_is_answered_by_its_successor(
+    it: Lives,
 ) -> None:
-    async def main() -> str:
-        async with lives(tmp_path) as it:
-            await it.begin(1, answers=False)
-            asking = asyncio.create_task(it.ask())
-            await it.asked.wait()
-            await it.begin(2)
-            return await asking
-
-    assert asyncio.run(main()) == "2"
+    await it.begin(1, answers=False)
+    asking = asyncio.create_task(it.ask())
+    await it.asked.wait()
+    await it.begin(2)
+    assert await asking == "2"
 
 
-def test_a_process_that_does_not_come_is_named_with_what_was_asked_and_how_long(
-    tmp_path: Path,
+async def test_a_process_that_does_not_come_is_named_with_the_request_and_the_time(
+    it: Lives,
 ) -> None:
-    async def main() -> None:
-        async with lives(tmp_path) as it:
-            await Peer("buffer", it.directory, it.connect).call(ASK, timeout_s=0.1)
-
-    with pytest.raises(
-        Unavailable, match=r"buffer does not serve: RequestWork got no reply within 0\.1 s"
-    ):
-        asyncio.run(main())
+    expected = r"buffer does not serve: RequestWork got no reply within 0\.1 s"
+    with pytest.raises(Unavailable, match=expected):
+        await Peer("buffer", it.directory, it.connect).call(ASK, timeout_s=0.1)
 
 
-def test_only_the_connection_to_the_living_process_is_kept(tmp_path: Path) -> None:
-    async def main() -> list[int]:
-        async with lives(tmp_path) as it:
-            num_connected = []
-            for pid in range(1, 6):
-                await it.begin(pid)
-                assert await it.ask() == str(pid)
-                found = psutil.Process().net_connections("tcp")
-                num_connected.append(
-                    sum(
-                        c.raddr != () and c.raddr.port in it.ports and c.status == "ESTABLISHED"
-                        for c in found
-                    )
-                )
-            return num_connected
-
-    assert max(asyncio.run(main())) <= 2, "one may still be under way to its end"
+async def test_only_the_connection_to_the_living_process_is_kept(it: Lives) -> None:
+    for pid in range(1, 6):
+        await it.begin(pid)
+        assert await it.ask() == str(pid)
+        peers = [c.raddr for c in psutil.Process().net_connections("tcp") if c.raddr]
+        # One may still be under way to its end.
+        assert sum(peer.port in it.ports for peer in peers) <= 4, "two ends of two connections"
 
 
-def test_a_connection_on_which_somebody_waits_stays_open_though_its_process_left_the_list(
-    tmp_path: Path,
+async def test_a_connection_with_a_pending_call_stays_open_though_its_process_left_the_list(
+    it: Lives,
 ) -> None:
     """A generator that is to leave is no member any more while it still answers."""
-
-    async def main() -> bool:
-        async with lives(tmp_path) as it:
-            await it.begin(1, answers=False)
-            waiting = asyncio.create_task(
-                it.connect(it.directory.members[0].address).call(ASK, timeout_s=30)
-            )
-            await it.asked.wait()
-            for pid in (2, 3):
-                await it.begin(pid)
-                assert await it.ask() == str(pid)
-            is_open = not waiting.done()
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            return is_open
-
-    assert asyncio.run(main())
+    await it.begin(1, answers=False)
+    client = it.connect(it.directory.members[0].address)
+    waiting = asyncio.create_task(client.call(ASK, timeout_s=30))
+    await it.asked.wait()
+    for pid in (2, 3):
+        await it.begin(pid)
+        assert await it.ask() == str(pid)
+    assert not waiting.done()
+    waiting.cancel()
 
 
-def test_a_request_is_sent_again_where_a_broken_connection_lost_it(
+async def test_a_request_is_sent_again_where_a_broken_connection_lost_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("async_rl.runtime.directory._AGAIN_S", 0.01)
@@ -165,12 +130,9 @@ def test_a_request_is_sent_again_where_a_broken_connection_lost_it(
                 await asyncio.get_running_loop().create_future()
             return Work(tickets=[], waits_for="third")
 
-    async def story() -> str:
-        directory = Directory()
-        member = Member(name="buffer", role="buffer", pid=1, address="a", state="", since_s=0.0)
-        directory.update(Members(revision=1, members=[member]))
-        peer = Peer("buffer", directory, lambda address: cast(RpcClient, Lossy()))
-        work: Work = await peer.call(ASK, timeout_s=60)
-        return work.waits_for
-
-    assert asyncio.run(story()) == "third"
+    directory = Directory()
+    member = Member(name="buffer", role="buffer", pid=1, address="a", state="", since_s=0.0)
+    directory.update(Members(revision=1, members=[member]))
+    peer = Peer("buffer", directory, lambda address: cast(RpcClient, Lossy()))
+    work: Work = await peer.call(ASK, timeout_s=60)
+    assert work.waits_for == "third"

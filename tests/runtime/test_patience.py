@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -45,24 +44,27 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
     return make
 
 
-def test_a_call_is_repeated_until_the_supervisor_runs_again(paused: Callable[[int], Any]) -> None:
+async def test_a_call_is_repeated_until_the_supervisor_runs_again(
+    paused: Callable[[int], Any],
+) -> None:
     client = paused(3)
     calls = SupervisorCalls(client, patience_s=60)
-    assert asyncio.run(calls.call(GetStatus(), timeout_s=1)) == Ok()
+    assert await calls.call(GetStatus(), timeout_s=1) == Ok()
     assert client.num_attempts == 3
 
 
-def test_patience_begins_after_an_attempt_that_may_rightly_take_long(
+async def test_patience_begins_after_an_attempt_that_may_rightly_take_long(
     paused: Callable[[int], Any],
 ) -> None:
-    client = paused(2)
-    assert asyncio.run(SupervisorCalls(client, patience_s=1).call(GetStatus(), timeout_s=5))
+    assert await SupervisorCalls(paused(2), patience_s=1).call(GetStatus(), timeout_s=5)
 
 
-def test_a_process_gives_up_a_supervisor_that_stays_away(paused: Callable[[int], Any]) -> None:
+async def test_a_process_gives_up_a_supervisor_that_stays_away(
+    paused: Callable[[int], Any],
+) -> None:
     client = paused(10**9)
     # A cut network looks the same: a supervisor that still runs starts the process again.
     assert issubclass(SupervisorLost, RestartNeeded)
     with pytest.raises(SupervisorLost, match=r"no answer, for 20 s"):
-        asyncio.run(SupervisorCalls(client, patience_s=20).call(GetStatus(), timeout_s=5))
+        await SupervisorCalls(client, patience_s=20).call(GetStatus(), timeout_s=5)
     assert client.num_attempts == 5

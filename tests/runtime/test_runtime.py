@@ -1,6 +1,5 @@
 """What a child process finds when it starts."""
 
-import asyncio
 import logging
 import os
 import subprocess
@@ -19,70 +18,53 @@ from async_rl.runs.control import ask_status
 from async_rl.runtime.context import Control, open_context
 from async_rl.wire.keys import create_keys
 
-
-@pytest.mark.parametrize(
-    ("name", "role", "groups"),
-    [
-        ("generator-big-1", "generator", 3),
-        ("generator-judge-0", "generator", 32),
-        ("generator-0", "generator", 32),
-        ("buffer", "buffer", 32),
-    ],
+POOLS = (
+    "generators.pools={big:{count:2,work:train,max_concurrent_groups:3},"
+    "judge:{count:1,work:evaluation}}",
 )
-def test_a_process_reads_the_settings_of_its_pool(
-    tmp_path: Path, name: str, role: Role, groups: int
-) -> None:
-    pools = (
-        "generators.pools={big:{count:2,work:train,max_concurrent_groups:3},judge:{count:1,work:evaluation}}",
-    )
-    write_config(compose("grpo_code", pools), tmp_path / "config.yaml")
+
+
+def make_run(run_dir: Path, messages: str) -> None:
+    write_config(compose("grpo_code", POOLS), run_dir / "config.yaml")
+    create_keys(run_dir / "keys")
     control = Control(
         address="tcp://127.0.0.1:1",
         pid=os.getpid(),
         machine="here",
         model_path="model",
-        messages=message_schema(),
+        messages=messages,
     )
-    (tmp_path / "control.json").write_bytes(msgspec.json.encode(control))
-    create_keys(tmp_path / "keys")
-
-    async def read() -> int:
-        async with open_context(
-            name=name, role=role, rank=0, cores=(), run_dir=tmp_path, log=logging.getLogger("test")
-        ) as context:
-            return context.config.generation.max_concurrent_groups
-
-    assert asyncio.run(read()) == groups
+    (run_dir / "control.json").write_bytes(msgspec.json.encode(control))
 
 
-def test_a_process_of_another_version_is_refused(tmp_path: Path) -> None:
-    write_config(compose("grpo_code", ()), tmp_path / "config.yaml")
-    create_keys(tmp_path / "keys")
+async def groups_of(run_dir: Path, name: str, role: Role) -> int:
+    """The most groups at a time in the configuration that this process reads."""
+    log = logging.getLogger("test")
+    async with open_context(
+        name=name, role=role, rank=0, cores=(), run_dir=run_dir, log=log
+    ) as context:
+        return context.config.generation.max_concurrent_groups
 
-    async def enter() -> None:
-        async with open_context(
-            name="buffer",
-            role="buffer",
-            rank=0,
-            cores=(),
-            run_dir=tmp_path,
-            log=logging.getLogger("test"),
-        ):
-            raise AssertionError("it must not start")
 
-    for messages, shown in (("0123456789ab", "0123456789ab"), ("", "without a schema")):
-        control = Control(
-            address="tcp://127.0.0.1:1",
-            pid=os.getpid(),
-            machine="here",
-            model_path="model",
-            messages=messages,
-        )
-        (tmp_path / "control.json").write_bytes(msgspec.json.encode(control))
-        with pytest.raises(ProtocolError, match=f"another version of async_rl .*are {shown}, here"):
-            asyncio.run(enter())
-        with pytest.raises(ProtocolError, match="use the version that started it"):
-            ask_status(tmp_path)
+async def test_a_process_reads_the_settings_of_its_pool(tmp_path: Path) -> None:
+    make_run(tmp_path, message_schema())
+    assert await groups_of(tmp_path, "generator-big-1", "generator") == 3
+    assert await groups_of(tmp_path, "generator-judge-0", "generator") == 32
+    assert await groups_of(tmp_path, "generator-0", "generator") == 32
+    assert await groups_of(tmp_path, "buffer", "buffer") == 32
+
+
+@pytest.mark.parametrize(
+    ("messages", "shown"), [("0123456789ab", "0123456789ab"), ("", "without a schema")]
+)
+async def test_a_process_of_another_version_is_refused(
+    tmp_path: Path, messages: str, shown: str
+) -> None:
+    make_run(tmp_path, messages)
+    with pytest.raises(ProtocolError, match=f"another version of async_rl .*are {shown}, here"):
+        await groups_of(tmp_path, "buffer", "buffer")
+    with pytest.raises(ProtocolError, match="use the version that started it"):
+        ask_status(tmp_path)
 
 
 def test_the_fingerprint_changes_with_a_field_of_a_message() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,64 +128,55 @@ def test_where_most_words_changed_all_are_sent() -> None:
     assert Changes.between(old, new) is None
 
 
-def test_after_a_thousand_changes_every_tensor_is_bit_equal(tmp_path: Path) -> None:
+async def test_after_a_thousand_changes_every_tensor_is_bit_equal(tmp_path: Path) -> None:
     tensors = some_weights(0)
     files, early = sender(str(tmp_path)), Generator("early")
 
-    async def story() -> None:
+    with publisher(tensors) as weights, early.files:
         for version in range(1_000):
             manifest = weights.write(version, tensors)
             await push(manifest, files, early)
             assert early.has(tensors)
             step(tensors)
-
-    with publisher(tensors) as weights, early.files:
-        asyncio.run(story())
     assert early.bases == [None, *range(999)]
     files.close()
     assert list(tmp_path.glob("*")) == []
 
 
-def test_a_late_joiner_gets_all_and_changes_from_then_on(tmp_path: Path) -> None:
+async def test_a_late_joiner_gets_all_and_changes_from_then_on(tmp_path: Path) -> None:
     tensors = some_weights(1)
     files, early, late = sender(str(tmp_path)), Generator("early"), Generator("late")
 
-    async def story() -> None:
+    with publisher(tensors) as weights, early.files, late.files:
         for version in range(4):
             manifest = weights.write(version, tensors)
             await push(manifest, files, *([early] if version < 2 else [early, late]))
             step(tensors)
-
-    with publisher(tensors) as weights, early.files, late.files:
-        asyncio.run(story())
     assert early.bases == [None, 0, 1, 2]
     assert late.bases == [None, 2]
 
 
-def test_a_member_that_missed_a_version_gets_all(tmp_path: Path) -> None:
+async def test_a_member_that_missed_a_version_gets_all(tmp_path: Path) -> None:
     tensors = some_weights(2)
     files, first, second = sender(str(tmp_path)), Generator("first"), Generator("second")
 
-    async def story() -> None:
+    with publisher(tensors) as weights, first.files, second.files:
         for version in range(4):
             manifest = weights.write(version, tensors)
             await push(manifest, files, *([first] if version == 1 else [first, second]))
             step(tensors)
-
-    with publisher(tensors) as weights, first.files, second.files:
-        asyncio.run(story())
     assert first.bases == [None, 0, 1, 2]
     assert second.bases == [None, None, 2]
 
 
 @pytest.mark.parametrize("fault", ["lost", "damaged"])
-def test_a_broken_chain_heals_without_the_others(
+async def test_a_broken_chain_heals_without_the_others(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = some_weights(3)
     files, whole, broken = sender(str(tmp_path)), Generator("whole"), Generator("broken")
 
-    async def story() -> None:
+    with publisher(tensors) as weights, whole.files, broken.files:
         await push(weights.write(0, tensors), files, whole, broken)
         step(tensors)
         manifest = weights.write(1, tensors)
@@ -204,9 +194,6 @@ def test_a_broken_chain_heals_without_the_others(
         await push(weights.write(2, tensors), files, whole, broken)
         assert whole.has(tensors)
         assert broken.has(tensors)
-
-    with publisher(tensors) as weights, whole.files, broken.files:
-        asyncio.run(story())
     assert whole.bases == [None, 0, 1]
     assert broken.bases == [None, 0, None, 1]
 
@@ -218,16 +205,13 @@ def bent(changes: Changes) -> Changes:
     return Changes(gaps=changes.gaps, values=values)
 
 
-def test_32_bit_weights_are_sent_whole(tmp_path: Path) -> None:
+async def test_32_bit_weights_are_sent_whole(tmp_path: Path) -> None:
     tensors: list[Any] = [torch.randn(30)]
     files, generator = sender(str(tmp_path)), Generator("a")
 
-    async def story() -> None:
+    with publisher(tensors) as weights, generator.files:
         for version in range(2):
             await push(weights.write(version, tensors), files, generator)
-
-    with publisher(tensors) as weights, generator.files:
-        asyncio.run(story())
     assert generator.bases == [None, None]
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from async_rl.core.errors import DeadlineExceeded, ProtocolError, StalenessError, Unavailable
@@ -35,6 +36,14 @@ async def serving(
             await asyncio.gather(task, return_exceptions=True)
 
 
+@asynccontextmanager
+async def client_of(
+    keys: Keys, handler: Callable[[RequestWork], Awaitable[Message]], **kinds: float
+) -> AsyncIterator[RpcClient]:
+    async with serving(keys, handler, **kinds) as server, RpcClient(server.address, keys) as client:
+        yield client
+
+
 async def empty(_: RequestWork) -> Message:
     return Work(tickets=[])
 
@@ -51,21 +60,22 @@ def test_keys_are_readable_by_the_owner_only(tmp_path: Path) -> None:
     assert load_keys(tmp_path / "keys") == made
 
 
-def test_a_call_returns_the_reply_of_its_own_request(keys: Keys) -> None:
+async def test_a_call_returns_the_reply_of_its_own_request(keys: Keys) -> None:
+    is_second_answered = asyncio.Event()
+
     async def slow_first(request: RequestWork) -> Message:
-        await asyncio.sleep(0.2 if request.credit == 1 else 0)
+        if request.credit == 1:
+            await is_second_answered.wait()
+        is_second_answered.set()
         return Work(tickets=[], waits_for=str(request.credit))
 
-    async def main() -> list[str]:
-        async with serving(keys, slow_first) as server, RpcClient(server.address, keys) as client:
-            replies = await asyncio.gather(*(client.call(ask(n), timeout_s=5) for n in (1, 2, 3)))
-            return [r.waits_for for r in replies]
-
-    assert asyncio.run(main()) == ["1", "2", "3"]
+    async with client_of(keys, slow_first) as client:
+        replies = await asyncio.gather(*(client.call(ask(n), timeout_s=5) for n in (1, 2, 3)))
+    assert [reply.waits_for for reply in replies] == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("gather_s", [0.8, 0.0])
-def test_a_server_that_gathers_reads_requests_of_some_time_together(
+async def test_a_server_that_gathers_reads_requests_of_some_time_together(
     keys: Keys, gather_s: float
 ) -> None:
     running: list[int] = []
@@ -79,125 +89,96 @@ def test_a_server_that_gathers_reads_requests_of_some_time_together(
         running.remove(request.credit)
         return Work(tickets=[])
 
-    async def main() -> None:
-        async with (
-            serving(keys, count, gather_s=gather_s) as server,
-            RpcClient(server.address, keys) as client,
-        ):
-            # The first is answered at once; its answer begins the pause.
-            await client.call(ask(1), timeout_s=5)
-            calls = []
-            for number in range(10):
-                calls.append(asyncio.create_task(client.call(ask(2 + number), timeout_s=5)))
-                await asyncio.sleep(0.01)
-            await asyncio.gather(*calls)
-
-    asyncio.run(main())
+    async with client_of(keys, count, gather_s=gather_s) as client:
+        # The first is answered at once; its answer begins the pause.
+        await client.call(ask(1), timeout_s=5)
+        calls = []
+        for number in range(10):
+            calls.append(asyncio.create_task(client.call(ask(2 + number), timeout_s=5)))
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*calls)
     assert (most == 10) == (gather_s > 0)
 
 
-def test_a_message_above_the_limit_is_not_read(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_above_the_limit_is_not_read(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("async_rl.wire.rpc._MAX_MESSAGE_BYTES", 10_000)
 
-    async def call(client: RpcClient, name_bytes: int) -> Work:
-        request = RequestWork(
-            generator="g" * name_bytes, incarnation="i", version=0, credit=1, wait_s=0
-        )
-        work: Work = await client.call(request, timeout_s=3)
+    async def call(name_bytes: int) -> Work:
+        request = msgspec.structs.replace(ask(1), generator="g" * name_bytes)
+        work: Work = await client.call(request, timeout_s=0.5)
         return work
 
-    async def main() -> None:
-        async with serving(keys, empty) as server, RpcClient(server.address, keys) as client:
-            assert (await call(client, 5_000)).tickets == []
-            with pytest.raises(DeadlineExceeded):
-                await call(client, 20_000)
-
-    asyncio.run(main())
+    async with client_of(keys, empty) as client:
+        assert (await call(5_000)).tickets == []
+        with pytest.raises(DeadlineExceeded):
+            await call(20_000)
 
 
-def test_a_handlers_error_reaches_the_caller_as_the_same_class(keys: Keys) -> None:
+async def test_a_handlers_error_reaches_the_caller_as_the_same_class(keys: Keys) -> None:
     async def fail(_: RequestWork) -> Message:
         raise StalenessError("version 3 is too old")
 
-    async def main() -> None:
-        async with serving(keys, fail) as server, RpcClient(server.address, keys) as client:
+    with pytest.raises(StalenessError, match="version 3 is too old"):
+        async with client_of(keys, fail) as client:
             await client.call(ask(1), timeout_s=5)
 
-    with pytest.raises(StalenessError, match="version 3 is too old"):
-        asyncio.run(main())
 
-
-def test_a_call_past_its_deadline_raises_and_the_next_one_works(keys: Keys) -> None:
+async def test_a_call_past_its_deadline_raises_and_the_next_one_works(keys: Keys) -> None:
     async def hang_on_one(request: RequestWork) -> Message:
         if request.credit == 1:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return Work(tickets=[])
 
-    async def main() -> Work:
-        async with serving(keys, hang_on_one) as server, RpcClient(server.address, keys) as client:
-            with pytest.raises(DeadlineExceeded, match=r"RequestWork within 0\.1 s"):
-                await client.call(ask(1), timeout_s=0.1)
-            reply: Work = await client.call(ask(2), timeout_s=5)
-            return reply
-
-    assert asyncio.run(main()) == Work(tickets=[])
+    async with client_of(keys, hang_on_one) as client:
+        with pytest.raises(DeadlineExceeded, match=r"RequestWork within 0\.1 s"):
+            await client.call(ask(1), timeout_s=0.1)
+        assert await client.call(ask(2), timeout_s=5) == Work(tickets=[])
 
 
-def test_a_message_that_the_server_does_not_know_is_refused(keys: Keys) -> None:
-    async def main() -> None:
-        async with serving(keys, empty) as server, RpcClient(server.address, keys) as client:
+async def test_a_message_that_the_server_does_not_know_is_refused(keys: Keys) -> None:
+    with pytest.raises(ProtocolError, match="GetStatus"):
+        async with client_of(keys, empty) as client:
             await client.call(GetStatus(), timeout_s=5)
 
-    with pytest.raises(ProtocolError, match="GetStatus"):
-        asyncio.run(main())
 
-
-def test_a_client_with_the_keys_of_another_run_gets_no_answer(keys: Keys, tmp_path: Path) -> None:
+async def test_a_client_with_the_keys_of_another_run_gets_no_answer(
+    keys: Keys, tmp_path: Path
+) -> None:
     other = create_keys(tmp_path / "other")
-    stolen = Keys(
-        server_public=keys.server_public,
-        server_secret="",
-        client_public=other.client_public,
-        client_secret=other.client_secret,
-        token="",
+    # The public key of a server is no secret.
+    stolen = msgspec.structs.replace(
+        other, server_public=keys.server_public, server_secret="", token=""
     )
-
-    async def main(with_keys: Keys) -> None:
-        async with serving(keys, empty) as server, RpcClient(server.address, with_keys) as client:
-            await client.call(ask(1), timeout_s=0.5)
-
-    for wrong in (other, stolen):
-        with pytest.raises(DeadlineExceeded):
-            asyncio.run(main(wrong))
+    async with serving(keys, empty) as server:
+        for wrong in (other, stolen):
+            async with RpcClient(server.address, wrong) as client:
+                with pytest.raises(DeadlineExceeded):
+                    await client.call(ask(1), timeout_s=0.5)
 
 
-def test_a_port_in_use_is_a_clear_error(keys: Keys) -> None:
-    async def main() -> None:
+async def test_a_port_in_use_is_a_clear_error(keys: Keys) -> None:
+    with pytest.raises(Unavailable, match=r"in use.*choose another port or 0"):
         async with serving(keys, empty) as server:
             RpcServer(
                 "127.0.0.1", int(server.address.rsplit(":", 1)[1]), keys, {RequestWork: empty}
             )
 
-    with pytest.raises(Unavailable, match=r"in use.*choose another port or 0"):
-        asyncio.run(main())
 
-
-def test_an_unexpected_exception_in_a_handler_ends_the_server(keys: Keys) -> None:
+async def test_an_unexpected_exception_in_a_handler_ends_the_server(keys: Keys) -> None:
     async def broken(_: RequestWork) -> Message:
         raise ZeroDivisionError
 
-    async def main() -> None:
-        with RpcServer("127.0.0.1", 0, keys, {RequestWork: broken}) as server:
-            task = asyncio.create_task(server.serve())
-            async with RpcClient(server.address, keys) as client:
-                call = asyncio.create_task(client.call(ask(1), timeout_s=5))
-                await asyncio.wait({task})
-                call.cancel()
-                await asyncio.gather(call, return_exceptions=True)
-            task.result()
-
+    with RpcServer("127.0.0.1", 0, keys, {RequestWork: broken}) as server:
+        task = asyncio.create_task(server.serve())
+        async with RpcClient(server.address, keys) as client:
+            call = asyncio.create_task(client.call(ask(1), timeout_s=5))
+            await asyncio.wait({task})
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
     with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(main())
+        task.result()
     assert caught.group_contains(ZeroDivisionError)
 
 
