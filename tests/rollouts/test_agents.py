@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import re
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,30 +18,28 @@ import msgspec
 import numpy as np
 import pytest
 from composing import compose, compose_unchecked
+from rollouts_support import Alphabet, Judge, Parrot, completion, opened_rollouts, ticket_of
 
 from async_rl.config.checks.run import problems
 from async_rl.core.errors import AgentError, ConfigError, Unavailable, root_cause
 from async_rl.core.machine import this_machine
-from async_rl.core.types import (
-    AssertTest,
-    CodeProblem,
-    CodeTest,
-    Group,
-    Prompt,
-    Purpose,
-    Sampling,
-    Score,
-    Ticket,
-)
+from async_rl.core.types import NO_VERSION, AssertTest, CodeTest, Group, Sampling
+from async_rl.generation.engine import one_completion
 from async_rl.launchers.preflight.checks import preflight
 from async_rl.observability.activity import Activity
-from async_rl.protocol.generator import Completion, Continuation
-from async_rl.protocol.membership import Member
+from async_rl.protocol.generator import (
+    CallsRead,
+    Completion,
+    Continuation,
+    EngineVersion,
+    ReadCalls,
+    WatchVersion,
+)
+from async_rl.protocol.membership import Member, Members
 from async_rl.rollouts.agents import Agents, score_of
 from async_rl.rollouts.environments import open_environments
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
-from async_rl.rollouts.rollout import Rollouts
 from async_rl.runtime.directory import Directory
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.server import build_app
@@ -129,35 +127,6 @@ if __name__ == "__main__":
 """
 
 
-class Alphabet:
-    """Token k is the k-th letter; 0 ends and is no text."""
-
-    chat_template = None
-    eos_token = ""
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return "".join(chr(96 + int(i)) for i in ids if i)
-
-    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) - 96 for letter in text if letter.isalpha()]}
-
-
-class Parrot:
-    """Says u and v in turn."""
-
-    async def generate(
-        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
-    ) -> AsyncGenerator[Completion, None]:
-        turn = int(request_id.rpartition("/")[2].partition(".")[0])
-        yield Completion(
-            index=0,
-            token_ids=np.array([21 + turn, 0], np.int32),
-            logprobs=np.full(2, -0.5 - turn, np.float32),
-            versions=np.full(2, 3 + turn, np.int32),
-            is_truncated=False,
-        )
-
-
 class Drawing:
     """Never says the same twice, and is gone after `limit` answers."""
 
@@ -173,66 +142,33 @@ class Drawing:
             raise Unavailable("killed")
         letter = next(self._letters)
         self.said.append((list(prompt_token_ids), letter))
-        yield Completion(
-            index=0,
-            token_ids=np.array([letter, 0], np.int32),
-            logprobs=np.full(2, -letter, np.float32),
-            versions=np.full(2, letter, np.int32),
-            is_truncated=False,
-        )
-
-
-class Judge:
-    def __init__(self) -> None:
-        self.judged: list[str] = []
-
-    async def score(self, prompt: Prompt, text: str, sample: Any) -> Score:
-        self.judged.append(text)
-        return Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0)
-
-    async def close(self) -> None:
-        pass
+        yield completion(letter, 0, logprob=-letter, version=letter)
 
 
 TESTS = [AssertTest(code="assert u")]
 
 
-def ticket(num_samples: int, tests: list[CodeTest]) -> Ticket:
-    ids = np.array([1, 2], np.int32)
-    problem = CodeProblem(tests=tests, row="{}")
-    return Ticket(
-        group_id=1,
-        attempt=1,
-        purpose=Purpose.TRAIN,
-        num_samples=num_samples,
-        admitted_version=3,
-        prompt=Prompt(prompt_id="p", text="ab", token_ids=ids, data_source="code", problem=problem),
-        sampling=Sampling(temperature=1.0, max_new_tokens=30),
-    )
-
-
-def groups(
+def made(
     path: Path,
     *overrides: str,
-    count: int = 1,
     size: int = 2,
     limit_s: float = 60,
     tests: Sequence[CodeTest] = TESTS,
     engine: Any = None,
     attempt: int = 1,
     **limits: int,
-) -> tuple[list[Group], Judge]:
-    """Groups of the same agents, one after another."""
+) -> tuple[Group, Judge]:
+    """A group of the agents of agent.py."""
     (path / "agent.py").write_text(AGENT)
     config = compose("grpo_code", [f"generation.group_size={size}", *overrides])
     judge = Judge()
+    ticket = msgspec.structs.replace(ticket_of(size, tests=tests), attempt=attempt)
 
-    async def run() -> list[Group]:
+    async def run() -> Group:
         sessions = Sessions()
         environments = open_environments(dataclasses.replace(config.agent, **limits))
         listener = socket.create_server(("127.0.0.1", 0))
         with listener:
-            url = url_of(listener)
             async with serving(build_app(sessions), listener):
                 agents = Agents(
                     config,
@@ -240,44 +176,30 @@ def groups(
                     sessions=sessions,
                     environments=environments,
                     journal=Journal(path / "sessions", "1"),
-                    url=url,
+                    url=url_of(listener),
                 )
-                rollouts = Rollouts(
-                    config,
-                    tokenizer=Alphabet(),
-                    token="t",
-                    name="gateway-0",
-                    activity=Activity(),
-                    maker=agents.sample,
-                )
-                rollouts._scorer = cast(Any, judge)
-                made = []
-                try:
-                    for _ in range(count):
+                async with opened_rollouts(config, judge, maker=agents.sample) as rollouts:
+                    try:
                         async with asyncio.timeout(limit_s):
-                            asked = msgspec.structs.replace(
-                                ticket(size, list(tests)), attempt=attempt
+                            return await rollouts.group(
+                                ticket, engine or Parrot(), written=lambda: None
                             )
-                            group = rollouts.group(asked, engine or Parrot(), written=lambda: None)
-                            made.append(await group)
-                finally:
-                    await environments.close()
-                    await rollouts.close()
-                    assert not len(sessions)
-        return made
+                    finally:
+                        await environments.close()
+                        assert not len(sessions)
 
     return asyncio.run(run()), judge
 
 
 def failure(path: Path, *overrides: str, limit_s: float = 60, **more: Any) -> BaseException:
     with pytest.raises((ExceptionGroup, TimeoutError)) as caught:
-        groups(path, *overrides, limit_s=limit_s, **more)
+        made(path, *overrides, limit_s=limit_s, **more)
     return root_cause(caught.value)
 
 
 @pytest.mark.proves("rollout.fn")
 def test_a_session_is_one_sample_scored_by_its_last_answer(tmp_path: Path) -> None:
-    (group,), judge = groups(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:two_turns]")
+    group, judge = made(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:two_turns]")
     assert len(group.trajectories) == 2
     for sample in group.trajectories:
         # The prompt a b, then u and the end, then "more", then v and the end.
@@ -285,27 +207,27 @@ def test_a_session_is_one_sample_scored_by_its_last_answer(tmp_path: Path) -> No
         assert sample.loss_mask.tolist() == [False] * 2 + [True] * 2 + [False] * 4 + [True] * 2
         assert sample.versions[sample.loss_mask].tolist() == [3, 3, 4, 4]
         assert sample.starts == ()
-    assert judge.judged == ["v", "v"]
+    assert judge.texts == ["v", "v"]
 
 
 def test_a_command_is_told_its_task_and_endpoint_by_variables(tmp_path: Path) -> None:
     command = f"rollout.fn=[{sys.executable},{tmp_path}/agent.py,two_turns]"
-    (group,), judge = groups(tmp_path, command)
+    group, judge = made(tmp_path, command)
     assert [len(sample.token_ids) for sample in group.trajectories] == [10, 10]
-    assert judge.judged == ["v", "v"]
+    assert judge.texts == ["v", "v"]
 
 
 def test_a_rewritten_history_is_a_segment_and_its_reward_has_parts(tmp_path: Path) -> None:
-    (group,), judge = groups(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:rewrites]")
+    group, judge = made(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:rewrites]")
     sample = group.trajectories[0]
     assert sample.starts == (4,)
     assert sample.token_ids[4:].tolist() == [19, 8, 15, 18, 20, 22, 0]
     assert (sample.score.reward, sample.score.parts) == (1.5, {"style": 0.5, "tests": 1.0})
-    assert judge.judged == []
+    assert judge.texts == []
 
 
 def test_posted_rewards_add_up(tmp_path: Path) -> None:
-    (group,), _ = groups(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:posts]")
+    group, _ = made(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:posts]")
     assert [sample.score.reward for sample in group.trajectories] == [0.75, 0.75]
     assert score_of(None, []) is None
     assert score_of({}, []) is None
@@ -313,32 +235,31 @@ def test_posted_rewards_add_up(tmp_path: Path) -> None:
         score_of(float("nan"), [])
 
 
-def test_functions_run_in_as_many_processes_as_wanted(tmp_path: Path) -> None:
-    for workers in (1, 3):
-        made, _ = groups(
-            tmp_path,
-            f"rollout.fn=[{tmp_path}/agent.py:pid]",
-            workers=workers,
-            size=6,
-        )
-        pids = Counter(sample.score.reward for sample in made[0].trajectories)
-        assert len(pids) == workers
+@pytest.mark.parametrize("workers", [1, 3])
+def test_functions_run_in_as_many_processes_as_wanted(tmp_path: Path, workers: int) -> None:
+    agent = f"rollout.fn=[{tmp_path}/agent.py:pid]"
+    group, _ = made(tmp_path, agent, workers=workers, size=6)
+    assert len({sample.score.reward for sample in group.trajectories}) == workers
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("start", "name", "words"),
     [
-        ("silent", "without a call of the policy"),
-        ("fails", "ZeroDivisionError: mine"),
-        ("text", "is not a reward"),
-        ("dies", "worker exited with code -9"),
-        ("endless", "which is not a reward; return a number, a small dict"),
+        ("agent.py:", "silent", "without a call of the policy"),
+        ("agent.py:", "fails", "ZeroDivisionError: mine"),
+        ("agent.py:", "text", "is not a reward"),
+        ("agent.py:", "dies", "worker exited with code -9"),
+        ("agent.py:", "endless", "which is not a reward; return a number, a small dict"),
+        ("agent.py,", "fails", "exited with code 1: .*ZeroDivisionError: mine"),
     ],
 )
-def test_an_environment_that_fails_gives_no_reward(tmp_path: Path, name: str, words: str) -> None:
-    cause = failure(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:{name}]")
+def test_an_environment_that_fails_gives_no_reward(
+    tmp_path: Path, start: str, name: str, words: str
+) -> None:
+    program = f"{sys.executable}," if start.endswith(",") else ""
+    cause = failure(tmp_path, f"rollout.fn=[{program}{tmp_path}/{start}{name}]")
     assert isinstance(cause, AgentError)
-    assert words in str(cause)
+    assert re.search(words, str(cause), re.DOTALL)
 
 
 def test_a_group_goes_on_with_what_a_killed_gateway_served(tmp_path: Path) -> None:
@@ -351,7 +272,7 @@ def test_a_group_goes_on_with_what_a_killed_gateway_served(tmp_path: Path) -> No
     whole = file.read_bytes()
     file.write_bytes(whole + whole[:20])
     successor = Drawing(13, limit=99)
-    (group,), _ = groups(tmp_path, agent, engine=successor, attempt=2)
+    group, _ = made(tmp_path, agent, engine=successor, attempt=2)
     # Only the fourth answer was missing.
     assert len(successor.said) == 1
     trained = [
@@ -370,36 +291,28 @@ def test_a_group_goes_on_with_what_a_killed_gateway_served(tmp_path: Path) -> No
     # The context of the last answer has what the killed gateway served.
     assert set(successor.said[0][0]) & {letter for _, letter in killed.said}
     # Both lives are read by a third one.
-    (again,), _ = groups(tmp_path, agent, engine=Drawing(26, limit=0), attempt=3)
+    again, _ = made(tmp_path, agent, engine=Drawing(26, limit=0), attempt=3)
     assert [s.token_ids.tolist() for s in again.trajectories] == [
         s.token_ids.tolist() for s in group.trajectories
     ]
 
 
 def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> None:
-    def completed(*ids: int, is_truncated: bool = False) -> Completion:
-        return Completion(
-            token_ids=np.array(ids, np.int32),
-            logprobs=np.zeros(len(ids), np.float32),
-            versions=np.zeros(len(ids), np.int32),
-            is_truncated=is_truncated,
-        )
-
     def taken(journal: Journal, sample: int, before: list[int], limit: int) -> list[int] | None:
         done = journal.take(asked, sample, np.array(before, np.int32), limit)
         return None if done is None else done.token_ids.tolist()
 
-    asked = ticket(2, [])
+    asked = ticket_of(2)
     folder = tmp_path / "gateway-0"
     first = Journal(folder, "1")
     before = np.array([1, 2], np.int32)
     assert taken(first, 0, [1, 2], 9) is None
-    first.add(asked, 0, before, completed(5, 6))
+    first.add(asked, 0, before, completion(5, 6))
     # Another gateway that gets the group reads the records, and removes them with its own.
     elsewhere = Journal(tmp_path / "gateway-1", "1")
     assert taken(elsewhere, 0, [1, 2], 9) == [5, 6]
     assert taken(elsewhere, 0, [1, 2], 9) is None
-    first.add(asked, 0, before, completed(7, 8, is_truncated=True))
+    first.add(asked, 0, before, completion(7, 8, is_truncated=True))
     assert taken(first, 0, [1, 2], 9) is None, "its own records are with their agents"
     second = Journal(folder, "1")
     assert taken(second, 1, [1, 2], 9) is None
@@ -410,14 +323,14 @@ def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> 
     assert taken(second, 0, [1, 2], 2) == [7, 8]
     assert taken(second, 0, [1, 2], 2) is None
     # What the newest attempt was served comes first.
-    second.add(msgspec.structs.replace(asked, attempt=2), 0, before, completed(9))
+    second.add(msgspec.structs.replace(asked, attempt=2), 0, before, completion(9))
     assert taken(Journal(folder, "1"), 0, [1, 2], 9) == [9]
     second.forget(asked.group_id)
     assert taken(Journal(folder, "1"), 0, [1, 2], 9) is None
-    second.add(asked, 0, before, completed(5))
+    second.add(asked, 0, before, completion(5))
     elsewhere.forget(asked.group_id)
     assert taken(Journal(folder, "1"), 0, [1, 2], 9) is None, "forgotten by the other gateway"
-    second.add(asked, 0, before, completed(5))
+    second.add(asked, 0, before, completion(5))
     (tmp_path / "notes" / "of a person").mkdir(parents=True)
     assert taken(Journal(folder, "2"), 0, [1, 2], 9) is None, "another supervisor's"
     assert (tmp_path / "notes" / "of a person").exists(), "only records are removed"
@@ -445,18 +358,11 @@ def test_a_sample_is_counted_under_the_environment_of_its_row(tmp_path: Path) ->
 
 
 def test_without_tests_the_environment_has_to_give_the_reward(tmp_path: Path) -> None:
-    (group,), _ = groups(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:rewrites]", tests=[])
+    group, _ = made(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:rewrites]", tests=[])
     assert group.trajectories[0].score.reward == 1.5
     cause = failure(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:two_turns]", tests=[])
     assert isinstance(cause, AgentError)
     assert "gave no reward, and its row has no tests" in str(cause)
-
-
-def test_a_command_that_fails_shows_its_last_words(tmp_path: Path) -> None:
-    cause = failure(tmp_path, f"rollout.fn=[{sys.executable},{tmp_path}/agent.py,fails]")
-    assert isinstance(cause, AgentError)
-    assert "exited with code 1" in str(cause)
-    assert "ZeroDivisionError: mine" in str(cause)
 
 
 def test_an_environment_has_a_memory_limit(tmp_path: Path) -> None:
@@ -489,64 +395,110 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None
 
 
 class Generators:
-    """A directory of generators, of which those that are gone raise Unavailable."""
+    """The context of a gateway with two generators; those that are gone raise Unavailable."""
 
     def __init__(self) -> None:
         self.directory = Directory()
         self.activity = Activity()
         self.name = "gateway-0"
         self.config = compose("grpo_code", [])
-        self.calls: list[tuple[str, list[int]]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.gone: set[str] = set()
-        members = {name: self.member(name) for name in ("generator-0", "generator-1")}
-        self.directory._members = members
-
-    def member(self, name: str) -> Member:
-        return Member(name=name, role="generator", pid=1, state="serving", since_s=0.0, address="x")
+        self.is_called = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        members = [
+            Member(
+                name=f"generator-{i}", role="generator", pid=1, state="serving", since_s=0.0,
+                address="x",
+            )
+            for i in range(2)
+        ]  # fmt: skip
+        self.directory.update(Members(revision=1, members=members))
 
     def incarnation_of(self, member: Member) -> Any:
-        async def call(request: Any, *, timeout_s: float) -> Continuation:
-            self.calls.append((member.name, request.token_ids.tolist()))
+        async def call(request: Any, *, timeout_s: float) -> Any:
+            if isinstance(request, WatchVersion):
+                if request.known == NO_VERSION:
+                    return EngineVersion(version=3 + int(member.name[-1]))
+                return await asyncio.Event().wait()
+            self.calls.append((member.name, request))
+            self.is_called.set()
             if member.name in self.gone:
                 raise Unavailable(f"{member.name} ended")
-            done = Completion(
-                token_ids=np.array([9], np.int32),
-                logprobs=np.zeros(1, np.float32),
-                versions=np.zeros(1, np.int32),
-                is_truncated=False,
-            )
-            return Continuation(completed=done)
+            if isinstance(request, ReadCalls):
+                return CallsRead(content=request.text, calls=[])
+            await self.may_answer.wait()
+            return Continuation(completed=completion(9))
 
         return SimpleNamespace(call=call)
+
+    @contextlib.asynccontextmanager
+    async def engines(self) -> AsyncIterator[RemoteEngines]:
+        """The engines of both, once their versions are known."""
+        engines = RemoteEngines(cast(Any, self))
+        known = asyncio.Semaphore(0)
+        following = asyncio.create_task(engines.follow(known.release))
+        for _ in range(2):
+            await known.acquire()
+        yield engines
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 def test_a_session_stays_with_its_generator_and_moves_with_the_same_tokens() -> None:
     async def main() -> None:
         generators = Generators()
-        engines = RemoteEngines(cast(Any, generators))
-        engines._versions = {("generator-0", 1): 3, ("generator-1", 1): 4}
-        assert engines.version == 3
-        sampling = Sampling(temperature=1.0, max_new_tokens=4)
+        async with generators.engines() as engines:
+            assert engines.version == 3
 
-        async def ask(session: str, ids: list[int]) -> None:
-            completions = engines.generate(f"{session}/0.0", ids, 1, sampling)
-            async with contextlib.aclosing(completions):
-                await anext(completions)
+            async def ask(session: str, ids: list[int]) -> None:
+                row = np.array(ids, np.int32)
+                await one_completion(engines, f"{session}/0.0", row, ticket_of(1).sampling)
 
-        for length in (1, 2, 3):
-            await ask("1.1.0", [5] * length)
-        (first,) = {name for name, _ in generators.calls}
-        generators.gone = {first}
-        await ask("1.1.0", [5] * 4)
-        moved = generators.calls[-2:]
-        assert [ids for _, ids in moved] == [[5] * 4, [5] * 4]
-        assert len({name for name, _ in moved}) == 2
-        # The one that is gone is asked no more.
-        generators.calls.clear()
-        await ask("2.1.0", [6])
-        assert first not in {name for name, _ in generators.calls}
-        # An attempt that is closed leaves nothing behind: a run has millions of sessions.
-        engines.forget(ticket(1, []))
-        assert list(engines._chosen) == ["2.1.0"]
+            for length in (1, 2, 3):
+                await ask("1.1.0", [5] * length)
+            (first,) = {name for name, _ in generators.calls}
+            generators.gone = {first}
+            await ask("1.1.0", [5] * 4)
+            moved = generators.calls[-2:]
+            assert [request.token_ids.tolist() for _, request in moved] == [[5] * 4, [5] * 4]
+            assert len({name for name, _ in moved}) == 2
+            # The generator that is gone is asked no more.
+            generators.calls.clear()
+            await ask("2.1.0", [6])
+            assert first not in {name for name, _ in generators.calls}
+            # An attempt that is closed leaves nothing behind: a run has millions of sessions.
+            engines.forget(ticket_of(1))
+            assert list(engines._chosen) == ["2.1.0"]
+
+    asyncio.run(main())
+
+
+def test_one_generator_reads_all_tool_calls_as_long_as_it_lives() -> None:
+    async def main() -> None:
+        generators = Generators()
+        generators.may_answer.clear()
+        request = ReadCalls(parser="x", text="y", token_ids=np.zeros(0, np.int32), tools=b"[]")
+        async with generators.engines() as engines:
+
+            async def read() -> str:
+                assert (await engines.read_calls(request)).content == "y"
+                return generators.calls[-1][0]
+
+            first = await read()
+            # Also while the other generator has less to do.
+            generators.is_called.clear()
+            row = np.array([5], np.int32)
+            writing = asyncio.create_task(
+                one_completion(engines, "1.1.0/0.0", row, ticket_of(1).sampling)
+            )
+            await generators.is_called.wait()
+            assert generators.calls[1][0] == first
+            assert await read() == first
+            generators.gone = {first}
+            assert await read() != first
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
 
     asyncio.run(main())

@@ -18,17 +18,16 @@ import pytest
 from composing import compose, compose_unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_agents import TESTS, Alphabet, Judge, Parrot, ticket
+from rollouts_support import Alphabet, Judge, Parrot, opened_rollouts, process, ticket_of
+from test_agents import TESTS
 
 from async_rl.config.checks.run import problems
 from async_rl.core.errors import AgentError, NotTaken, root_cause
 from async_rl.core.types import Group
-from async_rl.observability.activity import Activity
 from async_rl.processes.gateway import announced
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.journal import Journal
-from async_rl.rollouts.rollout import Rollouts
 from async_rl.sessions.offers import Offers, key_from
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.server import build_app
@@ -45,7 +44,8 @@ class Gateway:
         self.sessions = Sessions()
         self.transport = httpx.ASGITransport(cast(Any, build_app(self.sessions, self.offers)))
         self.judge = Judge()
-        agents = Agents(
+        self.rollouts: Any = None
+        self.agents = Agents(
             self.config,
             tokenizer=Alphabet(),
             sessions=self.sessions,
@@ -53,20 +53,12 @@ class Gateway:
             journal=Journal(path / "gateway-0", "1"),
             url="http://gateway",
         )
-        self.rollouts = Rollouts(
-            self.config,
-            tokenizer=Alphabet(),
-            token="t",
-            name="gateway-0",
-            activity=Activity(),
-            maker=agents.sample,
-        )
-        self.rollouts._scorer = cast(Any, self.judge)
 
-    async def group(self, number: int = 1, size: int = 2) -> Group:
-        asked = msgspec.structs.replace(ticket(size, list(TESTS)), group_id=number)
+    async def group(self, number: int = 1) -> Group:
+        asked = msgspec.structs.replace(ticket_of(2, tests=TESTS), group_id=number)
         async with asyncio.timeout(60):
-            return await self.rollouts.group(asked, Parrot(), written=lambda: None)
+            group: Group = await self.rollouts.group(asked, Parrot(), written=lambda: None)
+        return group
 
     async def post(self, path: str, key: str, body: Any = None) -> httpx.Response:
         async with httpx.AsyncClient(transport=self.transport) as client:
@@ -100,10 +92,10 @@ class Gateway:
 def run(path: Path, do: Callable[[Gateway], Awaitable[None]], **more: Any) -> None:
     async def main() -> None:
         gateway = Gateway(path, **more)
-        try:
+        maker = gateway.agents.sample
+        async with opened_rollouts(gateway.config, gateway.judge, maker=maker) as rollouts:
+            gateway.rollouts = rollouts
             await do(gateway)
-        finally:
-            await gateway.rollouts.close()
         assert len(gateway.sessions) == 0
 
     asyncio.run(main())
@@ -137,7 +129,7 @@ def test_programs_take_the_sessions_of_a_group_and_end_them(tmp_path: Path) -> N
         assert rewards[first["task"]["sample"]] == 0.25
         # The other one posted none, so its last answer is scored.
         assert rewards[second["task"]["sample"]] == 1.0
-        assert gateway.judge.judged == ["u"]
+        assert gateway.judge.texts == ["u"]
         late = await gateway.post("/v1/session/reward", first["api_key"], 1.0)
         assert late.status_code == 401
 
@@ -162,19 +154,14 @@ def test_only_the_key_of_the_sessions_opens_one(tmp_path: Path) -> None:
         made.cancel()
         await asyncio.gather(made, return_exceptions=True)
 
+        # A run that starts its agents itself hands out none.
+        gateway.transport = httpx.ASGITransport(cast(Any, build_app(gateway.sessions)))
+        refused = await gateway.post("/sessions", KEY)
+        assert refused.status_code == 404
+        assert "rollout.fn=external" in refused.json()["error"]["message"]
+
     run(tmp_path, do)
     assert "the run's token" not in KEY
-
-
-def test_a_run_that_starts_its_agents_hands_out_no_session(tmp_path: Path) -> None:
-    async def main() -> None:
-        transport = httpx.ASGITransport(cast(Any, build_app(Sessions())))
-        async with httpx.AsyncClient(transport=transport) as client:
-            refused = await client.post("http://gateway/sessions")
-            assert refused.status_code == 404
-            assert "rollout.fn=external" in refused.json()["error"]["message"]
-
-    asyncio.run(main())
 
 
 def test_a_program_may_wait_and_is_told_to_ask_again(tmp_path: Path) -> None:
@@ -215,15 +202,9 @@ def test_a_session_that_nobody_takes_goes_back_and_does_not_count(tmp_path: Path
         async def call(request: Any, *, timeout_s: float) -> None:
             failures.append(request)
 
-        context: Any = SimpleNamespace(
-            config=gateway.config,
-            name="gateway-0",
-            activity=Activity(),
-            log=SimpleNamespace(warning=lambda *_: None),
-            peer=lambda _: SimpleNamespace(call=call),
-        )
+        context = process(gateway.config, call)
         groups = Groups(context, gateway.rollouts, engine=Parrot, limit=asyncio.timeout)
-        working = asyncio.create_task(groups._roll_out(ticket(2, list(TESTS))))
+        working = asyncio.create_task(groups._roll_out(ticket_of(2, tests=TESTS)))
         # One is taken, the other is not, so the group cannot be complete.
         session = await gateway.take()
         await gateway.say(session)
@@ -239,7 +220,7 @@ def test_a_session_that_nobody_takes_goes_back_and_does_not_count(tmp_path: Path
     assert issubclass(NotTaken, AgentError)
 
 
-def test_the_setting_is_a_word_and_needs_no_program(tmp_path: Path) -> None:
+def test_the_setting_is_a_word_and_needs_no_program() -> None:
     assert list(problems(compose_unchecked("grpo_code", ["rollout.fn=external"]))) == []
     wrong = "\n".join(problems(compose_unchecked("grpo_code", ["rollout.fn=extern"])))
     assert "nor external; correct it" in wrong
@@ -250,19 +231,6 @@ def test_the_setting_is_a_word_and_needs_no_program(tmp_path: Path) -> None:
         "external",
         0,
     )
-
-
-def test_the_address_and_the_key_are_for_the_owner_of_the_run(tmp_path: Path) -> None:
-    context: Any = SimpleNamespace(
-        run_dir=tmp_path, name="gateway-1", token="secret", log=SimpleNamespace(info=lambda *_: 0)
-    )
-    with announced(context, "http://127.0.0.1:9"):
-        file = tmp_path / "gateways" / "gateway-1.json"
-        assert file.stat().st_mode & 0o077 == 0
-        assert msgspec.json.decode(file.read_bytes()) == {
-            "sessions_url": "http://127.0.0.1:9/sessions",
-            "api_key": key_from("secret"),
-        }
 
 
 @settings(max_examples=15, deadline=None)
@@ -325,7 +293,9 @@ def test_programs_that_come_leave_and_fail_never_share_a_session(
     run(tmp_path_factory.mktemp("run"), do, take_s=30.0)
 
 
-def test_the_file_of_a_gateway_lasts_as_long_as_the_gateway(tmp_path: Path) -> None:
+def test_the_file_of_a_gateway_is_its_owner_s_and_lasts_as_long_as_the_gateway(
+    tmp_path: Path,
+) -> None:
     def context(name: str) -> Any:
         log = SimpleNamespace(info=lambda *_: 0)
         return SimpleNamespace(run_dir=tmp_path, name=name, token="the run's token", log=log)
@@ -335,6 +305,9 @@ def test_the_file_of_a_gateway_lasts_as_long_as_the_gateway(tmp_path: Path) -> N
         return {file.name: msgspec.json.decode(file.read_bytes())["sessions_url"] for file in files}
 
     with announced(context("gateway-0"), "http://zero"):
+        file = tmp_path / "gateways" / "gateway-0.json"
+        assert file.stat().st_mode & 0o077 == 0
+        assert msgspec.json.decode(file.read_bytes())["api_key"] == KEY
         with announced(context("gateway-1"), "http://one"):
             assert sorted(urls()) == ["gateway-0.json", "gateway-1.json"]
         # Scaled down.

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 from composing import compose
-from test_generator_groups import ScriptedScorer, scripted_groups, ticket_of
+from rollouts_support import opened_rollouts, process, ticket_of
+from test_generator_groups import ScriptedEngine, ScriptedScorer
 
 from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
-from async_rl.core.types import Group, Prompt, Score
-from async_rl.observability.activity import Activity
-from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
-from async_rl.rewards.scoring import Control
+from async_rl.core.types import Prompt, Score
+from async_rl.protocol.buffer import FailGroup, RequestWork, Work
+from async_rl.rollouts.groups import Groups
 
 
 class FailingScorer(ScriptedScorer):
@@ -33,49 +30,33 @@ class FailingScorer(ScriptedScorer):
         return await super().score(prompt, text, sample)
 
 
-class Buffer:
-    """Keeps what it is sent, and the activity at each request for work."""
+async def roll_out(
+    scorer: FailingScorer, *prompts: str, settings: Sequence[str] = ()
+) -> tuple[list[str], str]:
+    """Roll out these prompts; after the one that is called down, nothing can be scored. Return the
+    reasons of the failures, and what the generator waits for at its next request for work.
+    """
+    reasons: list[str] = []
+    waits: list[str] = []
 
-    def __init__(self, activity: Activity) -> None:
-        self.failed: list[tuple[str, str]] = []
-        self.put: list[Group] = []
-        self.waits: list[str] = []
-        self._activity = activity
-
-    async def call(self, request: Any, *, timeout_s: float) -> Any:
+    async def call(request: Any, *, timeout_s: float) -> Any:
         match request:
             case FailGroup():
-                self.failed.append((request.reason, request.message))
-            case PutGroup():
-                self.put.append(request.group)
+                reasons.append(request.reason)
             case RequestWork():
-                self.waits.append(self._activity.snapshot().waits_for)
+                waits.append(context.activity.snapshot().waits_for)
         return Work(tickets=[])
 
-
-async def roll_out(scorer: FailingScorer, *prompts: str, words: Sequence[str] = ()) -> Buffer:
-    """Roll out these prompts; after the one that is called down, nothing can be scored."""
-    activity = Activity()
-    buffer = Buffer(activity)
-    context: Any = SimpleNamespace(
-        config=compose("grpo_code", ["generation.group_size=2", *words]),
-        model_path=None, token="t", name="generator-0", incarnation="a", version=0,
-        activity=activity, log=logging.getLogger("test"), peer=lambda _: buffer,
-    )  # fmt: skip
-    groups, rollouts = scripted_groups(context)
-    rollouts._scorer = scorer  # type: ignore[assignment]
-    rollouts._control = Control(scorer, limit_s=1.0)  # type: ignore[arg-type]
-    try:
+    config = compose("grpo_code", ["generation.group_size=2", *settings])
+    context = process(config, call)
+    async with opened_rollouts(config, scorer, activity=context.activity) as rollouts:
+        groups = Groups(context, rollouts, engine=ScriptedEngine, limit=asyncio.timeout)
         for prompt_id in prompts:
-            ticket = ticket_of(2)
-            prompt = msgspec.structs.replace(ticket.prompt, prompt_id=prompt_id)
-            await groups._roll_out(msgspec.structs.replace(ticket, prompt=prompt))
+            await groups._roll_out(ticket_of(2, prompt_id=prompt_id))
             if prompt_id == "down":
                 scorer.bad = None
         await groups._request_work(1)
-    finally:
-        await rollouts.close()
-    return buffer
+    return reasons, waits[0]
 
 
 @pytest.mark.parametrize(
@@ -92,34 +73,28 @@ async def roll_out(scorer: FailingScorer, *prompts: str, words: Sequence[str] = 
 def test_only_a_failure_of_the_control_sample_is_an_outage(
     error: Exception, bad: set[str] | None, prompts: tuple[str, ...], reasons: list[str]
 ) -> None:
-    buffer = asyncio.run(roll_out(FailingScorer(bad, error), *prompts))
-    assert [reason for reason, _ in buffer.failed] == reasons
+    assert asyncio.run(roll_out(FailingScorer(bad, error), *prompts))[0] == reasons
 
 
-def test_a_generator_in_an_outage_says_what_holds_it_back() -> None:
+def test_a_generator_in_an_outage_says_what_holds_it_back_until_a_group_is_scored() -> None:
     error = RewardError("http://judge gave no score\nin 3 attempts")
-    buffer = asyncio.run(roll_out(FailingScorer(None, error), "any"))
-    assert buffer.waits == ["scoring: http://judge gave no score in 3 attempts"]
-
-
-def test_a_group_that_is_scored_ends_the_outage_for_its_generator() -> None:
-    scorer = FailingScorer({"poison"}, InfrastructureError("x"))
-    buffer = asyncio.run(roll_out(scorer, "poison", "good"))
-    assert [reason for reason, _ in buffer.failed] == ["scoring_outage"]
-    assert buffer.waits == ["admission: the learner is behind"]
+    _, waits_for = asyncio.run(roll_out(FailingScorer({"poison"}, error), "poison"))
+    assert waits_for == "scoring: http://judge gave no score in 3 attempts"
+    reasons, waits_for = asyncio.run(roll_out(FailingScorer({"poison"}, error), "poison", "good"))
+    assert reasons == ["scoring_outage"]
+    assert waits_for == "admission: the learner is behind"
 
 
 def test_a_function_that_always_fails_ends_the_run_with_its_reason() -> None:
-    error = RewardError("mine raised KeyError: 'level' (/task.py:3)")
-    with pytest.raises(
-        RewardError, match=r"20 groups in a row .* KeyError: 'level' \(/task.py:3\)"
-    ):
-        asyncio.run(roll_out(FailingScorer(None, error), *["any"] * 20))
-    assert len(asyncio.run(roll_out(FailingScorer(None, error), *["any"] * 19)).failed) == 19
+    scorer = FailingScorer(None, RewardError("mine raised KeyError: 'level' (/task.py:3)"))
+    last = r"20 groups in a row .* KeyError: 'level' \(/task.py:3\)"
+    with pytest.raises(RewardError, match=last):
+        asyncio.run(roll_out(scorer, *["any"] * 20))
+    assert len(asyncio.run(roll_out(scorer, *["any"] * 19))[0]) == 19
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "settings"),
     [
         (InfrastructureError("no verifier answers"), ()),
         (
@@ -128,6 +103,6 @@ def test_a_function_that_always_fails_ends_the_run_with_its_reason() -> None:
         ),
     ],
 )
-def test_what_may_come_back_is_waited_for(error: Exception, words: Sequence[str]) -> None:
-    buffer = asyncio.run(roll_out(FailingScorer(None, error), *["any"] * 25, words=words))
-    assert [reason for reason, _ in buffer.failed] == ["scoring_outage"] * 25
+def test_what_may_come_back_is_waited_for(error: Exception, settings: Sequence[str]) -> None:
+    reasons, _ = asyncio.run(roll_out(FailingScorer(None, error), *["any"] * 25, settings=settings))
+    assert reasons == ["scoring_outage"] * 25

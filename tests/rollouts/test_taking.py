@@ -35,21 +35,10 @@ class Buffer:
         )  # type: ignore[list-item]
 
 
-def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) -> Any:
+def take(timeout_s: float, *roles: str) -> Any:
     directory = Directory()
     members = [
-        Member(
-            name=n,
-            role="generator",
-            pid=1,
-            address="a",
-            state="",
-            waits_for="",
-            since_s=0,
-            version=0,
-            counters={},
-        )
-        for n in generators
+        Member(name=role, role=role, pid=1, address="a", state="", since_s=0) for role in roles
     ]
     directory.update(Members(revision=1, members=members))
     no_pool: Any = None
@@ -71,9 +60,9 @@ def test_a_batch_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_
         DeadlineExceeded,
         match=r"no batch for version 5 within 0\.1 s .*the buffer waits for 3 of 4 groups",
     ):
-        take(0.1)
-    assert take(60) == ["the batch"]
+        take(0.1, "generator")
+    assert take(60, "generator") == ["the batch"]
 
 
 def test_without_any_generator_the_learner_waits_for_as_long_as_nobody_asks_for_one() -> None:
-    assert take(0.1, generators=()) == ["the batch"]
+    assert take(0.1) == ["the batch"]

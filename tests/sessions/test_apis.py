@@ -35,8 +35,12 @@ def test_an_agent_with_a_tool_is_one_segment(name: str, stream: bool) -> None:
         assert (last.text, last.calls, last.why, last.num_written) == ("2", [], "stop", 2)
 
     session = use(agent, [f"I add {CALL}", "2"])
-    assert Row(session).num_segments == 1
+    row = Row(session)
+    assert row.num_segments == 1
     assert session.last_text == "2"
+    shown = session.chat.decode(row.tokens.token_ids, with_special=True)
+    for message in ("system\nbe brief", "user\n1 + 1", "tool\n2"):
+        assert f"<|im_start|>{message}<|im_end|>" in shown
 
 
 @each_api
@@ -132,6 +136,16 @@ def test_completions_continue_text_and_token_ids() -> None:
 
     # The first answer is a segment with its end token, and again without it before the second.
     assert Row(use(agent, ["one two"])).num_segments == 3
+
+
+def test_several_prompts_have_n_answers_each_in_order() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        reply = await found.openai.completions.create(model="policy", prompt=["a ", "b c "], n=2)
+        assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+        asked = [len(session.record.turns[number].context.token_ids) for number in range(4)]
+        assert asked == [2, 2, 4, 4]
+
+    use(agent, ["one", "two", "three", "four"])
 
 
 def test_models_are_listed() -> None:

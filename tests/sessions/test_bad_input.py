@@ -68,7 +68,8 @@ def test_each_bad_request_is_refused_in_the_form_of_its_api(api: str) -> None:
         for key in ("", "sk-unknown", session.token[:-1]):
             check(await post(body, key), api, 401, "invalid_api_key")
         check(await post({**body, "model": "gpt"}), api, 404, "model_not_found")
-        for malformed in (b'{"model": "policy", ', b"\xff\xfe", b"[" * 100_000):
+        deep = b'{"more": ' + b"[" * 100_000
+        for malformed in (b'{"model": "policy", ', b"\xff\xfe", deep):
             check(await post(malformed), api, 400)
         check(await post(b" " * (17 << 20)), api, 413)
         check(await post({**body, **too_long}), api, 400, "context_length_exceeded")
