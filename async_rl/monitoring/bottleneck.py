@@ -12,8 +12,7 @@ from typing import NamedTuple
 from async_rl.core.types import Role
 from async_rl.monitoring.rates import per_second
 from async_rl.observability.activity import GAUGE
-from async_rl.planning.scaling import balanced
-from async_rl.protocol.membership import Member, PoolCount
+from async_rl.protocol.membership import Member
 
 _LEARNER_RELIEF = (
     "more ranks (learner.ranks) on additional cores or GPUs relieve it; more generators do not"
@@ -40,8 +39,6 @@ _UPSTREAM = {
 
 _MARGIN = 0.1
 """Share of time. Without it, a balanced run would name another bottleneck in every report."""
-_TOLERATED = 0.1  # a share of waiting that more or fewer generators would not reduce noticeably
-_LEAST_REPORTED = 0.5  # generators; fewer cannot be added or removed
 
 
 class _Shares(NamedTuple):
@@ -144,46 +141,3 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
     name = max(weights, key=weights.__getitem__)
     reason = _UPSTREAM[name].format(upstream[name])
     return f"{name}: the learner waits {shares.waits:.0%} of the time, {reason}"
-
-
-def advice(
-    members: Sequence[Member],
-    before: Sequence[Member] = (),
-    *,
-    pools: Sequence[PoolCount] = (),
-    sentence: str = "",
-) -> str:
-    """Return how many generators to add or remove to balance the run; empty if it is balanced.
-
-    pools: the pools whose size may change; sentence: the bottleneck's, which this must not
-    contradict.
-    """
-    shares = _shares(members, before)
-    # While the number of processes changes, the shares belong to another number.
-    if shares is None or any(m.state in ("starting", "draining") for m in members):
-        return ""
-    waits = shares.waits
-    held_back = shares.held_back
-    count = sum(m.role == "generator" and m.state != "ended" for m in members)
-    missing = balanced(count, learner_waits=waits, held_back=held_back) - count
-    if max(waits, held_back) < _TOLERATED or abs(missing) < _LEAST_REPORTED:
-        return ""
-    if missing > 0 and max(shares.unscored, shares.outside) > shares.writing:
-        # More generators would only wait for verdicts and agents too.
-        return ""
-    if sentence.startswith("the learner" if missing > 0 else "generation"):
-        return ""
-    reason = f"generators are held back {held_back:.0%}"
-    comparison = "fewer"
-    if missing > 0:
-        reason = f"learner waits {waits:.0%}"
-        comparison = "more"
-    # An estimate from a nearly idle side can be any multiple; twice the present count is a limit.
-    number = min(abs(missing), 2.0 * count)
-    able = [
-        pool.pool
-        for pool in pools
-        if pool.work in ("train", "both") and (pool.wanted or missing > 0)
-    ]
-    where = f" ({' or '.join(able)})" if len(able) > 1 else ""
-    return f"{reason} of the time: about {number:.1f} generators {comparison} would balance{where}"

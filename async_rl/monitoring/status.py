@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.config.pools import pool_of
-from async_rl.monitoring.bottleneck import advice, bottleneck
+from async_rl.monitoring.bottleneck import bottleneck
 from async_rl.monitoring.rates import commonest_failure, per_second
 from async_rl.observability.activity import GAUGE
 from async_rl.protocol.control import StatusReply
@@ -102,17 +102,13 @@ def render(
 
 
 def _diagnosis(reply: StatusReply, past: Sequence[Member], last: str) -> Text:
-    """Name the silent processes; if all answer, the bottleneck and how to balance the run."""
+    """Name the silent processes; if all answer, the bottleneck."""
     # Shares of time of a run with a silent process would name the wrong bottleneck.
     silent = [member.name for member in reply.members if member.state == "silent"]
     if silent:
         return Text(f"\nno heartbeat from: {', '.join(silent)}", style="bold red")
-    training = training_members(reply)
-    sentence = bottleneck(training, past, last=last)
-    if not sentence:
-        return Text()
-    balance = advice(training, past, pools=reply.pools, sentence=sentence)
-    return Text("\n".join(["", f"bottleneck: {sentence}", *filter(None, [balance])]), style="cyan")
+    sentence = bottleneck(training_members(reply), past, last=last)
+    return Text(f"\nbottleneck: {sentence}" if sentence else "", style="cyan")
 
 
 def training_members(reply: StatusReply) -> list[Member]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tables import table
 from unread_output import run_unread
 
 from async_rl.composition.compose import compose
@@ -82,33 +83,7 @@ def test_the_resolved_configuration_in_a_dry_run_is_valid_yaml(tmp_path: Path) -
     assert RunConfig.model_validate(msgspec.yaml.decode(text)).run_name == "007"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (
-            ["conf=ppo_code", "num_step=3"],
-            "error: num_step=3: there is no such setting; did you mean num_steps",
-        ),
-        (["conf=ppo_code", "num_steps=0"], "error: num_steps=0: must be a whole number >= 1"),
-        (
-            ["conf=ppo_code", "learner.minibatches=3"],
-            "error: learner.minibatches=3 does not divide",
-        ),
-        (
-            ["conf=ppo_code", "learner.cores=[4096]"],
-            "error: learner.cores=[4096]: this machine does not have 4096",
-        ),
-        (
-            ["conf=ppo_code", "model.path=/nowhere"],
-            "error: model.path=/nowhere: there is no such directory",
-        ),
-        (["conf=ppo_cod"], "did you mean ppo_code?"),
-        (["num_steps=3"], "error: conf= is missing"),
-        (["conf=ppo_code", "conf=grpo_code"], "error: conf= is given 2 times"),
-        ([], "Missing argument"),
-        (["conf=ppo_code", "--dryrun"], "No such option"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "expected"), table(__file__, "wrong"))
 def test_wrong_settings_exit_with_two_and_without_traceback(
     tmp_path: Path, arguments: list[str], expected: str
 ) -> None:

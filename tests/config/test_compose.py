@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tables import table
 
 from async_rl.composition import schema
 from async_rl.composition.choices import CONF_DIR, variants
@@ -124,71 +125,12 @@ def test_paths_become_absolute_and_hub_names_and_urls_stay(
     )
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        (
-            "buffer.group_per_step=4",
-            "did you mean buffer.groups_per_step (groups of one learner step)?",
-        ),
-        ("max_staleness=1", "did you mean buffer.max_staleness_versions"),
-        ("learning_rate=1e-5", "did you mean learner.optimizer.lr (peak learning rate"),
-        ("train_batch_size=64", "did you mean buffer.groups_per_step ("),
-        ("actor_rollout_ref.rollout.n_samples_per_prompt=4", "did you mean generation.group_size"),
-        ("max_completion_length=64", "did you mean data.max_response_tokens"),
-        ("beta=0.1", "did you mean algorithm.kl.coef"),
-        ("lr=1e-3", "did you mean learner.optimizer.lr"),
-        ("generation.vllm.max_num_sequences=4", "did you mean generation.vllm.max_num_seqs"),
-        (
-            "learner={ranks: 1, minibatch: 2}",
-            "learner.minibatch=2: there is no such setting; did you mean learner.minibatches",
-        ),
-        ("zzzz.qqqq=1", "there is no such setting; --dry-run shows all that exist"),
-        ("buffer=3", "buffer is a section; set one of its settings, buffer.<name>=<value>"),
-        (
-            "algorithm=gpo",
-            "conf/algorithm/ has cispo, dapo, dppo, dr_grpo, drpo, gac, geometric, grpo, g",
-        ),
-        ("model=gpt2", "a model is named by model.path"),
-    ],
-)
+@pytest.mark.parametrize(("override", "expected"), table(__file__, "wrong_keys"))
 def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected: str) -> None:
     assert expected in problem(override)
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("num_steps=0", "num_steps=0: must be a whole number >= 1 (learner steps"),
-        ("num_steps=many", "num_steps=many: must be a whole number >= 1"),
-        ("num_steps=1.5", "num_steps=1.5: must be a whole number"),
-        ("seed=null", "seed=null: must be a whole number >= 0"),
-        (
-            "algorithm.policy_loss.clip_low=1",
-            "algorithm.policy_loss.clip_low=1: must be a number > 0 and < 1",
-        ),
-        (
-            "algorithm.policy_loss.clip_dual=0.5",
-            "algorithm.policy_loss.clip_dual=0.5: must be a number > 1 or null",
-        ),
-        ("launcher=lsf", "launcher=lsf: must be one of local"),
-        ("launcher=slum", "launcher=slum: must be one of local, ray, slurm; did you mean slurm?"),
-        (
-            "data.shuffle=1",
-            "data.shuffle=1: must be true or false",
-        ),
-        ("generators.cores=3", "generators.cores=3: must be a list of whole number"),
-        ("generators.cores=[a]", "generators.cores=[a]: must be a list of whole number"),
-        (
-            "learner.optimizer.betas=[0.9]",
-            "learner.optimizer.betas=[0.9]: must be a list of number and number",
-        ),
-        (
-            "monitoring.prometheus_port=70000",
-            "monitoring.prometheus_port=70000: must be a whole number >= 0 and <= 65535",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("override", "expected"), table(__file__, "wrong_values"))
 def test_a_wrong_value_is_told_with_its_path_and_what_it_must_be(
     override: str, expected: str
 ) -> None:
@@ -231,11 +173,6 @@ def test_defaults_stay_out_where_the_setting_is_given() -> None:
     assert with_defaults(given, defaults) == ["learner.ranks=2", *given]
 
 
-def test_all_problems_are_told_at_once() -> None:
-    lines = problem("num_steps=0", "seed=x", "launcher=mars").splitlines()
-    assert [line.partition("=")[0] for line in lines] == ["num_steps", "seed", "launcher"]
-
-
 def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
     assert "did you mean ppo_code?" in problem(conf="ppo_cod")
     assert "there is no such file" in problem(conf="/nowhere/mine.yaml")
@@ -266,34 +203,7 @@ def test_a_users_file_may_bring_a_choice_of_its_own(tmp_path: Path) -> None:
     assert "learner.gpus_each is missing" in problem("hardware=mine", conf=str(file))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("num_steps: 3\n", "must start with the configuration that it builds on"),
-        ("- 1\n", "must start with the configuration that it builds on"),
-        ("a: [1\n", "line 2: not readable as yaml at 'the end of the file'"),
-        ("defaults: [ppo_code]\na: 1\n\tb: 1\n", "line 3: starts with a tab"),
-        ("defaults: [ppo_code]\nseed: 1\nseed: 2\n", "line 3: seed is set twice"),
-        ("seed: 1\ndefaults: [ppo_cod]\n", "line 2: defaults name a file ppo_cod, which does not"),
-        (
-            "defaults: [ppo_code, {algorithm: grop}]\n",
-            "line 1: defaults name algorithm grop, which does not exist; there are cispo, dapo",
-        ),
-        (
-            "defaults: [ppo_code]\nlearner:\n  optimizer:\n    learning_rate: 1\n",
-            "line 4: learner.optimizer.learning_rate=1: there is no such setting; did you mean",
-        ),
-        (
-            "defaults: [ppo_code]\nbufer: {groups_per_step: 4}\n",
-            "did you mean buffer.groups_per_step",
-        ),
-        ("defaults: [ppo_code]\nbuffer:\n", "buffer=null: buffer is a section"),
-        (
-            "defaults: [ppo_code]\nnum_steps: ${nowhere}\n",
-            "line 2: the ${...} in num_steps cannot be resolved",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), table(__file__, "wrong_files"))
 def test_a_wrong_users_file_is_told_with_its_remedy(
     tmp_path: Path, text: str, expected: str
 ) -> None:
@@ -396,29 +306,7 @@ def test_choosing_a_variant_takes_its_own_values_in_any_order() -> None:
         assert (loss.clip_low, loss.clip_high, loss.correction.kind) == (0.1, 2.0, "token_tis")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (
-            ["algorithm.policy_loss=cispo", "algorithm.policy_loss.clip_dual=3"],
-            "clip_dual=3: algorithm.policy_loss=cispo has no clip_dual, which belongs to ppo, gspo,"
-            " ppo_vanilla; leave it out, or set algorithm.policy_loss=ppo",
-        ),
-        (["algorithm.kl.coef=0.1"], "algorithm.kl=none has no coef, which belongs to reward, loss"),
-        (["algorithm.advantage.critic.warmup_steps=3"], "advantage=grpo has no critic"),
-        (["algorithm.aggregation.tokens=64"], "which belongs to sequence_sum"),
-        (["algorithm.policy_loss.correction.min=0.5"], "belongs to token_mis, sequence_mis"),
-        (
-            ["algorithm.policy_loss=ppo_vanilla", "algorithm.policy_loss.correction=token_mis"],
-            "algorithm.policy_loss.correction=token_mis: must be none",
-        ),
-        (
-            ["algorithm.policy_loss=pppo"],
-            "must be one of plugin, ppo, gspo, ppo_vanilla, cispo, reinforce, dppo, vespo",
-        ),
-        (["algorithm.kl=5"], "algorithm.kl=5: must be one of none, reward, loss"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), table(__file__, "other_variants"))
 def test_a_parameter_of_another_variant_is_refused_with_the_variant_that_has_it(
     overrides: list[str], expected: str
 ) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tables import table
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -37,28 +38,7 @@ def problems(tmp_path: Path, rows: list[dict[str, object]] | str, *words: str) -
     return list(row_problems(compose("grpo_code", overrides)))
 
 
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        ([GOOD, {**GOOD, "prompt": None}], "rows.jsonl, row 2: no column 'prompt'"),
-        ([{"problem": "x", "tests": GOOD["tests"]}], "no column 'prompt'"),
-        ([{"prompt": "x"}], "give a column `tests`"),
-        ('{"prompt": "x", \n', "rows.jsonl, row 1: not valid JSON"),
-        ([{**GOOD, "tests": []}], "the list of tests is empty"),
-        ([{"promt": "x", "tests": GOOD["tests"]}], "did you mean 'promt'? set data.prompt_key"),
-        ([{"prompt": "x", "test": GOOD["tests"]}], "a list in test; rename it to tests"),
-        (
-            [{"prompt": "x", "tests": [{"input": "1", "output": "2"}]}],
-            "test 1 whose kind is missing; write one of stdin, call, assert, answer, container, as"
-            ' in {"kind": "stdin", "input": ..., "output": ...}',
-        ),
-        (
-            [{"prompt": "x", "tests": [{"kind": "stdin", "input": "1", "outptu": "2"}]}],
-            "a field outptu, which stdin does not have; did you mean output?",
-        ),
-        ([{"prompt": "x", "tests": [{"kind": "stdin", "input": "1"}]}], "(stdin) without output"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "reason"), table(__file__, "unusable"))
 def test_a_row_that_cannot_be_used_is_named_once(
     tmp_path: Path, rows: list[dict[str, object]] | str, reason: str
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import table
 
 from async_rl.composition.compose import compose, recompose, write_config
 from async_rl.composition.overrides import with_defaults
@@ -40,8 +41,6 @@ from async_rl.planning.topology import ProcessSpec, processes
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 BIG = ("generators.pools.big.count=2", "generators.pools.big.work=train")
 JUDGE = ("generators.pools.judge.count=1", "generators.pools.judge.work=evaluation")
-SLURM = ("launcher=slurm",)
-HF = ("generation.engine=hf",)
 GPUS = (
     "hardware=gpus",
     "generators.cores=[]",
@@ -185,89 +184,7 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
     assert pool_counts(again) == {**pool_counts(config), "generators.more": 4}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (
-            ("generators.pools.big.coutn=2",),
-            (
-                "generators.pools.big.coutn=2: there is no such setting; did you mean"
-                " generators.pools.big.count"
-            ),
-        ),
-        (
-            ("generators.pools={big:{coutn:2,work:train}}",),
-            "did you mean generators.pools.big.count",
-        ),
-        (("generators.pools.big.count=2",), "generators.pools.big.work is missing"),
-        (
-            ("generators.pools.big.count=-1",),
-            "generators.pools.big.count=-1: must be a whole number >= 0",
-        ),
-        (
-            ("generators.pools={big:3}",),
-            "generators.pools.big=3: generators.pools.big is a section",
-        ),
-        (
-            ("generators.pools.big.count=1", "generators.pools.big.work=trian"),
-            "did you mean train?",
-        ),
-        (
-            ("generators.pools={Big:{count:1,work:train}}",),
-            "use lowercase letters, digits and underscores, with a letter first",
-        ),
-        (
-            ("generators.pools={generator:{count:1,work:train}}",),
-            "generators.pools.generator: generator is a reserved name",
-        ),
-        (
-            (*HF, *BIG, "generators.pools.big.max_num_seqs=8"),
-            "has no effect with generation.engine=hf",
-        ),
-        ((*BIG, "generators.pools.big.node_kind=h100"), "has no effect with launcher=local"),
-        (
-            (*BIG, "generators.pools.big.cores=[0]", "launcher=ray"),
-            "has no effect with launcher=ray",
-        ),
-        ((*JUDGE, "generators.pools={a:{count:1,work:both}}"), "set generators.pools.a.work=train"),
-        ((*JUDGE, "evaluation.every_steps=0"), "its generators would never have work"),
-        ((*BIG, "generators.count=0"), "no generator would evaluate"),
-        (
-            (*BIG, "generators.pools.big.max_num_seqs=4"),
-            "generators.pools.big.max_num_seqs=4 is below generation.group_size=8",
-        ),
-        (
-            (
-                *BIG,
-                "generators.pools.big.tensor_parallel_size=2",
-                "generators.pools.big.gpus_each=1",
-            ),
-            "set generators.pools.big.gpus_each=2",
-        ),
-        (
-            ("launcher=slurm", *BIG, "generators.pools.big.gpus_each=0.5"),
-            "generators.pools.big.gpus_each=0.5: launcher=slurm assigns whole",
-        ),
-        (
-            (
-                *SLURM,
-                "launcher.gpus_per_node=2",
-                *BIG,
-                "generators.pools.big.gpus_each=4",
-            ),
-            "runs on one node, which has launcher.gpus_per",
-        ),
-        (
-            (
-                *SLURM,
-                'launcher.extra=["--cpus-per-task=4"]',
-                *BIG,
-                "generators.pools.big.cpus_each=8",
-            ),
-            "a process needs 8",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), table(__file__, "refused"))
 def test_a_pool_that_cannot_work_is_refused_with_its_remedy(
     overrides: tuple[str, ...], expected: str
 ) -> None:

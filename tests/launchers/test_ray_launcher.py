@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from composing import compose
+from tables import table
 
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
@@ -27,32 +28,7 @@ def spec(config: RunConfig, name: str) -> ProcessSpec:
     return next(spec for spec in processes(config, MACHINE) if spec.name == name)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "name", "expected"),
-    [
-        (
-            [],
-            "generator-0",
-            {"num_cpus": 1, "num_gpus": 0, "resources": {}, "scheduling_strategy": "SPREAD"},
-        ),
-        (
-            ["launcher.generator_cpus=4"],
-            "generator-0",
-            {"num_cpus": 4},
-        ),
-        (
-            ["launcher.node_kind=a100", "generators.gpus_each=0.5"],
-            "generator-0",
-            {"num_gpus": 0.5, "resources": {"a100": 1}},
-        ),
-        (
-            ["launcher.node_kind=a100", "verifiers.cells=3"],
-            "verifier-0",
-            {"num_cpus": 3, "resources": {}},
-        ),
-        ([], "buffer", {"num_cpus": 1}),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "name", "expected"), table(__file__, "actors"))
 def test_an_actor_takes_what_its_role_takes(
     overrides: list[str], name: str, expected: dict[str, Any]
 ) -> None:
@@ -63,36 +39,7 @@ def test_an_actor_takes_what_its_role_takes(
     assert actor_options(config, spec(config, name), is_own_cluster=True)["num_cpus"] == 0
 
 
-@pytest.mark.parametrize(
-    ("overrides", "is_own", "expected"),
-    [
-        (["learner.ranks=2"], False, [{"CPU": 1.0, "node:10.0.0.1": 0.001}] * 2),
-        (
-            ["launcher.learner_cpus=8", "learner.gpus_each=1"],
-            False,
-            [{"CPU": 8.0, "GPU": 1.0, "node:10.0.0.1": 0.001}],
-        ),
-        (["launcher.shared_run_dir=true"], False, [{"CPU": 1.0}]),
-        (["learner.gpus_each=1"], True, [{"GPU": 1.0}]),
-        ([], True, []),
-        (
-            [
-                "placement=colocated",
-                "learner.gpus_each=0.5",
-                "generators.gpus_each=0.5",
-                "launcher.generator_cpus=3",
-            ],
-            False,
-            [{"CPU": 4.0, "GPU": 1.0, "node:10.0.0.1": 0.001}],
-        ),
-        (
-            ["placement=colocated", "learner.ranks=2", "generators.count=2"],
-            False,
-            [{"CPU": n, "node:10.0.0.1": 0.001} for n in (3.0, 1.0)],
-        ),
-        (["placement=colocated"], True, []),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "is_own", "expected"), table(__file__, "bundles"))
 def test_the_learner_stays_beside_the_supervisor_unless_files_are_shared(
     overrides: list[str], is_own: bool, expected: list[dict[str, float]]
 ) -> None:

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+from members import reply
 from rich.console import Console as RichConsole
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -14,7 +15,6 @@ from async_rl.config.run import RunConfig
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.status import render
 from async_rl.observability.logs import configure_logging, log_path
-from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import ReportMetrics
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
@@ -55,17 +55,9 @@ def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with
 
 @pytest.mark.parametrize(("share", "is_told"), [(1.0, True), (0.99, False)])
 def test_status_tells_it_as_long_as_it_is_so(share: float, is_told: bool) -> None:
-    reply = StatusReply(
-        run_name="r",
-        run_dir="/r",
-        step=3,
-        num_steps=9,
-        started_s=0,
-        tensorboard_url="",
-        members=[],
-        metrics={"reward/failed_share": share},
-    )
     out = io.StringIO()
-    RichConsole(file=out, width=200).print(render(reply, now_s=60.0))
+    RichConsole(file=out, width=200).print(
+        render(reply(metrics={"reward/failed_share": share}), now_s=60.0)
+    )
     alarm = "last step: no sample has a reward above reward.fail_reward"
     assert (alarm in out.getvalue()) == is_told

@@ -7,7 +7,9 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
+import members
 import msgspec
 import pytest
 from rich.console import Console as RichConsole
@@ -15,12 +17,10 @@ from unread_output import run_unread
 
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
-from async_rl.core.types import Role
 from async_rl.monitoring.console import Console, progress_line, who_waits
 from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.status import duration, render
 from async_rl.monitoring.terminal import Terminal
-from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 from async_rl.runs.status import result_lines
 from async_rl.training import checkpoints
@@ -28,26 +28,8 @@ from async_rl.training import checkpoints
 NOW = 1000.0
 
 
-def member(
-    name: str,
-    role: Role,
-    *,
-    state: str = "working",
-    waits_for: str = "",
-    since_s: float = NOW,
-    version: int = -1,
-) -> Member:
-    return Member(
-        name=name,
-        role=role,
-        pid=42,
-        address="",
-        state=state,
-        waits_for=waits_for,
-        since_s=since_s,
-        version=version,
-        counters={},
-    )
+def member(name: str, **facts: Any) -> Member:
+    return members.member(name, **{"pid": 42, "since_s": NOW, **facts})
 
 
 class Screen:
@@ -80,10 +62,8 @@ def test_the_live_line_shows_the_numbers_to_watch_and_who_waits() -> None:
         "staleness/max_versions": 2.0,
         "throughput/generated_tokens_per_s": 9841.0,
     }
-    members = [
-        member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 3)
-    ]
-    line = progress_line(12, 60, metrics, members, now_s=NOW, evaluated_step=10)
+    processes = [member("learner-0", state="waiting", waits_for="a batch", since_s=NOW - 3)]
+    line = progress_line(12, 60, metrics, processes, now_s=NOW, evaluated_step=10)
     assert (
         line
         == "step 12/60  reward 0.41  held-out 0.56 @10  staleness 2  9.8k tokens/s  learner-0 waits"
@@ -95,7 +75,6 @@ def test_the_live_line_names_the_commonest_failure_before_the_first_step() -> No
     counters = {"failures/reward_failed": 41.0, "failures/generator_lost": 2.0, "busy_s": 30.0}
     held = member(
         "generator-0",
-        "generator",
         state="blocked",
         waits_for="scoring: judge:80 answers 500",
         since_s=NOW - 9,
@@ -114,18 +93,17 @@ def test_the_live_line_leaves_out_what_is_not_known_yet() -> None:
 
 
 def test_whoever_is_not_up_yet_is_named_first() -> None:
-    members = [
-        member("generator-0", "generator", state="starting"),
-        member("learner-0", "learner", state="waiting", waits_for="a batch"),
+    processes = [
+        member("generator-0", state="starting"),
+        member("learner-0", state="waiting", waits_for="a batch"),
     ]
-    assert who_waits(members, now_s=NOW, least_s=0.0) == "generator-0 starts"
+    assert who_waits(processes, now_s=NOW, least_s=0.0) == "generator-0 starts"
 
 
 def test_one_without_a_place_on_the_cluster_does_not_start_but_waits_for_room() -> None:
-    learner = member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 60)
+    learner = member("learner-0", state="waiting", waits_for="a batch", since_s=NOW - 60)
     waits = member(
         "verifier-1",
-        "verifier",
         state="starting",
         waits_for="room on the cluster: 2 CPU",
         since_s=NOW - 70,
@@ -135,25 +113,22 @@ def test_one_without_a_place_on_the_cluster_does_not_start_but_waits_for_room() 
 
 
 def test_a_wait_shorter_than_worth_telling_is_left_out() -> None:
-    members = [
-        member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 0.5)
-    ]
-    assert who_waits(members, now_s=NOW, least_s=1.0) == ""
+    processes = [member("learner-0", state="waiting", waits_for="a batch", since_s=NOW - 0.5)]
+    assert who_waits(processes, now_s=NOW, least_s=1.0) == ""
 
 
 def test_an_idle_verifier_is_no_news_but_a_generator_held_back_is() -> None:
-    members = [
-        member("verifier-0", "verifier", state="waiting", waits_for="requests", since_s=NOW - 60),
+    processes = [
+        member("verifier-0", state="waiting", waits_for="requests", since_s=NOW - 60),
         member(
             "generator-1",
-            "generator",
             state="blocked",
             waits_for="admission: 48 of 48",
             since_s=NOW - 5,
         ),
     ]
     assert (
-        who_waits(members, now_s=NOW, least_s=1.0)
+        who_waits(processes, now_s=NOW, least_s=1.0)
         == "generator-1 is held back by admission: 48 of 48 (5 s)"
     )
 
@@ -293,7 +268,7 @@ def test_durations_are_told_in_the_units_that_matter(seconds: float, text: str) 
 
 
 def test_status_lists_every_process_with_what_it_waits_for() -> None:
-    reply = StatusReply(
+    answer = members.reply(
         run_name="calm-river",
         run_dir="/runs/calm-river",
         step=12,
@@ -301,21 +276,20 @@ def test_status_lists_every_process_with_what_it_waits_for() -> None:
         started_s=NOW - 95,
         tensorboard_url="http://127.0.0.1:6006/",
         members=[
-            member("verifier-0", "verifier", state="serving"),
+            member("verifier-0", state="serving"),
             member(
                 "generator-0",
-                "generator",
                 state="blocked",
                 waits_for="admission: 48 of 48",
                 since_s=NOW - 2,
                 version=11,
             ),
-            member("learner-0", "learner", state="training", since_s=NOW - 1, version=12),
+            member("learner-0", state="training", since_s=NOW - 1, version=12),
         ],
         metrics={"reward/mean": 0.5, "throughput/generated_tokens_per_s": 9841.2},
     )
     out = io.StringIO()
-    RichConsole(file=out, width=120).print(render(reply, now_s=NOW))
+    RichConsole(file=out, width=120).print(render(answer, now_s=NOW))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert lines == [
         "calm-river  step 12 of 60, running for 1 min 35 s",

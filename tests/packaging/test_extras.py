@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from async_rl.core.extras import EXTRA_OF
 
@@ -44,41 +45,7 @@ def test_help_needs_no_extra(words: list[str]) -> None:
     assert without(sorted(EXTRA_OF), *words).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("package", "words", "message"),
-    [
-        (
-            "uvicorn",
-            ["verifier"],
-            "async-rl verifier needs the package uvicorn, which is not installed; pip install"
-            " 'async-rl[verifier]'",
-        ),
-        (
-            "torch",
-            ["launch", "conf=grpo_code", "--dry-run"],
-            "a run needs the package torch, which is not installed; pip install 'async-rl[cpu]', or"
-            " 'async-rl[gpu]' on a machine with GPUs",
-        ),
-        (
-            "vllm",
-            ["launch", "conf=grpo_code", "--dry-run"],
-            "generation.engine=vllm needs the package vllm, which is not installed; pip install"
-            " 'async-rl[cpu]', or 'async-rl[gpu]' on a machine with GPUs",
-        ),
-        (
-            "ray",
-            ["launch", "conf=grpo_code", "launcher=ray", "--dry-run"],
-            "launcher=ray needs the package ray, which is not installed; pip install"
-            " 'async-rl[ray]', on every node",
-        ),
-        (
-            "wandb",
-            ["launch", "conf=grpo_code", "monitoring.wandb=mine", "--dry-run"],
-            "monitoring.wandb=mine needs the package wandb, which is not installed; pip install"
-            " 'async-rl[wandb]'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("package", "words", "message"), table(__file__, "missing"))
 def test_the_extra_of_a_missing_package_is_named(
     package: str, words: list[str], message: str
 ) -> None:
