@@ -40,6 +40,7 @@ def test_other_shells_get_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMP_WORDS", raising=False)
     assert complete_setting("conf=ppo_c") == ["conf=ppo_code"]
     assert complete_setting("num_st") == ["num_steps="]
+    assert complete_setting("nothing") == []
 
 
 def test_a_real_bash_completes_the_name_after_conf(tmp_path: Path) -> None:

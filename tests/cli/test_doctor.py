@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from async_rl.core.checksums import write_sums
 from async_rl.core.gpus import Gpu, Gpus
 from async_rl.core.machine import Machine
-from async_rl.launchers import cli
 from async_rl.launchers.commands import doctor as doctor_command
 from async_rl.launchers.commands.findings import (
     Finding,
@@ -99,57 +99,29 @@ def test_what_is_found_decides_the_state_and_everything_not_ok_has_a_remedy(
     assert (finding.remedy == "") == (state == "ok")
 
 
-@pytest.mark.parametrize(("findings", "code"), [(["ok", "weak"], 0), (["ok", "bad", "weak"], 1)])
+@pytest.mark.parametrize(("states", "code"), [(["ok", "weak"], 0), (["ok", "bad", "weak"], 1)])
 def test_the_exit_code_is_one_only_if_no_run_can_work(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    findings: list[str],
-    code: int,
+    monkeypatch: pytest.MonkeyPatch, async_rl: Any, states: list[Any], code: int
 ) -> None:
-    monkeypatch.setattr(
-        doctor_command,
-        "examine",
-        lambda *_: [Finding(f"thing {s}", s, "seen", "do it") for s in findings],
-    )  # type: ignore[arg-type]
-    monkeypatch.setattr(sys, "argv", ["async-rl", "doctor"])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == code
-    assert "do it" in capsys.readouterr().out
+    found = [Finding(f"thing {state}", state, "seen", "do it") for state in states]
+    monkeypatch.setattr(doctor_command, "examine", lambda *_: found)
+    answer = async_rl("doctor")
+    assert answer.code == code
+    assert "do it" in answer.out
 
 
-def test_it_looks_at_this_machine_and_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["async-rl", "doctor", "--directory", str(tmp_path / "not" / "yet")]
-    )
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    shown = capsys.readouterr().out
-    for what in (
-        "interpreter",
-        "packages",
-        "cores",
-        "memory",
-        "GPUs",
-        "open files",
-        "shared memory",
-        "ports",
-        "disk",
-        "jail",
-    ):
-        assert what in shown
-    assert caught.value.code == (1 if "bad" in shown else 0)
+def test_it_looks_at_this_machine_and_leaves_nothing_behind(tmp_path: Path, async_rl: Any) -> None:
+    code, shown, _ = async_rl("doctor", "--directory", str(tmp_path / "not" / "yet"))
+    subjects = "interpreter packages cores memory GPUs files shared ports disk jail"
+    assert [subject for subject in subjects.split() if subject not in shown] == []
+    assert code == (1 if "bad" in shown else 0)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_directory_that_cannot_be_written_is_bad() -> None:
-    assert doctor_command._disk(Path("/proc/self")).state == "bad"
+    _, shown, _ = async_rl("doctor", "--directory", "/proc/self")
+    assert re.search("bad +disk", shown)
 
 
 def test_the_checkpoints_of_a_run_are_compared_with_their_checksums(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, async_rl: Any
 ) -> None:
     monkeypatch.setattr(doctor_command, "examine", lambda *_: [])
     (tmp_path / "mine").mkdir()
@@ -160,13 +132,12 @@ def test_the_checkpoints_of_a_run_are_compared_with_their_checksums(
         (directory / "0.distcp").write_bytes(bytes(100))
         write_sums(directory)
 
-    def shown(code: int) -> str:
-        monkeypatch.setattr(sys, "argv", ["async-rl", "doctor", str(tmp_path / "mine")])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        assert caught.value.code == code
-        return " ".join(capsys.readouterr().out.split())
+    def shown() -> tuple[int, str]:
+        code, out, _ = async_rl("doctor", str(tmp_path / "mine"))
+        return code, " ".join(out.split())
 
-    assert "mine: 2 have their checksums" in shown(0)
+    assert (shown()[0], "mine: 2 have their checksums" in shown()[1]) == (0, True)
     (directory / "0.distcp").write_bytes(bytes(99) + b"x")
-    assert "step_000010 is damaged: 0.distcp does not have" in shown(1)
+    code, text = shown()
+    assert code == 1
+    assert "step_000010 is damaged: 0.distcp does not have" in text

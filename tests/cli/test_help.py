@@ -11,7 +11,7 @@ import typer
 
 from async_rl.launchers.cli import app
 from async_rl.launchers.commands import options
-from async_rl.launchers.commands.options import complete_run, complete_setting
+from async_rl.launchers.commands.options import complete_run
 
 GROUP = typer.main.get_command(app)
 COMMANDS = {
@@ -43,12 +43,6 @@ def test_the_help_of_a_command_has_examples_with_options_that_it_has(name: str) 
         path = name.removesuffix(" serve").split()  # the verifier's command that may be left out
         assert words[: 1 + len(path)] == ["async-rl", *path]
         assert {word for word in words if word.startswith("--")} <= known
-
-
-def test_settings_and_configurations_are_completed() -> None:
-    assert complete_setting("conf=p") == ["conf=ppo_code", "conf=ppo_math"]
-    assert complete_setting("buffer.max_st") == ["buffer.max_staleness_versions="]
-    assert complete_setting("nothing") == []
 
 
 def test_runs_are_completed_by_their_beginning(

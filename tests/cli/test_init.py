@@ -6,29 +6,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from empty_model import write_model
 
 from async_rl.composition.compose import compose
 from async_rl.core.machine import this_machine
-from async_rl.launchers import cli
 from async_rl.launchers.preflight.checks import preflight
 
 
-def init(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["async-rl", "init", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
-
-
 def test_a_new_task_has_a_configuration_that_composes_and_data_that_pass_their_own_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, async_rl: Any
 ) -> None:
     task = tmp_path / "mine"
-    assert init(monkeypatch, str(task), "--model", str(tmp_path)) == 0
+    assert async_rl("init", str(task), "--model", str(tmp_path)).code == 0
     config = compose(str(task / "conf.yaml"))
     assert (config.data.train_files, config.data.val_files) == (
         [str(task / "train.jsonl")],
@@ -52,11 +44,12 @@ def test_a_new_task_has_a_configuration_that_composes_and_data_that_pass_their_o
 
 @pytest.mark.parametrize("template", ["code", "math", "reward", "tool", "agent"])
 def test_every_template_composes_and_passes_the_checks_of_a_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+    tmp_path: Path, async_rl: Any, template: str
 ) -> None:
     model = write_model(tmp_path / "model")
     task = tmp_path / "mine"
-    assert init(monkeypatch, str(task), "--template", template, "--model", str(model)) == 0
+    given = ["--template", template, "--model", str(model)]
+    assert async_rl("init", str(task), *given).code == 0
     # A directory can be moved, since its files are named relative to the configuration.
     moved = task.rename(tmp_path / "moved")
     assert str(tmp_path / "mine") not in (moved / "conf.yaml").read_text()
@@ -71,16 +64,13 @@ def test_every_template_composes_and_passes_the_checks_of_a_launch(
     assert str(moved) in own.get(template, str(moved))
 
 
-def test_a_task_in_words_needs_a_model_that_writes_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_task_in_words_needs_a_model_that_writes_words_and_a_directory_of_its_own(
+    tmp_path: Path, async_rl: Any
 ) -> None:
-    assert init(monkeypatch, str(tmp_path / "sums"), "--template", "math") == 2
-    assert "the embedded model writes programs only; give --model" in capsys.readouterr().err
-
-
-def test_a_directory_that_exists_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert init(monkeypatch, str(tmp_path)) == 2
-    assert "does not exist yet" in capsys.readouterr().err
+    code, _, err = async_rl("init", str(tmp_path / "sums"), "--template", "math")
+    assert code == 2
+    assert "the embedded model writes programs only; give --model" in err
+    code, _, err = async_rl("init", str(tmp_path))
+    assert code == 2
+    assert "does not exist yet" in err
     assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,6 @@ from unread_output import run_unread
 
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
-from async_rl.launchers import cli
 from async_rl.launchers.api import starting
 from async_rl.launchers.commands import launch as launch_command
 from async_rl.runtime.context import load_config
@@ -37,14 +37,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
 
     monkeypatch.setattr(launch_command, "_supervise", supervise)
     return configs
-
-
-def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["async-rl", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def test_dry_run_shows_configuration_processes_and_numbers_and_makes_nothing(
@@ -77,48 +69,50 @@ def test_dry_run_shows_configuration_processes_and_numbers_and_makes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_resolved_configuration_in_a_dry_run_is_valid_yaml(tmp_path: Path) -> None:
-    done = run("launch", "conf=grpo_code", f"output_dir={tmp_path}", "run_name=007", "--dry-run")
-    text = done.stdout.partition("configuration\n")[2].partition("\nprocesses")[0]
+def test_the_resolved_configuration_in_a_dry_run_is_valid_yaml(
+    tmp_path: Path, async_rl: Any
+) -> None:
+    words = ["conf=grpo_code", f"output_dir={tmp_path}", "run_name=007", "--dry-run"]
+    shown = async_rl("launch", *words).out
+    text = shown.partition("configuration\n")[2].partition("\nprocesses")[0]
     assert RunConfig.model_validate(msgspec.yaml.decode(text)).run_name == "007"
 
 
 @pytest.mark.parametrize(("arguments", "expected"), table(__file__, "wrong"))
-def test_wrong_settings_exit_with_two_and_without_traceback(
-    tmp_path: Path, arguments: list[str], expected: str
+def test_wrong_settings_exit_with_two_and_make_nothing(
+    tmp_path: Path, async_rl: Any, arguments: list[str], expected: str
 ) -> None:
-    done = run("launch", *arguments, f"output_dir={tmp_path}/runs") if arguments else run("launch")
-    assert done.returncode == 2
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    words = [*arguments, f"output_dir={tmp_path}/runs"] if arguments else []
+    code, _, err = async_rl("launch", *words)
+    assert code == 2
+    assert expected in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_launch_makes_the_runs_directory_and_hands_over(
-    tmp_path: Path, started: list[RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (
-        main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}", "num_steps=3") == 0
-    )
-    (config,) = started
-    assert config.num_steps == 3
-    assert config.run_name is not None
-    assert [path.name for path in tmp_path.iterdir()] == [config.run_name]
+def test_an_error_is_printed_without_a_traceback(tmp_path: Path) -> None:
+    done = run("launch", "conf=ppo_code", "num_steps=0", f"output_dir={tmp_path}/runs")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: num_steps=0: must be a whole number >= 1")
+    assert done.stderr.count("\n") == 1
 
 
-def test_two_launches_in_a_row_have_different_names(
-    tmp_path: Path, started: list[RunConfig], monkeypatch: pytest.MonkeyPatch
+def test_each_launch_makes_a_directory_of_its_own_and_hands_over(
+    tmp_path: Path, started: list[RunConfig], async_rl: Any
 ) -> None:
     for _ in range(2):
-        assert main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}") == 0
-    assert len({config.run_name for config in started}) == 2
+        launched = async_rl("launch", "conf=ppo_code", f"output_dir={tmp_path}", "num_steps=3")
+        assert launched.code == 0
+    assert [config.num_steps for config in started] == [3, 3]
+    names = {config.run_name for config in started}
+    assert len(names) == 2
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_the_exit_code_of_the_run_is_that_of_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, async_rl: Any
 ) -> None:
     monkeypatch.setattr(launch_command, "_supervise", lambda *_: 1)
-    assert main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}") == 1
+    assert async_rl("launch", "conf=ppo_code", f"output_dir={tmp_path}").code == 1
 
 
 HEAVY = ("torch", "vllm", "transformers", "ray", "zmq", "pyarrow", "tensorboard", "tokenizers")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from async_rl.composition.compose import compose, write_config
-from async_rl.launchers import cli
 from async_rl.launchers.commands import logs as logs_command
 
 
@@ -30,65 +29,30 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-def shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["async-rl", "logs", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
+def last_words(text: str) -> list[str]:
+    return [line.split()[-1] for line in text.splitlines()]
 
 
 def test_entries_of_all_processes_are_in_order_of_time_and_tracebacks_stay_whole(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, async_rl: Any
 ) -> None:
-    _, out, _ = shown(monkeypatch, capsys, str(run_dir))
-    assert [line.split()[-1] for line in out.splitlines()] == [
-        "zero",
-        "one",
-        "two",
-        "Traceback",
-        "2",
-        "three",
-        "four",
-    ]
+    words = ["zero", "one", "two", "Traceback", "2", "three", "four"]
+    assert last_words(async_rl("logs", str(run_dir)).out) == words
+    # A traceback counts as one entry with its head.
+    assert last_words(async_rl("logs", str(run_dir), "--num", "3").out) == words[2:]
+    assert async_rl("logs", str(run_dir), "--num", "0").out == ""
 
 
-def test_the_newest_entries_are_shown_and_a_traceback_counts_as_one_with_its_head(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, out, _ = shown(monkeypatch, capsys, str(run_dir), "--num", "3")
-    assert [line.split()[-1] for line in out.splitlines()] == [
-        "two",
-        "Traceback",
-        "2",
-        "three",
-        "four",
-    ]
-    assert shown(monkeypatch, capsys, str(run_dir), "--num", "0")[1] == ""
-
-
-def test_one_process_and_what_its_libraries_printed(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert shown(monkeypatch, capsys, str(run_dir), "buffer")[1].count("\n") == 2
-    assert (
-        shown(monkeypatch, capsys, str(run_dir), "learner-0", "--output")[1] == "from a library\n"
-    )
-
-
-def test_a_process_that_is_not_there_is_told_with_the_nearest(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = shown(monkeypatch, capsys, str(run_dir), "lerner-0")
+def test_one_process_and_what_its_libraries_printed(run_dir: Path, async_rl: Any) -> None:
+    assert async_rl("logs", str(run_dir), "buffer").out.count("\n") == 2
+    assert async_rl("logs", str(run_dir), "learner-0", "--output").out == "from a library\n"
+    code, _, err = async_rl("logs", str(run_dir), "lerner-0")
     assert code == 2
     assert "did you mean learner-0?" in err
 
 
 def test_following_shows_what_is_added_whole_and_ends_with_the_run(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, async_rl: Any
 ) -> None:
     log = run_dir / "logs" / "buffer.log"
     added = iter(
@@ -109,5 +73,5 @@ def test_following_shows_what_is_added_whole_and_ends_with_the_run(
 
     monkeypatch.setattr(logs_command, "living_pid", living_pid)
     monkeypatch.setattr(logs_command, "_POLL_S", 0.0)
-    _, out, _ = shown(monkeypatch, capsys, str(run_dir), "--follow", "--num", "0")
-    assert [line.split()[-1] for line in out.splitlines()] == ["five", "six"]
+    out = async_rl("logs", str(run_dir), "--follow", "--num", "0").out
+    assert last_words(out) == ["five", "six"]

@@ -65,6 +65,18 @@ def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) ->
             "buffer.max_staleness_versions=1",
             "was 2, and groups admitted under that bound would be over age",
         ),
+        (
+            "algorithm.advantage=remax",
+            "was grpo, and the stored groups have no greedy answer; keep grpo",
+        ),
+        (
+            "generation.group_size=4",
+            "generation.group_size=4: was 8, and the stored groups have that many samples",
+        ),
+        (
+            "reward.placement=steps reward.mode=fraction",
+            "was end, and the stored groups have scores of their steps, or have none",
+        ),
         ("learner.optimizer.lrr=1", "did you mean learner.optimizer.lr"),
         ("generation.temperature=-1", "generation.temperature=-1"),
         ("algorithm=ppo", "algorithm is a section"),
@@ -74,17 +86,15 @@ def test_what_the_history_does_not_allow_is_refused_with_the_reason(
     run_dir: Path, setting: str, expected: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        resumed_config(run_dir, [setting])
+        resumed_config(run_dir, setting.split())
     assert expected in str(caught.value)
 
 
-def test_a_higher_staleness_bound_is_allowed(run_dir: Path) -> None:
-    assert (
-        resumed_config(run_dir, ["buffer.max_staleness_versions=4"])[
-            0
-        ].buffer.max_staleness_versions
-        == 4
-    )
+@pytest.mark.parametrize(
+    "setting", ["buffer.max_staleness_versions=4 (was 2)", "algorithm.advantage=rloo (was grpo)"]
+)
+def test_what_the_history_allows_may_change(run_dir: Path, setting: str) -> None:
+    assert resumed_config(run_dir, [setting.split()[0]])[1] == [setting]
 
 
 def test_a_run_that_has_finished_asks_for_more_steps(run_dir: Path) -> None:

@@ -12,16 +12,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from members import member, reply
 
 from async_rl.composition.compose import compose, write_config
-from async_rl.launchers import cli
 from async_rl.launchers.commands import status as status_command
 from async_rl.protocol.base import Message, Ok, message_schema
 from async_rl.protocol.control import GetStatus, StatusReply, StopRun
-from async_rl.protocol.membership import Member
 from async_rl.runs.control import (
     MARK,
     Mark,
@@ -48,14 +48,6 @@ def run_dir(tmp_path: Path) -> Path:
     return directory
 
 
-def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["async-rl", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
-
-
 @contextmanager
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
@@ -68,10 +60,9 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
-def mark(run_dir: Path, pid: int) -> None:
-    (run_dir / MARK).write_bytes(
-        msgspec.json.encode(Mark(machine=platform.node(), pid=pid, start_ticks=start_ticks(pid)))
-    )
+def mark(run_dir: Path, pid: int, *, machine: str = platform.node(), later: int = 0) -> None:
+    left = Mark(machine=machine, pid=pid, start_ticks=start_ticks(pid) - later)
+    (run_dir / MARK).write_bytes(msgspec.json.encode(left))
 
 
 @contextmanager
@@ -79,28 +70,14 @@ def control_socket(run_dir: Path, pid: int) -> Iterator[list[Message]]:
     """A supervisor's side of the control socket, on a thread; gives the requests that arrived."""
     keys = create_keys(run_dir / "keys")
     asked: list[Message] = []
-    member = Member(
-        name="buffer",
-        role="buffer",
-        pid=7,
-        address="",
-        state="ready",
-        waits_for="",
-        since_s=0,
-        version=-1,
-        counters={},
-    )
 
     async def status(request: GetStatus) -> Message:
         asked.append(request)
-        return StatusReply(
+        return reply(
+            [member("buffer")],
             run_name="mine",
             run_dir=str(run_dir),
             step=4,
-            num_steps=9,
-            started_s=0,
-            tensorboard_url="",
-            members=[member],
             metrics={"reward/mean": 0.5},
         )
 
@@ -142,86 +119,76 @@ def control_socket(run_dir: Path, pid: int) -> Iterator[list[Message]]:
         thread.join(10)
 
 
-def test_a_run_that_is_gone_is_told_from_its_files(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_gone_is_told_from_its_files(run_dir: Path, async_rl: Any) -> None:
     (run_dir / "metrics.jsonl").write_text('{"step": 5, "reward/mean": 0.5}\n')
-    assert main(monkeypatch, "status", str(run_dir)) == 0
-    assert capsys.readouterr().out == "run mine is not running (was killed); last step 5 of 9\n"
+    assert (
+        async_rl("status", str(run_dir)).out
+        == "run mine is not running (was killed); last step 5 of 9\n"
+    )
     (run_dir / "job.sh").touch()
-    assert main(monkeypatch, "status", str(run_dir)) == 0
-    assert "is not running (its job has not started yet: squeue)" in capsys.readouterr().out
+    assert "(its job has not started yet: squeue)" in async_rl("status", str(run_dir)).out
     (run_dir / "state.json").write_text(
         json.dumps({"outcome": "finished", "step": 9, "cause": "", "ended_s": 0})
     )
-    assert main(monkeypatch, "stop", str(run_dir)) == 0
-    assert capsys.readouterr().out == "run mine is not running (finished); last step 5 of 9\n"
+    assert (
+        async_rl("stop", str(run_dir)).out
+        == "run mine is not running (finished); last step 5 of 9\n"
+    )
 
 
 def test_status_as_json_has_the_same_keys_whether_the_run_lives_or_not(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, async_rl: Any
 ) -> None:
-    assert main(monkeypatch, "status", str(run_dir), "--json") == 0
-    dead = json.loads(capsys.readouterr().out)
+    dead = json.loads(async_rl("status", str(run_dir), "--json").out)
     with sleeper() as process:
         mark(run_dir, process.pid)
         with control_socket(run_dir, process.pid):
-            assert (
-                main(monkeypatch, "status", "mine", "--json", "--output-dir", str(run_dir.parent))
-                == 0
-            )
-    alive = json.loads(capsys.readouterr().out)
+            words = ["status", "mine", "--json", "--output-dir", str(run_dir.parent)]
+            alive = json.loads(async_rl(*words).out)
     assert (dead["is_running"], dead["step"], dead["members"]) == (False, 0, [])
     assert (alive["is_running"], alive["step"], alive["members"][0]["name"]) == (True, 4, "buffer")
     assert set(dead) <= set(alive)
 
 
-def test_status_of_a_living_run_shows_its_processes(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_of_a_living_run_shows_its_processes(run_dir: Path, async_rl: Any) -> None:
     with sleeper() as process:
         mark(run_dir, process.pid)
         with control_socket(run_dir, process.pid):
-            assert main(monkeypatch, "status", str(run_dir)) == 0
-    shown = capsys.readouterr().out
+            shown = async_rl("status", str(run_dir)).out
     assert "step 4 of 9" in shown
     assert "buffer" in shown
 
 
-def test_a_run_that_does_not_answer_yet_is_starting(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_does_not_answer_yet_is_starting(run_dir: Path, async_rl: Any) -> None:
     with sleeper() as process:
         mark(run_dir, process.pid)
-        assert main(monkeypatch, "status", str(run_dir)) == 0
-    assert f"run mine is starting (pid {process.pid})" in capsys.readouterr().out
+        shown = async_rl("status", str(run_dir)).out
+    assert f"run mine is starting (pid {process.pid})" in shown
 
 
 @pytest.mark.parametrize(("option", "is_graceful"), [([], True), (["--now"], False)])
 def test_stop_asks_the_supervisor_and_returns_once_it_has_ended(
     run_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    async_rl: Any,
     option: list[str],
     is_graceful: bool,
 ) -> None:
     with sleeper() as process:
         mark(run_dir, process.pid)
         with control_socket(run_dir, process.pid) as asked:
-            assert main(monkeypatch, "stop", str(run_dir), *option) == 0
+            answer = async_rl("stop", str(run_dir), *option)
         assert asked == [StopRun(is_graceful=is_graceful)]
         assert process.wait(10) == -9
-    assert "run mine is not running" in capsys.readouterr().out
+    assert answer.code == 0
+    assert "run mine is not running" in answer.out
 
 
-def test_stop_signals_a_run_that_has_no_control_socket_yet(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_signals_a_run_that_has_no_control_socket_yet(run_dir: Path, async_rl: Any) -> None:
     with sleeper() as process:
         mark(run_dir, process.pid)
         reaper = threading.Thread(target=process.wait)
         reaper.start()
-        assert main(monkeypatch, "stop", str(run_dir)) == 0
+        assert async_rl("stop", str(run_dir)).code == 0
         reaper.join(10)
         assert process.returncode == -15
 
@@ -230,11 +197,7 @@ def test_another_process_with_the_same_id_is_not_taken_for_the_run(run_dir: Path
     assert living_pid(run_dir) is None
     leave_mark(run_dir)
     assert living_pid(run_dir) == os.getpid()
-    (run_dir / MARK).write_bytes(
-        msgspec.json.encode(
-            Mark(machine=platform.node(), pid=os.getpid(), start_ticks=start_ticks(os.getpid()) - 1)
-        )
-    )
+    mark(run_dir, os.getpid(), later=1)
     assert living_pid(run_dir) is None
     with sleeper() as process:
         mark(run_dir, process.pid)
@@ -261,11 +224,7 @@ def test_one_process_at_a_time_launches_or_resumes_a_run(run_dir: Path) -> None:
 
 
 def test_a_run_on_another_machine_lives_as_long_as_it_answers(run_dir: Path) -> None:
-    (run_dir / MARK).write_bytes(
-        msgspec.json.encode(
-            Mark(machine="elsewhere", pid=os.getpid(), start_ticks=start_ticks(os.getpid()))
-        )
-    )
+    mark(run_dir, os.getpid(), machine="elsewhere")
     assert living_pid(run_dir) is None
     assert wait_for_run(run_dir, os.getpid(), timeout_s=0.01)
     with control_socket(run_dir, os.getpid()):
@@ -279,38 +238,19 @@ def test_waiting_for_an_end_is_bounded() -> None:
     assert wait_for_end(process.pid, timeout_s=0)
 
 
-def test_an_unknown_run_exits_with_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(monkeypatch, "status", "nothing", "--output-dir", str(tmp_path)) == 2
-    assert capsys.readouterr().err.startswith("error: nothing: neither a run in")
+def test_an_unknown_run_exits_with_two(tmp_path: Path, async_rl: Any) -> None:
+    code, _, err = async_rl("status", "nothing", "--output-dir", str(tmp_path))
+    assert code == 2
+    assert err.startswith("error: nothing: neither a run in")
 
 
 def test_watching_follows_a_run_from_its_start_to_its_end(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, async_rl: Any
 ) -> None:
     def told(step: int, tokens: float) -> StatusReply:
-        generator = Member(
-            name="generator-0",
-            role="generator",
-            pid=7,
-            address="",
-            state="generating",
-            waits_for="",
-            since_s=0,
-            version=1,
-            counters={"busy_s": step, "tokens_generated": tokens},
-        )
-        return StatusReply(
-            run_name="mine",
-            run_dir=str(run_dir),
-            step=step,
-            num_steps=9,
-            started_s=0,
-            tensorboard_url="",
-            members=[generator],
-            metrics={"queue/ready": 3.0},
-        )
+        generator = member("generator-0", {"busy_s": step, "tokens_generated": tokens})
+        facts = {"run_name": "mine", "run_dir": str(run_dir), "metrics": {"queue/ready": 3.0}}
+        return reply([generator], step=step, **facts)
 
     answers = iter([None, told(1, 100), told(2, 600), None])
     lives = iter([7, 7, None, None])
@@ -321,8 +261,7 @@ def test_watching_follows_a_run_from_its_start_to_its_end(
         '{"step": 0, "eval/pass_at_1": 0.1}\n{"step": 1, "reward/mean": 0.2}\n{"step": 2,'
         ' "reward/mean": 0.6}\n{"st'
     )
-    assert main(monkeypatch, "status", str(run_dir), "--watch") == 0
-    shown = capsys.readouterr().out
+    shown = async_rl("status", str(run_dir), "--watch").out
     assert (
         shown.index("run mine is starting (pid 7)")
         < shown.index("step 1 of 9")

@@ -40,7 +40,7 @@ def test_programs_are_judged_without_any_package_of_training(tmp_path: Path) -> 
     assert "pass" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["launch", "--help"], ["verifier", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["verifier", "--help"]])
 def test_help_needs_no_extra(words: list[str]) -> None:
     assert without(sorted(EXTRA_OF), *words).returncode == 0
 

@@ -3,30 +3,23 @@
 import asyncio
 from pathlib import Path
 
-from test_fleet import Scripted, World, spec
+from fleet_support import Scripted, World, spec, virtually
+from members import heartbeat
 
-from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.protocol.membership import Register
 from async_rl.supervision.fleet import Left, Lost
 from async_rl.supervision.registry import Registry
 
 
 def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_path: Path) -> None:
     def ready(world: World, process: Scripted) -> None:
-        world.registry.register(
-            Register(
-                name=f"verifier-{process.pid - 1000}",
-                role="verifier",
-                pid=process.pid,
-                address="http://x",
-            )
-        )
+        world.register(process, rank=process.pid - 1000)
 
     async def main() -> World:
         world = World("verifier", tmp_path, ready, ranks=2)
         world.registry.wanted = {"verifiers": 1}
         running = asyncio.create_task(world.fleet.run())
-        while len(world.registry.directory.members) < 2:
-            await world.registry.directory.changed(world.registry.directory.revision)
+        await world.until_serving(2)
         leaving = world.fleet.children["verifier-1"]
         world.fleet.remove("verifier-1")
         assert [m.name for m in world.registry.directory.members] == ["verifier-0"]
@@ -38,13 +31,12 @@ def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_pat
         world.fails(Scripted(1), "verifier-1", "a report that came late")
         assert list(world.fleet.children) == ["verifier-0"]
         world.fleet.add(spec("verifier", 1))
-        while len(world.registry.directory.members) < 2:
-            await world.registry.directory.changed(world.registry.directory.revision)
+        await world.until_serving(2)
         world.fleet.kill_all()
         await running
         return world
 
-    world = asyncio.run(main())
+    world = virtually(main())
     assert (world.left, world.lost, len(world.launcher.started)) == ([("verifier-1", "")], [], 3)
 
 
@@ -52,17 +44,7 @@ def test_a_draining_generator_still_gets_weights_and_says_that_it_drains() -> No
     registry = Registry()
     registry.register(Register(name="generator-0", role="generator", pid=1, address="tcp://x"))
     registry.drain("generator-0")
-    registry.beat(
-        Heartbeat(
-            name="generator-0",
-            pid=1,
-            state="generating",
-            waits_for="",
-            since_s=0,
-            version=7,
-            counters={},
-        )
-    )
+    registry.beat(heartbeat("generator-0", version=7))
     assert [(m.name, m.state, m.version) for m in registry.members] == [
         ("generator-0", "draining", 7)
     ]
@@ -82,18 +64,16 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
     async def main() -> Lost | Left:
         world = World("generator", tmp_path, fails_unless_first)
         running = asyncio.create_task(world.fleet.run())
-        while not world.registry.directory.members:
-            await world.registry.directory.changed(world.registry.directory.revision)
+        await world.until_serving()
         world.fleet.add(spec("generator", 1))
-        async with asyncio.timeout(10):
-            event = await world.fleet.events.get()
+        event = await world.fleet.events.get()
         assert not world.fleet.failed.done()
         world.fleet.kill_all()
         await running
         assert world.events == []
         return event
 
-    left = asyncio.run(main())
+    left = virtually(main())
     assert isinstance(left, Left)
     assert (left.spec.name, left.reason) == ("generator-1", "failed: OutOfMemory: 9 GB")
 
@@ -111,8 +91,7 @@ def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear
         world = World("generator", tmp_path, deaf_unless_first)
         world.registry.wanted = {"generators": 2}
         running = asyncio.create_task(world.fleet.run())
-        while not world.registry.directory.members:
-            await world.registry.directory.changed(world.registry.directory.revision)
+        await world.until_serving()
         world.fleet.add(spec("generator", 1))
         assert [(p.live, p.starting) for p in world.registry.pools()] == [(1, 1)]
         await asyncio.wait({running}, timeout=0.1)
@@ -126,4 +105,4 @@ def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear
         await running
         return world
 
-    assert asyncio.run(main()).left == [("generator-1", ""), ("generator-2", "")]
+    assert virtually(main()).left == [("generator-1", ""), ("generator-2", "")]

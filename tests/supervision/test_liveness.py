@@ -11,8 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 from composing import compose
+from members import heartbeat
 
-from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.protocol.membership import Register
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
@@ -44,17 +45,7 @@ def watched(pid: int, *settings: str, is_local: bool = True) -> tuple[Quiet, Liv
     config = compose("grpo_code", list(settings))
     registry = Quiet()
     registry.register(Register(name="generator-0", role="generator", pid=pid, address="tcp://x"))
-    registry.beat(
-        Heartbeat(
-            name="generator-0",
-            pid=pid,
-            state="generating",
-            waits_for="",
-            since_s=0,
-            version=3,
-            counters={},
-        )
-    )
+    registry.beat(heartbeat("generator-0", pid=pid, version=3))
     return registry, Liveness(registry, config.timeouts, is_local=is_local)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from composing import compose
+from members import heartbeat
 from msgspec.structs import replace
 
 from async_rl.core.codec import encode
@@ -32,15 +33,7 @@ def registration(index: int) -> Register:
 
 
 def beat(index: int) -> Heartbeat:
-    return Heartbeat(
-        name=f"generator-{index}",
-        pid=index,
-        state="generating",
-        waits_for="",
-        since_s=0,
-        version=3,
-        counters=COUNTERS,
-    )
+    return heartbeat(f"generator-{index}", COUNTERS, pid=index, version=3)
 
 
 class CountingRegistry(Registry):

@@ -7,58 +7,48 @@ import mmap
 from collections.abc import Callable
 
 import psutil
+import pytest
+from fleet_support import LIMITS, virtual_registry, virtually
+from members import heartbeat
 
-from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.protocol.membership import Heartbeat, Register
 from async_rl.runtime.context import PROGRESS_MB, moved_mb
 from async_rl.supervision.liveness import Liveness
-from async_rl.supervision.registry import Registry
 
-LIMITS = TimeoutsConfig(call_s=0.1, start_s=0.2, group_s=120)
 NAME = "generator-0"
 
 
-def beat(moved: float, waits_for: str = "") -> Heartbeat:
-    return Heartbeat(
-        name=NAME,
-        pid=7,
-        state="starting",
-        waits_for=waits_for,
-        since_s=0.0,
-        version=-1,
-        counters={"gauge/progress_mb": moved},
-    )
+def beat(moved_mb: float, waits_for: str = "") -> Heartbeat:
+    counters = {"gauge/progress_mb": moved_mb}
+    return heartbeat(NAME, counters, pid=7, state="starting", waits_for=waits_for, version=-1)
 
 
-async def end_of_start(beats: Callable[[int], Heartbeat], *, num_beats: int) -> str:
-    """Return why a process that beats ten times per limit was given up; empty if it was not."""
-    registry = Registry()
-    registry.add(NAME, "generator", 7)
-    liveness = Liveness(registry, LIMITS, is_local=True)
-    lost = asyncio.create_task(liveness.until_lost(NAME))
-    for number in range(num_beats):
-        registry.beat(beats(number))
-        await asyncio.sleep(LIMITS.start_s / 10)
-        if lost.done():
-            return lost.result()
-    registry.register(Register(name=NAME, role="generator", pid=7, address="tcp://x:1"))
-    await asyncio.sleep(0)
-    lost.cancel()
-    return ""
+@pytest.mark.parametrize(
+    ("beats", "reason"),
+    [
+        (lambda n: beat(n * PROGRESS_MB), ""),
+        (lambda n: beat(0.0, f"stage {n}"), ""),
+        (lambda n: beat(5.0 + n * 0.01), "was not ready and made no progress for 120 s"),
+    ],
+    ids=["reads", "reaches stages", "only beats"],
+)
+def test_a_start_has_no_limit_while_it_advances(
+    beats: Callable[[int], Heartbeat], reason: str
+) -> None:
+    async def main() -> str:
+        registry = virtual_registry()
+        registry.add(NAME, "generator", 7)
+        lost = asyncio.create_task(Liveness(registry, LIMITS, is_local=True).until_lost(NAME))
+        for number in range(30):
+            registry.beat(beats(number))
+            await asyncio.wait({lost}, timeout=LIMITS.start_s / 10)
+            if lost.done():
+                return lost.result()
+        registry.register(Register(name=NAME, role="generator", pid=7, address="tcp://x:1"))
+        lost.cancel()
+        return ""
 
-
-def test_a_start_that_reads_has_no_limit() -> None:
-    assert asyncio.run(end_of_start(lambda n: beat(n * PROGRESS_MB), num_beats=30)) == ""
-
-
-def test_a_start_that_reaches_new_stages_has_no_limit() -> None:
-    stages = asyncio.run(end_of_start(lambda n: beat(0.0, f"stage {n}"), num_beats=30))
-    assert stages == ""
-
-
-def test_a_start_that_only_beats_is_ended() -> None:
-    reason = asyncio.run(end_of_start(lambda n: beat(5.0 + n * 0.01), num_beats=30))
-    assert reason == "was not ready and made no progress for 0.2 s"
+    assert virtually(main()) == reason
 
 
 def test_a_process_that_reads_or_grows_has_moved() -> None:
