@@ -83,18 +83,13 @@ def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
     parameters do not accept the arguments of its kind.
     """
     module, _, function = _target(setting, name, kind).rpartition(":")
+    imported = _imported(f"{setting}={name}: {module}", module)
     try:
         # Not getattr: the __getattr__ of a module may return something for a misspelled name.
-        found = vars(_module(module))[function]
+        found = vars(imported)[function]
     except KeyError as error:
         raise ConfigError(
             f"{setting}={name}: {module} has no {function}; name a function that it defines"
-        ) from error
-    except _FAILURES as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"{setting}={name}: {module} cannot be imported ({reason}); "
-            f"name an installed module, a module in {Path.cwd()}, or a .py file"
         ) from error
     if not callable(found):
         raise ConfigError(f"{setting}={name}: is a {type(found).__name__}; name a function")
@@ -161,15 +156,18 @@ def import_external(model: ModelConfig) -> None:
 
     Raises ConfigError.
     """
-    if model.external_lib is None:
-        return
+    if model.external_lib is not None:
+        _imported(f"model.external_lib={model.external_lib}:", model.external_lib)
+
+
+def _imported(subject: str, module: str) -> ModuleType:
+    """Import a module, or the file of a path. Raises ConfigError, which starts with the subject."""
     try:
-        _module(model.external_lib)
+        return _module(module)
     except _FAILURES as error:
-        reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"model.external_lib={model.external_lib}: cannot be imported ({reason}); name an"
-            f" installed module or a module in {Path.cwd()}"
+            f"{subject} cannot be imported ({type(error).__name__}: {error}); name an installed"
+            f" module, a module in {Path.cwd()}, or a .py file"
         ) from error
 
 

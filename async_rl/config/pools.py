@@ -16,12 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from async_rl.config.base import as_builtins
+from async_rl.config.base import as_builtins, with_settings
 from async_rl.config.generation import PoolConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose, Role
 
-GENERATORS, VERIFIERS, GATEWAYS = "generators", "verifiers", "gateways"
+GENERATORS = "generators"
+VERIFIERS = "verifiers"
+GATEWAYS = "gateways"
 SCALE_FILE = "scale.json"
 """File in the run's directory: the last requested number of processes of each pool, if it is not
 the configured number.
@@ -79,18 +81,8 @@ def config_of(config: RunConfig, pool: str) -> RunConfig:
 
     A tensor parallel generator has one GPU per part if generators use GPUs.
     """
-    given = own_settings(config, pool)
-    if not given:
-        return config
-    # Through plain values, because a frozen section cannot be changed below its first level.
-    tree: dict[str, Any] = as_builtins(config)
-    for name, value in given.items():
-        *parents, leaf = PLACES[name].split(".")
-        node = tree
-        for parent in parents:
-            node = node[parent]
-        node[leaf] = value
-    return RunConfig.model_validate(tree)
+    changes = {PLACES[name]: value for name, value in own_settings(config, pool).items()}
+    return with_settings(config, changes) if changes else config
 
 
 def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:

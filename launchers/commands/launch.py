@@ -140,7 +140,7 @@ def resume(
         terminal = console(Terminal)
         show_plan(terminal, config, specs, machine, model_shape(config))
         for line in changed:
-            terminal.print(f"resuming with {line}", markup=False, soft_wrap=True)
+            terminal.print(f"resuming with {line}", soft_wrap=True)
         if not changed:
             terminal.print("resuming; no setting has changed")
         resuming.reopen(config, run_dir)

@@ -164,12 +164,11 @@ def _show_audit(terminal: Console, audited: Audit) -> None:
     terminal.print(
         f"{audited.num_groups} groups, {audited.num_transitions} changes of state,"
         f" {audited.num_steps} steps{undone}",
-        markup=False,
     )
     for problem in audited.problems:
-        terminal.print(f"wrong: {problem}", markup=False, soft_wrap=True)
+        terminal.print(f"wrong: {problem}", soft_wrap=True)
     for gap in audited.unchecked:
-        terminal.print(f"not checked: {gap}", markup=False, soft_wrap=True)
+        terminal.print(f"not checked: {gap}", soft_wrap=True)
     if not audited.problems:
         terminal.print(_CLEAN)
 

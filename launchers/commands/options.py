@@ -96,10 +96,9 @@ def console(kind: type[VisibleConsole] = VisibleConsole) -> VisibleConsole:
 
     kind: Terminal for a command whose work must not end with its output.
     """
-    terminal = kind(highlight=False)
-    if terminal.is_terminal:
-        return terminal
-    return kind(highlight=False, width=WIDTH_IF_NO_TERMINAL)
+    width = None if kind().is_terminal else WIDTH_IF_NO_TERMINAL
+    # Without markup: a sampled token, a path or a list may be [/b], which rich would read as a tag.
+    return kind(highlight=False, markup=False, width=width)
 
 
 def open_table(*titles: str) -> Table:

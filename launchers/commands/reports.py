@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from async_rl.core.errors import ConfigError
 from async_rl.core.extras import require
@@ -35,8 +34,7 @@ def print_report(report: Report) -> None:
         if section.table is not None:
             table = open_table(*section.table.columns)
             for row in section.table.rows:
-                # rich would read a list of paths, [/a/b], as a closing tag, and fail.
-                table.add_row(*map(escape, row))
+                table.add_row(*row)
             terminal.print(table)
 
 

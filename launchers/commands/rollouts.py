@@ -115,7 +115,7 @@ def choose(
     stored: Sequence[Rollout], *, is_best: bool, is_worst: bool, is_failed: bool
 ) -> list[tuple[Rollout, int]]:
     """Return (group, index of one of its samples), in the requested or the given order."""
-    sign = 1 if is_best else -1 if is_worst else 0
+    sign = int(is_best) - int(is_worst)
     chosen = []
     for rollout in stored:
         samples = rollout.group.trajectories

@@ -76,7 +76,7 @@ def _watch(run_dir: Path) -> None:
                 terminal.print(picture)
     except KeyboardInterrupt:
         return
-    terminal.print(_without_answer(run_dir), markup=False, soft_wrap=True)
+    terminal.print(_without_answer(run_dir), soft_wrap=True)
 
 
 def _pictures(run_dir: Path) -> Iterator[RenderableType]:
@@ -85,7 +85,9 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
     from async_rl.monitoring.status import training_members
 
     answers: collections.deque[StatusReply] = collections.deque(maxlen=_RATES_OVER)
-    last, line, line_s = "", Text(), -_FORECAST_EVERY_S
+    last = ""
+    line = Text()
+    line_s = -_FORECAST_EVERY_S
     # A run that starts has a process before it has a socket.
     while (reply := ask_status(run_dir)) is not None or living_pid(run_dir) is not None:
         if reply is None:
@@ -94,7 +96,8 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
             before = answers[0] if answers else None
             # A simulation of the run may take longer than a redraw.
             if time.monotonic() - line_s >= _FORECAST_EVERY_S:
-                line, line_s = _forecast(run_dir), time.monotonic()
+                line = _forecast(run_dir)
+                line_s = time.monotonic()
             yield Group(_picture(reply, before, last), line)
             past = before.members if before is not None else ()
             last = bottleneck(training_members(reply), past, last=last)

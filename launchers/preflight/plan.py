@@ -29,7 +29,7 @@ FREE_PORT = "(free port)"
 
 def show_config(console: Console, config: RunConfig) -> None:
     """Print the resolved configuration as it will be written."""
-    console.print("[bold]configuration[/bold]")
+    console.print("configuration", style="bold")
     console.out(to_yaml(config), highlight=False)
 
 

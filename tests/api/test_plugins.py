@@ -85,6 +85,15 @@ def test_a_wrong_plugin_is_one_clear_error(name: str, kind: Any, message: str) -
         load_function("a.setting", name, kind)
 
 
+def test_a_file_that_fails_with_a_missing_key_is_not_taken_for_one_without_the_function(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import os\nTOKEN = os.environ['NO_SUCH_VARIABLE']\ndef score(sample): ...\n")
+    with pytest.raises(ConfigError, match=r"cannot be imported \(KeyError: 'NO_SUCH_VARIABLE'\)"):
+        load_function("reward.fn", f"{file}:score", REWARD)
+
+
 @pytest.mark.usefixtures("found")
 def test_a_data_source_keeps_its_name_and_files_become_absolute(tmp_path: Path) -> None:
     words = [f"model.path={tmp_path}", "evaluation.every_steps=0"]

@@ -94,31 +94,15 @@ def test_of_eight_gpus_six_generate_and_two_learn_each_on_its_own() -> None:
     }
 
 
-def test_one_gpu_is_shared_in_halves() -> None:
-    config, _ = compose_for(ONE, "ppo_code")
-    gpus = {
-        spec.name: (spec.gpus, spec.env["CUDA_VISIBLE_DEVICES"]) for spec in processes(config, ONE)
-    }
-    assert gpus == {
-        "buffer": (0, ""),
-        "verifier-0": (0, ""),
-        "learner-0": (0.5, "0"),
-        "generator-0": (0.5, "0"),
-    }
-
-
-def test_in_its_turn_an_engine_has_nearly_all_of_a_shared_gpu() -> None:
-    for placement, share in (("disaggregated", 0.4), ("colocated", 0.85)):
-        config, chosen = compose_for(ONE, "ppo_code", [f"placement={placement}"])
-        assert (chosen, config.generation.vllm.gpu_memory_utilization) == ("gpu", share)
-        assert {
-            spec.name: spec.env["CUDA_VISIBLE_DEVICES"]
-            for spec in processes(config, ONE)
-            if spec.gpus
-        } == {
-            "learner-0": "0",
-            "generator-0": "0",
-        }
+@pytest.mark.parametrize(("placement", "share"), [("disaggregated", 0.4), ("colocated", 0.85)])
+def test_one_gpu_is_shared_in_halves_and_an_engine_has_nearly_all_of_it_in_its_turn(
+    placement: str, share: float
+) -> None:
+    config, chosen = compose_for(ONE, "ppo_code", [f"placement={placement}"])
+    assert (chosen, config.generation.vllm.gpu_memory_utilization) == ("gpu", share)
+    gpus = {s.name: (s.gpus, s.env["CUDA_VISIBLE_DEVICES"]) for s in processes(config, ONE)}
+    halves = dict.fromkeys(("learner-0", "generator-0"), (0.5, "0"))
+    assert gpus == {"buffer": (0, ""), "verifier-0": (0, ""), **halves}
 
 
 @pytest.mark.parametrize(

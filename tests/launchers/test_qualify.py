@@ -131,28 +131,6 @@ def test_gpus_and_machines_that_are_missing_are_the_reason_to_skip() -> None:
     assert reason_to_skip(ray, num_gpus=0, num_nodes=2) == ""
 
 
-def test_the_list_covers_what_no_machine_here_could_run() -> None:
-    names = {entry.name for entry in qualifications()}
-    assert {
-        "broadcast_nccl",
-        "ipc",
-        "sleep",
-        "cuda_graphs",
-        "parity_bfloat16",
-        "learner_mfu",
-        "two_nodes",
-    } <= names
-    assert len(names) == len(qualifications())
-    assert all(entry.limits for entry in qualifications())
-    assert {entry.name for entry in qualifications() if entry.gpus == 0 and entry.nodes == 1} >= {
-        "vllm_names",
-        "parity_float32",
-        "broadcast_gloo",
-        "learner_step",
-        "run",
-    }
-
-
 def test_every_check_is_a_function() -> None:
     package = ROOT / "benchmarks" / "qualification"
     for entry in qualifications():

@@ -20,6 +20,7 @@ POOL = (
     "generators.pools.big={count:1,work:train,tensor_parallel_size:2,gpus_each:2,cpus_each:3,"
     "node_kind:h100}"
 )
+ALWAYS = "--job-name=mine --output=/runs/mine/logs/slurm.out --open-mode=append"
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 FAKE_SRUN = """#!/bin/bash
 echo "$@" > "$SRUN_SAID"
@@ -36,10 +37,9 @@ def settings(*overrides: str) -> RunConfig:
     return compose("ppo_code", ["launcher=slurm", *overrides])
 
 
-def options(script: str) -> list[str]:
-    return [
-        line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")
-    ]
+def options(script: str) -> str:
+    lines = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
+    return " ".join(line.removeprefix("#SBATCH ") for line in lines)
 
 
 def spec(config: RunConfig, name: str) -> ProcessSpec:
@@ -47,49 +47,21 @@ def spec(config: RunConfig, name: str) -> ProcessSpec:
 
 
 def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() -> None:
-    said = [
-        *(
-            "launcher.nodes=3",
-            "launcher.gpus_per_node=8",
-        ),
-        *(
-            "timeouts.start_s=450",
-            'launcher.extra=["--cpus-per-task=16","--time=02:00:00"]',
-        ),
-    ]
-    script = job_script(settings(*said), Path("/runs/mine"))
-    assert options(script) == [
-        *(
-            "--job-name=mine",
-            "--output=/runs/mine/logs/slurm.out",
-            "--open-mode=append",
-            "--nodes=3",
-            "--ntasks-per-node=1",
-        ),
-        *(
-            "--gpus-per-node=8",
-            "--time=24:00:00",
-            "--signal=B:TERM@300",
-        ),
-        *("--no-kill", "--cpus-per-task=16", "--time=02:00:00"),
-    ]
+    given = ["launcher.nodes=3", "launcher.gpus_per_node=8", "timeouts.start_s=450"]
+    given.append('launcher.extra=["--cpus-per-task=16","--time=02:00:00"]')
+    script = job_script(settings(*given), Path("/runs/mine"))
+    assert options(script) == (
+        f"{ALWAYS} --nodes=3 --ntasks-per-node=1 --gpus-per-node=8 --time=24:00:00"
+        " --signal=B:TERM@300 --no-kill --cpus-per-task=16 --time=02:00:00"
+    )
     assert script.startswith("#!/bin/bash\n")
     assert script.splitlines()[-1].startswith("exec ")
     assert script.endswith(" -m async_rl.launchers.supervise_run /runs/mine\n")
-
-
-def test_what_is_left_open_is_left_to_slurm_and_nodes_are_whole() -> None:
-    said = options(job_script(settings(), Path("/runs/mine")))
-    assert said == [
-        *(
-            "--job-name=mine",
-            "--output=/runs/mine/logs/slurm.out",
-            "--open-mode=append",
-            "--nodes=1",
-            "--ntasks-per-node=1",
-        ),
-        *("--exclusive", "--time=24:00:00", "--signal=B:TERM@120", "--no-kill"),
-    ]
+    # What is left open is left to Slurm, and nodes are whole.
+    assert options(job_script(settings(), Path("/runs/mine"))) == (
+        f"{ALWAYS} --nodes=1 --ntasks-per-node=1 --exclusive --time=24:00:00 --signal=B:TERM@120"
+        " --no-kill"
+    )
 
 
 def test_a_refusal_is_told_in_slurms_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from composing import compose
 
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
+from async_rl.monitoring.console import Console
+from async_rl.observability.logs import configure_logging
+from async_rl.supervision.liveness import Liveness
+from async_rl.supervision.monitor import Monitor
+from async_rl.supervision.registry import Registry
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +27,24 @@ def config(embedded_config: RunConfig) -> RunConfig:
         embedded_config,
         evaluation=replace(embedded_config.evaluation, every_steps=2),
     )
+
+
+@pytest.fixture
+def monitor_of(config: RunConfig, tmp_path: Path) -> Callable[..., Monitor]:
+    """Make the supervisor's monitor, without TensorBoard, with these settings of monitoring."""
+
+    def make(**settings: object) -> Monitor:
+        monitoring = replace(config.monitoring, tensorboard_port=None, **settings)
+        own = replace(config, monitoring=monitoring)
+        registry = Registry()
+        return Monitor(
+            own,
+            tmp_path,
+            step=0,
+            registry=registry,
+            liveness=Liveness(registry, own.timeouts, is_local=True),
+            console=Console(own, tmp_path),
+            log=configure_logging(tmp_path, "supervisor"),
+        )
+
+    return make

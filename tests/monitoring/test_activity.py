@@ -66,15 +66,6 @@ def test_an_inner_wait_suspends_the_stage_around_it(activity: Activity, clock: C
     assert (counters["busy_s"], counters["wait_s"]) == (3.0, 10.0)
 
 
-def test_the_text_after_the_colon_is_not_part_of_the_counter(
-    activity: Activity, clock: Clock
-) -> None:
-    for detail in ("3 of 16", "4 of 16"):
-        with activity.blocked(f"admission: {detail}"):
-            clock.pass_by(1)
-    assert activity.snapshot().counters["blocked_s/admission"] == 2.0
-
-
 async def _stay(
     block: contextlib.AbstractContextManager[None], entered: asyncio.Event, leave: asyncio.Event
 ) -> None:
@@ -209,25 +200,6 @@ def test_the_resting_state_is_what_the_process_names_it(activity: Activity, cloc
     activity.rest("serving")
     clock.pass_by(1)
     assert activity.snapshot()[:3] == ("serving", "", 1102.0)
-
-
-def test_the_four_conditions_of_a_process_add_up_to_its_age(
-    activity: Activity, clock: Clock
-) -> None:
-    clock.pass_by(1)
-    with activity("a"):
-        clock.pass_by(2)
-        with activity.blocked("b"):
-            clock.pass_by(3)
-    with activity.waiting("c"):
-        clock.pass_by(4)
-    counters = activity.snapshot().counters
-    assert [counters[k] for k in ("idle_s", "busy_s", "blocked_s", "wait_s")] == [
-        1.0,
-        2.0,
-        3.0,
-        4.0,
-    ]
 
 
 def test_an_upstream_wait_is_shown_first_and_a_wait_with_a_reason_before_one_without(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,33 +11,17 @@ from members import reply
 from rich.console import Console as RichConsole
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from async_rl.config.base import replace
-from async_rl.config.run import RunConfig
-from async_rl.monitoring.console import Console
 from async_rl.monitoring.status import render
-from async_rl.observability.logs import configure_logging, log_path
+from async_rl.observability.logs import log_path
 from async_rl.protocol.membership import ReportMetrics
-from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
-from async_rl.supervision.registry import Registry
 
 
 @pytest.mark.covers("check_verifier_status as an alarm")
 def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with(
-    config: RunConfig, tmp_path: Path
+    monitor_of: Callable[..., Monitor], tmp_path: Path
 ) -> None:
-    config = replace(config, monitoring=replace(config.monitoring, tensorboard_port=None))
-    log = configure_logging(tmp_path, "supervisor")
-    registry = Registry()
-    with Monitor(
-        config,
-        tmp_path,
-        step=0,
-        registry=registry,
-        liveness=Liveness(registry, config.timeouts, is_local=True),
-        console=Console(config, tmp_path),
-        log=log,
-    ) as monitor:
+    with monitor_of() as monitor:
         for step, share in enumerate((0.5, 1.0, 1.0, 0.99, 1.0), 1):
             told = {"reward/failed_share": share}
             monitor.on_metrics(

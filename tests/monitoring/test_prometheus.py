@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from async_rl.config.base import replace
-from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
-from async_rl.monitoring.console import Console
 from async_rl.monitoring.prometheus import Endpoint, exported_name
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, describe
-from async_rl.observability.logs import configure_logging
-from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
-from async_rl.supervision.registry import Registry
 from docs.generate.pages import dashboard
 
 NEWEST = {
@@ -76,26 +70,15 @@ def test_no_two_metrics_of_the_catalogue_have_the_same_name_in_prometheus() -> N
 
 @pytest.mark.parametrize("port", [None, 0])
 def test_the_endpoint_is_there_if_the_run_asks_for_it(
-    config: RunConfig, tmp_path: Path, port: int | None
+    monitor_of: Callable[..., Monitor], tmp_path: Path, port: int | None
 ) -> None:
-    monitoring = replace(config.monitoring, prometheus_port=port, tensorboard_port=None)
-    config = replace(config, monitoring=monitoring)
-    log = configure_logging(tmp_path, "supervisor")
-    registry = Registry()
-    with Monitor(
-        config,
-        tmp_path,
-        step=0,
-        registry=registry,
-        liveness=Liveness(registry, config.timeouts, is_local=True),
-        console=Console(config, tmp_path),
-        log=log,
-    ) as monitor:
+    with monitor_of(prometheus_port=port) as monitor:
         assert bool(monitor.prometheus_url) == (port == 0)
         if port == 0:
             monitor.newest["reward/mean"] = 0.25
             monitor.step = 3
-            told, run = answered(monitor.prometheus_url), (tmp_path.name,)
+            told = answered(monitor.prometheus_url)
+            run = (tmp_path.name,)
             assert (told["async_rl_reward_mean", run], told["async_rl_step", run]) == (0.25, 3)
 
 

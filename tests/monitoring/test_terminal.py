@@ -92,45 +92,33 @@ def test_the_live_line_leaves_out_what_is_not_known_yet() -> None:
     assert progress_line(0, 60, {}, [], now_s=NOW) == "step 0/60"
 
 
-def test_whoever_is_not_up_yet_is_named_first() -> None:
-    processes = [
-        member("generator-0", state="starting"),
-        member("learner-0", state="waiting", waits_for="a batch"),
-    ]
-    assert who_waits(processes, now_s=NOW, least_s=0.0) == "generator-0 starts"
+WAITS = {"state": "waiting", "waits_for": "a batch", "since_s": NOW - 60}
+HELD = {"state": "blocked", "waits_for": "admission: 48 of 48", "since_s": NOW - 5}
+ROOM = {"state": "starting", "waits_for": "room on the cluster: 2 CPU", "since_s": NOW - 70}
 
 
-def test_one_without_a_place_on_the_cluster_does_not_start_but_waits_for_room() -> None:
-    learner = member("learner-0", state="waiting", waits_for="a batch", since_s=NOW - 60)
-    waits = member(
-        "verifier-1",
-        state="starting",
-        waits_for="room on the cluster: 2 CPU",
-        since_s=NOW - 70,
-    )
-    told = "verifier-1 waits for room on the cluster: 2 CPU (1 min 10 s)"
-    assert who_waits([learner, waits], now_s=NOW, least_s=1.0) == told
-
-
-def test_a_wait_shorter_than_worth_telling_is_left_out() -> None:
-    processes = [member("learner-0", state="waiting", waits_for="a batch", since_s=NOW - 0.5)]
-    assert who_waits(processes, now_s=NOW, least_s=1.0) == ""
-
-
-def test_an_idle_verifier_is_no_news_but_a_generator_held_back_is() -> None:
-    processes = [
-        member("verifier-0", state="waiting", waits_for="requests", since_s=NOW - 60),
-        member(
-            "generator-1",
-            state="blocked",
-            waits_for="admission: 48 of 48",
-            since_s=NOW - 5,
+@pytest.mark.parametrize(
+    ("processes", "told"),
+    [
+        (
+            {"generator-0": {"state": "starting"}, "learner-0": WAITS},
+            "generator-0 starts",
         ),
-    ]
-    assert (
-        who_waits(processes, now_s=NOW, least_s=1.0)
-        == "generator-1 is held back by admission: 48 of 48 (5 s)"
-    )
+        (
+            {"learner-0": WAITS, "verifier-1": ROOM},
+            "verifier-1 waits for room on the cluster: 2 CPU (1 min 10 s)",
+        ),
+        ({"learner-0": WAITS | {"since_s": NOW - 0.5}}, ""),
+        (
+            {"verifier-0": WAITS | {"waits_for": "requests"}, "generator-1": HELD},
+            "generator-1 is held back by admission: 48 of 48 (5 s)",
+        ),
+    ],
+    ids=["starts", "no room", "short", "an idle verifier is no news"],
+)
+def test_the_process_that_explains_the_wait_is_named(processes: dict[str, Any], told: str) -> None:
+    listed = [member(name, **facts) for name, facts in processes.items()]
+    assert who_waits(listed, now_s=NOW, least_s=1.0) == told
 
 
 def test_off_a_terminal_a_plain_line_is_written_every_five_seconds_at_most(
@@ -241,15 +229,6 @@ def test_on_a_terminal_the_line_is_redrawn_in_place_and_notes_stay(
     assert "reward 0.50" in text
     assert text.count("generator-0 came back") == 1
     assert "\x1b[2K" in text, "the line is erased before it is drawn anew"
-
-
-def test_a_failure_is_told_with_its_cause(config: RunConfig, tmp_path: Path) -> None:
-    screen = Screen(config, tmp_path, is_terminal=False)
-    screen.console.end("failed", "learner-0 failed: NonFiniteError: the loss is nan", 3)
-    assert screen.lines == [
-        "the run has failed at step 3 of 4",
-        "learner-0 failed: NonFiniteError: the loss is nan",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import (
     disk_mb,
     gpu_memory_mb,
-    kv_cache_tokens,
     memory_mb,
     total_memory_mb,
 )
@@ -23,6 +22,7 @@ def machine_with(memory_mb: int, *, gpus: int = 0, gpu_mb: int = 0) -> Machine:
     )
 
 
+EMBEDDED = embedded_shape(hidden_size=192, num_layers=2, num_heads=6)
 QWEN3_06B = {
     "model_type": "qwen3",
     "vocab_size": 151936,
@@ -95,16 +95,6 @@ def test_a_shared_prompt_costs_the_copies_of_its_keys_on_gpus_and_nothing_else(g
     assert large - small == pytest.approx(gathered * gpus)
 
 
-def test_parameters_of_a_known_model_are_counted_to_a_percent() -> None:
-    assert abs(shape_from_hf(QWEN3_06B).num_parameters / 596_049_920 - 1) < 0.01
-
-
-def test_keys_and_values_of_a_known_model_fill_the_cache() -> None:
-    # 2 x 28 layers x 8 heads x 128 x 4 bytes = 224 KiB a token: 4.57 tokens per MiB.
-    config = compose("ppo_code", ["generation.vllm.kv_cache_mb=128"])
-    assert kv_cache_tokens(config, shape_from_hf(QWEN3_06B), 64) == 292
-
-
 def test_a_generator_without_an_engine_needs_no_memory_for_a_model() -> None:
     hosted = compose("grpo_code", ["model.lora=lora", "model.lora.host=runs/a"])
     own = compose("grpo_code", ["model.lora=lora"])
@@ -145,7 +135,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
             "evaluation.every_steps=4",
         ],
     )
-    rows = dict(derived_numbers(config, embedded_shape(hidden_size=192, num_layers=2, num_heads=6)))
+    rows = dict(derived_numbers(config, EMBEDDED))
     assert rows["groups per step"] == "8"
     assert rows["sequences per step"] == "32 (8 groups x 4)"
     assert rows["tokens per step"] == "at most 1,600 (960 generated)"
@@ -211,11 +201,12 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
     config = compose("ppo_code", ["data.max_prompt_tokens=400", "data.max_response_tokens=200"])
     (positions,) = fit_problems(
         config,
-        embedded_shape(hidden_size=192, num_layers=2, num_heads=6),
+        EMBEDDED,
         machine_with(10**6),
     )
     assert f"= 600 is above the {EMBEDDED_POSITIONS} positions" in positions
     (cache,) = fit_problems(config, shape_from_hf(QWEN3_06B), machine_with(10**6))
+    # 2 x 28 layers x 8 heads x 128 x 4 bytes = 224 KiB a token: 4.57 tokens per MiB.
     assert (
         "holds 292 tokens of this model, one sequence may have 600; raise it to at least 132"
         in cache
@@ -230,23 +221,13 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
     )
     assert fit_problems(enough, shape_from_hf(QWEN3_06B), machine_with(10**6)) == []
     config = compose("ppo_code")
-    (memory,) = fit_problems(
-        config, embedded_shape(hidden_size=192, num_layers=2, num_heads=6), machine_with(1024)
-    )
+    (memory,) = fit_problems(config, EMBEDDED, machine_with(1024))
     assert "this machine has 1.0 GB" in memory
 
 
 def test_the_embedded_default_fits_a_small_machine() -> None:
     for conf in ("ppo_code", "grpo_code"):
-        config = compose(conf)
-        assert (
-            fit_problems(
-                config,
-                embedded_shape(hidden_size=192, num_layers=2, num_heads=6),
-                machine_with(6 * 1024),
-            )
-            == []
-        )
+        assert fit_problems(compose(conf), EMBEDDED, machine_with(6 * 1024)) == []
 
 
 def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings() -> None:

@@ -11,7 +11,6 @@ from async_rl.planning.scaling import (
     Decision,
     Steering,
     Window,
-    balanced,
     candidates,
     fewest,
 )
@@ -36,14 +35,6 @@ def decide(
     return Steering(bounds).decide(count, window(learner_waits, held_back, others=others))
 
 
-def test_two_generators_that_leave_the_learner_waiting_half_the_time_need_two_more() -> None:
-    assert balanced(2, learner_waits=0.5, held_back=0.0) == 4.0
-
-
-def test_four_generators_that_are_held_back_three_quarters_of_the_time_are_three_too_many() -> None:
-    assert balanced(4, learner_waits=0.0, held_back=0.75) == 1.0
-
-
 @pytest.mark.parametrize(
     ("count", "waits", "held", "wanted"),
     [
@@ -53,6 +44,8 @@ def test_four_generators_that_are_held_back_three_quarters_of_the_time_are_three
         (3, 0.0, 0.167, 3),
         (10, 0.09, 0.0, 8),  # above the maximum
         (3, 0.09, 0.0, 3),  # within the tolerance
+        (8, 0.0, 0.0999, 8),
+        (8, 0.0, 0.15, 7),
         (2, 0.99, 0.0, 4),  # twice as many at most in one decision
     ],
 )
@@ -179,11 +172,6 @@ def test_the_bounds_are_kept_and_a_run_outside_them_is_brought_inside() -> None:
     assert set(steered(3, make_s=0.1, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
     assert decide(9, 0.0, 0.0, bounds=narrow).wanted == 3
     assert decide(1, 0.0, 0.0, bounds=narrow).wanted == 2
-
-
-def test_a_share_within_the_tolerance_changes_nothing() -> None:
-    assert decide(8, 0.0, 0.0999, bounds=AUTO).wanted == 8
-    assert decide(8, 0.0, 0.15, bounds=AUTO).wanted == 7
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from composing import compose
 
 from async_rl.composition.compose import compose_for
 from async_rl.config.pool_sizes import pool_counts
-from async_rl.core.machine import Machine, this_machine
+from async_rl.core.machine import Machine
 from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining, processes
 
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
@@ -93,12 +93,6 @@ def test_gpus_are_dealt_out_whole_or_in_shares_and_hidden_from_the_others() -> N
     }
     assert {spec.env["CUDA_DEVICE_ORDER"] for spec in run.values()} == {"PCI_BUS_ID"}
     assert "CUDA_VISIBLE_DEVICES" not in specs()["learner-0"].env
-
-
-def test_this_machine_has_at_least_one_core_and_some_memory() -> None:
-    machine = this_machine()
-    assert machine.cores
-    assert machine.memory_mb > 256
 
 
 def test_a_joining_process_takes_the_lowest_free_rank_and_the_gpus_that_nobody_has() -> None:
