@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import textwrap
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -59,6 +60,9 @@ class EventFile:
         self._writer = self._open()
 
     def _open(self) -> EventFileWriter:
+        if threading.excepthook is not _show_what_is_raised_once:
+            _ELSEWHERE.append(threading.excepthook)
+            threading.excepthook = _show_what_is_raised_once
         # The name of the file has the time in seconds and a number that grows.
         return EventFileWriter(
             str(self._directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
@@ -125,6 +129,17 @@ class EventFile:
             self._size_bytes = 0
         self._size_bytes += event.ByteSize()
         self._writer.add_event(event)
+
+
+_ELSEWHERE: list[Callable[[threading.ExceptHookArgs], object]] = []
+"""What handled the errors of threads before."""
+
+
+def _show_what_is_raised_once(args: threading.ExceptHookArgs) -> None:
+    # The writer's thread keeps its error, and the next call of the writer raises it again, so a
+    # full disk ends the run with one sentence. The traceback of the thread would come before it.
+    if type(args.thread).__module__ != EventFileWriter.__module__:
+        _ELSEWHERE[-1](args)
 
 
 def _first_screen() -> summary_pb2.Summary:

@@ -386,6 +386,28 @@ def test_a_resume_and_a_return_to_an_earlier_version_read_the_end_of_the_file_on
     assert written[-1]["reward/mean"] == 0.5
 
 
+def test_an_event_that_cannot_be_written_is_one_error_and_no_traceback_of_a_thread(
+    tmp_path: Path,
+) -> None:
+    program = f"""
+import shutil
+from async_rl.monitoring.event_file import EventFile
+events = EventFile({str(tmp_path / "events")!r})
+shutil.rmtree({str(tmp_path / "events")!r})
+try:
+    while True:
+        events.text("a", "b", 1)
+        events.flush()
+except OSError as error:
+    print("once", error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith("once [Errno 2]")
+    assert done.stderr == ""
+
+
 def test_event_files_have_a_limited_size_and_tensorboard_reads_them_as_one(
     recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
