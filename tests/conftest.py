@@ -1,8 +1,9 @@
 """Conditions that hold for every test, and how the suite is divided between two workers.
 
 `make test` runs pytest-xdist with two workers; tests of one group run on one worker, one after the
-other. A module is a group, since its tests share models and runs. Modules
-with live runs that measure time, or that use most of the machine, are one group together.
+other. A module is a group, since its tests share models and runs; so are the modules of a folder of
+tests/e2e. Modules with live runs that measure time, or that use most of the machine, are one group
+together.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "reproduci
 ALONE = (
     "e2e/test_chaos.py",
     "e2e/test_learning.py",
-    "e2e/test_pools_live.py",
-    "e2e/test_ray_cluster.py",
+    "launchers/test_ray_cluster.py",
     "launchers/test_slurm.py",
 )
 """Modules that never run beside each other: they start many processes and expect progress in time.
@@ -97,7 +97,7 @@ class ByModule(LoadScopeScheduling):
     """Give each module to one worker, and all modules in ALONE to the same one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "alone" if is_alone(nodeid) else module_of(nodeid)
+        return "alone" if is_alone(nodeid) else scope_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByModule:
@@ -108,6 +108,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByModul
 
 def module_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
+
+
+def scope_of(nodeid: str) -> str:
+    """The module, or the folder of modules that read one run: tests/e2e/resumed."""
+    folder = module_of(nodeid).rpartition("/")[0]
+    return folder if "/e2e/" in folder else module_of(nodeid)
 
 
 def is_alone(nodeid: str) -> bool:

@@ -1,9 +1,7 @@
-"""A package of plug-ins is installed beside the product, checked, and used by a run."""
+"""A package of plug-ins is installed next to the product and checked (its run: test_own_run.py)."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,10 +17,6 @@ from async_rl.core.machine import this_machine
 from async_rl.launchers.preflight.checks import preflight
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "plugin_example"
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if"
-    " add_generation_prompt %}<assistant>{% endif %}"
-)
 USED = {
     "reward.terms.short": "plugin",
     "reward.terms.short.fn": "short_answers",
@@ -35,14 +29,6 @@ USED = {
     "algorithm.advantage": "plugin",
     "algorithm.advantage.fn": "above_mean",
     "data.train_files": ["sums"],
-}
-SMALL = {
-    "num_steps": 2,
-    "buffer.groups_per_step": 2,
-    "generation.group_size": 2,
-    "data": {"max_prompt_tokens": 64, "max_response_tokens": 8},
-    "evaluation.every_steps": 0,
-    "monitoring.tensorboard_port": None,
 }
 
 
@@ -164,55 +150,3 @@ def test_a_wrong_part_of_the_objective_is_refused_before_a_run(path: str) -> Non
 @pytest.mark.parametrize("name", ["sapo", "drpo", "oapl", "m2po", "mu_grpo", "gac", "geometric"])
 def test_the_example_losses_are_accepted_as_plugins(name: str) -> None:
     preflight(compose("grpo_code", [f"algorithm={name}"]), this_machine())
-
-
-@pytest.mark.slow
-def test_a_run_uses_each_kind_of_plugin(installed: Path, tmp_path: Path) -> None:
-    settings = {
-        **SMALL,
-        **USED,
-        "model.path": str(make_model(tmp_path / "model")),
-        "output_dir": str(tmp_path),
-        "run_name": "mine",
-    }
-    code = f"import async_rl\nasync_rl.launch('grpo_code', {settings!r}).wait()\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    run_dir = tmp_path / "mine"
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2]
-    assert all(0 < row["reward/mean"] <= 1 for row in rows)
-    assert (run_dir / "counted").is_file()
-
-
-def make_model(path: Path) -> Path:
-    """A random model of a few thousand parameters that knows the words of the task."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from async_rl.data.tokenizer import build_tokenizer
-
-    tokenizer: Any = build_tokenizer(["Add 0 to every number. <user> <assistant>"], 64)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(path)
-    torch.manual_seed(0)
-    shape = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen3ForCausalLM(shape).save_pretrained(path)
-    return path

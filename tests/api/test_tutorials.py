@@ -140,27 +140,3 @@ def test_a_wrong_name_in_the_command_is_refused() -> None:
     assert conf is not None
     with pytest.raises(async_rl.ConfigError, match="has no simpler"):
         checked_config(conf, overrides, this_machine())
-
-
-@pytest.mark.slow
-def test_a_run_trains_in_the_environment_with_the_loss(files: Path) -> None:
-    words = [*commands("own_environment.md")[1], *commands("own_task.md")[1]]
-    conf, overrides = split_conf(list(dict.fromkeys(words)))
-    small = ["num_steps=2", "generation.engine=hf", "generation.group_size=4"]
-    small += [
-        "buffer.groups_per_step=2",
-        "evaluation.every_steps=0",
-        "monitoring.tensorboard_port=null",
-    ]
-    assert conf is not None
-    run = async_rl.launch(conf, [*overrides, *small, f"output_dir={files}"])
-    try:
-        assert run.wait(timeout_s=120).state is async_rl.RunState.FINISHED
-        samples = run.rollouts()
-        assert {sample.score.reward for sample in samples} <= {0.0, 0.5, 1.0}
-        second_turns = [
-            s for s in samples if not s.trajectory.loss_mask[s.trajectory.prompt_length :].all()
-        ]
-        assert second_turns, "the policy has read what its program returned"
-    finally:
-        run.stop(now=True)

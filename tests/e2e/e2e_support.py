@@ -164,10 +164,6 @@ class LiveRun:
             assert time.monotonic() < deadline_s, f"left running: {self.processes()}"
             time.sleep(_LOOK_S)
 
-    def status(self) -> str:
-        """Return the output of `async-rl status`."""
-        return async_rl("status", str(self.run_dir)).stdout
-
     def now(self) -> dict[str, Any]:
         """Return the reply behind `async-rl status`, without members while the run does not answer.
 
@@ -180,12 +176,19 @@ class LiveRun:
         answer: dict[str, Any] = msgspec.to_builtins(reply)
         return answer
 
-    def told(self) -> dict[str, Any]:
-        """Return the output of `async-rl status --json`."""
-        done = async_rl("status", str(self.run_dir), "--json")
-        assert done.returncode == 0, done
-        found: dict[str, Any] = msgspec.json.decode(done.stdout)
-        return found
+    def member(self, name: str) -> dict[str, Any]:
+        """Return what the status has of one process; empty while there is no answer about it."""
+        return next((found for found in self.now()["members"] if found["name"] == name), {})
+
+    def serves_again(self, name: str, killed: int) -> None:
+        """Wait for the next life of a process, in which a generator has weights."""
+        self.until(
+            lambda: (
+                self.member(name).get("pid") not in (killed, None)
+                and (not name.startswith("generator") or self.member(name).get("version", -1) >= 0)
+            ),
+            f"the next life of {name}, a generator with weights",
+        )
 
     def audit(self) -> dict[str, Any]:
         """What `async-rl ledger --audit` finds; its exit code says the same."""

@@ -63,11 +63,6 @@ def num_pausing(log: Path) -> int:
     return sum(row[3] == 0 and row[5] > time.time() - PAUSE_S / 2 for row in rows)
 
 
-def gateways(run: LiveRun) -> list[int]:
-    """The process ids of living gateways."""
-    return [p.pid for p in run.processes() if "gateway-0" in p.info["cmdline"]]
-
-
 def stored(run: LiveRun) -> list[dict[str, Any]]:
     """The samples that are still stored, those of trained groups."""
     file = run.run_dir / "samples.jsonl"
@@ -109,8 +104,8 @@ def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(
         run.until(lambda step=step: run.step > step, f"a step after the loss of {process}")  # type: ignore[misc]
     run.until(lambda: num_pausing(log) >= 4, "sessions between two answers")
     run.kill("gateway-0")
-    run.until(lambda: gateways(run) not in ([], [gateway.pid]), "the gateway's successor")
-    (successor,) = gateways(run)
+    run.serves_again("gateway-0", gateway.pid)
+    successor = run.pid_of("gateway-0")
     assert run.wait() == 0, run.terminal
     read, read_again = answers(log, gateway.pid), answers(log, successor)
     shared = read.keys() & read_again.keys()

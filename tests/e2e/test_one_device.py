@@ -4,7 +4,6 @@ learner has the device.
 
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from e2e_support import SMALL, LiveRun
@@ -17,32 +16,24 @@ _SLEEPS = "generation sleeps: the learner uses the device"
 def test_handovers_continue_after_a_sleeping_generator_died_and_end_in_order_during_a_step(
     launch: Callable[..., LiveRun],
 ) -> None:
-    # 60 epochs: the learner uses the device long enough to be seen from outside.
+    # 25 epochs: the learner uses the device long enough to be seen from outside.
     run = launch(
         *SMALL,
         "placement=colocated",
         "num_steps=200",
-        "learner.epochs=60",
+        "learner.epochs=25",
         "timeouts.call_s=10",
     )
 
-    def generator() -> dict[str, Any]:
-        return next((m for m in run.now()["members"] if m["name"] == "generator-0"), {})
+    def sleeps() -> bool:
+        return run.member("generator-0").get("waits_for") == _SLEEPS
 
-    run.until(lambda: run.step >= 1 and generator().get("waits_for") == _SLEEPS, "a handover")
-    killed = generator()["pid"]
+    run.until(lambda: run.step >= 1 and sleeps(), "a handover")
+    killed = run.pid_of("generator-0")
     run.kill("generator-0")
-    run.until(
-        lambda: (
-            generator().get("pid") not in (killed, None) and generator().get("version", -1) != -1
-        ),
-        "its next life, with weights",
-    )
+    run.serves_again("generator-0", killed)
     step = run.step
-    run.until(
-        lambda: run.step >= step + 2 and generator().get("waits_for") == _SLEEPS,
-        "another handover",
-    )
+    run.until(lambda: run.step >= step + 2 and sleeps(), "another handover")
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 0, run.terminal
     assert "the run has stopped at step" in run.terminal

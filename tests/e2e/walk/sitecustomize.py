@@ -1,4 +1,4 @@
-"""Counts the calls of each file of the product in this process, for tests/e2e/test_walk.py.
+"""Counts the calls of each file of the product in this process, for tests/e2e/resumed/test_walk.py.
 
 Python imports this module at its start if its directory is on PYTHONPATH. Counting starts when the
 file `on` appears in the directory that WALK names.

@@ -25,23 +25,16 @@ _STORE_BYTES = 80_000_000  # the least that Ray takes; several nodes share this 
 
 def missing() -> list[str]:
     """Return the requirements that this machine lacks; empty if none."""
-    lacks = [command for command in ("ip",) if shutil.which(command) is None]
     if os.geteuid() != 0:
-        return ["root", *lacks]
+        return ["root"]
+    if shutil.which("ip") is None:
+        return ["ip"]
     name = f"arl-try-{os.getpid() % 10_000}"
-    if (
-        not lacks
-        and subprocess.run(
-            ["ip", "netns", "add", name], capture_output=True, check=False
-        ).returncode
-    ):
-        lacks.append("the right to make network namespaces")
-    (
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-        if not lacks
-        else None
+    made, _ = (
+        subprocess.run(["ip", "netns", word, name], capture_output=True, check=False)
+        for word in ("add", "del")
     )
-    return lacks
+    return ["the right to make network namespaces"] if made.returncode else []
 
 
 class RayCluster:

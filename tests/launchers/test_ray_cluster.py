@@ -2,13 +2,11 @@
 another.
 """
 
-import os
 import shutil
 import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from e2e_support import LiveRun, async_rl
@@ -81,7 +79,6 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
         == set(places(run, node, "learner").values())
         == {1}
     )
-    write_table(run, node, "three nodes")
     sent = list(cluster.scratch.glob("async_rl-run-*"))
     assert len(sent) == 3, "two generators and a verifier have what they need with them"
     assert {stat.S_IMODE(path.stat().st_mode) for path in sent} == {0o700}
@@ -93,20 +90,18 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     (lost,) = (name for name, where in places(run, node, "generator").items() if where == 3)
     cluster.kill_node(3)
     run.until(
-        lambda: shown(run, lost, "waits_for") == ["room on the cluster: 1 CPU, generator 1"],
+        lambda: run.member(lost).get("waits_for") == "room on the cluster: 1 CPU, generator 1",
         f"{lost} to wait for a place",
     )
     at_loss = run.step
     run.until(lambda: run.step >= at_loss + 3, "three steps with one generator left")
     run.until(
-        lambda: shown(run, lost, "state") == ["starting"],
+        lambda: run.member(lost).get("state") == "starting",
         f"{lost} to be shown as starting",
     )
-    write_table(run, node, "node 3 is lost")
 
     cluster.add_node(4, cpus=2, generators=2)
     run.until(lambda: places(run, node, "generator").get(lost) == 4, f"{lost} on the new node")
-    write_table(run, node, "node 4 is added")
     assert async_rl("scale", str(run.run_dir), "generators=3").returncode == 0
     run.until(
         lambda: sorted(places(run, node, "generator").values()) == [2, 4, 4],
@@ -114,7 +109,6 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     )
     at_join = run.step
     run.until(lambda: run.step >= at_join + 2, "two steps with all three")
-    write_table(run, node, "scale generators=3")
 
     assert async_rl("stop", str(run.run_dir)).returncode == 0
     assert run.wait(timeout_s=120) == 0, run.terminal
@@ -130,37 +124,15 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     assert run.processes() == []
 
 
-def members(run: LiveRun) -> list[dict[str, Any]]:
-    """The processes as `async-rl status` shows them; empty while the run does not answer."""
-    return list(run.now()["members"])
-
-
-def shown(run: LiveRun, name: str, key: str) -> list[Any]:
-    """What the status has of one process; empty while the run does not answer."""
-    return [found[key] for found in members(run) if found["name"] == name]
-
-
 def places(run: LiveRun, node: dict[str, int], role: str) -> dict[str, int]:
     """The node of each process of the role that serves."""
-    serving = [found for found in members(run) if found["role"] == role and found["address"]]
+    serving = [
+        found for found in run.now()["members"] if found["role"] == role and found["address"]
+    ]
     return {
         found["name"]: node[found["address"].rpartition("//")[2].rpartition(":")[0]]
         for found in serving
     }
-
-
-def write_table(run: LiveRun, node: dict[str, int], when: str) -> None:
-    """Which process is on which node, for whoever wants to look (RAY_TABLE names a file)."""
-    if (path := os.environ.get("RAY_TABLE")) is None:
-        return
-    rows = [f"{'process':<14}{'node':<6}{'address':<30}{'state':<22}waits for"]
-    for found in members(run):
-        where = node.get(found["address"].rpartition("//")[2].rpartition(":")[0], "-")
-        rows.append(
-            f"{found['name']:<14}{where!s:<6}{found['address']:<30}{found['state']:<22}{found['waits_for']}"
-        )
-    with Path(path).open("a") as file:
-        file.write(f"-- step {run.step}: {when}\n" + "\n".join(rows) + "\n\n")
 
 
 @pytest.mark.slow
@@ -180,7 +152,7 @@ def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9_and_leaves_nothin
     )
     try:
         run.until(lambda: run.step >= 1, "a step")
-        assert {found["address"].split(":")[1] for found in members(run)} == {"//127.0.0.1"}
+        assert {found["address"].split(":")[1] for found in run.now()["members"]} == {"//127.0.0.1"}
         assert len(list(scratch.glob("async_rl-run-*/keys"))) == 2, (
             "a generator and a verifier have the keys with them"
         )

@@ -1,0 +1,112 @@
+"""What prevents a run from continuing is told in one clear sentence, and nothing of it is lost.
+
+Ports that are taken, a store that another process holds, a machine that is gone, a disk that is
+full, a damaged checkpoint. All happen to copies of one run that has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import resource
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from e2e_support import LiveRun
+from resumed_run import LAST, Resumed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+NO_ROOM = (65_536, resource.RLIM_INFINITY)
+"""A limit on the size of files, set on running processes, stands for a full disk: the system
+refuses the same writes.
+"""
+
+
+def checkpoints(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def ends_with(run: LiveRun, code: int, *sentences: str) -> None:
+    """It says so and nothing else, leaves nothing running, and has lost nothing."""
+    assert run.wait(timeout_s=120) == code, run.terminal
+    said = " ".join(run.terminal.split())
+    assert [sentence for sentence in sentences if sentence not in said] == [], run.terminal
+    assert "Traceback" not in said
+    assert run.processes() == []
+    assert run.audit()["problems"] == []
+
+
+@contextlib.contextmanager
+def taken_ports(count: int) -> Iterator[list[int]]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+            each.listen()
+        yield [each.getsockname()[1] for each in sockets]
+
+
+def test_every_port_that_is_taken_is_named_when_a_run_is_resumed(
+    launch: Callable[..., LiveRun], copied: Path
+) -> None:
+    before = checkpoints(copied)
+    settings = ("monitoring.prometheus_port", "monitoring.tensorboard_port")
+    with taken_ports(2) as ports:
+        given = [f"{setting}={port}" for setting, port in zip(settings, ports, strict=True)]
+        refused = "cannot be used on 127.0.0.1 (Address already in use); choose another port"
+        run = launch("num_steps=20", "checkpoint.mirror=null", *given, resumes=True)
+        ends_with(run, 2, *(f"{one}: {refused}" for one in given))
+    assert checkpoints(copied) == before
+
+
+def test_a_store_that_another_process_writes_ends_the_run_with_that_sentence(
+    launch: Callable[..., LiveRun], copied: Path
+) -> None:
+    before = checkpoints(copied)
+    with (copied / "store.sqlite.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run = launch("num_steps=20", "checkpoint.mirror=null", resumes=True)
+        ends_with(run, 1, "store.sqlite is written by another process; end that buffer first")
+    assert checkpoints(copied) == before
+
+
+def test_a_run_continues_on_another_machine_without_room_and_from_a_damaged_checkpoint(
+    resumed: Resumed, tmp_path: Path
+) -> None:
+    copies = shutil.copytree(resumed.copies, tmp_path / "copies")
+    mirror = f"checkpoint.mirror={copies}"
+    there = LiveRun(
+        tmp_path / "there",
+        "num_steps=400",
+        mirror,
+        "supervisor.max_restarts=1",
+        resumes=True,
+        copy=f"file://{copies}/run",
+    )
+    try:
+        there.until((copies / "run" / "step_000015.complete").is_file, "a copied checkpoint")
+        for process in ("buffer", "learner-0", "learner-1"):
+            resource.prlimit(there.pid_of(process), resource.RLIMIT_FSIZE, NO_ROOM)
+        resource.prlimit(there.process.pid, resource.RLIMIT_FSIZE, NO_ROOM)
+        ends_with(there, 1, "free disk space")
+        assert "could not be written" in there.terminal or "cannot be written" in there.terminal
+        newest = there.run_dir / "checkpoints" / checkpoints(there.run_dir)[-1]
+        assert newest.name >= "step_000015"
+        for path in newest.glob("*.distcp"):
+            path.write_bytes(path.read_bytes()[:100])
+        last = int(newest.name.removeprefix("step_")) + 2
+        there = LiveRun(
+            tmp_path / "there", f"num_steps={last}", "checkpoint.mirror=null", resumes=True
+        )
+        assert there.wait() == 0, there.terminal
+    finally:
+        there.end()
+    assert newest.with_name(f"{newest.name}.set_aside").is_dir()
+    found = there.audit()
+    assert (found["problems"], found["num_steps"]) == ([], last)
+    assert last > LAST
+    assert [row["step"] for row in there.rows] == list(range(1, last + 1))

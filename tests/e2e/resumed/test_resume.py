@@ -1,0 +1,93 @@
+"""A killed run ends as if nothing had happened, and refuses what it cannot continue with."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+from e2e_support import async_rl
+from resumed_run import LAST, Resumed
+
+from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.trajectories import rollouts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def rows(resumed: Resumed) -> list[dict[str, Any]]:
+    return resumed.run.rows
+
+
+def test_each_step_is_there_once_and_each_group_is_trained_once(
+    resumed: Resumed, rows: list[dict[str, Any]]
+) -> None:
+    assert [row["step"] for row in rows] == list(range(1, LAST + 1))
+    found = resumed.run.audit()
+    assert (found["problems"], found["num_steps"]) == ([], LAST)
+    assert found["num_undone_steps"] >= 2
+    assert resumed.run.processes() == []
+    assert f"resuming with num_steps={LAST} (was 400)" in resumed.run.terminal
+
+
+def test_steps_that_were_lost_are_made_again_bit_for_bit(resumed: Resumed) -> None:
+    """The weights after them, and so the samples too, are those of the killed lives."""
+    lines = (resumed.directory / "versions.jsonl").read_bytes().splitlines()
+    made = [msgspec.json.decode(line) for line in lines]
+    checksums = collections.defaultdict(list)
+    for version in made:
+        checksums[version["version"]].append(version["checksum"])
+    assert checksums.keys() == set(range(LAST + 1))
+    # A restart publishes the weights of its checkpoint; what follows was trained again.
+    twice = {version: sums for version, sums in checksums.items() if len(sums) > 1 and version % 3}
+    assert len(twice) >= 2
+    assert [version for version, sums in twice.items() if len(set(sums)) > 1] == []
+
+
+def test_the_run_is_synchronous_with_staleness_0(rows: list[dict[str, Any]]) -> None:
+    assert {row["staleness/max_versions"] for row in rows} == {0}
+    assert max(row["policy/kl_behavior_proximal"] for row in rows) < 1e-6
+
+
+def test_the_critic_learns_and_the_return_is_the_sum_of_the_scores_ahead(
+    resumed: Resumed, rows: list[dict[str, Any]]
+) -> None:
+    assert all(row["value/loss"] > 0 and "policy/kl_reference" in row for row in rows)
+    assert rows[-1]["value/loss"] < rows[0]["value/loss"]
+    with reading(resumed.directory / STORE_FILE) as connection:
+        found = rollouts(connection, step=1, most=4)
+    samples = [sample for each in found for sample in each.group.trajectories]
+    assert len(samples) == 16
+    assert all(sample.score.steps for sample in samples)
+    # Critic and KL are 0 before the first update.
+    ahead = []
+    for t in samples:
+        steps = [(-1.0, 0), *((step.reward, step.end_tokens) for step in t.score.steps)]
+        gains = [(now - before, end) for (before, _), (now, end) in itertools.pairwise(steps)]
+        ahead += [sum(gain for gain, end in gains if end > k) for k in range(t.response_length)]
+    assert rows[0]["value/return_mean"] == pytest.approx(sum(ahead) / len(ahead), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (
+            ["buffer.groups_per_step=8", "seed=3", "num_steps=20"],
+            "buffer.groups_per_step=8: was 4, and the planned batches have that many groups",
+        ),
+        (
+            [],
+            f"num_steps={LAST}: the run has finished step {LAST}; give a larger num_steps to",
+        ),
+    ],
+)
+def test_what_the_run_cannot_continue_with_is_refused(
+    resumed: Resumed, settings: list[str], reason: str
+) -> None:
+    done = async_rl("resume", str(resumed.directory), *settings)
+    assert done.returncode == 2, done
+    assert reason in done.stdout + done.stderr
