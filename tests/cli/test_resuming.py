@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from async_rl.algorithms.schedule import learning_rate
 from async_rl.composition import schema
@@ -56,32 +57,7 @@ def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) ->
     assert resumed_config(run_dir, []) == (before, [])
 
 
-@pytest.mark.parametrize(
-    ("setting", "expected"),
-    [
-        ("seed=7", "seed=7: was 0, and the order of prompts depends on it"),
-        ("data.max_prompt_tokens=99", "data.max_prompt_tokens=99: was "),
-        (
-            "buffer.max_staleness_versions=1",
-            "was 2, and groups admitted under that bound would be over age",
-        ),
-        (
-            "algorithm.advantage=remax",
-            "was grpo, and the stored groups have no greedy answer; keep grpo",
-        ),
-        (
-            "generation.group_size=4",
-            "generation.group_size=4: was 8, and the stored groups have that many samples",
-        ),
-        (
-            "reward.placement=steps reward.mode=fraction",
-            "was end, and the stored groups have scores of their steps, or have none",
-        ),
-        ("learner.optimizer.lrr=1", "did you mean learner.optimizer.lr"),
-        ("generation.temperature=-1", "generation.temperature=-1"),
-        ("algorithm=ppo", "algorithm is a section"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "expected"), table(__file__, "refused"))
 def test_what_the_history_does_not_allow_is_refused_with_the_reason(
     run_dir: Path, setting: str, expected: str
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tables import table
 
 from async_rl.composition.compose import compose, to_yaml
 from async_rl.config.generation import LoraAdapter
@@ -20,17 +21,7 @@ from async_rl.runtime.context import Control
 LORA = "model.lora=lora"
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        (["model.lora.host=runs/a", "model.lora.slots=2"], "set model.lora.slots=0"),
-        (["model.lora.slots=2", "generation.engine=hf"], "set generation.engine=vllm"),
-        (["model.lora.host=runs/a", "generation.engine=hf"], "set generation.engine=vllm"),
-        (["model.lora.slots=1", "placement=colocated"], "set placement=disaggregated"),
-        (["model.lora.slots=1", "weights.transfer=shared_memory"], "set weights.transfer=auto"),
-        (["model.lora.host=runs/a", "generators.gpus_each=1"], "set generators.gpus_each=0"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "problem"), table(__file__, "refused"))
 def test_settings_that_exclude_each_other_are_refused(settings: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem.replace(".", r"\.")):
         compose("grpo_code", [LORA, *settings])
@@ -69,23 +60,7 @@ def test_a_run_with_room_is_a_host(tmp_path: Path) -> None:
     assert problems(run_dir, "model.lora.rank=32", "learner.optimizer.lr=1e-3", "seed=9") == []
 
 
-@pytest.mark.parametrize(
-    ("given", "setting", "problem"),
-    [
-        ([], "", "that run has model.lora.slots=0"),
-        ([LORA], "", "that run has model.lora.slots=0"),
-        ([LORA, "model.lora.slots=1"], "", "that run has model.lora.slots=1"),
-        ([LORA, "model.lora.slots=2"], "model.lora.rank=17", "above the model.lora.rank=16"),
-        (
-            [LORA, "model.lora.slots=2", "data.max_response_tokens=40"],
-            "",
-            "= 128 is above the 104 of first",
-        ),
-        ([LORA, "model.lora.slots=2"], "model.dtype=bfloat16", "but float32 in first"),
-        ([LORA, "model.lora.slots=2"], "model.path=o/m", "model.path=o/m, but None in first"),
-        ([LORA, "model.lora.slots=2"], "data.longest=responses", "but none in first"),
-    ],
-)
+@pytest.mark.parametrize(("given", "setting", "problem"), table(__file__, "no_hosts"))
 def test_a_run_that_cannot_be_a_host_is_refused(
     tmp_path: Path, given: list[str], setting: str, problem: str
 ) -> None:

@@ -9,6 +9,7 @@ import members
 import msgspec
 import pytest
 from rich.console import Console
+from tables import table
 
 from async_rl.composition.schema import settings
 from async_rl.monitoring.bottleneck import bottleneck
@@ -64,34 +65,7 @@ def test_nothing_is_said_of_a_process_that_told_no_time() -> None:
     assert bottleneck([member("learner-0"), generator(1, 0, 0)]) == ""
 
 
-@pytest.mark.parametrize(
-    ("learner_s", "generator_s", "named"),
-    [
-        (
-            (9, 1),
-            (4, 0, 6),
-            "the learner: at work 90% of the time, generators held back by admission 60%",
-        ),
-        (
-            (2, 8),
-            (10, 0, 0),
-            "generation: the learner waits 80% of the time, generators write 100%",
-        ),
-        (
-            (4, 6),
-            (3, 0, 7),
-            "admission: the learner waits 60% of the time, generators are held back 70%",
-        ),
-        (
-            (4, 6),
-            (3, 7, 0),
-            (
-                "scoring: the learner waits 60% of the time, generators wait for verdicts alone"
-                " for 70%"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("learner_s", "generator_s", "named"), table(__file__, "bottlenecks"))
 def test_the_bottleneck_is_named_with_its_shares(
     learner_s: tuple[int, int], generator_s: tuple[int, int, int], named: str
 ) -> None:
@@ -111,16 +85,7 @@ def gateway(shares: tuple[int, int, int], num_open: int, num_calling: int) -> Me
     return member("gateway-0", **counters, **gauges)
 
 
-@pytest.mark.parametrize(
-    ("shares", "sessions", "named"),
-    [
-        ((10, 0, 0), (20, 2), "agents: the learner waits 80% of the time, sessions wait 90%"),
-        ((10, 0, 0), (20, 18), "generation: the learner waits 80% of the time, generators write"),
-        ((2, 0, 8), (20, 2), "admission: the learner waits 80%"),
-        ((2, 8, 0), (20, 2), "scoring: the learner waits 80%"),
-        ((10, 0, 0), (0, 0), "generation: the learner waits 80%"),
-    ],
-)
+@pytest.mark.parametrize(("shares", "sessions", "named"), table(__file__, "sessions"))
 def test_sessions_that_wait_for_their_agents_hold_a_run_up_and_not_the_engine(
     shares: tuple[int, int, int], sessions: tuple[int, int], named: str
 ) -> None:

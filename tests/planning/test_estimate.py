@@ -2,6 +2,7 @@
 
 import pytest
 from composing import compose, compose_unchecked
+from planning_models import QWEN3_06B, SMOLLM2_135M
 
 from async_rl.core.machine import Machine
 from async_rl.planning.derived import derived_numbers
@@ -23,18 +24,6 @@ def machine_with(memory_mb: int, *, gpus: int = 0, gpu_mb: int = 0) -> Machine:
 
 
 EMBEDDED = embedded_shape(hidden_size=192, num_layers=2, num_heads=6)
-QWEN3_06B = {
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "hidden_size": 1024,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": True,
-}
 
 
 def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
@@ -145,9 +134,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
 
 
 def test_a_run_of_135_million_parameters_took_no_more_than_its_plan() -> None:
-    llama = QWEN3_06B | {"model_type": "llama", "vocab_size": 49152, "hidden_size": 576}
-    llama |= {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
-    shape = shape_from_hf(llama | {"intermediate_size": 1536, "head_dim": 64})
+    shape = shape_from_hf(SMOLLM2_135M)
     assert shape.num_parameters == pytest.approx(134.5e6, rel=0.001)
     config = compose("real", ["hardware=cpu", "generators.cores=[0]", "learner.cores=[1]"])
     # The largest of the 14 steps of `make real`: memory/generators_mb_max, memory/learner_mb_max.

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from planning_models import QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B
 
 from async_rl.composition.compose import compose_for
 from async_rl.config.run import RunConfig
@@ -11,32 +12,6 @@ from async_rl.planning.estimate import gpu_memory_mb, memory_mb, total_memory_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.shape import ModelShape, shape_from_hf
 
-COMMON = {"vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
-QWEN3_8B = COMMON | {
-    "model_type": "qwen3",
-    "hidden_size": 4096,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 12288,
-}
-QWEN3_32B = QWEN3_8B | {
-    "hidden_size": 5120,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 64,
-    "intermediate_size": 25600,
-}
-QWEN3_30B_A3B = COMMON | {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-}
 LONG = ("model.dtype=bfloat16", "data.max_prompt_tokens=512", "data.max_response_tokens=2048")
 FOUR_AND_FOUR = (
     "learner.ranks=4",
@@ -176,11 +151,7 @@ def test_halves_of_one_gpu_are_added_and_turns_are_not() -> None:
         )
         return fit_problems(config, shape, on)
 
-    small = shape_from_hf(
-        QWEN3_8B
-        | {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16}
-        | {"intermediate_size": 3072, "tie_word_embeddings": True}
-    )
+    small = shape_from_hf(QWEN3_06B)
     assert problems("colocated", small) == []
     (problem,) = problems("disaggregated", small)
     assert "learner-0" in problem

@@ -5,25 +5,13 @@ import pytest
 from composing import compose, compose_unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_models import SMOLLM2_135M
 
 from async_rl.batching.batch import Sizes
 from async_rl.batching.packing import cost_tokens, minibatches
 from async_rl.planning.estimate import memory_mb
 from async_rl.planning.learner_memory import minibatch_tokens
 from async_rl.planning.shape import shape_from_hf
-
-SMOLLM2_135M = {
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 64,
-    "intermediate_size": 1536,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
 
 
 @settings(max_examples=60, deadline=None)

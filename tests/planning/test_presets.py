@@ -3,7 +3,8 @@
 import itertools
 
 import pytest
-from test_fit import LONG, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, machine
+from planning_models import QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B
+from test_fit import LONG, machine
 
 from async_rl.composition.compose import compose_for
 from async_rl.composition.overrides import with_defaults
@@ -14,14 +15,6 @@ from async_rl.planning.estimate import CUDA_CONTEXT_MB, gpu_memory_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.presets import fitted
 from async_rl.planning.shape import shape_from_hf
-
-QWEN3_06B = QWEN3_8B | {
-    "hidden_size": 1024,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "intermediate_size": 3072,
-    "tie_word_embeddings": True,
-}
 
 
 def chosen(

@@ -17,6 +17,7 @@ from fleet_support import (
     virtually,
 )
 from members import heartbeat
+from tables import table
 
 from async_rl.config.pools import SCALE_FILE
 from async_rl.config.run import RunConfig
@@ -108,29 +109,7 @@ def with_run(
     virtually(main())
 
 
-@pytest.mark.parametrize(
-    ("settings", "wanted", "remedy"),
-    [
-        (
-            [],
-            {"generator": 3},
-            (
-                "generator=3: there is no such pool; did you mean generators. this run has"
-                " generators, verifiers"
-            ),
-        ),
-        ([], {"verifiers": 0}, "keep at least 1"),
-        (["rollout.fn=[a:b]"], {"gateways": 0}, "gateways=0: no agent could run; keep at least 1"),
-        ([], {"gateways": 2}, "there is no such pool"),
-        ([], {"generators": 20_000}, "give a number from 0 to 10000"),
-        (["generators.gpus_each=1"], {"generators": 2}, "need 2 GPUs, this machine has 1"),
-        (
-            ["generators.autoscale=[1,8]"],
-            {"generators": 2},
-            r"resume the run with generators.autoscale=\[\]",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "wanted", "remedy"), table(__file__, "refused"))
 def test_what_cannot_be_is_refused_with_its_remedy_and_changes_nothing(
     tmp_path: Path, settings: list[str], wanted: dict[str, int], remedy: str
 ) -> None:
@@ -209,28 +188,7 @@ def test_each_pool_is_scaled_by_itself_by_either_name_and_kept_for_a_later_life(
     assert wanted_counts(compose("grpo_code", []), tmp_path) == {"generators": 2, "verifiers": 1}
 
 
-@pytest.mark.parametrize(
-    ("wanted", "remedy"),
-    [
-        (
-            {"bgi": 2},
-            (
-                "bgi=2: there is no such pool; did you mean generators.big. this run has"
-                " generators, generators.big, generators.judge,"
-            ),
-        ),
-        ({"generators.jugde": 2}, "did you mean generators.judge. "),
-        ({"big": 2, "generators.big": 3}, "big and generators.big are the same pool; give it once"),
-        ({"big": 10_001}, "generators.big=10001: give a number from 0 to 10000"),
-        (
-            {"big": 2},
-            (
-                "generators.pools.big.gpus_each=1 x 2 and generators.pools.judge.gpus_each=1 x 1"
-                " .*need 4 GPUs, this machine has 3"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("wanted", "remedy"), table(__file__, "wrong_pools"))
 def test_a_wrong_pool_is_told_with_the_nearest_right_one(
     tmp_path: Path, wanted: dict[str, int], remedy: str
 ) -> None:

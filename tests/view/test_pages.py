@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
+from tables import table
 from view_support import HOSTILE
 
 from async_rl.protocol.control import StatusReply
@@ -159,23 +160,7 @@ def test_responses_of_two_runs_are_side_by_side(client: TestClient) -> None:
     assert page.count("<article") == 4
 
 
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [
-        ("/runs/three", "has no run three"),
-        ("/runs/notes", "has no run notes"),
-        ("/runs/one/groups/99", "has no group 99"),
-        ("/runs/one/prompt?prompt_id=x", "has no prompt x"),
-        ("/runs/one/samples?step=x", "the address of this page is wrong"),
-        ("/curves", "choose runs"),
-        ("/curves?run=one&smoothing=1", "the address of this page is wrong"),
-        ("/pair?run=one", "1 runs are chosen; choose two"),
-        ("/compare?run=one", "1 runs are chosen; choose two"),
-        ("/runs/one/plan", "recorded steps; at least 8 are needed"),
-        ("/runs/one/trajectories.csv", "there are jsonl, parquet"),
-        ("/static/server.py", "Not Found"),
-    ],
-)
+@pytest.mark.parametrize(("address", "reason"), table(__file__, "wrong"))
 def test_a_wrong_address_is_explained(client: TestClient, address: str, reason: str) -> None:
     reply = client.get(address)
     assert reply.status_code == 404
