@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tables import table
 from typer.testing import CliRunner, Result
 
 from async_rl.composition.compose import compose, verifier_config
@@ -103,33 +104,17 @@ def verify(tmp_path: Path, rows: list[dict[str, Any]], *arguments: str) -> Resul
 
 
 def test_completions_are_scored_and_summed_up(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"id": "a", **SQUARE, "completion": "Here:\n```python\ndef f(x):\n    return x * x\n```\n"},
-        {
-            "id": "b",
-            **SQUARE,
-            "completions": [
-                "def f(x): return x",
-                "def f(x): return x ** 2",
-                "def f(",
-                "raise ValueError",
-            ],
-        },
-        {
-            "id": "c",
-            "input_output": {"inputs": ["2"], "outputs": ["4"]},
-            "response": "print(int(input()) * 2)",
-        },
-    ]
+    rows = table(__file__, "completions")
     result = verify(tmp_path, rows, "--output", str(tmp_path / "out.jsonl"))
     assert result.exit_code == 0, result.output
     assert re.search(r"pass +3 +50.0%", result.stdout)
     assert "pass@1 0.7500 over 3 problems" in result.stdout
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert sorted((line["name"], line["verdict"]) for line in lines) == [
-        ("a", "pass"), ("b, 1 of 4", "wrong_answer"), ("b, 2 of 4", "pass"),
-        ("b, 3 of 4", "compile_error"), ("b, 4 of 4", "runtime_error"), ("c", "pass"),
-    ]  # fmt: skip
+    verdicts = ["pass", "wrong_answer", "pass", "compile_error", "runtime_error", "pass"]
+    names = ["a", *(f"b, {number} of 4" for number in range(1, 5)), "c"]
+    assert {line["name"]: line["verdict"] for line in lines} == dict(
+        zip(names, verdicts, strict=True)
+    )
 
 
 def test_verdicts_are_never_written_over_a_file_that_exists(tmp_path: Path) -> None:
@@ -146,25 +131,7 @@ def test_verdicts_are_never_written_over_a_file_that_exists(tmp_path: Path) -> N
 
 
 def test_failing_references_are_listed_with_the_reason(tmp_path: Path) -> None:
-    check = "def check(candidate):\n    assert candidate(2) == 4\n"
-    rows: list[dict[str, Any]] = [
-        {"task_id": "good/0", "test_list": ["assert f(2) == 4"], "code": "def f(x): return 2 * x"},
-        {"task_id": "old/1", "test_list": ["assert f(2) == 4"], "code": "def f(x): print x"},
-        {"task_id": "slow/2", "test_list": ["assert f(2) == 4"], "code": "while True: pass"},
-        {
-            "task_id": "human/3",
-            "prompt": "def f(x):\n    ",
-            "test": check,
-            "entry_point": "f",
-            "canonical_solution": "    return x + x",
-        },
-        {
-            "query_id": "areal/4",
-            "input_output": '{"inputs": ["1"], "outputs": ["2"]}',
-            "solutions": ["print(2)", "print(3)"],
-        },
-        {"task_id": "empty/5", "tests": [], "code": "x = 1"},
-    ]
+    rows = table(__file__, "references")
     result = verify(tmp_path, rows, "--references", "sandbox.timeout_s=0.2")
     assert result.exit_code == 1
     listed = [

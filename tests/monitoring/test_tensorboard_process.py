@@ -9,7 +9,9 @@ import sys
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,20 +27,22 @@ _EVERY_RUN = urllib.parse.quote(
 )
 
 
-def _fetch(url: str) -> bytes:
-    """The page, once the server listens: its start is another process's, so the test has to try
-    again.
-    """
-    deadline = time.monotonic() + _START_S
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=10) as reply:
-                content: bytes = reply.read()
-                return content
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+def until(is_over: Callable[[], bool], *, limit_s: float = _START_S) -> None:
+    """Wait for another process, which reports nothing when it is ready or gone."""
+    deadline_s = time.monotonic() + limit_s
+    while not is_over():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+def fetch(url: str) -> bytes:
+    """Return the page; empty until the server listens."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            content: bytes = reply.read()
+            return content
+    except OSError:
+        return b""
 
 
 def open_board(run_dir: Path, *, port: int = 0) -> TensorBoard:
@@ -78,18 +82,18 @@ def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_pa
     events.scalar("reward/mean", 0.5, 1)
     events.close()
     board = open_board(tmp_path)
+    groups: list[dict[str, Any]] = []
+
+    def has_read_the_run() -> bool:
+        page = fetch(f"{base}data/plugin/hparams/session_groups?request={_EVERY_RUN}")
+        groups[:] = json.loads(page or '{"sessionGroups": []}')["sessionGroups"]
+        return bool(groups)
+
     try:
         base = board.url.partition("#")[0]
         assert board.url.startswith("http://127.0.0.1:")
-        assert b"TensorBoard" in _fetch(base)
-        deadline = time.monotonic() + _START_S
-        while not (
-            groups := json.loads(
-                _fetch(f"{base}data/plugin/hparams/session_groups?request={_EVERY_RUN}")
-            )["sessionGroups"]
-        ):
-            assert time.monotonic() < deadline, "TensorBoard has not read the run"
-            time.sleep(0.2)
+        until(lambda: b"TensorBoard" in fetch(base))
+        until(has_read_the_run)
         (group,) = groups
         assert group["sessions"][0]["name"] == tmp_path.name
         shown = {name: group["hparams"][name] for name in ("seed", "data.shuffle", "run_name")}
@@ -109,10 +113,7 @@ def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_pa
     finally:
         board.close()
     assert not board.is_running
-    deadline = time.monotonic() + 10
-    while not all(map(_gone, family)):
-        assert time.monotonic() < deadline, f"still there: {[p for p in family if not _gone(p)]}"
-        time.sleep(0.1)
+    until(lambda: all(map(_gone, family)), limit_s=10)
 
 
 @pytest.mark.slow
@@ -130,13 +131,10 @@ def test_tensorboard_dies_with_a_killed_parent(tmp_path: Path) -> None:
     ) as parent:
         assert parent.stdout is not None
         pid, url = parent.stdout.readline().split()
-        _fetch(url.partition("#")[0])
+        until(lambda: bool(fetch(url.partition("#")[0])))
         family = [p.pid for p in _family(int(pid))]
         os.kill(parent.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while not all(map(_gone, family)):
-        assert time.monotonic() < deadline, f"still there: {[p for p in family if not _gone(p)]}"
-        time.sleep(0.1)
+    until(lambda: all(map(_gone, family)), limit_s=10)
 
 
 def _family(pid: int) -> list[psutil.Process]:
