@@ -38,7 +38,7 @@ _PARSE = "ast.parse and ast.literal_eval document these four for text that a mod
 _USER = "runs code of the user, whose errors become an error of configuration or of the sample"
 _YAML = "reads a YAML file: errors of the file, its encoding and its form"
 FOREIGN_CODE: dict[str, tuple[int, str]] = {
-    "async_rl/config/plugins.py": (2, _USER),
+    "async_rl/config/plugins.py": (1, _USER),
     "async_rl/core/assert_tests.py": (1, _PARSE),
     "async_rl/rewards/extraction.py": (1, _PARSE),
     "async_rl/rewards/text_process.py": (1, "math_verify evaluates what a model wrote"),
