@@ -1,7 +1,9 @@
 """The tree of errors that async_rl raises on purpose.
 
     AsyncRLError
-    |- ConfigError, DataError, ProtocolError, EngineDead, StalenessError
+    |- ConfigError, ProtocolError, EngineDead, StalenessError
+    |- DataError
+    |  |- PromptTooLong
     |- Superseded, RestartNeeded, RunFailed
     |- InfrastructureError
     |  |- DeadlineExceeded, Unavailable, Unsupported
@@ -30,6 +32,10 @@ class ConfigError(AsyncRLError):
 
 class DataError(AsyncRLError):
     """A data file or a row of it cannot be used. The message names file and row."""
+
+
+class PromptTooLong(DataError):
+    """A row whose prompt has more than data.max_prompt_tokens."""
 
 
 class InfrastructureError(AsyncRLError):

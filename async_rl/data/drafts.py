@@ -18,7 +18,7 @@ import numpy as np
 
 from async_rl.config.run import RunConfig
 from async_rl.core.assert_tests import require_importable
-from async_rl.core.errors import DataError
+from async_rl.core.errors import DataError, PromptTooLong
 from async_rl.core.frozen import frozen
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt
 from async_rl.data.files import Placed, Row, read_rows
@@ -32,14 +32,6 @@ MAX_ID_LENGTH = 256
 
 
 @frozen
-class Rejected:
-    """A row that becomes no prompt, and why, with its origin. is_over_long: only for its length."""
-
-    reason: str
-    is_over_long: bool
-
-
-@frozen
 class Draft:
     """A prompt before tokenization."""
 
@@ -50,7 +42,7 @@ class Draft:
     problem: CodeProblem
 
 
-Outcome = tuple[int, Prompt | Rejected]
+Outcome = tuple[int, Prompt | DataError]
 """A row's number of tokens before truncation (0 without a draft), and its prompt or why it has
 none.
 """
@@ -65,15 +57,15 @@ class Drafter:
         self._names = _names(files)
         self._metadata = self._read_metadata()
 
-    def draft(self, file: str, number: int, placed: Placed) -> Draft | Rejected:
-        """The draft of a row, the number-th of its file."""
+    def draft(self, file: str, number: int, placed: Placed) -> Draft | DataError:
+        """The draft of a row, the number-th of its file, or why it becomes no prompt."""
         origin, row = placed
         try:
             if isinstance(row, DataError):
                 raise row
             return self._draft(origin, f"{self._names[file]}/", number, row)
         except DataError as error:
-            return Rejected(reason=str(error), is_over_long=False)
+            return error
 
     def encode(self, drafts: Sequence[Draft]) -> Iterator[Outcome]:
         """(number of tokens before truncation, prompt) of each draft, tokenized together."""
@@ -183,16 +175,15 @@ class Drafter:
             problem=problem,
         )
 
-    def _encoded(self, draft: Draft, ids: Sequence[int]) -> Prompt | Rejected:
+    def _encoded(self, draft: Draft, ids: Sequence[int]) -> Prompt | DataError:
         data = self._config.data
         kept = fitted(ids, data.max_prompt_tokens, data.truncation)
         if kept is None:
-            reason = (
+            return PromptTooLong(
                 f"{draft.origin}: {len(ids)} tokens are over"
                 f" data.max_prompt_tokens={data.max_prompt_tokens}; raise it, or set"
                 " data.truncation=drop"
             )
-            return Rejected(reason=reason, is_over_long=True)
         if data.fills_prompts:
             kept = filled(kept, data.max_prompt_tokens)
         # A prompt that was cut must be shown as the model reads it.

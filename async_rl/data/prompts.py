@@ -13,17 +13,16 @@ import hashlib
 import itertools
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, DataError
+from async_rl.core.errors import ConfigError, DataError, PromptTooLong
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Prompt, Purpose
 from async_rl.data import list_functions
-from async_rl.data.drafts import Draft, Drafter, Outcome, Rejected
+from async_rl.data.drafts import Draft, Drafter, Outcome
 from async_rl.data.files import matching_files, open_table
 from async_rl.data.list_functions import LIST_FUNCTIONS
 from async_rl.data.prompt_file import has_prompts, write_prompts
@@ -43,7 +42,7 @@ class _Source:
 
     files: Sequence[str]
     num_rows: int
-    drafts: Callable[[Drafter], Iterator[Draft | Rejected]]
+    drafts: Callable[[Drafter], Iterator[Draft | DataError]]
 
 
 def prepare_prompts(
@@ -137,7 +136,7 @@ def _source_of(patterns: Sequence[str]) -> _Source:
     if not num_rows:
         raise DataError(f"{', '.join(files)}: no rows; give files with at least one prompt")
 
-    def drafts(drafter: Drafter) -> Iterator[Draft | Rejected]:
+    def drafts(drafter: Drafter) -> Iterator[Draft | DataError]:
         origins: dict[str, str] = {}
         for file, table in tables.items():
             for number, placed in enumerate(table, start=1):
@@ -147,11 +146,10 @@ def _source_of(patterns: Sequence[str]) -> _Source:
                     # The ledger identifies prompts by id: two with the same one would share a
                     # history.
                     if first != draft.origin:
-                        reason = (
+                        draft = DataError(
                             f"{draft.origin}: id {draft.prompt_id} is also the id of {first}; give"
                             " each row its own id"
                         )
-                        draft = Rejected(reason=reason, is_over_long=False)
                 yield draft
 
     return _Source(files=files, num_rows=num_rows, drafts=drafts)
@@ -186,7 +184,7 @@ def _outcomes(source: _Source, config: RunConfig, tokenizer: Any) -> Iterator[Ou
     while batch := list(itertools.islice(drafts, _BATCH_ROWS)):
         encoded = drafter.encode([draft for draft in batch if isinstance(draft, Draft)])
         for draft in batch:
-            yield (0, draft) if isinstance(draft, Rejected) else next(encoded)
+            yield next(encoded) if isinstance(draft, Draft) else (0, draft)
 
 
 def _usable(source: _Source, config: RunConfig, tokenizer: Any) -> Iterator[Prompt]:
@@ -195,34 +193,33 @@ def _usable(source: _Source, config: RunConfig, tokenizer: Any) -> Iterator[Prom
     """
     data = config.data
     limit = data.max_prompt_tokens
-    # By Rejected.is_over_long.
-    dropped: Counter[bool] = Counter()
-    reason = ""
     num_prompts = 0
     num_cut = 0
+    num_over_long = 0
+    num_bad = 0
+    first_bad = ""
     for num_tokens, outcome in _outcomes(source, config, tokenizer):
         if isinstance(outcome, Prompt):
             num_prompts += 1
             num_cut += num_tokens > limit
             yield outcome
             continue
-        if (data.truncation if outcome.is_over_long else data.bad_rows) == "error":
+        is_over_long = isinstance(outcome, PromptTooLong)
+        if (data.truncation if is_over_long else data.bad_rows) == "error":
             # The run's end should not wait for the rest of the rows; the command reads them all.
-            raise DataError(f"{outcome.reason} (async-rl data check lists every such row)")
-        dropped[outcome.is_over_long] += 1
-        if not outcome.is_over_long:
-            reason = reason or outcome.reason
-    total = num_prompts + dropped.total()
-    if dropped[True]:
+            raise DataError(f"{outcome} (async-rl data check lists every such row)")
+        num_over_long += is_over_long
+        num_bad += not is_over_long
+        if not is_over_long:
+            first_bad = first_bad or str(outcome)
+    total = num_prompts + num_over_long + num_bad
+    if num_over_long:
         _log.warning(
-            "dropped %d of %d prompts over data.max_prompt_tokens=%d", dropped[True], total, limit
+            "dropped %d of %d prompts over data.max_prompt_tokens=%d", num_over_long, total, limit
         )
-    if dropped[False]:
+    if num_bad:
         _log.warning(
-            "dropped %d of %d rows that cannot be used, the first: %s",
-            dropped[False],
-            total,
-            reason,
+            "dropped %d of %d rows that cannot be used, the first: %s", num_bad, total, first_bad
         )
     if num_cut:
         _log.warning("cut %d of %d prompts to data.max_prompt_tokens=%d", num_cut, total, limit)

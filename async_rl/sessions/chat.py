@@ -107,24 +107,16 @@ class Chat:
 
     def text_context(self, record: Record, text: str) -> Context:
         """Return the context of a prompt that is plain text."""
-        parent = record.match_text(text)
-        if parent is None:
-            return record.context(None, self._encode(text, is_beginning=True))
-        turn = record.turns[parent]
-        ids = turn.answer.token_ids
-        # With the stop text of the answer, if the agent repeats that too.
-        whole = turn.prompt + self.decode(ids)
-        shown = whole if text.startswith(whole) else turn.text
-        num_kept = self._num_shown(ids, shown.removeprefix(turn.prompt))
-        if num_kept is None:
-            return record.context(None, self._encode(text, is_beginning=True))
-        rest = self._encode(text.removeprefix(shown), is_beginning=False)
-        return record.context(parent, rest, num_kept=num_kept)
-
-    def _num_shown(self, token_ids: IntArray, text: str) -> int | None:
-        """Return the least number of leading tokens that have this text; None if none has."""
-        counts = range(len(token_ids) + 1)
-        return next((n for n in counts if self.decode(token_ids[:n]) == text), None)
+        shown = max(filter(text.startswith, record.texts), key=len, default="")
+        parent, written = record.texts.get(shown, (None, ""))
+        if parent is not None:
+            ids = record.turns[parent].answer.token_ids
+            # The least number of tokens with this text. Searched now, because few are continued.
+            counts = (n for n in range(len(ids) + 1) if self.decode(ids[:n]) == written)
+            if (num_kept := next(counts, None)) is not None:
+                rest = self._encode(text.removeprefix(shown), is_beginning=False)
+                return record.context(parent, rest, num_kept=num_kept)
+        return record.context(None, self._encode(text, is_beginning=True))
 
     def decode(self, token_ids: IntArray, *, with_special: bool = False) -> str:
         """Return the text of tokens."""

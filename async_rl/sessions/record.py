@@ -53,15 +53,12 @@ class _Open:
 class Turn:
     """One answer of the policy that was served.
 
-    history: the key of the request. prompt and text: of a call without messages, the text of the
-    request, and with the answer as the agent saw it.
+    history: the key of the request.
     """
 
     context: Context
     history: History
     answer: Completion
-    prompt: str
-    text: str
 
     @property
     def path(self) -> IntArray:
@@ -78,6 +75,10 @@ class Record:
         self._prompt = prompt
         self.turns: dict[int, Turn] = {}
         """The served turns by the numbers of their calls."""
+        self.texts: dict[str, tuple[int, str]] = {}
+        """Of calls without messages: a text that the agent may continue -> the turn, and the part
+        of the text that the turn wrote.
+        """
         self._open: dict[int, _Open] = {}
         self._numbers = itertools.count()
         self._by_history: dict[History, int] = {}
@@ -91,11 +92,6 @@ class Record:
             if number is not None:
                 return number, size
         return None, 0
-
-    def match_text(self, text: str) -> int | None:
-        """Return the turn with the longest prompt and answer that are a prefix of this text."""
-        texts = {n: t.text for n, t in self.turns.items() if t.text and text.startswith(t.text)}
-        return max(texts, key=lambda number: len(texts[number]), default=None)
 
     def match_ids(self, token_ids: IntArray) -> Context:
         """Return the context of a request that consists of these tokens."""
@@ -140,17 +136,13 @@ class Record:
         self._open[number] = _Open(context=context, history=history, limit=limit)
         return number
 
-    def finish(
-        self, number: int, answer: Completion, *, reply: str = "", prompt: str = "", text: str = ""
-    ) -> None:
+    def finish(self, number: int, answer: Completion, *, reply: str) -> None:
         """Record the answer, which the agent may see from now on.
 
-        reply: the key of the answer as the next request will repeat it. prompt, text: as in Turn.
+        reply: the key of the answer as the next request will repeat it.
         """
         call = self._open.pop(number)
-        self.turns[number] = Turn(
-            context=call.context, history=call.history, answer=answer, prompt=prompt, text=text
-        )
+        self.turns[number] = Turn(context=call.context, history=call.history, answer=answer)
         if call.history:
             self._by_history[(*call.history, reply)] = number
 

@@ -238,9 +238,12 @@ class Session:
         self.last_text = message["content"]
         self.usage.num_turns += 1
         self.usage.num_tokens += len(written.token_ids)
-        # Without messages a later request is recognized by its text.
-        whole = call.prompt + text if call.prompt else ""
-        self.record.finish(number, written, reply=key_of(message), prompt=call.prompt, text=whole)
+        self.record.finish(number, written, reply=key_of(message))
+        if call.prompt:
+            # Without messages a later request is recognized by its text: as the agent saw it, or
+            # with the stop text of the answer, if the agent repeats that too.
+            for shown in (text, self.chat.decode(written.token_ids)):
+                self.record.texts[call.prompt + shown] = (number, shown)
 
     def _answer(
         self, call: Call, number: int, written: Completion, text: str, message: dict[str, Any]

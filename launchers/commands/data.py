@@ -19,7 +19,7 @@ from async_rl.config.checks.reward import reward_problems
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.rewards import TESTS, RewardConfig
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError
+from async_rl.core.errors import ConfigError, DataError, PromptTooLong
 from async_rl.core.types import AnswerTest, CodeTest, Prompt
 from async_rl.launchers.commands.options import split_conf
 from async_rl.launchers.commands.verifier import for_each
@@ -120,7 +120,7 @@ def _report(outcomes: Sequence[Outcome], config: RunConfig) -> bool:
     """Print the report and return whether a run with these settings would refuse the files."""
     settings = config.data
     prompts = [outcome for _, outcome in outcomes if isinstance(outcome, Prompt)]
-    rejected = [outcome for _, outcome in outcomes if not isinstance(outcome, Prompt)]
+    rejected = [outcome for _, outcome in outcomes if isinstance(outcome, DataError)]
     typer.echo(f"{len(outcomes)} rows, {len(prompts)} prompts")
     if lengths := sorted(num_tokens for num_tokens, _ in outcomes if num_tokens):
         median = lengths[len(lengths) // 2]
@@ -131,12 +131,12 @@ def _report(outcomes: Sequence[Outcome], config: RunConfig) -> bool:
     for (source, scorer), count in scorers.most_common():
         typer.echo(f"data_source {source}: {count} rows, reward by {scorer}")
     # Two settings decide: data.truncation about length, data.bad_rows about the rest.
-    over_long = [row.reason for row in rejected if row.is_over_long]
+    over_long = [str(row) for row in rejected if isinstance(row, PromptTooLong)]
     num_cut = sum(length > settings.max_prompt_tokens for length in lengths) - len(over_long)
     if num_cut:
         setting = f"data.truncation={settings.truncation}"
         typer.echo(f"{num_cut} prompts are cut to the limit ({setting})")
-    bad = [row.reason for row in rejected if not row.is_over_long]
+    bad = [str(row) for row in rejected if not isinstance(row, PromptTooLong)]
     has_refused = [
         _show_rejected(over_long, "data.truncation", settings.truncation),
         _show_rejected(bad, "data.bad_rows", settings.bad_rows),

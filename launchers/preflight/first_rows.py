@@ -22,7 +22,7 @@ from async_rl.config.rewards import PluginTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, RewardError, Unsupported
 from async_rl.core.types import ContainerTest
-from async_rl.data.drafts import Draft, Drafter, Rejected
+from async_rl.data.drafts import Draft, Drafter
 from async_rl.data.files import is_function_of_rows, matching_files, open_table
 from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.protocol import RewardSample
@@ -131,10 +131,10 @@ def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft 
                 yield f"{file}: is empty; give a file with at least one prompt"
             for number, placed in enumerate(rows):
                 draft = drafter.draft(file, number, placed)
-                if not isinstance(draft, Rejected):
+                if isinstance(draft, Draft):
                     yield draft
                 elif config.data.bad_rows == "error":
-                    yield draft.reason
+                    yield str(draft)
                     # The rows of a file are usually wrong for the same reason.
                     break
         except DataError as error:

@@ -13,7 +13,7 @@ from data_support import TESTS, load, make_config, texts, write_jsonl
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError
 from async_rl.core.types import StdinTest
-from async_rl.data.drafts import MAX_ID_LENGTH, Rejected, filled, fitted
+from async_rl.data.drafts import MAX_ID_LENGTH, filled, fitted
 from async_rl.data.files import matching_files, read_rows
 from async_rl.data.prompts import examined
 
@@ -21,7 +21,7 @@ from async_rl.data.prompts import examined
 def rejected_rows(path: Path, config: RunConfig, tokenizer: Any) -> list[str]:
     """The reasons of the rows that become no prompt, without the folder of the file."""
     outcomes = examined([str(path)], config, tokenizer)
-    reasons = [outcome.reason for _, outcome in outcomes if isinstance(outcome, Rejected)]
+    reasons = [str(outcome) for _, outcome in outcomes if isinstance(outcome, DataError)]
     return [reason.rpartition(f"{path.parent}/")[2] for reason in reasons]
 
 

@@ -100,6 +100,12 @@ def refuse_unless(is_fine: bool, feature: str) -> None:
         raise Refused(400, f"{feature} is not supported by this endpoint; leave it out")
 
 
+def refuse(request: Request, *names: str) -> None:
+    """Raise Refused if the request has a value other than false or empty in one of these fields."""
+    for name in names:
+        refuse_unless(not getattr(request, name), name)
+
+
 def text_of(content: Any, kinds: tuple[str, ...] = ("text",)) -> str:
     """Return the text of a message, which is a string or a list of parts. Raises Refused."""
     if content is None:

@@ -25,6 +25,7 @@ from async_rl.sessions.forms.form import (
     json_of,
     new_id,
     read_request,
+    refuse,
     refuse_unless,
     text_of,
 )
@@ -78,8 +79,7 @@ class TextRequest(_CompletionRequest, kw_only=True):
 def chat_completions(body: bytes, session: Session) -> Exchange:
     """Read a request of chat completions."""
     request = read_request(body, ChatRequest)
-    refuse_unless(not request.top_logprobs, "top_logprobs")
-    refuse_unless(not request.logit_bias, "logit_bias")
+    refuse(request, "top_logprobs", "logit_bias")
     form = (request.response_format or {"type": "text"}).get("type")
     refuse_unless(form == "text", f"response_format={form}")
     call = session.chat_call(
@@ -103,8 +103,7 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
 def completions(body: bytes, session: Session) -> Exchange:
     """Read a request of completions. Several prompts have their answers in order."""
     request = read_request(body, TextRequest)
-    refuse_unless(not request.echo, "echo")
-    refuse_unless(not request.suffix, "suffix")
+    refuse(request, "echo", "suffix")
     refuse_unless(request.best_of in (None, request.n), "best_of")
     refuse_unless((request.logprobs or 0) <= 1, "logprobs above 1")
     prompts = request.prompt
@@ -166,8 +165,8 @@ def _token_ids(prompt: list[int]) -> IntArray:
     return ids.astype(np.int32)
 
 
-class _CompletionExchange(Exchange):
-    """Events of both APIs. chunk: the value of `object` in the events of a stream."""
+class _TextExchange(Exchange):
+    """Answers as the choices of /v1/completions. chunk: `object` in the events of a stream."""
 
     def __init__(
         self, request: _CompletionRequest, calls: list[Call], chat: Chat, prefix: str, chunk: str
@@ -179,95 +178,83 @@ class _CompletionExchange(Exchange):
         self._chat = chat
         self._chunk = {**self._head, "object": chunk}
 
+    def reply(self, answers: Sequence[Answer]) -> Any:
+        choices = [
+            self._choice(index, self._whole(answer), answer) for index, answer in enumerate(answers)
+        ]
+        return {**self._chunk, "choices": choices, "usage": _usage(answers)}
+
+    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        return [self._event(index, self._part(text))]
+
+    def done(self, index: int, answer: Answer) -> list[Event]:
+        return [self._event(index, self._part(""), answer)]
+
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
         # OpenAI sends the usage of a stream only if the request wants it, without choices.
         usage = {**self._chunk, "choices": [], "usage": _usage(answers)}
         return [*([("", usage)] if self._has_usage else []), ("", "[DONE]")]
 
-    def _event(self, choice: dict[str, Any]) -> Event:
-        return "", {**self._chunk, "choices": [choice]}
+    def _event(self, index: int, content: dict[str, Any], answer: Answer | None = None) -> Event:
+        return "", {**self._chunk, "choices": [self._choice(index, content, answer)]}
 
-    def _tokens(self, answer: Answer) -> list[str]:
-        return [self._chat.decode(t[None], with_special=True) for t in answer.written.token_ids]
+    def _choice(self, index: int, content: dict[str, Any], answer: Answer | None) -> dict[str, Any]:
+        """Return a part of an answer, or the answer; only the last part has its end."""
+        end: dict[str, Any] = {"finish_reason": None, "logprobs": None}
+        if answer is not None:
+            end["finish_reason"] = answer.why
+            if self._has_logprobs:
+                ids = answer.written.token_ids
+                tokens = [self._chat.decode(token[None], with_special=True) for token in ids]
+                end["logprobs"] = self._logprobs(tokens, answer.written.logprobs.tolist())
+        return {"index": index, **content, **end}
+
+    def _whole(self, answer: Answer) -> dict[str, Any]:
+        return self._part(answer.text)
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs(self, tokens: list[str], logprobs: list[float]) -> dict[str, Any]:
+        starts = np.cumsum([0, *map(len, tokens)])[:-1]
+        return {
+            "tokens": tokens,
+            "token_logprobs": logprobs,
+            "top_logprobs": None,
+            "text_offset": starts.tolist(),
+        }
 
 
-class _ChatExchange(_CompletionExchange):
+class _ChatExchange(_TextExchange):
+    """Answers as messages, whose parts are deltas."""
+
     def reply(self, answers: Sequence[Answer]) -> Any:
-        choices = [
-            {
-                "index": index,
-                "message": _message(answer),
-                "finish_reason": answer.why,
-                "logprobs": self._logprobs(answer),
-            }
-            for index, answer in enumerate(answers)
-        ]
-        head = {**self._head, "object": "chat.completion"}
-        return {**head, "choices": choices, "usage": _usage(answers)}
+        return {**super().reply(answers), "object": "chat.completion"}
 
     def opened(self) -> list[Event]:
         delta = {"role": "assistant", "content": ""}
-        return [self._delta(index, delta) for index in range(len(self.calls))]
-
-    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        return [self._delta(index, {"content": text})]
+        return [self._event(index, {"delta": delta}) for index in range(len(self.calls))]
 
     def done(self, index: int, answer: Answer) -> list[Event]:
         # Clients put the parts of a streamed call together by this index.
         calls = [{"index": number, **call} for number, call in enumerate(_calls(answer))]
-        events = [self._delta(index, {"tool_calls": calls})] if calls else []
-        logprobs = self._logprobs(answer)
-        return [*events, self._delta(index, {}, why=answer.why, logprobs=logprobs)]
+        events = [self._event(index, {"delta": {"tool_calls": calls}})] if calls else []
+        return [*events, *super().done(index, answer)]
 
-    def _delta(
-        self, index: int, delta: dict[str, Any], *, why: str | None = None, logprobs: Any = None
-    ) -> Event:
-        return self._event(
-            {"index": index, "delta": delta, "finish_reason": why, "logprobs": logprobs}
-        )
+    def _whole(self, answer: Answer) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.content, "refusal": None}
+        calls = _calls(answer)
+        return {"message": {**message, "tool_calls": calls} if calls else message}
 
-    def _logprobs(self, answer: Answer) -> Any:
-        if not self._has_logprobs:
-            return None
-        rows = zip(self._tokens(answer), answer.written.logprobs.tolist(), strict=True)
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def _logprobs(self, tokens: list[str], logprobs: list[float]) -> dict[str, Any]:
         content = [
             {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, value in rows
+            for text, value in zip(tokens, logprobs, strict=True)
         ]
         return {"content": content, "refusal": None}
-
-
-class _TextExchange(_CompletionExchange):
-    def reply(self, answers: Sequence[Answer]) -> Any:
-        choices = [self._choice(index, answer.text, answer) for index, answer in enumerate(answers)]
-        return {**self._chunk, "choices": choices, "usage": _usage(answers)}
-
-    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        return [self._event(self._choice(index, text))]
-
-    def done(self, index: int, answer: Answer) -> list[Event]:
-        return [self._event(self._choice(index, "", answer))]
-
-    def _choice(self, index: int, text: str, answer: Answer | None = None) -> dict[str, Any]:
-        logprobs = None
-        if answer is not None and self._has_logprobs:
-            tokens = self._tokens(answer)
-            starts = np.cumsum([0, *map(len, tokens)])[:-1]
-            logprobs = {
-                "tokens": tokens,
-                "token_logprobs": answer.written.logprobs.tolist(),
-                "top_logprobs": None,
-                "text_offset": starts.tolist(),
-            }
-        why = None if answer is None else answer.why
-        return {"index": index, "text": text, "finish_reason": why, "logprobs": logprobs}
-
-
-def _message(answer: Answer) -> dict[str, Any]:
-    """Return the answer as a message of the API."""
-    message = {"role": "assistant", "content": answer.content, "refusal": None}
-    calls = _calls(answer)
-    return {**message, "tool_calls": calls} if calls else message
 
 
 def _calls(answer: Answer) -> list[dict[str, Any]]:

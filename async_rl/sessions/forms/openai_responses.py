@@ -19,6 +19,7 @@ from async_rl.sessions.forms.form import (
     json_of,
     new_id,
     read_request,
+    refuse,
     refuse_unless,
     text_of,
 )
@@ -47,9 +48,8 @@ class ResponsesRequest(Request, kw_only=True):
 def responses(body: bytes, session: Session) -> Exchange:
     """Read a request for a response."""
     request = read_request(body, ResponsesRequest)
-    refuse_unless(not request.background, "background=true")
-    refuse_unless(request.conversation is None, "conversation")
-    refuse_unless(request.prompt is None, "prompt, a stored template,")
+    # `prompt` names a stored template.
+    refuse(request, "background", "conversation", "prompt")
     refuse_unless("message.output_text.logprobs" not in (request.include or ()), "logprobs")
     form = ((request.text or {}).get("format") or {"type": "text"}).get("type")
     refuse_unless(form == "text", f"text.format={form}")
