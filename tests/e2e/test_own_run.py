@@ -31,6 +31,7 @@ import async_rl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+PROGRAM = Path(sys.executable).with_name("async-rl")
 EXAMPLE = Path(__file__).resolve().parents[1] / "plugin_example"
 FAILURES = {
     "raises": "mine raised ZeroDivisionError: my mistake",
@@ -196,9 +197,8 @@ def follow(run: async_rl.Run) -> Own:
 
 def watch(run: async_rl.Run) -> list[str]:
     """Return two heads that `async-rl status --watch` draws until Ctrl-C."""
-    program = Path(sys.executable).with_name("async-rl")
     with subprocess.Popen(
-        [program, "status", str(run.directory), "--watch"], stdout=subprocess.PIPE, text=True
+        [PROGRAM, "status", str(run.directory), "--watch"], stdout=subprocess.PIPE, text=True
     ) as watching:
         assert watching.stdout is not None
         heads: list[str] = []
@@ -270,7 +270,9 @@ def test_held_out_rows_are_evaluated_and_the_checkpoint_alone_has_the_same_figur
     assert len(passed) >= 3
     names = {name for name, *_ in groups_of(own.resumed, "purpose='eval'")}
     assert names == {"ann-4", "ann-5", "ann-6"}
-    done = command("eval", str(own.resumed.directory), "--json")
+    # Not in a warm process, which has started without the path of the plug-ins.
+    words = [PROGRAM, "eval", str(own.resumed.directory), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     alone = json.loads(done.stdout)
     assert (alone["version"], alone["failed_prompts"]) == (own.ended.step + 2, 0)
