@@ -66,7 +66,8 @@ class Source:
             matches = [(key, value) for key, value in pairs if key.value == name]
             if not matches:
                 break
-            line, node = matches[-1][0].start_mark.line + 1, matches[-1][1]
+            line = matches[-1][0].start_mark.line + 1
+            node = matches[-1][1]
         return _place(self.conf, line)
 
     def place_of_text(self, text: str) -> str:
@@ -218,7 +219,8 @@ def _unreadable(conf: str, path: Path, error: Exception) -> str:
     """The problem of a file that is not yaml."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"conf={conf}: cannot be read as yaml text; save it as UTF-8"
-    number, problem = error.problem_mark.line, str(error.problem)
+    number = error.problem_mark.line
+    problem = str(error.problem)
     if "duplicate key" in problem:
         reason = f"{problem.rpartition(' ')[2]} is set twice; remove one of them"
     elif r"'\t'" in problem:

@@ -22,7 +22,8 @@ _FITTED_PRESETS = ("cpu", "gpu", "gpus")
 """The presets of one machine. The memory of a cluster's nodes is not known here."""
 
 _FORM = "cores=64,gpus=8,gpu_gb=80,memory_gb=512,disk_gb=2000"
-_NEEDED, _OPTIONAL = {"cores", "gpus", "memory_gb"}, {"gpu_gb", "disk_gb"}
+_NEEDED = {"cores", "gpus", "memory_gb"}
+_OPTIONAL = {"gpu_gb", "disk_gb"}
 
 
 def preset_for(machine: Machine, *, is_cluster: bool) -> str:

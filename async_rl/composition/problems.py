@@ -103,8 +103,10 @@ def problems_of(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _lines_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    path, value = _setting_path(error["loc"]), error["input"]
-    setting, choice = find(path), path.rpartition(".")[0]
+    path = _setting_path(error["loc"])
+    value = error["input"]
+    setting = find(path)
+    choice = path.rpartition(".")[0]
     if error["type"] == "extra_forbidden" and setting is not None:
         chosen = value_at(tree, choice)[KIND]
         if chosen not in setting.variants:  # else the choice itself is wrong, and reported
@@ -160,7 +162,8 @@ def _setting_path(location: tuple[int | str, ...]) -> str:
 
 def wrong_value(setting: Setting, value: Any) -> str:
     """The problem of a value that does not fit its setting."""
-    shown, meaning = f"{setting.path}={show(value)}", f"({setting.description})"
+    shown = f"{setting.path}={show(value)}"
+    meaning = f"({setting.description})"
     if setting.choices:
         best = nearest(str(value), among=setting.choices)
         hint = f"; did you mean {best}?" if best else ""

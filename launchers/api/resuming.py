@@ -91,8 +91,10 @@ def _kept_schedules(
     if before.num_steps == after.num_steps:
         return
     saved = max(checkpoints.versions(run_dir), default=0)
-    critic, optimizer = before.algorithm.critic, before.learner.optimizer
-    schedules, first = {optimizer.schedule}, 0
+    critic = before.algorithm.critic
+    optimizer = before.learner.optimizer
+    schedules = {optimizer.schedule}
+    first = 0
     if critic is not None:
         schedules.add(critic.schedule)
         first = critic.warmup_steps
@@ -137,7 +139,8 @@ def _refusals(
 
 def estimator_problems(before: RunConfig, after: RunConfig) -> Iterator[str]:
     """Yield why the checkpoints and the stored groups of a run do not suit another estimator."""
-    old, new = before.algorithm, after.algorithm
+    old = before.algorithm
+    new = after.algorithm
     estimator = old.advantage.kind
     if (old.critic is None) != (new.critic is None):
         yield (

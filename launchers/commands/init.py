@@ -18,7 +18,8 @@ import async_rl.examples
 from async_rl.core.errors import ConfigError
 
 # Enough to see learning, small enough to check in seconds.
-_TRAIN, _HELD_OUT = 512, 128
+_TRAIN = 512
+_HELD_OUT = 128
 _CONF = """# Other settings keep their values from conf/; any of them can be changed here.
 # ${{beside:x}} is the file x in the directory of this file.
 defaults:

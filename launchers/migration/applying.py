@@ -87,7 +87,8 @@ def _other_variant(tree: Tree, path: str) -> str | None:
         setting = find(f"{choice}.{name}")
         if setting is not None and setting.variants and node[KIND] not in setting.variants:
             return f"{choice}={node[KIND]}"
-        choice, node = f"{choice}.{name}", node.get(name)
+        choice = f"{choice}.{name}"
+        node = node.get(name)
     return None
 
 
@@ -132,7 +133,8 @@ def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str,
 
 def _translated(given: Given) -> Fate:
     """The fate by the columns that need no code."""
-    rule, value = given.rule, given.value
+    rule = given.rule
+    value = given.value
     # Lists and sections cannot be keys of a mapping.
     is_listed = isinstance(value, Hashable) and value in (rule.cases or rule.choices)
     if rule.cases and is_listed:

@@ -191,7 +191,8 @@ def _directory_problems(config: RunConfig, machine: Machine, *, is_new: bool) ->
 
 
 def _mirror_problems(config: RunConfig) -> Iterator[str]:
-    mirror, name = config.checkpoint.mirror, config.run_name
+    mirror = config.checkpoint.mirror
+    name = config.run_name
     try:
         if (
             mirror is not None

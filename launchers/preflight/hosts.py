@@ -15,7 +15,8 @@ def host_problems(config: RunConfig) -> Iterator[str]:
     lora = config.model.adapter
     if lora is None or lora.host is None:
         return
-    given, directory = f"model.lora.host={lora.host}", Path(lora.host)
+    given = f"model.lora.host={lora.host}"
+    directory = Path(lora.host)
     if not (directory / "config.yaml").is_file():
         yield f"{given}: is not the directory of a run; give one, for example runs/first"
         return
@@ -42,7 +43,8 @@ def host_problems(config: RunConfig) -> Iterator[str]:
             f"model.lora.rank={lora.rank} is above the model.lora.rank={theirs.rank} of"
             f" {directory.name}, whose engines have room for that; lower it, or raise the other"
         )
-    longest, room = longest_sequence(config), longest_sequence(host)
+    longest = longest_sequence(config)
+    room = longest_sequence(host)
     if longest > room:
         yield (
             f"data.max_prompt_tokens + data.max_response_tokens = {longest} is above the {room} of"

@@ -92,13 +92,9 @@ def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
         cpus = cluster_cpus(config, spec)
         gpus = f", {spec.gpus:g} GPU{'' if spec.gpus == 1 else 's'}" if spec.gpus else ""
         return f"{cpus} CPU{'' if cpus == 1 else 's'}{gpus} of a node"
-    cores = (
-        f"cores {_numbers(spec.cores)}"
-        if len(spec.cores) > 1
-        else f"core {spec.cores[0]}"
-        if spec.cores
-        else everywhere
-    )
+    cores = everywhere
+    if spec.cores:
+        cores = f"core{'s' * (len(spec.cores) > 1)} {_numbers(spec.cores)}"
     if not spec.gpus:
         return cores
     return f"GPU {spec.env.get('CUDA_VISIBLE_DEVICES', '?')} ({spec.gpus:g}), {cores}"

@@ -59,9 +59,13 @@ def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
     for entry in extra:
         name, _, value = entry.partition("=")
         if name == TOOL_PARSER:
-            kind, word, known = "parser", value, tool_parsers(root)
+            kind = "parser"
+            word = value
+            known = tool_parsers(root)
         else:
-            kind, word, known = "engine argument", name, engine_arguments(root)
+            kind = "engine argument"
+            word = name
+            known = engine_arguments(root)
         if word not in known:
             near = difflib.get_close_matches(word, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"

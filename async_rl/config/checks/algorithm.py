@@ -24,8 +24,10 @@ def algorithm_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _objective(config: RunConfig) -> Iterator[str]:
-    algorithm, limit = config.algorithm, config.data.max_response_tokens
-    estimator, critic = algorithm.advantage.kind, algorithm.critic
+    algorithm = config.algorithm
+    limit = config.data.max_response_tokens
+    estimator = algorithm.advantage.kind
+    critic = algorithm.critic
     # The advantage of a single sample is its reward minus itself: 0.
     if estimator in COMPARING_ESTIMATORS and config.generation.group_size == 1:
         yield (
@@ -61,8 +63,10 @@ def _objective(config: RunConfig) -> Iterator[str]:
 
 
 def _policy_loss(config: RunConfig) -> Iterator[str]:
-    loss, learner = config.algorithm.policy_loss, config.learner
-    num_updates, bound = learner.minibatches * learner.epochs, config.buffer.max_staleness_versions
+    loss = config.algorithm.policy_loss
+    learner = config.learner
+    num_updates = learner.minibatches * learner.epochs
+    bound = config.buffer.max_staleness_versions
     correction = loss.correction.kind
     if config.algorithm.advantage.kind == "vtrace" and correction.startswith("sequence"):
         yield (
@@ -95,7 +99,8 @@ def _policy_loss(config: RunConfig) -> Iterator[str]:
 
 
 def _samples(config: RunConfig) -> Iterator[str]:
-    kept, drawn = config.generation.group_size, config.generation.generation_size
+    kept = config.generation.group_size
+    drawn = config.generation.generation_size
     # best-of-n needs n samples at least.
     if drawn is not None and drawn < kept:
         yield (

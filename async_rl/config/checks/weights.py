@@ -13,7 +13,8 @@ from async_rl.config.run import FileTransfer, RunConfig
 
 def weights_problems(config: RunConfig) -> Iterator[str]:
     """Yield one line per problem."""
-    weights, bound = config.weights, config.buffer.max_staleness_versions
+    weights = config.weights
+    bound = config.buffer.max_staleness_versions
     # Admission waits for a newer version, which only the blocked step would make.
     if weights.push_every_steps - 1 > bound:
         yield (
