@@ -45,18 +45,6 @@ class Take:
     waits_for: str = ""
 
 
-@frozen
-class Sync:
-    """The changes at a learner's start.
-
-    trained: (step, groups) of batches that its checkpoint contains.  returned: groups that are
-    ready again.
-    """
-
-    trained: tuple[tuple[int, tuple[int, ...]], ...]
-    returned: tuple[int, ...]
-
-
 def _order(group: StoredGroup) -> tuple[bool, int, int]:
     # Planned groups come first, in their former batches: a step that is repeated after a crash then
     # trains the same groups, and its weights are the same as before.
@@ -225,15 +213,13 @@ class Replay:
                 f" which is {sorted(_ids(batch))}"
             )
         del self.leases[train_version]
-        # They are planned, so the next take returns them first.
-        returned = [group for leased in self.leases.values() for group in leased]
-        self.leases.clear()
-        for group in returned:
-            self.put(group)
-        return _ids(returned)
+        return self._return_leased()
 
-    def sync(self, version: int, undone: Sequence[StoredGroup]) -> Sync:
-        """Set the learner to `version`.
+    def sync(
+        self, version: int, undone: Sequence[StoredGroup]
+    ) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
+        """Set the learner to `version`. Return the trained groups by step, and those that are ready
+        again.
 
         Batches leased for earlier versions are trained, because the learner's checkpoint contains
         them. All other leased groups and the undone ones (of later steps, planned for the version
@@ -247,14 +233,20 @@ class Replay:
                 f"the learner starts at version {version}, but the store has no batch for"
                 f" {missing}; use the store and the checkpoint of one run"
             )
-        trained = tuple((step + 1, _ids(self.leases.pop(step))) for step in steps)
+        trained = {step + 1: _ids(self.leases.pop(step)) for step in steps}
+        self.learner_version = version
+        return trained, self._return_leased(undone)
+
+    def _return_leased(self, undone: Sequence[StoredGroup] = ()) -> tuple[int, ...]:
+        """Make the leased groups and the undone ones ready. They are planned, so the next takes
+        return them first.
+        """
         returned = [group for batch in self.leases.values() for group in batch]
         returned.extend(undone)
         self.leases.clear()
         for group in returned:
             self.put(group)
-        self.learner_version = version
-        return Sync(trained=trained, returned=_ids(returned))
+        return _ids(returned)
 
     def _drop_over_age(self, train_version: int) -> tuple[int, ...]:
         candidates: Iterable[StoredGroup] = self.ready.values()

@@ -80,16 +80,8 @@ class BufferService:
         self._learner_waits_for = ""
 
     def handlers(self) -> Mapping[type[Message], Handler]:
-        """Return the handler of each message. Earlier lives of the learner are refused."""
-
-        def fenced(handler: Handler) -> Handler:
-            async def answer(request: FromLearner) -> Message:
-                self.state.lives.check(request.life)
-                return await handler(request)
-
-            return answer
-
-        return {
+        """Return the handler of each message. A FromLearner of an earlier life is refused."""
+        handlers: dict[type[Message], Handler] = {
             RequestWork: self.request_work,
             PutGroup: self.put_group,
             FailGroup: self.fail_group,
@@ -97,15 +89,24 @@ class BufferService:
             GetHistory: self.history,
             SyncVersion: self.sync_version,
             GetEvaluationScores: self.evaluation_scores,
-            TakeBatch: fenced(self.take_batch),
-            ReadSequences: fenced(self.read_sequences),
-            DropBatch: fenced(self.drop_batch),
-            SecureStore: fenced(self.secure_store),
-            CommitStep: fenced(self.commit_step),
-            StartEvaluation: fenced(self.start_evaluation),
-            ForgetBefore: fenced(self.forget_before),
-            KeepAdvantages: fenced(self.keep_advantages),
+            TakeBatch: self.take_batch,
+            ReadSequences: self.read_sequences,
+            DropBatch: self.drop_batch,
+            SecureStore: self.secure_store,
+            CommitStep: self.commit_step,
+            StartEvaluation: self.start_evaluation,
+            ForgetBefore: self.forget_before,
+            KeepAdvantages: self.keep_advantages,
         }
+        of_learner = {kind for kind in handlers if issubclass(kind, FromLearner)}
+        return handlers | {kind: self._fenced(handlers[kind]) for kind in of_learner}
+
+    def _fenced(self, handler: Handler) -> Handler:
+        async def answer(request: FromLearner) -> Message:
+            self.state.lives.check(request.life)
+            return await handler(request)
+
+        return answer
 
     # ---- generators
 
@@ -294,9 +295,9 @@ class BufferService:
 
     async def next_evaluation(self) -> int:
         """Wait until all groups of an evaluation are closed, and return its version."""
-        while not self.state.finished_evaluations:
+        while not self.state.evaluations.finished:
             await self.changed()
-        return self.state.finished_evaluations.popleft()
+        return self.state.evaluations.finished.popleft()
 
     def waits_for(self) -> str:
         """Return what waits and why, as `ParkedRequests.waits_for`; empty if nothing waits."""

@@ -65,9 +65,7 @@ class BufferState:
         self.num_refused = 0
         self._tickets = Tickets(config, prompts, recovered)
         self.leases = Leases(config, self.admission.generators(), now_s)
-        self._evaluations = EvaluationProgress(recovered)
-        self.finished_evaluations = self._evaluations.finished
-        self.report_again = self._evaluations.report_again
+        self.evaluations = EvaluationProgress(recovered)
         self.lives = Lives(recovered.lives)
         self._num_set_aside = Counter(recovered.set_aside)
         self._replaces_uniform = buffer.uniform_groups == "replace"
@@ -156,7 +154,7 @@ class BufferState:
         self.admission.close(group.group_id)
         self._changes.append(changes.Completed(group=group, summary=summary))
         if known.purpose is Purpose.EVAL:
-            self._evaluations.end_group(known.evaluation)
+            self.evaluations.end_group(known.evaluation)
             return
         rewards = [sample.score.reward for sample in group.trajectories]
         self._tickets.filter.note(known.index, rewards)
@@ -262,14 +260,14 @@ class BufferState:
     def sync(self, version: int, undone: Sequence[StoredGroup]) -> None:
         """Set the learner to `version`, as `Replay.sync`. undone: groups of later steps."""
         goes_back = version < self.replay.learner_version
-        synced = self.replay.sync(version, undone)
-        for step, group_ids in synced.trained:
+        trained, returned = self.replay.sync(version, undone)
+        for step, group_ids in trained.items():
             self._trained(step, group_ids)
-        if goes_back or synced.returned:
-            self._changes.append(changes.Undone(version=version, group_ids=synced.returned))
+        if goes_back or returned:
+            self._changes.append(changes.Undone(version=version, group_ids=returned))
         if goes_back:
             # Later versions will be other weights, so their evaluations start again.
-            self._evaluations.forget_after(version)
+            self.evaluations.forget_after(version)
             for group_id in self.admission.close_evaluations(after=version):
                 message = f"the learner started at version {version}"
                 self._drop(group_id, DropReason.OVER_AGE, message, purpose=Purpose.EVAL)
@@ -280,7 +278,7 @@ class BufferState:
     def start_evaluation(self, version: int) -> None:
         """Open one group per held-out prompt, unless the evaluation was started before."""
         num_prompts = self._tickets.num_held_out
-        if num_prompts == 0 or not self._evaluations.start(version, num_prompts):
+        if num_prompts == 0 or not self.evaluations.start(version, num_prompts):
             return
         started = changes.EvaluationStarted(version=version, num_prompts=num_prompts)
         self._changes.append(started)
@@ -306,7 +304,7 @@ class BufferState:
             self._drop(group_id, reason, message, purpose=group.purpose)
             # A dropped prompt must not hold up the report of its evaluation.
             if group.purpose is Purpose.EVAL:
-                self._evaluations.end_group(group.evaluation)
+                self.evaluations.end_group(group.evaluation)
 
     def _drop(
         self, group_id: int, reason: DropReason, message: str, *, purpose: Purpose = Purpose.TRAIN

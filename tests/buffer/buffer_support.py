@@ -242,12 +242,17 @@ async def commit(service: BufferService, version: int, group_ids: Sequence[int])
     await service.commit_step(CommitStep(version=version, group_ids=group_ids))
 
 
-async def step(service: BufferService, version: int, **kinds: Any) -> list[int]:
-    """Make groups with weights of this version and train the next batch; return its groups."""
-    await put_all(service, version, **kinds)
+async def train(service: BufferService, version: int) -> list[int]:
+    """Train the next batch on weights of this version; return its groups."""
     group_ids = [group.group_id for group in (await take(service, version)).groups]
     await commit(service, version + 1, group_ids)
     return group_ids
+
+
+async def step(service: BufferService, version: int, **kinds: Any) -> list[int]:
+    """Make groups with weights of this version and train the next batch; return its groups."""
+    await put_all(service, version, **kinds)
+    return await train(service, version)
 
 
 async def sync(service: BufferService, version: int, incarnation: str = "") -> int:

@@ -74,38 +74,6 @@ def test_refusals_name_their_reason() -> None:
     assert "all groups up to the last step (100)" in last
 
 
-def test_nothing_is_admitted_that_the_last_step_cannot_train() -> None:
-    desk = admission(num_steps=1)
-    assert [hand_out(desk) is not None for _ in range(3)] == [True, True, False]
-
-
-def test_active_groups_never_exceed_the_bound() -> None:
-    desk = admission(stored=1)
-    assert sum(hand_out(desk) is not None for _ in range(10)) == 3
-    assert desk.num_active == 4
-
-
-def test_group_ids_and_prompt_indices_grow_in_order_of_admission() -> None:
-    desk = admission()
-    desk.start_evaluation(0, 2)
-    groups = [hand_out(desk) for _ in range(4)]
-    assert [(g.group_id, g.purpose, g.index) for g in groups if g] == [
-        (0, Purpose.EVAL, 0),
-        (1, Purpose.EVAL, 1),
-        (2, Purpose.TRAIN, 0),
-        (3, Purpose.TRAIN, 1),
-    ]
-
-
-def test_evaluation_waits_for_a_generator_with_its_version() -> None:
-    desk = admission(learner_version=3)
-    desk.start_evaluation(3, 1)
-    older, newer = hand_out(desk, version=2), hand_out(desk, version=4)
-    assert older is not None
-    assert newer is not None
-    assert (older.purpose, newer.purpose) == (Purpose.TRAIN, Purpose.EVAL)
-
-
 def test_a_ticket_that_came_back_goes_out_first_with_its_id_and_the_next_attempt() -> None:
     desk = admission()
     for _ in range(3):
@@ -123,15 +91,6 @@ def test_a_ticket_that_came_back_goes_out_first_with_its_id_and_the_next_attempt
     assert desk.next_index == 3
 
 
-def test_a_group_is_closed_after_its_last_attempt() -> None:
-    desk = admission(max_attempts=2)
-    hand_out(desk)
-    assert desk.return_ticket(0)
-    hand_out(desk)
-    assert not desk.return_ticket(0)
-    assert desk.num_active == 0
-
-
 def test_a_ticket_that_came_back_is_refused_to_a_generator_that_lags_too_far() -> None:
     desk = admission(max_staleness=0)
     hand_out(desk)
@@ -139,15 +98,6 @@ def test_a_ticket_that_came_back_is_refused_to_a_generator_that_lags_too_far() -
     desk._replay.learner_version = 1
     assert hand_out(desk, version=0) is None
     assert hand_out(desk, version=1) is not None
-
-
-def test_the_oldest_open_group_passes_the_gate_while_new_ones_are_refused() -> None:
-    desk = admission()
-    for _ in range(4):
-        hand_out(desk)
-    desk.return_ticket(0)
-    assert hand_out(desk) is not None
-    assert hand_out(desk) is None
 
 
 def test_a_generator_ahead_of_a_restored_learner_gets_no_tickets() -> None:

@@ -55,13 +55,3 @@ async def test_a_group_without_a_signal_is_replaced_and_counted(
         assert audit(connection, promise_of(config)).problems == []
     dropped = [i for i, state in states(tmp_path).items() if state == "dropped"]
     assert dropped == ([1] if is_replaced else [])
-
-
-async def test_after_a_restart_the_replaced_group_stays_dropped(tmp_path: Path) -> None:
-    config = make_config(groups_per_step=2, max_staleness=0, uniform_groups="replace")
-
-    async with opened(tmp_path, config) as service:
-        await work(service, num_mixed=1)
-    async with opened(tmp_path, config) as service:
-        assert list(states(tmp_path).values()).count("dropped") == 1
-        assert await work(service, num_mixed=1) == 1

@@ -100,13 +100,6 @@ def test_the_version_that_wrote_the_tokens_is_told() -> None:
     assert "eval/version_mean" not in evaluation_scalars([result([True], version=NO_VERSION)])
 
 
-def test_one_sample_per_prompt_makes_all_figures_equal_and_without_greedy_there_is_none() -> None:
-    scalars = evaluation_scalars([result([True], ["a"]), result([False], ["b"])])
-    assert scalars["eval/pass_at_1"] == scalars["eval/pass_at_k"] == scalars["eval/maj_at_k"] == 0.5
-    assert scalars["eval/pass_at_1_error"] == scalars["eval/pass_at_k_error"]
-    assert not any("greedy" in name for name in scalars)
-
-
 def test_a_majority_can_be_right_where_most_samples_are_wrong_and_wrong_where_some_are_right() -> (
     None
 ):

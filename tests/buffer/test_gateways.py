@@ -318,17 +318,3 @@ async def test_a_killed_gateway_s_groups_go_on_at_another_with_what_was_served(
         # The records of the four trained groups are gone, also those of the killed gateway.
         left = {int(file.name) for file in (tmp_path / "sessions").glob("*/records-of-life-1/*")}
         assert left.isdisjoint(range(4))
-
-
-async def test_a_gateway_that_leaves_finishes_its_groups_and_takes_no_more(tmp_path: Path) -> None:
-    async with opened(tmp_path, CONFIG, Prompts()) as service:
-        fleet = Fleet(tmp_path / "sessions", service)
-        fleet.start("gateway-0")
-        fleet.start("gateway-1")
-        while not all(service.state.admission.num_of_generator(name) for name in fleet.names):
-            await service.changed()
-        await fleet.drain("gateway-1")
-        samples = await train(service, fleet, 1) + await train(service, fleet, 2)
-        await fleet.close()
-        check(samples, fleet)
-        assert service.state.drops == {}

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 import sys
 from pathlib import Path
 
 import pytest
-from buffer_support import commit, make_config, make_group, opened, put, sync, take, tickets, within
+from buffer_support import (
+    commit,
+    fail,
+    make_config,
+    make_group,
+    opened,
+    problems,
+    put,
+    sync,
+    take,
+    tickets,
+    train,
+)
 
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import (
@@ -22,43 +35,34 @@ from async_rl.buffer.store.ledger import (
 )
 from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
-from async_rl.config.run import RunConfig
 from async_rl.core.checksums import write_sums
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.types import GroupState
 from async_rl.launchers import cli
 from async_rl.launchers.commands.ledger import drop_group, promise_of
-from async_rl.protocol.buffer import FailGroup, PutGroup
+from async_rl.protocol.buffer import PutGroup
 from async_rl.training.checkpoints import directory_of
 
 CONFIG = make_config(max_attempts=1)
 
 
-async def make_history(path: Path, config: RunConfig = CONFIG) -> None:
+async def make_history(path: Path) -> None:
     """Three steps, the third undone; group 4 dropped; two groups ready, two leased again."""
-    async with opened(path, config) as service:
+    async with opened(path, CONFIG) as service:
         for version in range(3):
             for ticket in await tickets(service, version):
                 if ticket.group_id == 4:
-                    failed = FailGroup(
-                        group_id=4,
-                        attempt=1,
-                        generator="generator-0",
-                        reason="scoring_failed",
-                        message="no verifier",
-                    )
-                    await service.fail_group(failed)
+                    await fail(service, 4, 1)
                 else:
                     await put(service, ticket, passes=ticket.group_id != 1)
-            batch = await take(service, version)
-            await commit(service, version + 1, [g.group_id for g in batch.groups])
+            await train(service, version)
         await sync(service, 2)
         await take(service, 2)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    asyncio.run(within(make_history(tmp_path), 30))
+    asyncio.run(make_history(tmp_path))
     return tmp_path / "store.sqlite"
 
 
@@ -123,15 +127,6 @@ def test_a_run_without_a_store_is_a_clear_error(tmp_path: Path) -> None:
         pass
 
 
-def problems(store: Path, config: RunConfig = CONFIG) -> list[str]:
-    with reading(store) as connection:
-        return audit(connection, promise_of(config)).problems
-
-
-def test_an_honest_history_is_clean(store: Path) -> None:
-    assert problems(store) == []
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -177,18 +172,17 @@ def test_an_honest_history_is_clean(store: Path) -> None:
     ],
 )
 def test_the_audit_sees_what_is_wrong(store: Path, change: str, expected: str) -> None:
-    connection = sqlite3.connect(store, isolation_level=None)
-    assert connection.execute(change).rowcount > 0
-    connection.close()
-    assert expected in problems(store)
+    assert problems(store.parent, CONFIG) == []
+    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
+        assert connection.execute(change).rowcount > 0
+    assert expected in problems(store.parent, CONFIG)
 
 
 def test_the_audit_sees_an_admission_beyond_the_bound(store: Path) -> None:
-    stricter = make_config(max_staleness=0)
-    assert (
+    expected = (
         "group 2 was admitted while 2 were active; (max_staleness + 1) x groups_per_step is 2"
-        in problems(store, stricter)
     )
+    assert expected in problems(store.parent, make_config(max_staleness=0))
 
 
 def ledger(

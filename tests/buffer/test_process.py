@@ -12,39 +12,24 @@ from typing import Any
 
 from buffer_support import (
     FakePrompts,
-    commit,
     evaluate,
     make_config,
     opened,
     put,
     settle,
+    step,
     sync,
     take,
     tickets,
+    train,
 )
 
-from async_rl.buffer.service import BufferService
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import Tasks
 from async_rl.protocol.learner import TakeBatch
-from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Directory
-
-
-def member(name: str, pid: int) -> Member:
-    return Member(
-        name=name,
-        role="generator",
-        pid=pid,
-        address="tcp://127.0.0.1:1",
-        state="",
-        waits_for="",
-        since_s=0.0,
-        version=0,
-        counters={},
-    )
 
 
 class Surroundings:
@@ -79,28 +64,6 @@ async def ended(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def until_queue(service: BufferService, **states: int) -> None:
-    while {state: service.state.queue()[state] for state in states} != states:
-        await service.changed()
-
-
-async def test_a_generator_that_left_the_fleet_loses_its_tickets(tmp_path: Path) -> None:
-    async with working(tmp_path) as it:
-        it.context.directory.update(
-            Members(revision=1, members=[member("generator-0", 11), member("generator-1", 12)])
-        )
-        task = asyncio.create_task(it.tasks.follow_generators())
-        await tickets(it.service, 0, credit=2)
-        await tickets(it.service, 0, credit=2, generator="generator-1")
-        it.context.directory.update(Members(revision=2, members=[member("generator-0", 99)]))
-        await until_queue(it.service, issued=2, generating=2)
-        assert {g.generator for g in it.service.state.admission.open.values()} == {
-            "generator-0",
-            "",
-        }
-        await ended(task)
-
-
 async def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(
     tmp_path: Path,
 ) -> None:
@@ -116,7 +79,7 @@ async def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(
         await it.service._store.flush()
         await ended(task)
     async with working(tmp_path) as it:
-        assert not it.service.state.finished_evaluations
+        assert not it.service.state.evaluations.finished
 
 
 async def test_figures_of_discarded_weights_are_not_booked_on_those_after_them(
@@ -124,18 +87,14 @@ async def test_figures_of_discarded_weights_are_not_booked_on_those_after_them(
 ) -> None:
     async with working(tmp_path) as it:
         service = it.service
-        for ticket in await tickets(service, 0, credit=2):
-            await put(service, ticket)
-        ids = [group.group_id for group in (await take(service, 0)).groups]
-        await commit(service, 1, ids)
+        await step(service, 0)
 
         has_returned = asyncio.Event()
 
         async def goes_back(step: int, **_: Any) -> None:
             """While the figures travel, the learner starts again and comes to the version."""
             await sync(service, 0, "second")
-            ids = [group.group_id for group in (await take(service, 0)).groups]
-            await commit(service, 1, ids)
+            await train(service, 0)
             await evaluate(service, 1)
             has_returned.set()
 
@@ -157,14 +116,9 @@ async def test_every_fifth_step_shows_samples_that_it_trained(tmp_path: Path) ->
     async with working(tmp_path) as it:
         task = asyncio.create_task(it.tasks.show_samples(str))
         for version in range(6):
-            given = await tickets(it.service, version, credit=2)
-            for ticket in given:
-                await put(it.service, ticket)
-            taken = (await take(it.service, version)).groups
-            ids = [group.group_id for group in taken]
-            await commit(it.service, version + 1, ids)
-        step, scalars, texts = await it.context.reports.get()
-        assert (step, scalars) == (5, {})
+            await step(it.service, version)
+        version, scalars, texts = await it.context.reports.get()
+        assert (version, scalars) == (5, {})
         assert texts["samples/training"].count("reward 1") == 2
         assert it.context.reports.empty()
         await ended(task)

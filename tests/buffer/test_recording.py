@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
-from buffer_support import commit, forget, make_group, opened, take, tickets
+from buffer_support import forget, make_group, opened, tickets, train
 
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
@@ -19,7 +19,7 @@ from async_rl.buffer.store.trajectories import complete_steps
 from async_rl.protocol.buffer import PutGroup
 
 
-async def train(path: Path, *, num_steps: int, recording: str, clock: tuple[float, ...]) -> None:
+async def make_run(path: Path, *, num_steps: int, recording: str, clock: tuple[float, ...]) -> None:
     async with opened(path, recording=recording) as service:
         for version in range(num_steps):
             for ticket in await tickets(service, version):
@@ -27,20 +27,19 @@ async def train(path: Path, *, num_steps: int, recording: str, clock: tuple[floa
                 samples = [msgspec.structs.replace(t, clock=clock) for t in group.trajectories]
                 group = msgspec.structs.replace(group, trajectories=samples, started_s=100.0)
                 await service.put_group(PutGroup(group=group))
-            ids = [g.group_id for g in (await take(service, version)).groups]
-            await commit(service, version + 1, ids)
+            await train(service, version)
             await forget(service, version + 1)
 
 
 def test_the_moments_of_each_sample_are_read_from_the_store(tmp_path: Path) -> None:
-    asyncio.run(train(tmp_path, num_steps=1, recording="times", clock=(0.25, 1.5, 2.0)))
+    asyncio.run(make_run(tmp_path, num_steps=1, recording="times", clock=(0.25, 1.5, 2.0)))
     first = group_times(tmp_path)[0]
     assert first.started_s == 100.0
     assert first.samples.tolist() == [[3, 0.25, 1.5, 2.0], [3, 0.25, 1.5, 2.0]]
 
 
 def test_without_recorded_moments_the_times_of_groups_remain(tmp_path: Path) -> None:
-    asyncio.run(train(tmp_path, num_steps=1, recording="off", clock=()))
+    asyncio.run(make_run(tmp_path, num_steps=1, recording="off", clock=()))
     first = group_times(tmp_path)[0]
     assert (first.generation_s, len(first.samples)) == (0.5, 0)
 
@@ -58,7 +57,7 @@ def test_all_trajectories_stay_until_the_disk_is_nearly_full(
 ) -> None:
     usage = SimpleNamespace(total=total * 10**9, free=free * 10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    asyncio.run(train(tmp_path, num_steps=12, recording="full", clock=()))
+    asyncio.run(make_run(tmp_path, num_steps=12, recording="full", clock=()))
     with reading(tmp_path / STORE_FILE) as store:
         # One step in ten is deleted at each checkpoint, the oldest first, but not the newest two.
         assert complete_steps(store) == stored

@@ -55,26 +55,9 @@ def test_too_few_ready_groups_are_no_batch_and_the_reason_counts_them() -> None:
     assert buffer.take(0, []).waits_for == "1 of 2 groups are ready for step 1"
 
 
-def test_the_same_train_version_gives_the_same_groups() -> None:
-    buffer = replay()
-    put(buffer, 0, 1)
-    first = buffer.take(0, [])
-    put(buffer, 2, 3)
-    assert buffer.take(0, []).group_ids == first.group_ids == (0, 1)
-
-
 def test_a_batch_out_of_turn_is_refused() -> None:
     with pytest.raises(ProtocolError, match="SyncVersion"):
         replay().take(1, [])
-
-
-def test_over_age_groups_are_dropped_before_sampling() -> None:
-    buffer = replay(version=5)
-    put(buffer, 0, oldest=3, newest=5)
-    put(buffer, 1, 2, oldest=4)
-    taken = buffer.take(5, [])
-    assert taken.dropped == (0,)
-    assert taken.group_ids == (1, 2)
 
 
 def test_a_group_that_comes_too_late_is_dropped_by_the_next_attempt_for_the_same_version() -> None:
@@ -130,25 +113,10 @@ def test_as_many_are_overtaken_as_the_following_batches_can_train() -> None:
     assert buffer.take(1, three[:2]).group_ids == (3, 4)
 
 
-def test_nothing_is_overtaken_when_training_is_synchronous() -> None:
-    buffer = replay(max_staleness=0)
-    put(buffer, 1, 2)
-    assert buffer.take(0, [unfinished(group_id=0, version=0)]).group_ids == ()
-
-
 def test_unfinished_groups_younger_than_the_batch_do_not_hold_it_up() -> None:
     buffer = replay(max_staleness=0)
     put(buffer, 0, 1)
     assert buffer.take(0, [unfinished(group_id=2, version=0)]).group_ids == (0, 1)
-
-
-def test_commit_may_come_twice_and_advances_once() -> None:
-    buffer = replay()
-    put(buffer, 0, 1)
-    buffer.take(0, [])
-    assert buffer.commit(1, [1, 0]) == (0, 1)
-    assert buffer.commit(1, [0, 1]) == ()
-    assert (buffer.learner_version, buffer.leases) == (1, {})
 
 
 @pytest.mark.parametrize(
@@ -171,29 +139,6 @@ def test_a_step_over_the_bound_is_never_committed() -> None:
     )
     with pytest.raises(StalenessError, match=r"\[0, 1\]"):
         buffer.commit(4, [0, 1])
-
-
-def test_a_learner_that_restarts_gets_the_same_batches_again() -> None:
-    buffer = replay()
-    put(buffer, 0, 2)
-    buffer.take(0, [])
-    put(buffer, 1, 3)
-    buffer.take(1, [])
-    assert buffer.sync(0, []).returned == (0, 2, 1, 3)
-    assert buffer.num_leased == 0
-    assert buffer.take(0, []).group_ids == (0, 2)
-    assert buffer.take(1, []).group_ids == (1, 3)
-
-
-def test_batches_that_the_learners_checkpoint_holds_count_as_trained() -> None:
-    buffer = replay()
-    put(buffer, 0, 1, 2, 3)
-    buffer.take(0, [])
-    buffer.take(1, [])
-    outcome = buffer.sync(1, [])
-    assert outcome.trained == ((1, (0, 1)),)
-    assert outcome.returned == (2, 3)
-    assert buffer.learner_version == 1
 
 
 def test_undone_steps_are_trained_again_with_the_same_groups_before_anything_else() -> None:

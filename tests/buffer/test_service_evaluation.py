@@ -42,9 +42,9 @@ async def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_
         await fail(service, given[2].group_id, 1)
     async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
         await put(service, given[3], versions=[0] * 5)
-        assert not service.state.finished_evaluations
+        assert not service.state.evaluations.finished
         await put(service, given[0])
-        assert service.state.finished_evaluations.popleft() == 0
+        assert service.state.evaluations.finished.popleft() == 0
         held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(4)]
         report = await report_of(service._store.reader, 0, held_out, decode=str, extraction="auto")
         assert report.scalars == {
@@ -64,7 +64,7 @@ async def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_
         assert report.num_failed == 1
         assert "**e1**: reward 0, style 0.5 (wrong_answer)" in report.texts["samples/evaluation"]
     async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
-        assert service.state.finished_evaluations.popleft() == 0
+        assert service.state.evaluations.finished.popleft() == 0
 
 
 async def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(
@@ -96,11 +96,11 @@ async def test_a_learner_restored_to_an_evaluated_version_gets_its_result_and_sa
         for ticket in await tickets(service, 0, credit=20):
             if ticket.purpose is Purpose.EVAL:
                 await put(service, ticket)
-        assert service.state.finished_evaluations.popleft() == 0
+        assert service.state.evaluations.finished.popleft() == 0
         service._store.finish_evaluation(0, {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25})
         await service._store.flush()
         await evaluate(service, 0)
-        assert service.state.finished_evaluations.popleft() == 0
+        assert service.state.evaluations.finished.popleft() == 0
         held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(prompts.num_held_out)]
         report = await report_of(service._store.reader, 0, held_out, decode=str, extraction="auto")
         assert report.scalars == {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25}
@@ -120,7 +120,7 @@ async def test_a_finished_evaluation_of_an_undone_version_can_be_made_again(tmp_
             given = await tickets(service, 1, credit=1)
             assert given[0].purpose is Purpose.EVAL
             await put(service, given[0])
-            assert service.state.finished_evaluations.popleft() == 1
+            assert service.state.evaluations.finished.popleft() == 1
             await sync(service, 0, life)
             await take(service, 0)
             await commit(service, 1, [0, 1])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import sqlite3
@@ -124,35 +125,6 @@ async def test_a_failed_write_ends_the_store_and_keeps_what_was_committed(tmp_pa
         assert 1 <= len(ready) < 2000
 
 
-async def test_every_change_of_state_is_a_transition(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
-        admitted(store, 0)
-        store.write(changes.Returned(group_id=0, reason="generator_lost", message="gone"))
-        store.write(changes.Dropped(group_id=0, reason="generator_lost", message="gone"))
-        for group_id in (1, 2):
-            write(store, group_id)
-        store.write(changes.Leased(train_version=0, group_ids=[1, 2]))
-        store.write(changes.Trained(version=1, group_ids=[1, 2]))
-        store.write(changes.Undone(version=0, group_ids=[1, 2]))
-        await store.flush()
-    connection = sqlite3.connect(tmp_path / "store.sqlite")
-    history: dict[int, list[str]] = {}
-    for group_id, state in connection.execute(
-        "SELECT group_id, state FROM transitions ORDER BY transition_id"
-    ):
-        history.setdefault(group_id, []).append(state)
-    assert history[0] == ["generating", "issued", "dropped"]
-    assert history[1] == history[2] == ["generating", "ready", "leased", "trained", "ready"]
-    assert connection.execute("SELECT version, undone_s IS NOT NULL FROM steps").fetchall() == [
-        (1, 1)
-    ]
-    assert connection.execute("SELECT group_id FROM trained ORDER BY 1").fetchall() == [
-        (1,),
-        (2,),
-    ]
-    connection.close()
-
-
 async def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
     """The writer prints each group id after its flush; it is killed during the next writes."""
     path = f"{WRITER.parent}:{WRITER.parents[1]}"
@@ -216,10 +188,15 @@ async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
         " sys.stdin.read()"
     )
 
+    ids = itertools.count()
+
+    async def write_next(store: Store) -> None:
+        write(store, next(ids))
+        await store.flush()
+
     with caplog.at_level(logging.WARNING):
-        async with open_store(tmp_path) as store:
-            write(store, 0)
-            await store.flush()
+        async with open_store(tmp_path) as store, asyncio.timeout(60):
+            await write_next(store)
             reader = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
@@ -230,14 +207,10 @@ async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
             )
             assert reader.stdout is not None
             await reader.stdout.readline()
-            try:
-                for group_id in range(1, 300):
-                    write(store, group_id)
-                    await store.flush()
-            finally:
-                await reader.communicate(b"")
+            # On a busy machine the thread that looks at the log gets its turn late.
+            while not caplog.text:
+                await write_next(store)
+            await reader.communicate(b"")
             assert f"(pid {reader.pid}); end the transaction" in caplog.text
-            for group_id in range(300, 310):
-                write(store, group_id)
-                await store.flush()
-            assert not store._is_log_long
+            while store._is_log_long:
+                await write_next(store)

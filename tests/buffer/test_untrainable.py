@@ -10,10 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from buffer_support import make_config, opened, put_all, states, sync, within
+from buffer_support import make_config, opened, problems, put_all, states, sync, within
 
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import OF_STATE, histories, reading
 from async_rl.config.base import replace
 from async_rl.core.errors import (
@@ -25,7 +24,6 @@ from async_rl.core.errors import (
 )
 from async_rl.core.heads import GroupHead
 from async_rl.core.types import GroupState
-from async_rl.launchers.commands.ledger import promise_of
 from async_rl.observability.activity import Activity
 from async_rl.processes import learner as process
 from async_rl.protocol.base import Message
@@ -142,8 +140,7 @@ def run(tmp_path: Path, pool: Pool, patch: pytest.MonkeyPatch) -> BaseException 
     except BaseExceptionGroup as group:
         return root_cause(group)
     finally:
-        with reading(tmp_path / "store.sqlite") as connection:
-            assert audit(connection, promise_of(CONFIG)).problems == []
+        assert problems(tmp_path, CONFIG) == []
     return None
 
 
@@ -171,21 +168,6 @@ def test_the_third_batch_that_fails_at_one_step_ends_the_run(
     pool = Pool(lambda version, _: NonFiniteError("loss nan") if version == 1 else None)
     assert isinstance(run(tmp_path, pool, monkeypatch), NonFiniteError)
     assert [group_id for group_id, *_ in dropped(tmp_path)] == [2, 3, 4, 5, 6, 7]
-
-
-def test_batches_that_fail_at_different_steps_do_not_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failed: list[int] = []
-
-    def twice_per_step(version: int, _: list[int]) -> Exception | None:
-        failed.append(version)
-        return NonFiniteError("loss nan") if failed.count(version) <= 2 else None
-
-    pool = Pool(twice_per_step)
-    assert run(tmp_path, pool, monkeypatch) is None
-    assert len(dropped(tmp_path)) == 16
-    assert len(pool.trained) == 4
 
 
 def test_weights_that_were_changed_before_the_failure_are_loaded_again_by_a_restart(

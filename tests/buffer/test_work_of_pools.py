@@ -144,15 +144,3 @@ async def test_an_evaluator_with_older_weights_waits_for_those_that_are_to_be_ev
         idle = await service.request_work(ask(3, generator=JUDGE, wait_s=0.01, held=[0, 1, 2]))
         assert isinstance(idle, Work)
         assert idle.waits_for == "the next evaluation"
-
-
-async def test_a_learner_that_waits_is_told_that_nobody_trains_though_somebody_evaluates(
-    tmp_path: Path,
-) -> None:
-    async with opened(tmp_path, with_pools(make_config(), judge="evaluation")) as service:
-        await evaluate(service, 0)
-        assert await tickets(service, 0, generator=JUDGE)
-        asked = asyncio.create_task(take(service, 0, wait_s=0.05))
-        await settle()
-        assert service.waits_for().endswith("no generator requests work")
-        await asked
