@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -125,17 +124,13 @@ class Learner:
             self.tensors.append(weight.to(self.dtype))
         return self.publisher.write(version, self.tensors)
 
-    def run(self, versions: Sequence[Sequence[Generator]]) -> None:
+    async def run(self, versions: Sequence[Sequence[Generator]]) -> None:
         """Push one version after the other, each to these generators, and compare every bit."""
-
-        async def story() -> None:
-            for version, generators in enumerate(versions):
-                manifest = self.publish(version)
-                await push(manifest, self.files, *generators)
-                for generator in generators:
-                    assert has(generator, self.tensors), (version, generator.member.name)
-
-        asyncio.run(story())
+        for version, generators in enumerate(versions):
+            manifest = self.publish(version)
+            await push(manifest, self.files, *generators)
+            for generator in generators:
+                assert has(generator, self.tensors), (version, generator.member.name)
 
 
 def has(generator: Generator, tensors: Sequence[torch.Tensor]) -> bool:
@@ -163,25 +158,25 @@ def forms(generator: Generator) -> list[str]:
     ]
 
 
-def test_each_push_is_an_adapter_also_for_a_late_joiner_and_after_a_gap(
+async def test_each_push_is_an_adapter_also_for_a_late_joiner_and_after_a_gap(
     learner: Learner, tmp_path: Path
 ) -> None:
     early, gap, late = (reader(name, tmp_path / "model") for name in ("early", "gap", "late"))
     with early.files, gap.files, late.files:
-        learner.run([(early, gap), (early,), (early, gap, late), (early, gap, late)])
+        await learner.run([(early, gap), (early,), (early, gap, late), (early, gap, late)])
     assert [forms(g) for g in (early, gap, late)] == [["adapter"] * n for n in (4, 3, 2)]
 
 
-def test_a_push_has_the_bytes_of_the_adapter(learner: Learner, tmp_path: Path) -> None:
+async def test_a_push_has_the_bytes_of_the_adapter(learner: Learner, tmp_path: Path) -> None:
     early = reader("early", tmp_path / "model")
     with early.files:
-        learner.run([(early,)])
+        await learner.run([(early,)])
     [file] = (tmp_path / "pushes").iterdir()
     tensors = load_file(file)
     assert sum(t.numel() for t in tensors.values()) == 4 * (70 + 40 + 9 + 70)
 
 
-def test_weights_without_a_product_are_read_once(
+async def test_weights_without_a_product_are_read_once(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = reader("early", tmp_path / "model")
@@ -195,7 +190,7 @@ def test_weights_without_a_product_are_read_once(
 
     monkeypatch.setattr(base, "_read", noted)
     with generator.files:
-        learner.run([(generator,)] * 3)
+        await learner.run([(generator,)] * 3)
     assert read == [*SHAPES, *["a.q.weight", "b.up.weight"] * 2]
 
 
@@ -219,7 +214,7 @@ def cut(place: Path) -> None:
 @pytest.mark.parametrize(
     "fault", [bend, reshape, cut, lambda place: (place / "model-2.safetensors").unlink()]
 )
-def test_a_generator_with_another_base_gets_all_weights_and_the_others_adapters(
+async def test_a_generator_with_another_base_gets_all_weights_and_the_others_adapters(
     fault: Callable[[Path], None], learner: Learner, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -229,17 +224,17 @@ def test_a_generator_with_another_base_gets_all_weights_and_the_others_adapters(
     fault(other)
     whole, broken = reader("whole", tmp_path / "model"), reader("broken", other)
     with whole.files, broken.files:
-        learner.run([(whole, broken)] * 3)
+        await learner.run([(whole, broken)] * 3)
     assert forms(whole) == ["adapter"] * 3
     # Its directory is not tried again.
     assert forms(broken)[:2] == ["adapter", "all"]
     assert "adapter" not in forms(broken)[2:]
 
 
-def test_a_damaged_adapter_is_replaced_by_all_weights(learner: Learner, tmp_path: Path) -> None:
+async def test_all_weights_replace_a_damaged_adapter(learner: Learner, tmp_path: Path) -> None:
     generator = reader("early", tmp_path / "model")
     with generator.files:
-        learner.run([(generator,)])
+        await learner.run([(generator,)])
         manifest = learner.publish(1)
         stored = learner.files._write_adapter(manifest, (), learner.files._learner.exporter.adapter)
         path = Path(stored.url.removeprefix("file://"))
@@ -250,7 +245,7 @@ def test_a_damaged_adapter_is_replaced_by_all_weights(learner: Learner, tmp_path
         found = generator.files.fetch(learner.files.write(manifest), manifest)
         generator.manifest = found
         assert has(generator, learner.tensors)
-        learner.run([(), (), (generator,)])
+        await learner.run([(), (), (generator,)])
 
 
 def test_an_adapter_that_another_manifest_announced_is_refused(

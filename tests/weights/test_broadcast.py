@@ -4,7 +4,6 @@ way.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -79,16 +78,16 @@ def learner_side(config: RunConfig) -> LearnerSide:
 
 
 def member(*devices: str) -> Member:
-    facts = {
-        "name": "g",
-        "role": "generator",
-        "address": "tcp://10.0.0.9:1",
-        "state": "",
-        "waits_for": "",
-        "since_s": 0.0,
-        "counters": {},
-    }
-    return Member(pid=1, version=-1, devices=list(devices), **facts)  # type: ignore[arg-type]
+    address = "tcp://10.0.0.9:1"
+    return Member(
+        name="g",
+        role="generator",
+        pid=1,
+        address=address,
+        state="",
+        since_s=0.0,
+        devices=list(devices),
+    )
 
 
 @pytest.fixture
@@ -144,19 +143,19 @@ def test_auto_broadcasts_between_gpus_that_are_not_shared(
         ("GPU-1", ["GPU-2"], "nccl"),
     ],
 )
-def test_nccl_is_taken_where_every_rank_has_a_gpu_of_its_own(
+async def test_nccl_is_taken_where_every_rank_has_a_gpu_of_its_own(
     learner: str, devices: list[str], expected: str, make: Callable[..., Broadcaster]
 ) -> None:
     one = make("weights.transfer=collective", device=learner)
-    assert seats(one, load(1), {("g", 1): member(*devices)})["g", 1].backend == expected
+    assert (await seats(one, load(1), {("g", 1): member(*devices)}))["g", 1].backend == expected
 
 
 @pytest.mark.parametrize("deadline_s", [10, 60])
-def test_a_seat_says_how_much_is_sent_at_once_and_when_to_give_up(
+async def test_a_seat_says_how_much_is_sent_at_once_and_when_to_give_up(
     deadline_s: int, make: Callable[..., Broadcaster]
 ) -> None:
     one = make("weights.transfer=collective", f"timeouts.start_s={3 * deadline_s}")
-    seat = seats(one, load(1), {("g", 1): member("cpu")})["g", 1]
+    seat = (await seats(one, load(1), {("g", 1): member("cpu")}))["g", 1]
     assert (seat.bucket_bytes, seat.timeout_s, seat.host) == (
         broadcast.BUCKET_BYTES,
         deadline_s / 2,
@@ -164,7 +163,7 @@ def test_a_seat_says_how_much_is_sent_at_once_and_when_to_give_up(
     )
 
 
-def test_ranks_are_the_sums_of_those_before_and_only_whole_loads_of_the_same_lives_share_a_name(
+async def test_each_rank_follows_the_previous_and_only_whole_loads_of_the_same_lives_share_a_name(
     make: Callable[..., Broadcaster],
 ) -> None:
     one = make("weights.transfer=collective")
@@ -173,47 +172,45 @@ def test_ranks_are_the_sums_of_those_before_and_only_whole_loads_of_the_same_liv
         ("h", 2): member("cpu"),
         ("i", 3): member("cpu", "cpu", "cpu"),
     }
-    first = seats(one, load(4, *members), members)
+
+    async def names(new: Load) -> set[str]:
+        return {seat.communicator for seat in (await seats(one, new, members)).values()}
+
+    first = await seats(one, load(4, *members), members)
     assert [(s.first_rank, s.world_size, s.communicator) for s in first.values()] == [
         (1, 7, "L.4"),
         (3, 7, "L.4"),
         (4, 7, "L.4"),
     ]
     second = load(5, *members)
-    assert {s.communicator for s in seats(one, second, members).values()} == {"L.4"}
+    assert await names(second) == {"L.4"}
     second.gave_up.add(("h", 2))
-    assert {s.communicator for s in seats(one, load(6, *members), members).values()} == {"L.6"}
+    assert await names(load(6, *members)) == {"L.6"}
     del members["h", 2]
-    assert {s.communicator for s in seats(one, load(7, *members), members).values()} == {"L.7"}
+    assert await names(load(7, *members)) == {"L.7"}
 
 
-def test_a_member_of_a_load_that_has_ended_gets_no_seat_of_the_next_one(
+async def test_a_member_of_a_load_that_has_ended_gets_no_seat_of_the_next_one(
     make: Callable[..., Broadcaster],
 ) -> None:
     one = make("weights.transfer=collective")
     first = load(1, ("g", 1))
-    seats(one, first, {("g", 1): member("cpu")})
-    seats(one, load(2, ("h", 2)), {("h", 2): member("cpu")})
+    await seats(one, first, {("g", 1): member("cpu")})
+    await seats(one, load(2, ("h", 2)), {("h", 2): member("cpu")})
     with pytest.raises(BroadcastBroken, match="load 1 has ended"):
-        asyncio.run(one.source(MANIFEST, first, ("g", 1)))
+        await one.source(MANIFEST, first, ("g", 1))
 
 
 MANIFEST = Manifest(version=1, path="", tensors=[], total_bytes=0, checksum=0)
 
 
-def seats(one: Broadcaster, new: Load, members: dict[Life, Member]) -> dict[Life, Seat]:
-    async def sources() -> dict[Life, Seat]:
-        one.join(new, named(members))
-        return {life: await one.source(MANIFEST, new, life) for life in members}
-
-    return asyncio.run(sources())
-
-
-def named(members: dict[Life, Member]) -> list[Member]:
-    return [
+async def seats(one: Broadcaster, new: Load, members: dict[Life, Member]) -> dict[Life, Seat]:
+    named = [
         msgspec.structs.replace(member, name=name, pid=pid)
         for (name, pid), member in members.items()
     ]
+    one.join(new, named)
+    return {life: await one.source(MANIFEST, new, life) for life in members}
 
 
 def load(number: int, *lives: Life) -> Load:

@@ -143,30 +143,20 @@ async def test_after_a_thousand_changes_every_tensor_is_bit_equal(tmp_path: Path
     assert list(tmp_path.glob("*")) == []
 
 
-async def test_a_late_joiner_gets_all_and_changes_from_then_on(tmp_path: Path) -> None:
+async def test_who_joins_late_or_missed_a_version_gets_all_and_then_changes(
+    tmp_path: Path,
+) -> None:
     tensors = some_weights(1)
-    files, early, late = sender(str(tmp_path)), Generator("early"), Generator("late")
-
-    with publisher(tensors) as weights, early.files, late.files:
-        for version in range(4):
-            manifest = weights.write(version, tensors)
-            await push(manifest, files, *([early] if version < 2 else [early, late]))
+    files = sender(str(tmp_path))
+    always, late, absent = Generator("always"), Generator("late"), Generator("absent")
+    with publisher(tensors) as weights, always.files, late.files, absent.files:
+        for present in ([absent], [], [absent, late], [absent, late]):
+            manifest = weights.write(len(always.bases), tensors)
+            await push(manifest, files, always, *present)
             step(tensors)
-    assert early.bases == [None, 0, 1, 2]
+    assert always.bases == [None, 0, 1, 2]
     assert late.bases == [None, 2]
-
-
-async def test_a_member_that_missed_a_version_gets_all(tmp_path: Path) -> None:
-    tensors = some_weights(2)
-    files, first, second = sender(str(tmp_path)), Generator("first"), Generator("second")
-
-    with publisher(tensors) as weights, first.files, second.files:
-        for version in range(4):
-            manifest = weights.write(version, tensors)
-            await push(manifest, files, *([first] if version == 1 else [first, second]))
-            step(tensors)
-    assert first.bases == [None, 0, 1, 2]
-    assert second.bases == [None, None, 2]
+    assert absent.bases == [None, None, 2]
 
 
 @pytest.mark.parametrize("fault", ["lost", "damaged"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
@@ -74,46 +76,37 @@ def test_any_reader_of_safetensors_opens_the_file(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], TENSORS[name]) for name in TENSORS)
 
 
-def test_old_versions_and_the_last_one_are_deleted(tmp_path: Path) -> None:
+def test_old_versions_are_deleted_unless_somebody_reads_them(tmp_path: Path) -> None:
     files = sender(str(tmp_path))
+
+    def written(version: int, keep: set[int]) -> list[str]:
+        files.write(weights.write(version, TENSORS.values()), keep=keep)
+        return sorted(path.name.removesuffix(".safetensors") for path in tmp_path.glob("*"))
+
     with publisher() as weights:
-        for version in (1, 2):
-            files.write(weights.write(version, TENSORS.values()))
-        assert [path.name for path in tmp_path.glob("*")] == ["version_2.safetensors"]
+        written(1, set())
+        assert written(2, set()) == ["version_2"]
+        assert written(3, {2}) == ["version_2", "version_3"]
     files.close()
     assert list(tmp_path.glob("*")) == []
 
 
-def test_a_version_that_somebody_still_reads_is_kept(tmp_path: Path) -> None:
-    files = sender(str(tmp_path))
-    with publisher() as weights:
-        for version in (1, 2, 3):
-            files.write(weights.write(version, TENSORS.values()), keep={2})
-    assert sorted(path.name for path in tmp_path.glob("*")) == [
-        "version_2.safetensors",
-        "version_3.safetensors",
-    ]
-    files.close()
-    assert list(tmp_path.glob("*")) == []
-
-
-def test_a_file_whose_bytes_changed_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda content: content[:-1] + b"\x77", r"checksum of .* announced"),
+        (lambda content: content[:-2], "has 2 bytes, 4 were announced"),
+    ],
+)
+def test_a_damaged_file_is_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes], problem: str
+) -> None:
     with publisher() as weights, FileReader(Path("no model")) as reader:
         announced = weights.write(1, TENSORS.values())
         stored = sender(str(tmp_path)).write(announced)
         path = Path(stored.url.removeprefix("file://"))
-        path.write_bytes(path.read_bytes()[:-1] + b"\x77")
-        with pytest.raises(WeightsError, match=r"checksum of .* announced"):
-            reader.fetch(stored, announced)
-
-
-def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
-    with publisher() as weights, FileReader(Path("no model")) as reader:
-        announced = weights.write(1, TENSORS.values())
-        stored = sender(str(tmp_path)).write(announced)
-        path = Path(stored.url.removeprefix("file://"))
-        path.write_bytes(path.read_bytes()[:-2])
-        with pytest.raises(WeightsError, match="has 2 bytes, 4 were announced"):
+        path.write_bytes(damage(path.read_bytes()))
+        with pytest.raises(WeightsError, match=problem):
             reader.fetch(stored, announced)
 
 
@@ -144,22 +137,15 @@ def test_a_missing_file_names_the_setting(tmp_path: Path) -> None:
         reader.fetch(StoredFile(url=str(tmp_path / "none")), weights.write(1, TENSORS.values()))
 
 
-def test_a_block_of_another_machine_is_unreachable_whatever_its_path_leads_to_here(
-    tmp_path: Path,
+@pytest.mark.parametrize("name", ["none", "link"])
+def test_a_block_of_another_machine_is_unreachable_whatever_its_path_leads_to(
+    tmp_path: Path, name: str
 ) -> None:
     with publisher() as weights:
         manifest = weights.write(1, TENSORS.values())
     (tmp_path / "link").symlink_to("/dev/zero")
-    for path in (str(tmp_path / "none"), str(tmp_path / "link")):
-        elsewhere = Manifest(
-            version=1,
-            path=path,
-            tensors=manifest.tensors,
-            total_bytes=manifest.total_bytes,
-            checksum=manifest.checksum,
-        )
-        with pytest.raises(BlockUnreachable):
-            SharedTensorsReader(elsewhere)
+    with pytest.raises(BlockUnreachable):
+        SharedTensorsReader(replace(manifest, path=str(tmp_path / name)))
 
 
 def test_a_replaced_learner_deletes_no_file_of_its_successor(tmp_path: Path) -> None:

@@ -36,14 +36,6 @@ def test_a_hanging_member_is_cut_off_and_the_survivors_try_again_under_a_new_att
     assert fleet.all_have(1)
 
 
-def test_a_member_that_dies_lets_the_survivors_try_again() -> None:
-    fleet = fleet_of(A, B)
-    first = fleet.begin([A, B])
-    fleet.answer(first.number, A, Answer.GAVE_UP)
-    fleet.follow([A])
-    assert fleet.behind() == {A}
-
-
 def test_a_member_that_times_out_among_healthy_ones_retries_alone_and_is_removed_if_it_fails() -> (
     None
 ):
@@ -96,14 +88,6 @@ def test_a_version_may_come_while_somebody_loads_what_the_block_is_not_needed_fo
     assert fleet.behind() == {A, B}
 
 
-def test_an_answer_to_a_load_that_ended_is_ignored() -> None:
-    fleet = fleet_of(A)
-    load = fleet.begin([A])
-    assert fleet.expire(load.number) == {A}
-    assert fleet.answer(load.number, A, Answer.LOADED) == set()
-    assert not fleet.all_have(1)
-
-
 def test_a_joiner_loads_alone() -> None:
     fleet = fleet_of(A)
     fleet.answer(fleet.begin([A]).number, A, Answer.LOADED)
@@ -111,13 +95,6 @@ def test_a_joiner_loads_alone() -> None:
     assert fleet.behind() == {B}
     with pytest.raises(WeightsError, match="does not wait for a load"):
         fleet.begin([A, B])
-
-
-def test_another_life_of_the_same_name_holds_nothing() -> None:
-    fleet = fleet_of(A)
-    fleet.answer(fleet.begin([A]).number, A, Answer.LOADED)
-    fleet.follow([("a", 9)])
-    assert fleet.behind() == {("a", 9)}
 
 
 def test_no_version_is_published_while_somebody_loads() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from composing import compose_unchecked
 
-from async_rl.core.errors import BlockUnreachable, Unavailable, WeightsError
+from async_rl.core.errors import BlockUnreachable, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, StoredFile, TensorEntry
@@ -79,49 +78,33 @@ def route_of(transfer: str) -> Route:
     return Route(MEMBER, open_senders(learner))
 
 
-def asked(transfer: str, *, shares_memory: bool) -> list[str]:
-    """The URLs it was asked to load in two pushes, empty for the shared block; `written` where the
-    block was released before.
-    """
+async def test_a_generator_that_loaded_another_version_has_failed() -> None:
+    generator = Generator(shares_memory=True, loads=2)
+    with pytest.raises(WeightsError, match="it loaded version 2 instead of 3"):
+        await load(route_of("auto"), generator)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "shares_memory", "loaded_from"),
+    [
+        # Twice, because of the two pushes; "" is the shared block, "written" its release before.
+        ("auto", True, ["", ""]),
+        # The block is tried once, since unreachable memory does not become reachable.
+        ("auto", False, ["", "written", "memory://version_3", "written", "memory://version_3"]),
+        ("filesystem", True, ["written", "memory://version_3"] * 2),
+    ],
+)
+async def test_a_version_takes_the_first_medium_that_reaches_the_generator(
+    transfer: str, shares_memory: bool, loaded_from: list[str]
+) -> None:
     generator = Generator(shares_memory=shares_memory)
     route = route_of(transfer)
-
-    async def run() -> None:
-        for _ in range(2):
-            await load(route, generator, lambda: generator.asked.append("written"))
-
-    asyncio.run(run())
-    return generator.asked
-
-
-def test_auto_takes_shared_memory_where_it_is_shared() -> None:
-    assert asked("auto", shares_memory=True) == ["", ""]
-
-
-def test_auto_takes_the_file_elsewhere_and_tries_the_block_once() -> None:
-    assert asked("auto", shares_memory=False) == ["", *["written", "memory://version_3"] * 2]
-
-
-def test_filesystem_is_used_even_where_memory_is_shared() -> None:
-    assert asked("filesystem", shares_memory=True) == ["written", "memory://version_3"] * 2
+    for _ in range(2):
+        await load(route, generator, lambda: generator.asked.append("written"))
+    assert generator.asked == loaded_from
 
 
 @pytest.mark.parametrize("transfer", ["shared_memory", "ipc"])
-def test_shared_memory_does_not_fall_back(transfer: str) -> None:
+async def test_shared_memory_does_not_fall_back(transfer: str) -> None:
     with pytest.raises(BlockUnreachable):
-        asked(transfer, shares_memory=False)
-
-
-def test_a_generator_that_loaded_another_version_has_failed() -> None:
-    generator = Generator(shares_memory=True, loads=2)
-    with pytest.raises(WeightsError, match="it loaded version 2 instead of 3"):
-        asyncio.run(load(route_of("auto"), generator))
-
-
-def test_a_generator_that_is_gone_is_not_asked_again() -> None:
-    class Gone:
-        async def call(self, request: LoadWeights, *, timeout_s: float) -> LoadReport:
-            raise Unavailable("the generator is gone")
-
-    with pytest.raises(Unavailable):
-        asyncio.run(load(route_of("auto"), Gone()))
+        await load(route_of(transfer), Generator(shares_memory=False))

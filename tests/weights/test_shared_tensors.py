@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from async_rl.core.errors import WeightsError
 from async_rl.weights.block import (
@@ -13,6 +14,7 @@ from async_rl.weights.block import (
     SharedTensorsReader,
     checksum,
     layout,
+    tensor_bytes,
 )
 
 
@@ -69,9 +71,32 @@ def test_flipped_bytes_are_noticed_by_the_checksum() -> None:
             reader.verify()
 
 
-def test_a_tensor_of_the_wrong_size_is_refused() -> None:
-    with block() as writer, pytest.raises(WeightsError, match="b has 999 bytes, 1000"):
-        writer.write_bytes(1, [arrays(0)[0], arrays(0)[1][:999], arrays(0)[2]])
+def test_a_tensor_of_the_wrong_size_is_refused_and_leaves_the_block_incomplete() -> None:
+    first, second, third = arrays(0)
+    with block() as writer:
+        manifest = writer.write_bytes(1, arrays(1))
+        with pytest.raises(WeightsError, match="b has 999 bytes, 1000"):
+            writer.write_bytes(1, [first, second[:999], third])
+        with pytest.raises(WeightsError, match="not a complete version 1"):
+            SharedTensorsReader(manifest)
+
+
+def test_bytes_of_a_contiguous_tensor_are_a_view_of_it_and_others_a_copy_in_its_order() -> None:
+    tensor = torch.zeros(3, dtype=torch.bfloat16)
+    seen = tensor_bytes(tensor)
+    tensor[1] = 1.0
+    assert seen.tolist() == [0, 0, 0x80, 0x3F, 0, 0]
+    turned = torch.arange(4, dtype=torch.uint8).reshape(2, 2).t()
+    assert tensor_bytes(turned).tolist() == [0, 2, 1, 3]
+
+
+def test_a_reader_cannot_change_the_block() -> None:
+    with block() as writer:
+        manifest = writer.write_bytes(1, arrays(1))
+        with SharedTensorsReader(manifest) as reader:
+            reader.block[:] = 9
+        with SharedTensorsReader(manifest) as reader:
+            reader.verify()
 
 
 def test_checksum_covers_the_last_odd_bytes() -> None:
