@@ -70,6 +70,15 @@ async def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
             assert after.trajectories[0].score == before.trajectories[0].score
 
 
+def test_the_statements_of_a_change_are_one_item_of_the_queue(tmp_path: Path) -> None:
+    """A transaction has whole items, so a crash leaves all statements of a change or none."""
+    store = open_store(tmp_path)  # its thread, which takes items, is not started
+    write(store, 0)
+    changed = [store._queue.get() for _ in range(store._queue.qsize())]
+    assert [len(item[0]) for item in changed if isinstance(item, tuple)] == [3, 3]
+    store._files.close()
+
+
 async def test_others_read_while_it_writes(tmp_path: Path) -> None:
     async with open_store(tmp_path) as store:
         write(store, 0)

@@ -57,6 +57,14 @@ def test_the_device_is_given_back_only_by_whom_it_was_taken() -> None:
         handovers.ask()
 
 
+def test_an_order_of_an_earlier_handover_is_refused() -> None:
+    orders = Orders()
+    orders.accept(7)
+    orders.accept(7)
+    with pytest.raises(WeightsError, match="an order of handover 6 came after one of handover 7"):
+        orders.accept(6)
+
+
 class Kind(enum.Enum):
     SLEEP = enum.auto()
     WAKE = enum.auto()
