@@ -48,5 +48,7 @@ def test_logs_show_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     log.warning("the model wrote %s", CLIPBOARD)
     logging.getLogger().handlers[0].flush()
     assert "wrote ␛]52;c;ZXZpbA==␇" in log_path(tmp_path, "verifier-0").read_text()
-    logs._print(f"output of a library {CLIPBOARD}")
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "logs" / "verifier-0.out").write_text(f"output of a library {CLIPBOARD}\n")
+    logs.logs(str(tmp_path), output=True)
     assert capsys.readouterr().out == "output of a library ␛]52;c;ZXZpbA==␇\n"
