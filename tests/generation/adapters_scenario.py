@@ -1,7 +1,5 @@
 """Drives one vLLM with three policies, and writes down what they said: python adapters_scenario.py
 KIND MODEL OUT.
-
-A process of its own, since vLLM changes its process for good.
 """
 
 from __future__ import annotations

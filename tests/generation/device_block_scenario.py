@@ -1,7 +1,5 @@
-"""What vLLM itself makes of a version in memory of a GPU, with torch's mapping and the GPU's name
-played: prints JSON.
-
-A process of its own, as engine_scenario.py.
+"""What vLLM makes of a version in memory of a GPU, with torch's mapping and the GPU's name played,
+and of a GPU that it shares with the learner: python device_block_scenario.py MODEL OUT.
 """
 
 from __future__ import annotations
@@ -24,12 +22,24 @@ from async_rl.protocol.weights import DeviceBlock, Manifest, TensorEntry
 from async_rl.weights.ipc import mapping_arguments, pack
 from async_rl.weights.routes import Receivers
 
-GPUS = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
+SHARED = [
+    "learner.gpus_each=0.5",
+    "generators.gpus_each=0.5",
+    "generation.vllm.gpu_memory_utilization=0.4",
+]
+CACHE = "generation.vllm.kv_cache_mb=99"
+DEVICES = {
+    "cpu": ["placement=colocated"],
+    "handed over": ["placement=colocated", *SHARED, CACHE],
+    "shared": [*SHARED, CACHE],
+    "shared, cache measured": [*SHARED, "generation.vllm.kv_cache_mb=0"],
+}
 
 
-def sleeps(model_path: Path, placement: str) -> bool:
-    config = compose("grpo_code", [*GPUS, f"placement={placement}"])
-    return bool(engine_args(config, model_path, read_model_facts(model_path), 0).enable_sleep_mode)
+def of_device(model_path: Path, overrides: list[str]) -> list[Any]:
+    """Whether vLLM may sleep, its share of the GPU, and the size of its cache."""
+    args = engine_args(compose("grpo_code", overrides), model_path, read_model_facts(model_path), 0)
+    return [args.enable_sleep_mode, args.gpu_memory_utilization, args.kv_cache_memory_bytes]
 
 
 def main(model_path: Path) -> dict[str, Any]:
@@ -77,9 +87,9 @@ def main(model_path: Path) -> dict[str, Any]:
             [(name, tensor.tolist()) for name, tensor in loaded]
             == [(n, t.tolist()) for n, t in tensors.items()]
         ),
-        "sleeps": [sleeps(model_path, placement) for placement in ("disaggregated", "colocated")],
+        "devices": {name: of_device(model_path, given) for name, given in DEVICES.items()},
     }
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))))
+    Path(sys.argv[2]).write_text(json.dumps(main(Path(sys.argv[1]))))

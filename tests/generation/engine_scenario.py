@@ -1,8 +1,5 @@
 """Drives one engine through everything the tests ask about, and writes down what it said: python
 engine_scenario.py ENGINE MODEL OUT.
-
-A process of its own, since vLLM changes its process for good (environment, torch, garbage
-collector).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Writes down what vLLM would be told under other settings: python engine_settings.py MODEL OUT
-OVERRIDES... (JSON lists).
-
-A process of its own, since vLLM changes its process for good.
+"""Writes down what vLLM would be told under other settings: python engine_settings.py MODEL
+OVERRIDES OUT, with a JSON list of lists of overrides.
 """
 
 from __future__ import annotations
@@ -57,5 +55,5 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     prepare_environment(compose("grpo_code"), [])
-    found = [told(Path(sys.argv[1]), json.loads(overrides)) for overrides in sys.argv[3:]]
-    Path(sys.argv[2]).write_text(json.dumps(found))
+    found = [told(Path(sys.argv[1]), overrides) for overrides in json.loads(sys.argv[2])]
+    Path(sys.argv[3]).write_text(json.dumps(found))

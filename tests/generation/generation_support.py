@@ -5,6 +5,9 @@ said.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,27 @@ from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 END_TOKENS = (2, 3, 4, 5)
 """Four of them, so that samples of a random model end now and then."""
+
+
+def run_scenario(
+    script: str, *arguments: object, out: Path, code: int = 0, **variables: str
+) -> dict[str, Any]:
+    """Run a file of this folder as a process with the path `out` as its last argument; return what
+    it wrote there. A process of its own, since vLLM changes its process for good.
+
+    code: its exit code.
+    """
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments), str(out)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr[-5000:]
+    said: dict[str, Any] = json.loads(out.read_text())
+    return said
 
 
 def make_model(path: Path, *, is_tied: bool) -> Qwen3ForCausalLM:

@@ -1,17 +1,11 @@
 """Both engines against a recomputation of every token by plain transformers, before, during and
 after pushes; vLLM also with the arguments of generation.vllm.extra that `EXTRA` lists.
 
-The engine runs in a process of its own (`engine_scenario.py`) and writes down what it said; each
-test looks at one part of that.
+The engine runs in `engine_scenario.py`; each test looks at one part of what that wrote.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +16,11 @@ from generation_support import (
     make_model,
     model_of,
     recomputed_difference,
+    run_scenario,
     worst_difference,
 )
 from transformers import Qwen3ForCausalLM
 
-HERE = Path(__file__).parent
 LAST = 6
 TOLERANCE = 1e-4
 
@@ -44,18 +38,7 @@ def case(
     kind, is_tied = request.param
     path = tmp_path_factory.mktemp(kind) / "model"
     model = make_model(path, is_tied=is_tied)
-    out = path.with_name("said.json")
-    command = [sys.executable, str(HERE / "engine_scenario.py"), kind, str(path), str(out)]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return model, json.loads(out.read_text())
+    return model, run_scenario("engine_scenario.py", kind, path, out=path.with_name("said.json"))
 
 
 @pytest.fixture
@@ -89,6 +72,8 @@ def test_logprobs_are_those_of_the_tempered_distribution(
     model: Qwen3ForCausalLM, said: dict[str, Any]
 ) -> None:
     assert said["at_version_0"]["temperature"] == 0.7
+    first, *others = said["at_version_0"]["samples"]
+    assert any(sample["token_ids"] != first["token_ids"] for sample in others)
     assert worst_difference(model, said["at_version_0"]) < TOLERANCE
 
 
@@ -103,14 +88,11 @@ def test_each_token_of_a_request_that_spans_pushes_is_labelled_with_the_weights_
     }
     assert len(versions) >= 4, "the pushes were to fall into the groups' life"
     for group in said["spanning"]:
-        assert worst_difference(model, group) < TOLERANCE
-
-
-def test_versions_never_fall_along_a_sample(said: dict[str, Any]) -> None:
-    for group in said["spanning"]:
+        assert sorted(sample["index"] for sample in group["samples"]) == [0, 1, 2, 3]
         for sample in group["samples"]:
             assert sample["versions"] == sorted(sample["versions"])
             assert sample["versions"][-1] <= LAST
+        assert worst_difference(model, group) < TOLERANCE
 
 
 def test_a_prompt_asked_again_after_pushes_is_computed_by_the_new_weights(
@@ -163,13 +145,6 @@ def test_samples_end_with_an_end_token_or_are_truncated(said: dict[str, Any]) ->
         assert not set(sample["token_ids"][:-1]) & set(END_TOKENS)
         assert sample["is_truncated"] == (sample["token_ids"][-1] not in END_TOKENS)
         assert len(sample["token_ids"]) == 100 or not sample["is_truncated"]
-
-
-def test_each_sample_of_a_group_comes_once_and_differs(said: dict[str, Any]) -> None:
-    for group in said["spanning"]:
-        assert sorted(sample["index"] for sample in group["samples"]) == [0, 1, 2, 3]
-    first, *others = said["at_version_0"]["samples"]
-    assert any(sample["token_ids"] != first["token_ids"] for sample in others)
 
 
 @pytest.mark.covers("temperature 0, greedy")
@@ -239,14 +214,12 @@ def test_a_group_shares_one_prefill_of_its_prompt(from_vllm: dict[str, Any]) -> 
     assert from_vllm["first_step_of_8_samples_of_100_tokens"] == 100 + 7 * 4
 
 
-def test_a_sample_is_given_while_others_still_generate(from_vllm: dict[str, Any]) -> None:
+def test_a_sample_is_given_while_others_generate_and_closing_the_iterator_frees_them(
+    from_vllm: dict[str, Any],
+) -> None:
     assert from_vllm["unfinished_at_first_yield"] > 0
-
-
-def test_closing_the_iterator_frees_the_rest(from_vllm: dict[str, Any]) -> None:
-    assert from_vllm["unfinished_after_close"] == 0
-    assert from_vllm["scheduled_after_close"] == 0
-    assert from_vllm["held_after_close"] == 0
+    for kind in ("unfinished", "scheduled", "held"):
+        assert from_vllm[f"{kind}_after_close"] == 0
 
 
 def test_a_dead_engine_fails_what_is_in_flight_and_what_comes_later(

@@ -65,16 +65,12 @@ def test_a_child_dies_with_a_parent_that_is_killed() -> None:
             os.close(handle)
 
 
-def test_the_kv_cache_setting_is_not_overridden_from_outside(
+def test_settings_of_vllm_and_triton_do_not_come_from_outside(
     environment: pytest.MonkeyPatch,
 ) -> None:
     environment.setitem(os.environ, "VLLM_CPU_KVCACHE_SPACE", "40")
     prepare_environment(compose("grpo_code"), [])
     assert "VLLM_CPU_KVCACHE_SPACE" not in os.environ
-
-
-def test_float32_products_of_triton_are_not_rounded(environment: pytest.MonkeyPatch) -> None:
-    prepare_environment(compose("grpo_code"), [])
     # The name and the value are Triton's; test_gpu_kernels.py asks it.
     assert os.environ["TRITON_F32_DEFAULT"] == "ieee"
 
@@ -98,19 +94,16 @@ def test_compilation_is_off_exactly_where_the_engine_is_eager(
     assert os.environ["TORCHDYNAMO_DISABLE"] == "1"
 
 
-def test_a_directory_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
+def test_the_end_tokens_of_a_model_are_read_or_missed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no readable config\.json"):
         read_model_facts(tmp_path)
-
-
-def test_a_model_without_end_token_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
+    config = tmp_path / "config.json"
+    config.write_text('{"max_position_embeddings": 64}')
     with pytest.raises(ConfigError, match="names eos_token_id"):
         read_model_facts(tmp_path)
-
-
-def test_end_tokens_of_the_generation_config_go_first(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64, "eos_token_id": 1}')
+    config.write_text('{"max_position_embeddings": 64, "eos_token_id": 1}')
+    assert read_model_facts(tmp_path).end_token_ids == (1,)
+    # The generation's own configuration goes first.
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
     facts = read_model_facts(tmp_path)
     assert (facts.max_positions, facts.end_token_ids) == (64, (5, 6))

@@ -4,9 +4,6 @@ a CPU runs: the interpreter of Triton runs them on tensors in main memory.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from generation_support import run_scenario
 
-HERE = Path(__file__).parent
 TRITON = Path(sys.prefix, "kernels")
 """Where `make kernels` installs requirements/kernels.lock: beside the environment, because vLLM's
 CPU build warns in every process that finds a Triton without a CPU backend."""
@@ -32,17 +29,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("kernels") / "said.json"
-    done = subprocess.run(
-        [sys.executable, str(HERE / "gpu_kernels_scenario.py"), str(out)],
-        env=os.environ
-        | {"PYTHONPATH": str(TRITON), "OMP_NUM_THREADS": "1", "TRITON_F32_DEFAULT": "ieee"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    variables = {"PYTHONPATH": str(TRITON), "TRITON_F32_DEFAULT": "ieee"}
+    return run_scenario("gpu_kernels_scenario.py", out=out, **variables)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,18 +5,13 @@ adapters are pushed while all of them generate. The engine runs in a process of 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from adapter_support import merged_model
-from generation_support import make_model, replay
+from generation_support import make_model, replay, run_scenario
 
 TOLERANCE = 1e-4
 
@@ -30,17 +25,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = tmp_path_factory.mktemp(request.param) / "model"
     model = make_model(path, is_tied=True)
     out = path.with_name("said.json")
-    script = str(Path(__file__).parent / "adapters_scenario.py")
-    done = subprocess.run(
-        [sys.executable, script, request.param, str(path), str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return model, json.loads(out.read_text())
+    return model, run_scenario("adapters_scenario.py", request.param, path, out=out)
 
 
 def worst(model: Any, policy: str, said: dict[str, Any]) -> float:

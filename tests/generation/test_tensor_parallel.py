@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from generation_support import make_model, worst_difference
+from generation_support import make_model, run_scenario, worst_difference
 from transformers import Qwen3ForCausalLM
-
-HERE = Path(__file__).parent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -25,17 +19,9 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> tuple[Qwen3ForCausalLM, di
     path = tmp_path_factory.mktemp("parallel") / "model"
     model = make_model(path, is_tied=True)
     out = path.with_name("said.json")
-    done = subprocess.run(
-        [sys.executable, str(HERE / "tensor_parallel_scenario.py"), str(path), str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
     # It ends itself as a generator ends that is killed.
-    assert done.returncode == -signal.SIGKILL, done.stderr[-5000:]
-    return model, json.loads(out.read_text())
+    said = run_scenario("tensor_parallel_scenario.py", path, out=out, code=-signal.SIGKILL)
+    return model, said
 
 
 def test_each_worker_receives_weights(case: tuple[Qwen3ForCausalLM, dict[str, Any]]) -> None:

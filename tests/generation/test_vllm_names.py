@@ -192,7 +192,7 @@ def test_the_arguments_that_the_engine_sets_are_all_owned() -> None:
     owned = {*vllm_extra._SETTINGS, *vllm_extra._REFUSED}
     # The project's defaults, which a setting of vLLM may replace.
     assert given - owned == {"use_tqdm_on_load", "block_size", "compilation_config"}
-    # Tests: the first two in test_engine_settings.py, the third below.
+    # Tests: the first two in engine_settings.yaml, the third below.
 
 
 def test_a_compilation_that_eager_mode_would_ignore_is_refused() -> None:
