@@ -95,24 +95,23 @@ def vtrace(
     log_ratio: Tensor,
     gamma: float,
     lam: float,
-    rho_max: float,
-    c_max: float,
 ) -> tuple[Tensor, Tensor]:
     """Estimate advantages and value targets by V-trace over right-padded rows.
 
     rewards, values, log_ratio: float32 [B, L], log_ratio = proximal - behavior log-probs; mask:
     bool [B, L]; bootstrap: float32 [B], as for `gae` -> advantages, value targets: float32 [B, L],
-    0 where masked.  With t+1 the next unmasked token, w_t = exp(log_ratio_t),
-    rho_t = min(rho_max, w_t) and c_t = lam min(c_max, w_t) (arXiv 1802.01561 sec. 4.1):
-      v_t = V_t + rho_t (r_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})
+    0 where masked.  With t+1 the next unmasked token, w_t = exp(log_ratio_t)
+    and rho_t = min(1, w_t) (arXiv 1802.01561 sec. 4.1 with both caps at 1, as in all published
+    uses):
+      v_t = V_t + rho_t (r_t + gamma V_{t+1} - V_t) + gamma lam rho_t (v_{t+1} - V_{t+1})
       A_t = r_t + gamma v_{t+1} - V_t
     The paper multiplies the policy gradient by rho_t.  That factor is not part of A_t, because the
     loss multiplies by the behavior weight, which has its own bounds.
     """
-    weight = log_ratio.exp()
-    # rho decides to which policy the values belong, c how fast they get there.
-    rho = weight.clamp(max=rho_max)
-    c = lam * weight.clamp(max=c_max)
+    # A lower cap would bias the values towards an older policy, a higher one would let single
+    # tokens dominate.
+    rho = log_ratio.exp().clamp(max=1.0)
+    c = lam * rho
     next_value = bootstrap
     next_target = bootstrap
     advantages = torch.zeros_like(rewards)

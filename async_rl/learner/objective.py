@@ -33,10 +33,6 @@ from async_rl.core.errors import StalenessError
 from async_rl.core.frozen import frozen
 from async_rl.learner.objective_state import ValueUnits
 
-# The caps of V-trace's weights: 1, as in all published uses. A lower one biases the values towards
-# an older policy, a higher one lets single tokens dominate.
-_WEIGHT_CAP = 1.0
-
 
 @frozen
 class BatchOutputs:
@@ -324,7 +320,5 @@ def _critic_targets(
             log_ratio=batch.rows(outputs.proximal_logprobs - batch.behavior_logprobs),
             gamma=gamma,
             lam=lam,
-            rho_max=_WEIGHT_CAP,
-            c_max=_WEIGHT_CAP,
         )
     return batch.flat(advantages), batch.flat(returns)

@@ -18,6 +18,9 @@ from async_rl.core.frozen import frozen
 
 ValueNorm = Literal["exp", "ma"]
 
+# The decay per step of the exponential moments: the number of AReaL, so that its runs can be
+# compared. A step of 128 samples forgets slowly.
+_BETA = 0.99995
 # Equal returns have variance 0. A standard deviation of 0.1 keeps their targets finite.
 _MIN_VARIANCE = 1e-2
 # Targets beyond five standard deviations would dominate the squared loss of a batch.
@@ -51,15 +54,13 @@ class Moments:
     total_square: float = 0.0
     weight: float = 0.0
 
-    def observed(
-        self, returns: Tensor, *, kind: ValueNorm, beta: float, across: Across = ALONE
-    ) -> Moments:
+    def observed(self, returns: Tensor, *, kind: ValueNorm, across: Across = ALONE) -> Moments:
         """Return the moments including these returns, or the same moments if there are none.
 
         returns: float32 [N], of each rank its own; the moments are the same on all.  kind "ma":
-        every token has weight 1, forever.  kind "exp": the mean of the batch has weight 1 - beta
-        and the earlier moments are multiplied by beta; the division by `weight` removes the bias
-        of the start (Adam, arXiv 1412.6980 sec. 3).
+        every token has weight 1, forever.  kind "exp": the mean of the batch has weight
+        1 - _BETA and the earlier moments are multiplied by _BETA; the division by `weight` removes
+        the bias of the start (Adam, arXiv 1412.6980 sec. 3).
         """
         values = returns.double()
         sums = [values.sum(), values.square().sum(), torch.ones_like(values).sum()]
@@ -69,32 +70,25 @@ class Moments:
         decay = 1.0
         share = 1.0
         if kind == "exp":
-            decay = beta
-            share = (1 - beta) / n
+            decay = _BETA
+            share = (1 - _BETA) / n
         return Moments(
             total=decay * self.total + share * total,
             total_square=decay * self.total_square + share * total_square,
             weight=decay * self.weight + share * n,
         )
 
-    def units(self, *, eps: float) -> ValueUnits:
-        """Return mean and standard deviation; mean 0 and std 1 before the first observation.
+    @property
+    def units(self) -> ValueUnits:
+        """Mean and standard deviation; mean 0 and std 1 before the first observation.
 
-        The std is at least 0.1, so that equal returns do not divide by 0.  A weight below eps
-        counts as eps.
+        The std is at least 0.1, so that equal returns do not divide by 0.
         """
         if self.weight == 0:
             return ValueUnits()
-        weight = max(self.weight, eps)
-        mean = self.total / weight
-        variance = max(self.total_square / weight - mean**2, _MIN_VARIANCE)
+        mean = self.total / self.weight
+        variance = max(self.total_square / self.weight - mean**2, _MIN_VARIANCE)
         return ValueUnits(mean=mean, std=float(variance) ** 0.5)
-
-
-# The decay per step of the exponential moments and the smallest weight that they are divided by:
-# the numbers of AReaL, so that its runs can be compared. A step of 128 samples forgets slowly.
-_BETA = 0.99995
-_LEAST_WEIGHT = 1e-5
 
 
 class ObjectiveState:
@@ -126,13 +120,11 @@ class ObjectiveState:
         """
         if self._value_norm == "none":
             return self.moments, returns
-        moments = self.moments.observed(
-            returns[mask], kind=self._value_norm, beta=_BETA, across=across
-        )
+        moments = self.moments.observed(returns[mask], kind=self._value_norm, across=across)
         return moments, self._units(moments).to_values(returns)
 
     def _units(self, moments: Moments) -> ValueUnits:
-        return ValueUnits() if self._value_norm == "none" else moments.units(eps=_LEAST_WEIGHT)
+        return ValueUnits() if self._value_norm == "none" else moments.units
 
     def end_step(self, moments: Moments, *, kl: float, num_sequences: int) -> None:
         """Update the state after a step. kl: nats of KL(proximal, reference) per sequence."""

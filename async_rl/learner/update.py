@@ -33,7 +33,7 @@ from async_rl.learner.forward_passes import (
     record_policy,
 )
 from async_rl.learner.metrics import Step, Totals
-from async_rl.learner.models import Critic, LearnerModels, PolicyOutput
+from async_rl.learner.models import Critic, LearnerModels
 from async_rl.learner.objective import (
     BatchOutputs,
     Targets,
@@ -197,11 +197,22 @@ class Updater:
             has_gradient = row not in minibatch.zero_gradient  # without: only for its metrics
             losses = []
             with torch.set_grad_enabled(has_gradient):
-                output = self._policy_output(step, row)
+                # Taken out: a graph is used once, and its memory is free after the backward pass.
+                output = step.kept.policy.pop(row, None) or self._forward.run_policy(row)
                 if step.kept.records_policy:
                     record_policy(step.before, row, output)
                 if step.trains_policy:
-                    loss, counted = self._policy_loss(step, row, output, weights)
+                    loss, counted = policy_pass_loss(
+                        self._algorithm,
+                        step.batch,
+                        row,
+                        output,
+                        weights=weights[row.token_index],
+                        before=step.before,
+                        targets=step.targets,
+                        corrected=step.corrected,
+                        kl_coef=self._state.kl_coef,
+                    )
                     losses.append(loss)
                     sums += counted
                 if output.values is not None:
@@ -232,26 +243,6 @@ class Updater:
             self._backward(self._value_coef * loss)
             value_sum += loss.detach()
         self._apply_critic(step.totals, value_sum)
-
-    def _policy_output(self, step: Step, row: Pass) -> PolicyOutput:
-        # Taken out: a graph is used once, and its memory is free after the backward pass.
-        output = step.kept.policy.pop(row, None)
-        return self._forward.run_policy(row) if output is None else output
-
-    def _policy_loss(
-        self, step: Step, row: Pass, output: PolicyOutput, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return policy_pass_loss(
-            self._algorithm,
-            step.batch,
-            row,
-            output,
-            weights=weights[row.token_index],
-            before=step.before,
-            targets=step.targets,
-            corrected=step.corrected,
-            kl_coef=self._state.kl_coef,
-        )
 
     def _value_loss(self, step: Step, row: Pass, values: Tensor, weights: Tensor) -> Tensor:
         """The pass's part of the minibatch's value loss. weights: float32 [R], of the batch."""

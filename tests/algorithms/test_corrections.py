@@ -96,20 +96,6 @@ def test_weights_by_hand(
     assert not found.weights.requires_grad
 
 
-def test_a_long_sequence_of_unlikely_tokens_has_a_finite_weight() -> None:
-    log_ratio = torch.full((1000,), 3.0)
-    for sign in (1, -1):
-        found = behavior_weights(
-            sign * log_ratio,
-            sequences=of_one(log_ratio),
-            correction="sequence_tis",
-            maximum=2.0,
-            minimum=0.0,
-        )
-        assert bool(found.raw.square().isfinite().all())
-        assert bool((found.weights <= 2.0).all())
-
-
 def test_the_weight_of_a_sequence_is_bounded_where_its_square_would_overflow_only() -> None:
     for total, logarithm in ((25.0, 25.0), (500.0, 30.0), (-25.0, -25.0), (-500.0, -30.0)):
         log_ratio = torch.tensor([total, 0.0], dtype=torch.float64)

@@ -5,115 +5,20 @@ masked tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from off_policy_cases import TOKENS, Case, over_two_ranks, weights_of
+from off_policy_cases import TOKENS, Case, over_two_ranks
 
-from async_rl.algorithms.losses import PolicyLoss
 from async_rl.algorithms.parts import Parts
-from async_rl.examples.losses import drpo, geometric, m2po, mu_grpo, oapl, sapo
+from async_rl.examples.losses import m2po
 from async_rl.examples.losses.gac import repeated_part
 from async_rl.examples.losses.geometric import geometric_outliers
 from async_rl.examples.losses.m2po import second_moment_bound
 from async_rl.examples.losses.mu_grpo import vetoed_tokens
-
-
-def to_behavior(loss: Callable[..., PolicyLoss], case: Case) -> PolicyLoss:
-    """Call a loss whose ratio is to the behavior policy; its other ratio is of no use to it."""
-    return loss(
-        torch.full((TOKENS,), torch.nan),
-        advantages=case.advantages,
-        behavior_weight=torch.full((TOKENS,), torch.nan, dtype=torch.float64),
-        sequences=case.sequences,
-        policy_logprobs=case.logprobs,
-        behavior_logprobs=(case.logprobs - case.log_ratio).detach(),
-    )
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_sapo_is_the_gate_of_the_paper_and_the_policy_gradient_at_ratio_1(seed: int) -> None:
-    case = Case(seed)
-    behavior_weight = torch.rand(TOKENS, dtype=torch.float64)
-    moved = case.log_ratio.clone().requires_grad_()
-    arguments = {
-        "advantages": case.advantages,
-        "behavior_weight": behavior_weight,
-        "sequences": case.sequences,
-    }
-    loss = sapo.loss(moved, **arguments).loss
-    for t in range(TOKENS):
-        a, w = case.advantages[t].item(), behavior_weight[t].item()
-        tau = 1.0 if a > 0 else 1.05
-        u = math.exp(case.log_ratio[t].item())
-        assert loss[t].item() == pytest.approx(-w * a * 4 / tau / (1 + math.exp(-tau * (u - 1))))
-    zero = torch.zeros(TOKENS, dtype=torch.float64, requires_grad=True)
-    start = sapo.loss(zero, **arguments).loss
-    (gradient,) = torch.autograd.grad(start.sum(), zero)
-    torch.testing.assert_close(gradient, -behavior_weight * case.advantages)
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_drpo_weighs_a_token_less_the_further_its_probability_moved_with_its_advantage(
-    seed: int,
-) -> None:
-    case = Case(seed)
-    behavior = (case.logprobs - case.log_ratio).detach()
-    loss = to_behavior(drpo.loss, case).loss
-    for t, weight in enumerate(weights_of(loss, case)):
-        a, p, q = case.advantages[t].item(), math.exp(case.logprobs[t].item()), behavior[t].exp()
-        shift = (p - q.item()) * math.copysign(1, a)
-        assert weight == pytest.approx(p / q.item() * a * (1 - shift / 12.5))
-        assert loss[t].item() == pytest.approx(
-            -p / q.item() * a + abs(a) * (p - q.item()) ** 2 / q.item() / 25
-        )
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_oapl_is_the_gradient_of_the_papers_square(seed: int) -> None:
-    case, beta = Case(seed), 0.3
-    behavior = (case.logprobs - case.log_ratio).detach()
-    trained = case.sequences.mask
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oapl, "BETA", beta)
-        loss = to_behavior(oapl.loss, case).loss
-    (actual,) = torch.autograd.grad(loss[trained].sum(), case.logprobs)
-    total = torch.zeros((), dtype=torch.float64)
-    for sequence in range(4):
-        own = trained & torch.tensor(case.index == sequence)
-        if own.any():
-            s = (case.logprobs - behavior)[own].sum()
-            total = total + (beta * s - case.advantages[own][0]) ** 2
-    (square,) = torch.autograd.grad(total, case.logprobs)
-    torch.testing.assert_close(actual, square / (2 * beta))
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), beta=st.sampled_from([0.05, 0.5, 20.0]))
-def test_soft_advantages_compare_with_the_soft_maximum_of_the_counted_members(
-    seed: int, beta: float
-) -> None:
-    rng = np.random.default_rng(seed)
-    rewards, index = rng.uniform(0, 1, 12), rng.integers(0, 3, 12)
-    mask = rng.random(12) < 0.8
-    groups = Parts(index=torch.tensor(index), count=3, mask=torch.tensor(mask))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oapl, "TEMPERATURE", beta)
-        actual = oapl.advantages(torch.tensor(rewards), groups=groups)
-    for i in range(12):
-        members = [rewards[j] for j in range(12) if mask[j] and index[j] == index[i]]
-        expected = 0.0
-        if mask[i]:
-            value = beta * math.log(np.mean([math.exp(r / beta) for r in members]))
-            expected = rewards[i] - value
-        assert actual[i].item() == pytest.approx(expected, abs=1e-9)
 
 
 @settings(max_examples=50, deadline=None)
@@ -202,22 +107,6 @@ def test_two_ranks_mask_the_tokens_that_one_rank_masks(seed: int) -> None:
     torch.testing.assert_close(torch.cat(bounds), bound)
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_mu_grpo_clips_the_ratio_to_the_behavior_policy_and_vetoes(seed: int) -> None:
-    case = Case(seed)
-    loss, is_low, is_high = to_behavior(mu_grpo.loss, case)
-    vetoed = vetoed_tokens(
-        case.log_ratio, advantages=case.advantages, sequences=case.sequences, max_ratio=2.0
-    )
-    for t in range(TOKENS):
-        a, u = case.advantages[t].item(), math.exp(case.log_ratio[t].item())
-        surrogate = min(u * a, min(max(u, 0.2), 5.0) * a)
-        assert loss[t].item() == pytest.approx(0.0 if vetoed[t] else -surrogate)
-        assert bool(is_low[t]) == (u < 0.2 and a < 0)
-        assert bool(is_high[t]) == ((u > 5.0 and a > 0) or bool(vetoed[t]))
-
-
 def test_the_geometric_mask_looks_at_the_mean_and_not_at_the_length() -> None:
     # sequence 0: ratios 2 and 1/2, mean 1; sequence 1: 1.2 throughout, mean 1.2 although the
     # product is 1.2^4 = 2.1
@@ -233,14 +122,3 @@ def test_the_geometric_mask_looks_at_the_mean_and_not_at_the_length() -> None:
         geometric_outliers(-log_ratio, sequences=sequences, maximum=math.inf, minimum=0.9).tolist()
         == [False] * 2 + [True] * 4
     )
-
-
-def test_a_sequence_outside_the_geometric_bounds_has_no_weight_and_the_others_are_capped() -> None:
-    # Geometric means 2, 1.2 (the product 1.2^4 = 2.07 is capped at 2), 0.5 and 0.9.
-    log_ratio = torch.tensor([2.0, *4 * [1.2], 0.5, 0.9]).log()
-    index = torch.tensor([0, 1, 1, 1, 1, 2, 3])
-    sequences = Parts(index=index, count=4, mask=torch.ones(7, dtype=torch.bool))
-    weights, raw, is_bounded = geometric.weights(log_ratio, sequences=sequences)
-    torch.testing.assert_close(weights, torch.tensor([0.0, *4 * [2.0], 0.0, 0.9]))
-    torch.testing.assert_close(raw, torch.tensor([2.0, *4 * [1.2**4], 0.5, 0.9]))
-    assert is_bounded.tolist() == [*6 * [True], False]

@@ -53,20 +53,6 @@ def test_values_and_gradients_equal_plain_autograd(
         torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_by_hand_with_two_words() -> None:
-    # logits (0, ln 3): probabilities 1/4 and 3/4
-    head = torch.tensor([[0.0], [1.0]])
-    logprobs, entropies = token_logprobs(
-        torch.tensor([[3.0]]).log(),
-        head=head,
-        targets=torch.tensor([1]),
-        temperature=1.0,
-        chunk_tokens=8,
-    )
-    assert logprobs.exp().item() == pytest.approx(0.75)
-    assert entropies.item() == pytest.approx(0.5623, abs=1e-4)
-
-
 def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import async_rl.algorithms.logprobs as module
 

@@ -12,7 +12,6 @@ from async_rl.algorithms.losses import (
     Aggregation,
     cispo_loss,
     clipped_loss,
-    reinforce_loss,
     sequence_log_ratio,
     token_weights,
     value_loss,
@@ -30,6 +29,7 @@ def surrogate_oracle(
     return -weight * s
 
 
+@pytest.mark.covers("clip_ratio, eps_clip")
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10**6), dual=st.sampled_from([None, 3.0]))
 def test_clipped_loss_equals_the_formula_token_by_token(seed: int, dual: float | None) -> None:
@@ -52,35 +52,6 @@ def test_clipped_loss_equals_the_formula_token_by_token(seed: int, dual: float |
     ratio = np.exp(log_ratio)
     assert low.tolist() == ((ratio < 0.8) & (advantages < 0)).tolist()
     assert high.tolist() == ((ratio > 1.28) & (advantages > 0)).tolist()
-
-
-@pytest.mark.covers("clip_ratio, eps_clip")
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient"),
-    [
-        (1.0, 2.0, -2.0, -2.0),  # on-policy: the policy gradient
-        (1.5, 2.0, -2.56, 0.0),  # risen beyond 1.28 with a positive advantage: clipped
-        (0.5, 2.0, -1.0, -1.0),  # fallen, but wanted back
-        (0.5, -2.0, 1.6, 0.0),  # fallen below 0.8 with a negative advantage: clipped
-        (5.0, -2.0, 6.0, 0.0),  # dual clip at 3
-    ],
-)
-def test_clipped_loss_and_its_gradient_by_hand(
-    ratio: float, advantage: float, loss: float, gradient: float
-) -> None:
-    log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
-    found, *_ = clipped_loss(
-        log_ratio,
-        advantages=torch.tensor([advantage]),
-        behavior_weight=torch.ones(1),
-        clip_low=0.2,
-        clip_high=0.28,
-        clip_dual=3.0,
-    )
-    found.sum().backward()
-    assert found.item() == pytest.approx(loss)
-    assert log_ratio.grad is not None
-    assert log_ratio.grad.item() == pytest.approx(gradient)
 
 
 @settings(max_examples=30, deadline=None)
@@ -146,18 +117,6 @@ def test_cispo_bounds_the_ratio_and_keeps_the_gradient_of_every_token(
     assert policy.grad.item() == pytest.approx(0.5 * factor * 3.0)
     assert loss.item() == pytest.approx(-0.5 * factor * 3.0)
     assert (low.item(), high.item()) == (ratio < 0.8, ratio > 2.0)
-
-
-def test_reinforce_by_hand() -> None:
-    policy = torch.tensor([-2.0], requires_grad=True)
-    loss, low, high = reinforce_loss(
-        policy, advantages=torch.tensor([3.0]), behavior_weight=torch.tensor([0.5])
-    )
-    loss.sum().backward()
-    assert loss.item() == 3.0
-    assert policy.grad is not None
-    assert policy.grad.item() == -1.5
-    assert not (low | high).any()
 
 
 @pytest.mark.covers("cliprange_value")

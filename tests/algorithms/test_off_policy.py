@@ -35,24 +35,6 @@ def test_dppo_stops_tokens_whose_probability_moved_too_far_towards_their_advanta
         assert bool(is_low[t] or is_high[t]) == is_stopped
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_vespo_weighs_each_token_by_the_kernel_of_its_sequence(seed: int) -> None:
-    case = Case(seed)
-    loss = vespo_loss(
-        case.logprobs,
-        log_ratio=case.log_ratio,
-        advantages=case.advantages,
-        sequences=case.sequences,
-    ).loss
-    for t, weight in enumerate(weights_of(loss, case)):
-        a = case.advantages[t].item()
-        k, rate = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
-        w = math.exp(sum(case.log_ratio[i].item() for i in case.members(t)))
-        phi = w**k * math.exp(rate * (1 - w))
-        assert weight == pytest.approx(phi * a, rel=1e-9, abs=1e-12)
-
-
 def test_the_kernel_of_vespo_is_finite_for_any_ratio() -> None:
     logprobs = torch.zeros(4, requires_grad=True)
     loss = vespo_loss(

@@ -25,13 +25,6 @@ def test_warm_up_never_has_a_rate_of_zero_and_ends_at_lr() -> None:
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
-def test_no_warm_up_begins_at_lr() -> None:
-    assert (
-        learning_rate(0, lr=2.0, warmup_steps=0, span=(0, 10), schedule="cosine", min_lr_ratio=0.1)
-        == 2.0
-    )
-
-
 @pytest.mark.covers("warmup_style, min_lr_ratio")
 def test_cosine_falls_to_its_floor_and_stays() -> None:
     rates = {
@@ -60,17 +53,6 @@ def test_effective_sample_size_by_hand() -> None:
     assert found["policy/behavior_weight_clipped_share"] == 0.5
     # k3 of log-ratio behavior - proximal = -ln 3 (and 0): 3 - 1 - ln 3, averaged with 0
     assert found["policy/kl_behavior_proximal"] == pytest.approx((2 - math.log(3)) / 2, rel=1e-5)
-
-
-def test_fresh_samples_are_fully_effective() -> None:
-    logprobs = torch.tensor([-1.0, -2.0, -3.0])
-    found = behavior_metrics(
-        logprobs,
-        behavior_logprobs=logprobs,
-        raw_weights=torch.ones(3),
-        is_bounded=torch.zeros(3, dtype=torch.bool),
-    )
-    assert found["policy/effective_sample_size"] == pytest.approx(1.0)
 
 
 def test_mismatch_is_split_by_age() -> None:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from async_rl.config.sampling import best_of
 from async_rl.core.types import Score, Trajectory
@@ -38,21 +36,3 @@ def test_the_best_are_kept_and_of_equals_the_longer(
     assert [
         next(i for i, s in enumerate(samples) if s is k) for k in best_of(samples, count=2)
     ] == kept
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 4)), min_size=1),
-    st.integers(1, 5),
-)
-def test_nobody_left_out_is_better_than_somebody_kept(
-    drawn: list[tuple[float, int]], count: int
-) -> None:
-    samples = [sample(*s) for s in drawn]
-    kept = best_of(samples, count=count)
-    left = [s for s in samples if not any(s is k for k in kept)]
-    assert len(kept) == min(count, len(samples))
-
-    def rank(s: Trajectory) -> tuple[float, int]:
-        return s.score.reward, s.response_length
-
-    assert not left or max(map(rank, left)) <= min(map(rank, kept))

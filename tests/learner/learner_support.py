@@ -12,6 +12,7 @@ import torch
 from composing import compose
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Purpose, Score, Trajectory
 from async_rl.learner.optimizer import Applied, ModelOptimizer
@@ -141,6 +142,16 @@ def make_trainer(
     device, failed = torch.device("cpu"), model_path / "failed_batches"
     return Trainer(
         config, model_path, rank=rank, world_size=world_size, device=device, failed_batches=failed
+    )
+
+
+def offloading_trainer(model_path: Path, conf: str, *overrides: str, offload: str) -> Trainer:
+    """The configuration's checks refuse offloading without a GPU; here the CPU stands for one."""
+    config = make_config(conf, *overrides)
+    config = replace(config, learner=replace(config.learner, offload=offload))
+    device = torch.device("cpu")
+    return Trainer(
+        config, model_path, rank=0, world_size=1, device=device, failed_batches=model_path
     )
 
 

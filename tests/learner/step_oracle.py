@@ -26,12 +26,10 @@ from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer
 from async_rl.learner.update import Updater
 
-VALUE_COEF = 0.5
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """One objective in numbers. kl_in_reward: weight of k1; kl_in_loss: weight of k3."""
+    """One objective in numbers. kl_in_reward, kl_in_loss: weights of k1 and of `kl_estimator`."""
 
     advantage: str = "grpo"
     gamma: float = 1.0
@@ -40,6 +38,8 @@ class Objective:
     loss: str = "ppo"
     clip_low: float = 0.2
     clip_high: float = 0.28
+    clip_dual: float | None = None
+    max_mean_ratio: float = np.inf
     correction: str = "token_tis"
     weight_max: float = 2.0
     weight_min: float = 0.0
@@ -53,6 +53,10 @@ class Objective:
     aggregation_tokens: int = 12
     kl_in_reward: float = 0.0
     kl_in_loss: float = 0.0
+    kl_estimator: str = "k3"
+    value_coef: float = 0.5
+    value_clip: float | None = None
+    has_shared_critic: bool = False
     entropy_coef: float = 0.0
     masks_truncated: bool = False
     bootstraps_truncated: bool = False
@@ -79,7 +83,8 @@ def record_updates(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Up
         return [full_tensor(p).detach().clone() for p in module.parameters()]
 
     def spy(self: Updater, step: Step, minibatch: Minibatch) -> None:
-        policy, critic = clones(models.policy.lm), clones(models.critic)
+        policy = clones(models.policy.lm)
+        critic = clones(models.critic or models.policy.value_head)
         updates.append(Update(sequences=list(minibatch.sequences), policy=policy, critic=critic))
         update(self, step, minibatch)
 
@@ -147,7 +152,9 @@ class StepOracle:
         self._groups = groups
         self._reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
         self._policy = copy.deepcopy(self._reference)
-        self._backbone = copy.deepcopy(self._reference.model)
+        self._backbone = self._policy.model
+        if not objective.has_shared_critic:
+            self._backbone = copy.deepcopy(self._reference.model)
         hidden = self._reference.config.hidden_size
         self._head = nn.Linear(hidden, 1, dtype=torch.float64)
         self._load(first)
@@ -175,15 +182,26 @@ class StepOracle:
             losses = self._losses(sample, self._advantages[index])
             loss = loss + share * losses[sample.mask].sum()
             if update.critic:
-                values = self._values(sample.t)[:-1]
-                errors = (values - self._returns[index]).square()[sample.mask]
-                loss = loss + VALUE_COEF * share * 0.5 * errors.sum()
+                errors = self._value_errors(sample, self._returns[index])[sample.mask]
+                loss = loss + objective.value_coef * share * 0.5 * errors.sum()
         loss.backward()
-        critic = [*self._backbone.parameters(), *self._head.parameters()]
         return {
             "policy": [p.grad for p in self._policy.parameters()],
-            "critic": [torch.zeros(()) if p.grad is None else p.grad for p in critic],
+            "critic": [torch.zeros(()) if p.grad is None else p.grad for p in self._critic()],
         }
+
+    def _value_errors(self, sample: Sample, returns: Tensor) -> Tensor:
+        values = self._values(sample.t)[:-1]
+        clip = self._objective.value_clip
+        if clip is None:
+            return (values - returns).square()
+        old = torch.tensor(sample.values[:-1], dtype=torch.float64)
+        near = old + (values - old).clamp(-clip, clip)
+        return torch.maximum((values - returns).square(), (near - returns).square())
+
+    def _critic(self) -> list[nn.Parameter]:
+        own = [] if self._objective.has_shared_critic else [*self._backbone.parameters()]
+        return [*own, *self._head.parameters()]
 
     def kl_per_sequence(self) -> float:
         """Nats of KL(proximal, reference) by the estimator k1, over the written tokens."""
@@ -194,7 +212,7 @@ class StepOracle:
         return sum(sums) / len(sums)
 
     def _load(self, update: Update) -> None:
-        critic = [*self._backbone.parameters(), *self._head.parameters()]
+        critic = self._critic()
         pairs = [*zip(self._policy.parameters(), update.policy, strict=True)]
         if update.critic:
             pairs += zip(critic, update.critic, strict=True)
@@ -230,7 +248,10 @@ class StepOracle:
         objective = self._objective
         logprobs, entropies = _logprobs(self._policy, sample.t)
         weight = self._weights(sample)
-        log_ratio = logprobs - sample.proximal
+        anchor = sample.behavior if objective.loss == "ppo_vanilla" else sample.proximal
+        log_ratio = logprobs - anchor
+        if log_ratio.exp()[sample.mask].mean() > objective.max_mean_ratio:
+            return 0 * logprobs
         if objective.loss == "gspo":
             mean = log_ratio[sample.mask].mean()
             # Each token has the value of the sequence and its own share of the gradient.
@@ -241,12 +262,25 @@ class StepOracle:
             losses = self._off_policy_losses(sample, logprobs, advantages)
         elif objective.loss == "cispo":
             losses = -weight * bounded.detach() * advantages * logprobs
+        elif objective.loss == "reinforce":
+            losses = -weight * advantages * logprobs
         else:
-            losses = -weight * torch.minimum(ratio * advantages, bounded * advantages)
+            gain = torch.minimum(ratio * advantages, bounded * advantages)
+            if objective.clip_dual is not None:
+                floor = torch.where(advantages < 0, objective.clip_dual * advantages, -np.inf)
+                gain = torch.maximum(gain, floor)
+            losses = -weight * gain
         losses = losses.masked_fill(self._vetoed(sample, logprobs, advantages), 0)
-        d = logprobs - sample.reference
-        losses = losses + objective.kl_in_loss * weight * ((-d).exp() - 1 + d)
+        losses = losses + objective.kl_in_loss * self._kl(sample, logprobs, weight)
         return losses - objective.entropy_coef * entropies
+
+    def _kl(self, sample: Sample, logprobs: Tensor, weight: Tensor) -> Tensor:
+        d = logprobs - sample.reference
+        if self._objective.kl_estimator == "full":
+            p, q = (_distribution(m, sample.t) for m in (self._policy, self._reference))
+            return (p.exp() * (p - q.detach())).sum(-1)
+        estimates = {"abs": d.abs(), "k2": d.square() / 2, "k3": (-d).exp() - 1 + d}
+        return weight * estimates[self._objective.kl_estimator]
 
     def _vetoed(self, sample: Sample, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """The tokens from the first whose ratio is too large, where advantages are negative."""
@@ -296,6 +330,8 @@ class StepOracle:
         objective = self._objective
         log_ratio = (sample.proximal - sample.behavior)[sample.mask]
         weight = log_ratio.exp()
+        if objective.correction == "none":
+            weight = torch.ones_like(weight)
         if objective.correction == "m2po":
             weight = weight.masked_fill(log_ratio.abs() > self._largest_log_ratio(), 0)
         if objective.correction.startswith("sequence"):
@@ -323,11 +359,21 @@ class StepOracle:
         rewards = self._rewards(sample)
         advantages = torch.zeros(t.response_length, dtype=torch.float64)
         returns = torch.zeros_like(advantages)
-        if objective.advantage != "gae":
+        if objective.advantage not in ("gae", "vtrace"):
             advantages[written] = self._compared(sample)
             return advantages, returns
         has_more = t.is_truncated and objective.bootstraps_truncated
         value, carried = (sample.values[-1] if has_more else 0.0), 0.0
+        if objective.advantage == "vtrace":
+            target = value
+            for i in reversed(written):
+                w = min(1.0, float((sample.proximal - sample.behavior)[i].exp()))
+                advantages[i] = rewards[i] + objective.gamma * target - sample.values[i]
+                error = rewards[i] + objective.gamma * value - sample.values[i]
+                traced = objective.gamma * objective.lam * w * (target - value)
+                target, value = sample.values[i] + w * error + traced, sample.values[i]
+                returns[i] = target
+            return advantages, returns
         for i in reversed(written):
             delta = rewards[i] + objective.gamma * value - sample.values[i]
             carried = delta + objective.gamma * objective.lam * carried
@@ -384,6 +430,12 @@ def _written(t: Trajectory) -> np.ndarray:
 
 def _logprobs(model: nn.Module, t: Trajectory) -> tuple[Tensor, Tensor]:
     """Log-probs of the response tokens and entropies where they were sampled."""
-    ids, start = torch.from_numpy(t.token_ids).long()[None], t.prompt_length
-    logp = torch.log_softmax(model(ids, use_cache=False).logits[0, start - 1 : -1], -1)
-    return logp.gather(1, ids[0, start:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    logp = _distribution(model, t)
+    ids = torch.from_numpy(t.token_ids).long()[t.prompt_length :, None]
+    return logp.gather(1, ids)[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+def _distribution(model: nn.Module, t: Trajectory) -> Tensor:
+    """Log-probs of every next token of the response: [L, V]."""
+    ids = torch.from_numpy(t.token_ids).long()[None]
+    return torch.log_softmax(model(ids, use_cache=False).logits[0, t.prompt_length - 1 : -1], -1)

@@ -60,33 +60,6 @@ def test_a_row_without_ends_holds_no_token_that_predicts_nothing() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 4), size=st.integers(1, 4))
-def test_every_token_belongs_to_one_segment_which_begins_with_its_own_prompt(
-    seed: int, num_groups: int, size: int
-) -> None:
-    groups = make_groups(seed, num_groups=num_groups, size=size)
-    batch = collate(groups, device=CPU)
-    row = pack(batch, range(batch.num_sequences), device=CPU)
-    ids, positions = row.input_ids[0], row.position_ids[0]
-    seen: dict[int, list[int]] = {}
-    for start, length, prefix_start, prefix in row.segments.tolist():
-        for at in range(start, start + length):
-            assert at not in seen
-            seen[at] = [*range(prefix_start, prefix_start + prefix), *range(start, at + 1)]
-    assert sorted(seen) == list(range(len(ids)))
-    for s, trajectory in enumerate(t for g in groups for t in g.trajectories):
-        at = int(row.last_index[s])
-        assert ids[seen[at]].tolist() == trajectory.token_ids.tolist()
-        assert positions[seen[at]].tolist() == list(range(len(trajectory.token_ids)))
-
-
-def test_responses_of_any_length_share_their_prompt() -> None:
-    batch = collate(make_groups(num_groups=1, size=3), device=CPU)
-    row = pack(batch, range(3), device=CPU)
-    assert row.input_ids.numel() == batch.prompt_lengths[0] + sum(batch.response_lengths)
-
-
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     num_groups=st.integers(1, 6),

@@ -42,25 +42,6 @@ def test_dividing_by_the_standard_deviation_or_by_the_length_is_a_bias(
     assert biases["`algorithm.aggregation=sequence_sum`"]["fresh"] < 1e-6
 
 
-@pytest.mark.proves(
-    "algorithm.policy_loss.max_shift",
-)
-@pytest.mark.parametrize(
-    ("choice", "setting", "column"),
-    [
-        ("policy_loss=dppo", "policy_loss.max_shift=0.02", "old"),
-    ],
-)
-def test_every_parameter_of_a_choice_changes_the_gradient(
-    choice: str, setting: str, column: str
-) -> None:
-    def found(*settings: str) -> float:
-        knobs = (*bias.UNBIASED[:2], *(f"algorithm.{s}" for s in settings))
-        return bias._cell(compose_unchecked("grpo_code", knobs), bias.Bandit(), column)
-
-    assert abs(found(choice) - found(choice, setting)) > 1e-4
-
-
 def test_the_gradient_over_multisets_is_the_one_over_all_ordered_groups() -> None:
     """A slow oracle in loops: token_tis on old data, RLOO, sums over a constant."""
     settings = (*bias.UNBIASED[:2], "algorithm.policy_loss.correction=token_tis")

@@ -139,3 +139,28 @@ def test_a_damaged_checkpoint_is_refused_with_what_to_do(model_path: Path, tmp_p
     (tmp_path / "step_1" / ".metadata").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"step_1 cannot be read"):
         trainer.load(tmp_path / "step_1")
+
+
+@pytest.mark.covers("value_norm in the checkpoint")
+def test_a_restored_run_goes_on_with_its_coefficient_and_its_units(
+    model_path: Path, tmp_path: Path
+) -> None:
+    knobs = (
+        "algorithm.kl.controller=adaptive",
+        "algorithm.kl.controller.horizon=16",
+        "algorithm.advantage.critic.value_norm=exp",
+    )
+    trainer = make_trainer(model_path, "ppo_code", *knobs)
+    coefficients = [
+        trainer.step(make_groups(v, version=v), v).scalars["policy/kl_coef"] for v in range(2)
+    ]
+    assert coefficients[1] == pytest.approx(0.8 * coefficients[0]), (
+        "the policy is still near the reference, so the coefficient falls"
+    )
+    trainer.save(tmp_path / "step_2", 2).result()
+    onward = trainer.step(make_groups(2, version=2), 2)
+    restored = make_trainer(model_path, "ppo_code", *knobs)
+    restored.load(tmp_path / "step_2")
+    again = restored.step(make_groups(2, version=2), 2)
+    for name in ("policy/kl_coef", "value/loss", "loss/policy", "value/explained_variance"):
+        assert again.scalars[name] == onward.scalars[name]

@@ -25,7 +25,6 @@ from transformers import AutoModelForCausalLM
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.learner.trainer import Trainer
 from async_rl.weights.lora import adapter_weights
-from benchmarks.learning.lora import train_only
 
 LORA = ("model.lora=lora", "model.lora.rank=4", "model.lora.alpha=8")
 KL = ("algorithm.kl=loss", "algorithm.kl.coef=0.1")
@@ -69,46 +68,6 @@ def test_base_weights_stay_bit_equal(model_path: Path) -> None:
     assert all(torch.equal(frozen[n], stored[n]) for n in frozen)
     assert frozen.keys() | {"lm_head.weight"} == stored.keys()
     assert not any(p.requires_grad for p in frozen.values())
-
-
-def test_the_benchmark_trains_whole_the_matrices_that_an_adapter_changes(model_path: Path) -> None:
-    start = weights_of(make_trainer(model_path, "grpo_code"))
-    whole = make_trainer(model_path, "grpo_code")
-    train_only("matrices", whole)
-    for version in range(2):
-        whole.step(make_groups(seed=version, version=version), version)
-    changed = [
-        {
-            name
-            for name, tensor in weights_of(trainer).items()
-            if not torch.equal(tensor, start[name])
-        }
-        for trainer in (whole, stepped(model_path))
-    ]
-    assert changed[0] == changed[1]
-    assert {name.split(".")[-2] for name in changed[0]} == {
-        *("q_proj", "k_proj", "v_proj", "o_proj"),
-        *("gate_proj", "up_proj", "down_proj"),
-    }
-
-
-@pytest.mark.parametrize(
-    ("kind", "also"),
-    [("matrices+norms", {"norm", "layernorm"}), ("matrices+embedding", {"tokens"})],
-)
-def test_the_benchmark_trains_norms_or_embedding_beside_the_matrices(
-    kind: str, also: set[str], model_path: Path
-) -> None:
-    start = weights_of(make_trainer(model_path, "grpo_code"))
-    sets = []
-    for trained in ("matrices", kind):
-        trainer = make_trainer(model_path, "grpo_code")
-        train_only(trained, trainer)
-        for version in range(2):
-            trainer.step(make_groups(seed=version, version=version), version)
-        sets.append({n for n, t in weights_of(trainer).items() if not torch.equal(t, start[n])})
-    assert {name.split(".")[-2].split("_")[-1] for name in sets[1] - sets[0]} == also
-    assert sets[0] < sets[1]
 
 
 @pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])

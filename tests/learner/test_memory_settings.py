@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from learner_support import make_config, make_groups, make_trainer
+from learner_support import make_groups, make_trainer, offloading_trainer
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
 
 from async_rl.config import learner
-from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError
 from async_rl.learner import sharding
-from async_rl.learner.trainer import Trainer
 
 
 @pytest.mark.proves("learner.budget_tokens")
@@ -130,8 +128,9 @@ def test_the_least_size_of_a_unit_decides_what_is_sharded_alone(
     model_path: Path, process_group: None
 ) -> None:
     def units(chosen: int | str) -> list[str]:
-        config = offloaded(f"learner.shard_units={chosen}")
-        trainer = make(model_path, config)
+        trainer = offloading_trainer(
+            model_path, "grpo_code", f"learner.shard_units={chosen}", offload="parameters"
+        )
         modules = trainer._policy.modules()
         return [type(m).__name__.removeprefix("FSDP") for m in modules if isinstance(m, FSDPModule)]
 
@@ -155,20 +154,6 @@ def test_offloaded_parameters_are_sharded_with_a_policy_that_keeps_them_on_the_h
         return real(module, **options)
 
     monkeypatch.setattr(sharding, "fully_shard", spy)
-    make(model_path, offloaded())
+    offloading_trainer(model_path, "grpo_code", offload="parameters")
     assert policies
     assert all(isinstance(policy, CPUOffloadPolicy) for policy in policies)
-
-
-def offloaded(*knobs: str) -> Any:
-    """The configuration's checks refuse offloading without a GPU; here the CPU stands for one."""
-    config = make_config("grpo_code", *knobs)
-    learner = replace(config.learner, offload="parameters")
-    return replace(config, learner=learner)
-
-
-def make(model_path: Path, config: Any) -> Trainer:
-    device = torch.device("cpu")
-    return Trainer(
-        config, model_path, rank=0, world_size=1, device=device, failed_batches=model_path
-    )

@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from learner_support import make_config, make_groups
+from learner_support import make_config, make_groups, offloading_trainer
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from async_rl.config.base import replace
 from async_rl.config.learner import OptimizerConfig
 from async_rl.config.policy_losses import PluginStepScale, StepScale
 from async_rl.learner import optimizer as optimizers
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import local
-from async_rl.learner.trainer import Trainer
 
 CPU = torch.device("cpu")
 SHAPES = [(7, 3), (5,), (4, 6), (1,), (3, 3), (9,)]
@@ -175,17 +173,11 @@ def test_a_checkpoint_is_read_into_the_host_and_training_goes_on_bit_for_bit(
     process_group: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The configuration's checks refuse offloading without a GPU; here the CPU stands for one."""
     monkeypatch.setattr(optimizers, "MOMENTS_PIECE_BYTES", 100_000)
-    config = make_config("ppo_code", f"model.dtype={dtype}")
-    config = replace(config, learner=replace(config.learner, offload="optimizer"))
-
-    def make() -> Trainer:
-        return Trainer(
-            config, model_path, rank=0, world_size=1, device=CPU, failed_batches=tmp_path
-        )
-
-    first, second = make(), make()
+    first, second = (
+        offloading_trainer(model_path, "ppo_code", f"model.dtype={dtype}", offload="optimizer")
+        for _ in range(2)
+    )
     for version in range(2):
         first.step(make_groups(version, version=version), version)
     first.save(tmp_path / "step_2", 2).result()

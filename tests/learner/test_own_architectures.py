@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from learner_support import make_config, make_model
+from learner_support import make_config, make_model, make_trainer
 
 from async_rl.config.plugins import import_external
 from async_rl.core.errors import ConfigError
 from async_rl.generation.opener import engine_opener
-from async_rl.learner.trainer import Trainer
 
 MODULE = "architecture_of_a_user"
 REGISTERS = """
@@ -47,24 +45,12 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     sys.modules.pop(MODULE, None)
 
 
-def learner(path: Path, *overrides: str) -> Trainer:
-    config = make_config("grpo_code", *overrides)
-    return Trainer(
-        config,
-        path,
-        rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        failed_batches=path / "failed",
-    )
-
-
 @pytest.mark.covers("external_lib")
 def test_the_named_module_is_imported_before_a_model_is_made(own_model: Path) -> None:
     with pytest.raises(ConfigError, match="of_a_user"):
-        learner(own_model)
+        make_trainer(own_model, "grpo_code")
     lib = f"model.external_lib={MODULE}"
-    assert sum(t.numel() for t in learner(own_model, lib).full_tensors()) > 0
+    assert sum(t.numel() for t in make_trainer(own_model, "grpo_code", lib).full_tensors()) > 0
     del sys.modules[MODULE]
     engine_opener(make_config("grpo_code", "generation.engine=hf", lib), own_model)
     assert MODULE in sys.modules

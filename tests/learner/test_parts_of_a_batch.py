@@ -125,7 +125,7 @@ def computed(case: str, part: BatchPart, across: Across) -> tuple[Batch, dict[st
         kl_coef=0.1,
         units=ValueUnits(mean=0.5, std=2.0),
     )
-    moments = Moments().observed(targets.raw_advantages[mask], kind="ma", beta=0, across=across)
+    moments = Moments().observed(targets.raw_advantages[mask], kind="ma", across=across)
     found = {
         "mask": mask,
         "advantages": targets.advantages,

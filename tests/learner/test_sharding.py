@@ -10,6 +10,7 @@ from learner_support import (
     make_config,
     make_groups,
     make_trainer,
+    offloading_trainer,
     relative_difference,
     spy_on_gradients,
 )
@@ -33,10 +34,6 @@ def offloaded(config: RunConfig, offload: str) -> RunConfig:
     return replace(config, learner=replace(config.learner, offload=offload))
 
 
-def make(model_path: Path, config: RunConfig) -> Trainer:
-    return Trainer(config, model_path, rank=0, world_size=1, device=CPU, failed_batches=model_path)
-
-
 @pytest.mark.covers("param_offload, optimizer_offload")
 @pytest.mark.parametrize(
     "knobs",
@@ -48,9 +45,8 @@ def test_neither_offloading_nor_the_shard_units_change_what_is_trained(
     offload, min_params = knobs
     collected = spy_on_gradients(monkeypatch)
     plain = make_trainer(model_path, "ppo_code")
-    other = make(
-        model_path,
-        offloaded(make_config("ppo_code", f"learner.shard_units={min_params}"), offload),
+    other = offloading_trainer(
+        model_path, "ppo_code", f"learner.shard_units={min_params}", offload=offload
     )
     for trainer in (plain, other):
         for version in range(2):
@@ -88,9 +84,9 @@ def test_modules_of_the_wanted_size_are_the_units(model_path: Path) -> None:
 def test_a_model_in_float32_on_one_cpu_is_not_wrapped_until_it_is_offloaded(
     model_path: Path, process_group: None
 ) -> None:
-    config = make_config("grpo_code")
-    assert not isinstance(make(model_path, config)._policy, FSDPModule)
-    assert isinstance(make(model_path, offloaded(config, "parameters"))._policy, FSDPModule)
+    for offload in ("none", "parameters"):
+        trainer = offloading_trainer(model_path, "grpo_code", offload=offload)
+        assert isinstance(trainer._policy, FSDPModule) == (offload == "parameters")
 
 
 @pytest.mark.parametrize("offload", ["optimizer", "parameters"])
@@ -131,7 +127,7 @@ def test_what_is_kept_off_the_device_is_not_moved_to_it(
     offload: str,
     moved: set[str],
 ) -> None:
-    trainer = make(model_path, offloaded(make_config("ppo_code"), offload))
+    trainer = offloading_trainer(model_path, "ppo_code", offload=offload)
     trainer.step(make_groups(0), 0)
     seen: set[str] = set()
     monkeypatch.setattr(torch.nn.Module, "to", lambda *_: seen.add("models"))

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 import torch
 from composing import compose
-from msgspec.structs import replace
 
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError
 from async_rl.core.types import CallTest, CodeProblem, Group, Prompt
 from async_rl.data.embedded import TinyCoder
 from async_rl.data.prepare import prepare_model
@@ -24,10 +22,8 @@ from benchmarks.learning.sampler import Response, Sampler
 from benchmarks.learning.staleness_cell import (
     Bench,
     Judge,
-    is_decided,
     make_trainer,
     run_cell,
-    samples_to,
 )
 
 SMALL = TinyCoder(hidden_size=64, num_layers=2, num_heads=2, warm_start_steps=2, warm_start_batch=4)
@@ -168,56 +164,6 @@ def test_a_burst_of_old_data_is_announced_and_neither_collapses_nor_stops_the_ru
 def test_a_cell_is_repeatable(bench: Recording, tmp_path: Path) -> None:
     first, second = (run_cell(bench, make_config(2), tmp_path) for _ in range(2))
     assert first == second
-
-
-def test_a_cell_without_an_exact_age_needs_a_whole_run(bench: Recording, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="run it with --live"):
-        run_cell(bench, make_config(2, "buffer.age_rule=drop"), tmp_path)
-
-
-def test_uniform_groups_are_replaced_by_further_prompts(
-    bench: Recording, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even prompts are all solved, odd ones in part; the sixth prompt and later ones are solved."""
-    config = make_config(0, "buffer.uniform_groups=replace", groups=4, size=4)
-    drawn = []
-
-    def group(group_id: int, prompt: Prompt, members: object, version: int) -> Group:
-        made = plain(group_id, prompt, members, version)  # type: ignore[arg-type]
-        drawn.append(group_id)
-        is_mixed = group_id % 2 == 1 and len(drawn) < 12
-        rewards = [0.0, 1.0, 1.0, 1.0] if is_mixed else [1.0] * 4
-        scored = [
-            replace(member, score=replace(member.score, reward=reward))
-            for member, reward in zip(made.trajectories, rewards, strict=True)
-        ]
-        return replace(made, trajectories=scored)
-
-    plain = bench._group
-    monkeypatch.setattr(bench, "_group", group)
-    bench._first.clear()
-    batch = bench.batch(config, number=1, version=1)
-    # The first 4 prompts have 2 mixed groups, the next 4 the other 2.
-    assert [g.group_id for g in batch] == [5, 7, 25, 27]
-    # Afterwards nothing is mixed any more: after four draws the uniform groups stay.
-    batch = bench.batch(config, number=2, version=1)
-    assert len(batch) == 4
-    assert len(drawn) == 8 + 16
-
-
-def test_a_cell_ends_when_more_steps_would_change_nothing() -> None:
-    good = {0: 0.2, 10: 0.7, 20: 0.82, 30: 0.79, 40: 0.83}
-    assert is_decided(good, age=0)
-    assert not is_decided(good, age=16)
-    assert is_decided({step + 60: rate for step, rate in good.items()}, age=16)
-    assert is_decided({0: 0.2, 10: 0.7, 20: 0.3, 30: 0.2, 40: 0.2}, age=64)
-    assert not is_decided({0: 0.2, 10: 0.7, 20: 0.7, 30: 0.7, 40: 0.7}, age=0)
-
-
-def test_samples_to_the_goal_are_read_between_two_evaluations() -> None:
-    rows = [{"samples": 64 * i, "eval/pass_at_1": rate} for i, rate in enumerate((0.4, 0.7, 0.9))]
-    assert samples_to(0.8, rows) == pytest.approx(96)
-    assert samples_to(0.95, rows) is None
 
 
 PROBLEM = CodeProblem(

@@ -86,84 +86,10 @@ def test_a_cell_with_a_file_is_not_repeated_and_the_best_factor_of_the_tuning_is
     assert stored["eval/pass_at_1"] == 0.25
 
 
-def test_the_quickest_factor_that_does_not_collapse_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A factor that never reaches the goal loses to any that does."""
-    monkeypatch.setattr(staleness_results, "RESULTS", tmp_path)
-    curves = {
-        0.25: [0.3, 0.5, 0.7, 0.79, 0.79],
-        0.5: [0.3, 0.5, 0.7, 0.95, 0.95],
-        1.0: [0.3, 0.6, 0.85, 0.85, 0.82],
-        2.0: [0.3, 0.9, 0.9, 0.1, 0.1],
-    }
-    for factor, curve in curves.items():
-        cell = Cell(
-            method="vcpo",
-            age=staleness_results.TUNING_AGE,
-            seed=staleness_results.TUNING_SEED,
-            factor=factor,
-        )
-        cell.recorded.write(rows(curve))
-    assert staleness_results.best_factor("vcpo") == 1.0
-
-
-def keep(method: str, age: int, seed: int, factor: float, curve: Sequence[float]) -> None:
-    cell = Cell(method=method, age=age, seed=seed, factor=factor)
-    cell.recorded.write(rows(curve))
-
-
-def test_the_league_has_a_line_per_method_and_a_column_per_age(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(staleness_results, "RESULTS", tmp_path)
-    monkeypatch.setattr(staleness_results, "COST", tmp_path / "cost.json")
-    staleness_results.COST.write_text('{"vcpo": 0.25}')
-    keep("vcpo", 8, 0, 1.0, [0.3, 0.9, 0.9])
-    keep("vcpo", 8, 7, 1.0, [0.3, 0.7, 0.7])
-    keep("vcpo", 64, 0, 1.0, [0.3, 0.9, 0.1, 0.1])
-    keep("vcpo", 16, 0, 1.0, [0.3, 0.8, 0.8])
-    assert staleness_results.table().splitlines()[2:] == [
-        "| vcpo x1 |  |  | 0.05 (1 of 2) | 0.06 | 0.05 | 4 | 1 of 4 | 0.25 | 0.2 |"
-    ]
-    assert staleness_results.ends_table().splitlines()[2:] == [
-        "| vcpo x1 |  |  | 0.80 +- 0.14 | 0.80 | 0.10 | 0 of 1 | 0.98 | 1 of 1 | 0.97 |"
-    ]
-
-
-def test_grpo_is_shown_as_it_is_launched_and_as_it_was_tuned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(staleness_results, "RESULTS", tmp_path)
-    keep("grpo", 16, staleness_results.TUNING_SEED, 0.25, [0.3, 0.9, 0.9])
-    for factor in (0.25, 1.0):
-        keep("grpo", 0, 0, factor, [0.3, 0.9, 0.9])
-    assert staleness_results.lines_of_league() == [("grpo", 1.0), ("grpo", 0.25)]
-
-
-def test_a_mean_curve_keeps_runs_that_have_ended() -> None:
-    short, long = rows([0.2, 0.4]), rows([0.0, 0.2, 0.6])
-    curve = staleness_results.mean_curve([short, long], "eval/pass_at_1")
-    assert curve == pytest.approx({0: 0.1, 1: 0.3, 2: 0.5})
-
-
 def test_the_rates_are_those_of_the_tuning() -> None:
     """The files may change; what a cell's factor multiplies may not."""
     assert Cell(method="vcpo", age=0, seed=0, factor=0.5).settings(1, [])[3].endswith("lr=0.0002")
     assert Cell(method="gspo", age=0, seed=0, factor=2.0).settings(1, [])[3].endswith("lr=0.0002")
-
-
-def test_long_cells_show_their_end_and_how_deep_they_fell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(staleness_results, "RESULTS", tmp_path)
-    (tmp_path / "long").mkdir()
-    for seed, curve in enumerate(([0.2, 0.9, 0.4, 0.8, 0.8, 0.8, 0.8], [0.2, 0.6, 0.7])):
-        cell = Cell(method="gspo+scale", age=16, seed=seed, factor=2.0, is_long=True)
-        cell.recorded.write(rows(curve))
-    assert staleness_results.long_table().splitlines()[2:] == [
-        "| gspo+scale x2 |  |  |  |  |  |  | 0.61 +- 0.16 | 0.50, 0.00 |  |  |"
-    ]
 
 
 def test_a_combination_adds_to_its_file() -> None:

@@ -43,7 +43,11 @@ PRESETS = {
         1,
     ),
 }
-TWICE = "learner.minibatches=2 learner.epochs=2"
+TWICE = "learner.minibatches=2 learner.epochs=2 learner.budget_tokens=30"
+"""Small passes: no update depends on how its sequences are packed."""
+LOSS = "algorithm.policy_loss"
+FRESH = "buffer.max_staleness_versions=0"
+CRITIC = "algorithm.advantage.critic"
 VARIANTS = {
     f"grpo_code {TWICE} algorithm=gspo": (SEQUENCES, 4),
     f"grpo_code {TWICE} algorithm.truncated=mask": (Objective(masks_truncated=True), 4),
@@ -51,7 +55,53 @@ VARIANTS = {
         Objective(advantage="gae", normalize="batch", kl_in_reward=0.001, masks_truncated=True),
         4,
     ),
-    f"grpo_code {TWICE} algorithm.kl=loss algorithm.kl.coef=0.3": (Objective(kl_in_loss=0.3), 4),
+    **{
+        f"grpo_code {TWICE} algorithm.kl=loss algorithm.kl.coef=0.3 algorithm.kl.estimator={kl}": (
+            Objective(kl_in_loss=0.3, kl_estimator=kl),
+            4,
+        )
+        for kl in ("abs", "k2", "k3", "full")
+    },
+    f"grpo_code {TWICE} {LOSS}.clip_low=0.02 {LOSS}.clip_high=0.03 {LOSS}.correction=none"
+    f" {FRESH}": (
+        Objective(clip_low=0.02, clip_high=0.03, correction="none"),
+        4,
+    ),
+    f"grpo_code {TWICE} {LOSS}=ppo_vanilla {LOSS}.correction=none {LOSS}.clip_dual=1.3"
+    f" {LOSS}.max_mean_ratio=1.1": (
+        Objective(loss="ppo_vanilla", correction="none", clip_dual=1.3, max_mean_ratio=1.1),
+        4,
+    ),
+    f"grpo_code {TWICE} {LOSS}.max_mean_ratio=1.001": (Objective(max_mean_ratio=1.001), 4),
+    f"grpo_code {LOSS}=reinforce": (Objective(loss="reinforce"), 1),
+    f"grpo_code {TWICE} {LOSS}.correction=token_mis {LOSS}.correction.min=0.7"
+    f" {LOSS}.correction.max=1.5": (
+        Objective(correction="token_mis", weight_min=0.7, weight_max=1.5),
+        4,
+    ),
+    f"ppo_code {TWICE} algorithm.advantage=vtrace algorithm.advantage.gamma=0.9"
+    f" algorithm.advantage.gae_lambda=0.8 {CRITIC}.value_coef=0.7": (
+        Objective(
+            advantage="vtrace",
+            normalize="batch",
+            kl_in_reward=0.001,
+            gamma=0.9,
+            lam=0.8,
+            value_coef=0.7,
+        ),
+        4,
+    ),
+    f"ppo_code {TWICE} {CRITIC}=shared {CRITIC}.value_clip=0.01 algorithm.entropy_coef=0.02": (
+        Objective(
+            advantage="gae",
+            normalize="batch",
+            kl_in_reward=0.001,
+            value_clip=0.01,
+            entropy_coef=0.02,
+            has_shared_critic=True,
+        ),
+        4,
+    ),
     f"grpo_code {TWICE} algorithm=rloo algorithm.kl=reward algorithm.kl.coef=0.3": (
         Objective(advantage="rloo", kl_in_reward=0.3),
         4,
@@ -99,6 +149,39 @@ VARIANTS = {
 }
 
 
+@pytest.mark.proves(
+    "algorithm.advantage",
+    "algorithm.advantage.critic",
+    "algorithm.advantage.critic.value_clip",
+    "algorithm.advantage.critic.value_coef",
+    "algorithm.advantage.gae_lambda",
+    "algorithm.advantage.gamma",
+    "algorithm.aggregation",
+    "algorithm.aggregation.tokens",
+    "algorithm.entropy_coef",
+    "algorithm.kl",
+    "algorithm.kl.coef",
+    "algorithm.kl.estimator",
+    "algorithm.policy_loss",
+    "algorithm.policy_loss.clip_dual",
+    "algorithm.policy_loss.clip_high",
+    "algorithm.policy_loss.clip_low",
+    "algorithm.policy_loss.correction",
+    "algorithm.policy_loss.correction.max",
+    "algorithm.policy_loss.correction.min",
+    "algorithm.policy_loss.max_mean_ratio",
+    "algorithm.policy_loss.max_shift",
+    "algorithm.truncated",
+    "learner.epochs",
+)
+@pytest.mark.covers(
+    "decoupled objective",
+    "early_stop_imp_ratio",
+    "entropy_coeff",
+    "kl_coef in the reward",
+    "mask_too_long",
+    "ppo_epochs",
+)
 @pytest.mark.parametrize("case", [*PRESETS, *VARIANTS])
 def test_every_update_of_a_step_has_the_gradient_of_the_oracle(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
@@ -111,7 +194,8 @@ def test_every_update_of_a_step_has_the_gradient_of_the_oracle(
     trainer = make_trainer(model_path, conf, *overrides, *rates)
     # After one step the policy differs from its reference, and values from 0.
     trainer.step(conversations(make_groups(), trainer), 0)
-    groups = conversations(make_groups(1, version=1, ages=(0, 1)), trainer)
+    ages = (0,) if FRESH in case else (0, 1)
+    groups = conversations(make_groups(1, version=1, ages=ages), trainer)
     updates = record_updates(trainer, monkeypatch)
     collected = spy_on_gradients(monkeypatch)
     trainer.step(groups, 1)
@@ -139,7 +223,10 @@ def test_the_minibatches_of_an_epoch_contain_every_sequence_once(
     assert orders[0] != orders[1]
 
 
-@pytest.mark.proves("algorithm.kl.controller")
+@pytest.mark.proves(
+    "algorithm.kl.controller", "algorithm.kl.controller.target", "algorithm.kl.controller.horizon"
+)
+@pytest.mark.covers("use_adaptive_kl_ctl")
 def test_the_adaptive_coefficient_follows_the_kl_of_tokens_that_the_policy_wrote(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

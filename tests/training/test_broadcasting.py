@@ -205,7 +205,7 @@ def test_the_others_get_the_version_in_another_load_when_one_is_lost(
 ) -> None:
     generators = {"a": Generator(), "b": Generator(misfortune=misfortune), "c": Generator()}
     learner = fleet(
-        generators, "timeouts.start_s=90"
+        generators, "timeouts.start_s=60"
     )  # the others give up after half of it, which has to do for a busy machine
 
     async def story() -> None:

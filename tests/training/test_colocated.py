@@ -344,16 +344,6 @@ def test_time_asleep_counts_for_no_limit() -> None:
     assert asyncio.run(story()) == (True, True)
 
 
-def test_a_limit_still_ends_what_takes_too_long() -> None:
-    async def story() -> None:
-        generator = Generator(Still().open)
-        with pytest.raises(TimeoutError):
-            async with generator.sleeping.limit(0.01):
-                await asyncio.get_running_loop().create_future()
-
-    run(story())
-
-
 async def _ask(activity: Activity) -> None:
     with activity.blocked("admission: the learner is behind"):
         await asyncio.get_running_loop().create_future()
