@@ -4,7 +4,9 @@
     |- ConfigError, ProtocolError, EngineDead, StalenessError
     |- DataError
     |  |- PromptTooLong
-    |- Superseded, RestartNeeded, RunFailed
+    |- RunFailed
+    |- RestartNeeded
+    |  |- Superseded
     |- InfrastructureError
     |  |- DeadlineExceeded, Unavailable, Unsupported
     |- RewardError
@@ -114,12 +116,15 @@ class PartlyTrained(NonFiniteError):
     """As NonFiniteError, after updates of the same step: these weights belong to no version."""
 
 
-class Superseded(AsyncRLError):
-    """A newer life of the process has taken over, so this one is refused and has to end."""
-
-
 class RestartNeeded(AsyncRLError):
     """The process has to start again from its last saved state; this is not a failure."""
+
+
+class Superseded(RestartNeeded):
+    """A newer life of the process has taken over, so this one is refused and has to end. The life
+    that took over may be the older process, if its first message was late: then the supervisor
+    starts this process again, as the newest life.
+    """
 
 
 class SupervisorLost(DeadlineExceeded, RestartNeeded):
