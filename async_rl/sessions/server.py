@@ -13,7 +13,7 @@ import asyncio
 import dataclasses
 import gc
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -32,6 +32,7 @@ from async_rl.sessions.forms.openai_completions import chat_completions, complet
 from async_rl.sessions.forms.openai_responses import responses
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
+from async_rl.sessions.session import Answer, Call, Session
 from async_rl.wire.http import body_of, while_connected
 
 KEEP_ALIVE_S = 600
@@ -148,8 +149,8 @@ class _Endpoint:
             known = await session.repeat(exchange.calls[0])
         if known is not None:
             return json_response(exchange.reply([known]))
-        work = asyncio.gather(*(session.answer(call) for call in exchange.calls))
-        return json_response(exchange.reply(await while_connected(request, work)))
+        answers = await while_connected(request, _all(session, exchange.calls))
+        return json_response(exchange.reply(answers))
 
 
 def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
@@ -175,6 +176,18 @@ def spare_heap() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(gc.get_threshold()[0], _NEWEST_PER_YOUNG, _YOUNG_PER_FULL)
+
+
+async def _all(session: Session, calls: Sequence[Call]) -> list[Answer]:
+    """Return the answers to all calls. An error of one of them cancels the rest: the client reads
+    none of their answers, so none may be trained.
+    """
+    work = [asyncio.ensure_future(session.answer(call)) for call in calls]
+    try:
+        return await asyncio.gather(*work)
+    finally:
+        for answering in work:
+            answering.cancel()
 
 
 def _is_sent_again(request: Request) -> bool:
