@@ -7,11 +7,15 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
+from gateway import ids_in
+from loop import CURRENT, Process
+
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.store.audit import Promise, audit
 from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.core.types import Trajectory
 from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep
+from async_rl.protocol.learner import CommitStep, FromLearner, SyncVersion
 from async_rl.protocol.membership import Expel
 
 EXCUSED = ("the world made this batch bad",)
@@ -22,11 +26,22 @@ EXCUSED = ("the world made this batch bad",)
 class Trained:
     """One step of one life. oldest, newest: versions among its tokens."""
 
+    life: Process | None
     version: int
     identity: int
     groups: list[int]
     oldest: int
     newest: int
+
+
+@dataclass
+class Token:
+    """A token that an engine wrote for a gateway. session: group, sample."""
+
+    session: tuple[str, str]
+    identity: int
+    version: int
+    logprob: float
 
 
 class History:
@@ -41,14 +56,34 @@ class History:
         self.identities: dict[int, list[int]] = {}
         self.saves: list[int] = []
         self.problems: list[str] = []
+        self.tokens: dict[int, Token] = {}
+        self.began: dict[int, float] = {}
+        self.served: dict[str, set[int]] = {}
 
     # ---- events
+
+    def written(self, request_id: str, identity: int, version: int, count: int) -> list[int]:
+        """An engine wrote tokens; return their ids."""
+        call = request_id.partition("/")[0].split(".")
+        session = call[-3], call[-1]
+        first = 10 + len(self.tokens)
+        for id in range(first, first + count):
+            self.tokens[id] = Token(session, identity, version, -(id % 97 + 1) / 128)
+        return list(range(first, first + count))
+
+    def sent(self, key: str, body: bytes) -> None:
+        """A gateway sent a part of an answer to the agent with this key."""
+        served = self.served.setdefault(key, set())
+        served.update(ids_in(body))
+        sessions = {self.tokens[id].session for id in served}
+        if len(sessions) > 1:
+            self._broken(f"an agent was answered with tokens of the sessions {sessions}")
 
     def offered(self, version: int, part: BatchPart) -> None:
         """The trainer received a batch for this version."""
         bound = self._world.config.buffer.max_staleness_versions
         for trajectory in part.trajectories:
-            versions = trajectory.versions[trajectory.prompt_length :]
+            versions = trajectory.versions[trajectory.loss_mask]
             if versions.max() > version:
                 self._broken(
                     f"the batch of version {version} has a token of version {versions.max()}"
@@ -61,9 +96,32 @@ class History:
                 )
 
     def trained(self, version: int, identity: int, part: BatchPart) -> None:
-        versions = [int(v) for t in part.trajectories for v in t.versions[t.prompt_length :]]
+        versions = [int(v) for t in part.trajectories for v in t.versions[t.loss_mask]]
         groups = [head.group_id for head in part.heads]
-        self.steps.append(Trained(version, identity, groups, min(versions), max(versions)))
+        if self.tokens:
+            for trajectory in part.trajectories:
+                self._trains_what_was_served(version, trajectory)
+        self.steps.append(
+            Trained(CURRENT.get(), version, identity, groups, min(versions), max(versions))
+        )
+
+    def _trains_what_was_served(self, version: int, trajectory: Trajectory) -> None:
+        """The trained tokens are those that one agent was sent, with their versions and log-probs,
+        each once.
+        """
+        ids = trajectory.token_ids[trajectory.loss_mask].tolist()
+        if len(set(ids)) < len(ids):
+            self._broken(f"tokens are trained twice: {ids}")
+        if set(ids) not in self.served.values():
+            sent = [served for served in self.served.values() if served & set(ids)]
+            self._broken(f"trains the tokens {sorted(ids)}; agents were sent {sent}")
+        versions = trajectory.versions[trajectory.loss_mask].tolist()
+        # Later versions are of weights that were discarded when the learner went back.
+        if versions != [min(version, self.tokens[id].version) for id in ids]:
+            self._broken(f"the tokens {ids} are trained with the versions {versions}")
+        logprobs = trajectory.behavior_logprobs[trajectory.loss_mask].tolist()
+        if logprobs != [self.tokens[id].logprob for id in ids]:
+            self._broken(f"the tokens {ids} are trained with the log-probs {logprobs}")
 
     def published(self, version: int, identity: int) -> None:
         self.identities.setdefault(version, []).append(identity)
@@ -71,8 +129,20 @@ class History:
     def saved(self, version: int) -> None:
         self.saves.append(version)
 
-    def called(self, name: str, request: Any, reply: Any) -> None:
+    def loads(self, newest_life: int, life: int) -> None:
+        """An engine with weights of `newest_life` of the learner loads those of `life`."""
+        if life < newest_life:
+            self._broken(f"a generator takes weights of life {life} after those of {newest_life}")
+
+    def called(self, name: str, request: Any, reply: Any, sent_s: float) -> None:
         """A process received the answer to its request."""
+        if isinstance(request, SyncVersion):
+            self.began.setdefault(reply.life, self._world.loop.time())
+        elif isinstance(request, FromLearner):
+            later = [life for life, at_s in self.began.items() if at_s < sent_s]
+            if later and max(later) > request.life:
+                kind = type(request).__name__
+                self._broken(f"{kind} of life {request.life} is accepted after life {max(later)}")
         if isinstance(request, PutGroup):
             self.acknowledged.add((request.group.group_id, request.group.attempt))
         elif isinstance(request, CommitStep):
@@ -115,12 +185,14 @@ class History:
         ledger: dict[int, list[int]] = {}
         for version, group_id in rows:
             ledger.setdefault(version, []).append(group_id)
-        newest = {step.version + 1: sorted(step.groups) for step in self.steps}
+        # Of each life: one that was replaced may run on, and train what the buffer refuses.
+        newest = {(step.version + 1, step.life): sorted(step.groups) for step in self.steps}
         for version, groups in ledger.items():
-            if newest.get(version) != groups:
+            trained = [last for (of, _), last in newest.items() if of == version]
+            if groups not in trained:
                 problems.append(
                     f"step {version} of the ledger has the groups {groups}, the learner trained"
-                    f" {newest.get(version)} last"
+                    f" {trained} last"
                 )
         problems += self._evaluations_of_their_weights(connection, ledger)
         known = {row[0] for row in connection.execute("SELECT group_id FROM groups")}
@@ -132,8 +204,12 @@ class History:
     def _evaluations_of_their_weights(
         self, connection: sqlite3.Connection, ledger: dict[int, list[int]]
     ) -> list[str]:
-        """No sample of an evaluation was drawn from weights before those that it is about."""
-        problems = []
+        """No sample of an evaluation was drawn from weights before those that it is about. Gateways
+        break this when a generator with older weights joins (README.md).
+        """
+        problems: list[str] = []
+        if self.tokens:
+            return problems
         identities = {step.version + 1: step.identity for step in self.steps}
         for version, figures in connection.execute(
             "SELECT version, figures FROM evaluations WHERE figures IS NOT NULL"

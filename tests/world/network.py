@@ -31,7 +31,7 @@ KEPT_S = 30.0
 class Network:
     """All links. cut: (from, to) names of processes whose messages do not arrive, with the time of
     the cut. repeat: the share of requests that arrive twice. on_call: sees each request that was
-    answered, with its reply.
+    answered, with its reply and the time when it was sent.
     """
 
     loop: VirtualLoop
@@ -41,7 +41,8 @@ class Network:
     slow: dict[str, float] = field(default_factory=dict)
     cut: dict[tuple[str, str], float] = field(default_factory=dict)
     servers: dict[str, Server] = field(default_factory=dict)
-    on_call: Callable[[str, Message, Any], None] = lambda name, request, reply: None
+    sites: dict[str, Any] = field(default_factory=dict)
+    on_call: Callable[[str, Message, Any, float], None] = lambda name, request, reply, sent_s: None
     num_messages: int = 0
     _ports: Any = field(default_factory=lambda: itertools.count(20_000))
     _waiting: list[tuple[tuple[str, str], Callable[[], None]]] = field(default_factory=list)
@@ -139,6 +140,7 @@ class Client:
     async def call(self, request: Message, *, timeout_s: float) -> Any:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._pending.add(future)
+        sent_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_s):
                 self._send(encode(request), future)
@@ -150,7 +152,7 @@ class Client:
         finally:
             self._pending.discard(future)
         reply = reply_of(request, payload, self.address)
-        self.network.on_call(self._process.name, request, reply)
+        self.network.on_call(self._process.name, request, reply, sent_s)
         return reply
 
     def _send(self, payload: bytes, future: asyncio.Future[bytes]) -> None:

@@ -13,7 +13,8 @@ import contextvars
 import json
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +44,7 @@ from async_rl.core.types import (
     IntArray,
     Prompt,
     Purpose,
+    Sampling,
     Score,
     Ticket,
     Trajectory,
@@ -50,7 +52,7 @@ from async_rl.core.types import (
 )
 from async_rl.data.order import PromptOrder
 from async_rl.planning.topology import ProcessSpec
-from async_rl.protocol.generator import LoadReport
+from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.weights import Manifest, TensorEntry
 from async_rl.runtime import main as child_main
 from async_rl.training import operations
@@ -92,8 +94,16 @@ def _prompt(name: str) -> Prompt:
 
 
 class Tokenizer:
+    """A token is a word, its number. Other words become tokens that no policy writes."""
+
+    chat_template = None
+    eos_token = ""
+
     def decode(self, ids: Sequence[int], **_: Any) -> str:
         return " ".join(map(str, ids))
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [2 + zlib.crc32(word.encode()) % 8 for word in text.split()]}
 
 
 class Engine:
@@ -104,6 +114,7 @@ class Engine:
         self.version = NO_VERSION
         self.identity = -1
         self.is_broken = False
+        self._life = 0
 
     async def load_weights(self, manifest: Manifest, source: Any) -> LoadReport:
         rng = self._world.rng
@@ -111,8 +122,34 @@ class Engine:
         if rng.random() < self._world.broken_loads:
             self.is_broken = True
             raise EngineDead("the world broke this engine")
+        self._world.history.loads(self._life, manifest.life)
+        self._life = max(self._life, manifest.life)
         self.version, self.identity = manifest.version, manifest.checksum
         return LoadReport(version=self.version, load_s=0.01, pause_s=0.001)
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncGenerator[Completion, None]:
+        """Write tokens that no other request has, four at a time."""
+        world = self._world
+        for index in range(num_samples):
+            size = 1 + int(world.rng.expovariate(1 / 20))
+            is_truncated = size >= sampling.max_new_tokens
+            ids: list[int] = []
+            while len(ids) < min(size, sampling.max_new_tokens):
+                await asyncio.sleep(world.rng.expovariate(1 / world.token_s))
+                if self.is_broken:
+                    raise EngineDead("the engine is broken")
+                new = min(4, size - len(ids), sampling.max_new_tokens - len(ids))
+                ids += world.history.written(request_id, self.identity, self.version, new)
+            tokens = [world.history.tokens[id] for id in ids]
+            yield Completion(
+                token_ids=np.array(ids, np.int32),
+                logprobs=np.array([token.logprob for token in tokens], np.float32),
+                versions=np.array([token.version for token in tokens], np.int32),
+                is_truncated=is_truncated,
+                index=index,
+            )
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         return logprobs_of(self.identity, rows)
@@ -339,10 +376,13 @@ class Store(store.Store):
 
 
 class Handle:
-    """As ProcessHandle, of a process in the world."""
+    """As ProcessHandle, of a process in the world. is_unreachable: its machine does not answer the
+    launcher, so that it runs on although the supervisor has replaced it.
+    """
 
     waits_for = ""
     why = ""
+    is_unreachable = False
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -357,7 +397,7 @@ class Handle:
 
     def terminate(self) -> None:
         # Without a handler SIGTERM ends a process.
-        if not self.process.is_dead and not send_signal(self.process, signal.SIGTERM):
+        if self.is_unreachable or not send_signal(self.process, signal.SIGTERM):
             self._die(-signal.SIGTERM)
 
     def kill(self) -> None:
@@ -370,7 +410,9 @@ class Handle:
             self._code.set_result(code)
 
     def _die(self, code: int) -> None:
-        if not self.process.is_dead:
+        if self.is_unreachable and not self._code.done():
+            self._code.set_result(code)
+        elif not self.process.is_dead and not self.is_unreachable:
             self.ended(code)
 
 
@@ -413,6 +455,7 @@ async def run_child(spec: ProcessSpec, run_dir: Path, log: Any) -> int:
         await child_main._run(arguments, spec.cores, log)
     except Exception as error:  # noqa: BLE001 - as in runtime/main.py
         if isinstance(root_cause(error), RestartNeeded):
+            log.warning("has to be started again: %s", root_cause(error))
             return RESTART_CODE
         log.error("fatal: %s", child_main.describe(error))
         try:

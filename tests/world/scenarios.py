@@ -1,4 +1,8 @@
-"""From a seed to a world: its sizes and its faults."""
+"""From a seed to a world: its sizes and its faults.
+
+Seeds below FIRST_KIND are worlds of generators and a learner, as they were when they found their
+faults. From it on each seed is of one of the kinds in KINDS.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,20 @@ NAMES = ("buffer", "learner-0", "generator-0", "generator-1", "supervisor")
 CHILDREN = NAMES[:-1]
 LONGEST_S = 40.0
 """Faults begin before this time of the run."""
+FIRST_KIND = 3000
 
 
 def drawn(seed: int, path: Path) -> World:
     """The world of a seed."""
+    fields = _core(seed)
+    if seed >= FIRST_KIND:
+        KINDS[seed % len(KINDS)](fields, random.Random(f"kind {seed}"))
+        fields["faults"].sort(key=lambda fault: fault.at_s)
+    return World(seed=seed, path=path, **fields)
+
+
+def _core(seed: int) -> dict[str, Any]:
+    """Generators and a learner."""
     rng = random.Random(f"scenario {seed}")
     max_staleness = rng.choice((0, 1, 1, 2, 4))
     settings = {
@@ -54,7 +68,7 @@ def drawn(seed: int, path: Path) -> World:
         jump = (clocks.choice(NAMES), clocks.choice((-7200.0, -5.0, 5.0, 7200.0)))
         faults = [*faults, Fault(clocks.uniform(0.0, LONGEST_S), "jump", jump)]
         faults.sort(key=lambda fault: fault.at_s)
-    return World(seed=seed, path=path, settings=settings, faults=faults, **sizes)
+    return {"settings": settings, "faults": faults, **sizes}
 
 
 def _fault(rng: random.Random) -> Fault:
@@ -86,3 +100,51 @@ def _scaling(rng: random.Random) -> list[Fault]:
     wanted = [{"generators": count, "verifiers": rng.choice((1, 2))} for count in counts]
     scaled = zip([*times_s, LONGEST_S + 1], [*wanted, last], strict=True)
     return [Fault(at_s, "scale", kinds=kinds) for at_s, kinds in scaled]
+
+
+def _replaced(fields: dict[str, Any], rng: random.Random) -> None:
+    """Processes that are replaced while they run on, behind a broken network."""
+    # Long enough for the supervisor to find the silence, and for the old process to come back.
+    fields["settings"] |= {"num_steps": rng.choice((20, 60)), "weights.push_every_steps": 1}
+    fields["step_s"] = rng.choice((0.5, 2.0))
+    # The cause of a failed run would not reach the supervisor.
+    fields["bad_batches"] = 0.0
+    for _ in range(rng.choice((1, 1, 2))):
+        name = rng.choice(("learner-0", "learner-0", "generator-0"))
+        seconds = rng.choice((10.0, 30.0, 55.0, 100.0))
+        buffer_s = rng.choice((0.0, 0.0, 5.0, 25.0))
+        fields["faults"].append(Fault(rng.uniform(2.0, 20.0), "isolate", (name, seconds, buffer_s)))
+
+
+def _plain(fields: dict[str, Any], rng: random.Random) -> None:
+    """Nothing more."""
+
+
+def _agents(fields: dict[str, Any], rng: random.Random) -> None:
+    """Groups of scripted agents, over one or two gateways that die, stand still or are cut off."""
+    fields["settings"] |= {
+        "rollout.fn": ["agent"],
+        "data.max_response_tokens": rng.choice((60, 200)),
+        "timeouts.group_s": rng.choice((30.0, 120.0)),
+    }
+    fields["token_s"] = rng.choice((0.02, 0.1))
+    fields["agent_s"] = rng.choice((0.01, 0.5, 3.0))
+    fields["dying_agents"] = rng.choice((0.0, 0.0, 0.05))
+    faults = fields["faults"]
+    names = ("gateway-0", "gateway-0", "gateway-1")
+    for _ in range(rng.choice((0, 1, 2, 4))):
+        at_s, name = rng.uniform(0.0, LONGEST_S), rng.choice(names)
+        other = rng.choice(("buffer", "generator-0", "generator-1", "supervisor"))
+        seconds = rng.choice((0.5, 5.0, 20.0, 60.0))
+        faults += rng.choice(
+            (
+                [Fault(at_s, "kill", (name,))],
+                [Fault(at_s, "stop", (name, seconds))],
+                [Fault(at_s, "cut", rng.choice(((name, other, seconds), (other, name, seconds))))],
+                [Fault(at_s, "scale", kinds={"gateways": rng.choice((1, 2))})],
+            )
+        )
+
+
+KINDS = (_plain, _replaced, _agents, _plain, _plain)
+"""By the remainder of the seed."""

@@ -113,3 +113,11 @@ def test_a_run_without_generators_waits_for_one(tmp_path: Path) -> None:
     world = story(tmp_path, [late], generators__count=0)
     assert world.problems == []
     assert world.history.steps, "it trained after the scaling"
+
+
+def test_a_generator_that_was_taken_for_dead_ends_when_it_returns(tmp_path: Path) -> None:
+    faults = [Fault(6.0, "isolate", ("generator-0", 5.0)), Fault(7.0, "kill", ("generator-0",))]
+    world = story(tmp_path, faults, num_steps=60, generators__count=1)
+    assert world.problems == []
+    assert lines(world, "has to be started again: generator-0 runs as another process since")
+    assert world.loop.time() - 1000.0 < 100.0, "two generators returned each other's tickets"

@@ -23,6 +23,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import gateway as web
+import httpx
 import network
 import parts
 import torch
@@ -37,9 +39,11 @@ from async_rl.core.errors import AsyncRLError
 from async_rl.monitoring import recorder
 from async_rl.observability import activity
 from async_rl.planning.topology import ProcessSpec
-from async_rl.processes import buffer, generator, learner, supervisor, verifier
+from async_rl.processes import buffer, gateway, generator, learner, supervisor, verifier
 from async_rl.protocol.control import Scale
+from async_rl.rewards.verifier import client
 from async_rl.runtime import context, directory
+from async_rl.sessions import session
 from async_rl.supervision import registry
 from async_rl.supervision.clock import AwakeClock
 from async_rl.wire.keys import Keys
@@ -91,6 +95,8 @@ class World:
     failed_verdicts: float = 0.0
     broken_loads: float = 0.0
     repeat: float = 0.0
+    agent_s: float = 0.5
+    dying_agents: float = 0.0
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -230,6 +236,23 @@ class World:
             self.network.cut[one, other] = self.loop.time()
             self.loop.call_later(seconds, self.network.heal, (one, other))
 
+    def isolate(self, name: str, seconds: float, buffer_s: float = 0.0) -> None:
+        """The supervisor can neither reach a process nor end it: it replaces it, and both run.
+        buffer_s: for how long the buffer does not hear it either.
+        """
+        handle = self.handles.get(name)
+        if handle is None or handle.process.is_dead or handle.is_unreachable:
+            return
+        process = handle.process
+        # Its successor has the old name.
+        process.name = f"old {name} {process.pid}"
+        handle.is_unreachable = True
+        for one, other in ((process.name, "supervisor"), ("supervisor", process.name)):
+            self.cut(one, other, seconds)
+        if buffer_s:
+            self.cut(process.name, "buffer", buffer_s)
+        self.loop.call_later(seconds, setattr, handle, "is_unreachable", False)
+
     def slow(self, name: str, by_s: float, seconds: float) -> None:
         """All messages of a process are late."""
         self.network.slow[name] = by_s
@@ -278,6 +301,7 @@ class World:
         for part in (parts.Rollouts, parts.Pool, parts.Store):
             part.world = self
         network.Server.network = network.Client.network = self.network
+        web.Transport.network, web.Transport.on_sent = self.network, self.history.sent
         with contextlib.ExitStack() as stack:
             # A world writes thousands of lines; `log` has those of its processes.
             stack.callback(logging.disable, logging.root.manager.disable)
@@ -342,6 +366,27 @@ class World:
         yield learner, "learner_device", lambda gpus: torch.device("cpu")
         yield learner, "TrainingPool", parts.Pool
         yield verifier, "run", _verifier
+        yield from self._agents()
+
+    def _agents(self) -> Iterator[tuple[Any, str, Any]]:
+        yield gateway, "spare_torch", _Nothing
+        yield gateway, "spare_heap", _Nothing
+        yield gateway, "load_tokenizer", lambda *_: parts.Tokenizer()
+        yield gateway, "open_environments", lambda config: web.Agents(self)
+        yield gateway, "listen", web.listen
+        yield gateway, "serving", web.serving
+        yield gateway, "url_of", str
+        yield session, "secrets", SimpleNamespace(token_urlsafe=lambda _: str(uuid.uuid4()))
+        yield (
+            client,
+            "httpx",
+            SimpleNamespace(
+                AsyncClient=functools.partial(httpx.AsyncClient, transport=web.Transport()),
+                Timeout=httpx.Timeout,
+                Limits=httpx.Limits,
+            ),
+        )
+        yield client, "random", SimpleNamespace(Random=lambda: self.rng)
 
     async def _import_engine(self, context: Any) -> Any:
         async def open_engine() -> parts.Engine:
