@@ -44,6 +44,23 @@ class Leases:
             # A generator's own time limits stop while it sleeps, which is for at most this long.
             self.ticket_s += config.timeouts.stall_s
         self._heard_s = dict.fromkeys(generators, now_s)
+        self._incarnations: dict[str, str] = {}
+        self._replaced: set[str] = set()
+
+    def admit(self, generator: str, incarnation: str) -> None:
+        """The generator runs as this incarnation. Raises Superseded for one that another has
+        replaced.
+        """
+        # Two processes of one name would return each other's tickets for ever. If the older one
+        # came last, the supervisor starts the refused one again, and that replaces the older one.
+        if incarnation in self._replaced:
+            raise Superseded(
+                f"{generator} runs as another process since; end this one ({incarnation})"
+            )
+        known = self._incarnations.get(generator, incarnation)
+        if known != incarnation:
+            self._replaced.add(known)
+        self._incarnations[generator] = incarnation
 
     def heard(self, generators: Iterable[str], now_s: float) -> None:
         """These generators sent a message, or are in the directory."""

@@ -24,7 +24,7 @@ from async_rl.buffer.leases import MOST_SPARED, Leases, Lives, Outage
 from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ProtocolError, Superseded
+from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import head_of, summarize
 from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpose, Ticket
 from async_rl.data.prompt_file import RunPrompts
@@ -70,8 +70,6 @@ class BufferState:
         self._num_set_aside = Counter(recovered.set_aside)
         self._replaces_uniform = buffer.uniform_groups == "replace"
         self._newest_version = recovered.newest_version
-        self._incarnations: dict[str, str] = {}
-        self._replaced: set[str] = set()
         self._changes: list[changes.Change] = []
 
     def drain_changes(self) -> list[changes.Change]:
@@ -208,16 +206,7 @@ class BufferState:
         """The generator runs as this incarnation, so groups of others are handed out again. Raises
         Superseded for one that another has replaced.
         """
-        # Two processes of one name would return each other's tickets for ever. If the older one
-        # came last, the supervisor starts the refused one again, and that replaces the older one.
-        if incarnation in self._replaced:
-            raise Superseded(
-                f"{generator} runs as another process since; end this one ({incarnation})"
-            )
-        known = self._incarnations.get(generator, incarnation)
-        if known != incarnation:
-            self._replaced.add(known)
-        self._incarnations[generator] = incarnation
+        self.leases.admit(generator, incarnation)
         groups = self.admission.of_generator(generator)
         replaced = [group for group in groups if group.incarnation != incarnation]
         self._return_tickets(replaced, DropReason.GENERATOR_LOST, "replaced")
