@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import re
 import resource
 import shutil
 import socket
@@ -93,7 +94,8 @@ def test_a_run_continues_on_another_machine_without_room_and_from_a_damaged_chec
             resource.prlimit(there.pid_of(process), resource.RLIMIT_FSIZE, NO_ROOM)
         resource.prlimit(there.process.pid, resource.RLIMIT_FSIZE, NO_ROOM)
         ends_with(there, 1, "free disk space")
-        assert "could not be written" in there.terminal or "cannot be written" in there.terminal
+        # Which process is the first to notice is up to the machine.
+        assert re.search(r"(could not be|cannot be) (written|used)", there.terminal), there.terminal
         newest = there.run_dir / "checkpoints" / checkpoints(there.run_dir)[-1]
         assert newest.name >= "step_000015"
         for path in newest.glob("*.distcp"):
