@@ -23,6 +23,7 @@ from async_rl.config.checks.run import check
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
+from async_rl.core.os import replace_synced
 
 
 def compose(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -85,9 +86,8 @@ def as_written(conf: str) -> Tree:
 
 
 def write_config(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration; it must not exist yet, since it is written once."""
-    with path.open("x") as file:
-        file.write(to_yaml(config))
+    """Write the resolved configuration; it is on the disk when this returns."""
+    replace_synced(path, to_yaml(config).encode())
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -63,6 +63,15 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def complete(partial: Path, directory: Path) -> None:
+    """Give a directory its final name, with checksums and after all of it is on the disk."""
+    write_sums(partial)
+    # The files must be on the disk before the name that says they are complete.
+    sync_tree(partial)
+    partial.rename(directory)
+    sync(directory.parent)
+
+
 def sync_tree(directory: Path) -> None:
     """Return once everything in the directory, and its names, are on the disk."""
     # The directory itself last, so that its names reach the disk after the files.

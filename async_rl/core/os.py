@@ -12,6 +12,8 @@ import os
 import signal
 from pathlib import Path
 
+from async_rl.core.checksums import sync
+
 RESTART_CODE = os.EX_TEMPFAIL
 """Exit code of a process that requests a restart (RestartNeeded)."""
 
@@ -38,11 +40,24 @@ def replace_file(path: Path, data: bytes) -> None:
     """Write a file so that a reader, and a process that is killed here, sees all of it or the one
     before.
     """
-    partial = path.with_name(f"{path.name}.partial")
-    # In the same directory, since a file cannot be renamed from one file system to another.
-    partial.write_bytes(data)
     # rename is atomic within a directory.
+    _partial(path, data).replace(path)
+
+
+def replace_synced(path: Path, data: bytes) -> None:
+    """As replace_file, and return once the file is on the disk: a power loss leaves it whole."""
+    partial = _partial(path, data)
+    # Before the rename: the name could reach the disk before the content.
+    sync(partial)
     partial.replace(path)
+    sync(path.parent)
+
+
+def _partial(path: Path, data: bytes) -> Path:
+    # In the same directory, since a file cannot be renamed from one file system to another.
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(data)
+    return partial
 
 
 async def exit_of(pid: int) -> None:

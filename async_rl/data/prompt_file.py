@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from async_rl.config.run import RunConfig
+from async_rl.core.checksums import sync
 from async_rl.core.codec import decode, encode
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Prompt, Purpose
@@ -65,6 +66,7 @@ def write_prompts(path: Path, key: str, prompts: Mapping[Purpose, Iterable[Promp
             values = ((number, encode(prompt)) for number, prompt in enumerate(rows))
             connection.executemany(f"INSERT INTO {purpose} VALUES (?, ?)", values)
     partial.rename(path)
+    sync(path.parent)
 
 
 def has_prompts(path: Path, key: str) -> bool:

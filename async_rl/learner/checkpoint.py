@@ -12,7 +12,6 @@ Invariants
 
 from __future__ import annotations
 
-import os
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
 
-from async_rl.core.checksums import sum_of, sync, sync_tree, write_sums
+from async_rl.core.checksums import complete, sum_of
 from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.learner.optimizer import Trained
 from async_rl.learner.sharding import BACKEND, Ranks
@@ -73,11 +72,7 @@ class Checkpointer:
         try:
             written.result()
             if self._ranks.rank == 0:
-                write_sums(partial)
-                # The files must be on the disk before the name that says they are complete.
-                sync_tree(partial)
-                os.rename(partial, directory)
-                sync(directory.parent)
+                complete(partial, directory)
         except (CheckpointException, OSError) as error:
             cause = _causes(error) if isinstance(error, CheckpointException) else str(error)
             raise InfrastructureError(

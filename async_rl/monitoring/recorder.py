@@ -198,11 +198,12 @@ class Recorder:
 
     def start_from(self, version: int) -> None:
         """Remove the rows after `version`, the learner's start, also from TensorBoard."""
+        kept, end = self._last_row(version)
+        self._report_missing(0 if kept is None else kept.step, version)
         # Nothing was written after it, so there is nothing to remove.
         if self._newest <= version and not self._is_resumed:
             return
         self._is_resumed = False
-        kept, end = self._last_row(version)
         self._jsonl.truncate(end)
         self._rows = {step: row for step, row in self._rows.items() if step <= version}
         is_written = kept is not None and kept.step == version
@@ -215,6 +216,16 @@ class Recorder:
         self._next_step = min([*self._rows, version + 1])
         self._newest = version
         self._events.restart(version + 1)
+
+    def _report_missing(self, newest: int, version: int) -> None:
+        missing = [step for step in range(newest + 1, version + 1) if step not in self._rows]
+        if missing:
+            _LOG.warning(
+                "%s has no row for step %s: it was not reported, or not on the disk, when the run"
+                " ended",
+                self._path,
+                ", ".join(map(str, missing)),
+            )
 
     def _last_row(self, version: float) -> tuple[_RowHead | None, int]:
         """Return the last row up to this version, and the offset of the next row."""
@@ -238,10 +249,13 @@ class Recorder:
         try:
             saved = msgspec.json.decode(self._held_path.read_bytes(), type=dict[int, _Row])
         except msgspec.DecodeError as error:
-            raise DataError(
-                f"{self._held_path} is damaged ({error}); remove it, then async-rl resume the run:"
-                " only numbers of steps that were not complete are lost"
-            ) from error
+            # It is written at every report, too often to wait for the disk each time.
+            _LOG.warning(
+                "%s is damaged (%s); numbers of steps that were not complete are lost",
+                self._held_path,
+                error,
+            )
+            return
         for step, row in saved.items():
             if step >= self._next_step:
                 row.last_s = self._run_s()

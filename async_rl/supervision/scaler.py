@@ -34,7 +34,7 @@ from async_rl.config.pools import (
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import Machine
-from async_rl.core.os import replace_file
+from async_rl.core.os import replace_synced
 from async_rl.planning.fit import Headroom
 from async_rl.planning.scaling import Decision
 from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining
@@ -140,7 +140,7 @@ class Scaler:
         self._log.info("%s=%d (was %d): %s", pool, count, self._registry.wanted[pool], reason)
         self._registry.wanted[pool] = count
         # A crash never leaves half a file for resume.
-        replace_file(self._run_dir / SCALE_FILE, msgspec.json.encode(self._registry.wanted))
+        replace_synced(self._run_dir / SCALE_FILE, msgspec.json.encode(self._registry.wanted))
 
     def _refusals(self, wanted: Mapping[str, int]) -> list[str]:
         pools = pool_counts(self._config)

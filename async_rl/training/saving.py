@@ -8,9 +8,12 @@ After each checkpoint the buffer deletes the trajectories that no kept checkpoin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from concurrent.futures import Future
+from pathlib import Path
 
+from async_rl.core.checksums import sync
 from async_rl.core.frozen import frozen
 from async_rl.protocol.learner import (
     EvaluationScores,
@@ -106,9 +109,11 @@ class Saver:
         # From the start of the writing: slow storage must not make checkpoints rarer.
         self._saved_s = time.monotonic()
         with self._context.activity("saving"):
-            # First: after a power loss the store must not be behind a complete checkpoint.
-            await self._context.call_buffer(SecureStore(life=self._life))
+            # Before the names in the run's directory are put on the disk.
             directory.parent.mkdir(exist_ok=True)
+            # After a power loss the store must not be behind a complete checkpoint.
+            await self._context.call_buffer(SecureStore(life=self._life))
+            await asyncio.to_thread(_sync_rows, self._context.run_dir)
             save = Save(version=version, directory=str(directory))
             written: Future[None] = await self._pool.lead(save)
         self._writing = self._context.group.create_task(
@@ -139,3 +144,12 @@ class Saver:
             await asyncio.to_thread(self._mirror.update)
         forget = ForgetBefore(life=self._life, version=oldest)
         await self._context.call_buffer(forget)
+
+
+def _sync_rows(run_dir: Path) -> None:
+    """Put the metrics of the steps so far on the disk. The supervisor, which writes them, must not
+    wait for a disk.
+    """
+    with contextlib.suppress(FileNotFoundError):  # before the first report
+        sync(run_dir / "metrics.jsonl")
+    sync(run_dir)

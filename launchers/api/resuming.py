@@ -13,7 +13,7 @@ from pathlib import Path
 from async_rl.algorithms.schedule import stretched
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.composition import schema
-from async_rl.composition.compose import recompose, to_yaml
+from async_rl.composition.compose import recompose, write_config
 from async_rl.composition.overrides import with_defaults
 from async_rl.composition.schema import Changes, changes
 from async_rl.config.base import replace
@@ -192,7 +192,7 @@ def fetch(url: str, output_dir: Path) -> Path:
     run_dir = (output_dir / name).absolute()
     Mirror(mirror, run_dir).fetch()
     config = replace(config_of(run_dir), output_dir=str(run_dir.parent))
-    (run_dir / "config.yaml").write_text(to_yaml(config))
+    write_config(config, run_dir / "config.yaml")
     return run_dir
 
 
@@ -209,9 +209,7 @@ def reopen(config: RunConfig, run_dir: Path) -> None:
         if config != before:
             number = 1 + len(list(run_dir.glob("config.*.yaml")))
             os.link(path, run_dir / f"config.{number}.yaml")
-            partial = run_dir / "config.partial"
-            partial.write_text(to_yaml(config))
-            partial.replace(path)
+            write_config(config, path)
         # They describe the previous start; a reader must not take them for the new one.
         for name in ("state.json", "control.json"):
             (run_dir / name).unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
+from async_rl.core.checksums import sync
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.backend import backend_of, job_to_submit
@@ -55,6 +56,8 @@ def make_run_dir(config: RunConfig) -> Path:
         (run_dir / "logs").mkdir()
         write_config(config, run_dir / "config.yaml")
         leave_mark(run_dir)
+        # The name of the run: without it a power loss would take the first checkpoints too.
+        sync(run_dir.parent)
     except OSError as error:
         raise ConfigError(
             f"output_dir={config.output_dir}: {run_dir} cannot be made ({error.strerror}); choose"

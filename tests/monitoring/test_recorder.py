@@ -439,7 +439,6 @@ def test_event_files_have_a_limited_size_and_tensorboard_reads_them_as_one(
             b'{"step":1,"time_s":1}\n{"step":2,"ti\x00me_s":2}\n',
             r"line 2 of .*metrics\.jsonl is damaged .*remove this line, then async-rl resume",
         ),
-        ("metrics.held.json", b"{", r"metrics\.held\.json is damaged .*remove it, then async-rl"),
     ],
 )
 def test_a_damaged_file_is_named_with_the_remedy(
@@ -448,3 +447,15 @@ def test_a_damaged_file_is_named_with_the_remedy(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=said):
         Recorder(tmp_path, config)
+
+
+def test_numbers_that_a_power_loss_took_are_named(
+    config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "metrics.held.json").write_bytes(b"{")
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step":1,"time_s":1}\n{"step":2,"ti')
+    recorder = Recorder(tmp_path, config)
+    recorder.start_from(3)
+    recorder.close()
+    assert "metrics.held.json is damaged" in caplog.text
+    assert "metrics.jsonl has no row for step 2, 3" in caplog.text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import sqlite3
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from async_rl.core.types import Trajectory
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep, FromLearner, SyncVersion
 from async_rl.protocol.membership import Expel
+from async_rl.training import checkpoints
 
 EXCUSED = ("the world made this batch bad",)
 """Causes of a failed run that the world made on purpose, as often as the product bears."""
@@ -59,8 +62,34 @@ class History:
         self.tokens: dict[int, Token] = {}
         self.began: dict[int, float] = {}
         self.served: dict[str, set[int]] = {}
+        self.secured: set[tuple[int, int]] = set()
+        self.refusal = ""
+        self._complete = -1
 
     # ---- events
+
+    def lost_power(self) -> None:
+        """What was acknowledged since the last checkpoint may be gone."""
+        self.acknowledged &= self.secured
+        self._complete = max(self.saves, default=-1)
+
+    def refused(self, reason: str) -> None:
+        """The run could not be resumed."""
+        self.refusal = reason
+        if self._complete >= 0:
+            self._broken(f"the run has checkpoint {self._complete} and is refused: {reason}")
+
+    def resumed(self, config: Any) -> None:
+        if config != self._world.config:
+            self._broken("the run was resumed with another configuration")
+
+    def started(self, version: int) -> None:
+        """The learner starts from this version."""
+        if version < self._complete:
+            self._broken(
+                f"checkpoint {self._complete} was complete; the run resumes from {version}"
+            )
+        self._complete = -1
 
     def written(self, request_id: str, identity: int, version: int, count: int) -> list[int]:
         """An engine wrote tokens; return their ids."""
@@ -147,6 +176,8 @@ class History:
             self.acknowledged.add((request.group.group_id, request.group.attempt))
         elif isinstance(request, CommitStep):
             self.committed.append((request.version, list(request.group_ids)))
+        elif isinstance(request, SyncVersion):
+            self.started(request.version)
         elif isinstance(request, Expel):
             self.expelled.append(f"{request.name}: {request.reason}")
 
@@ -159,6 +190,8 @@ class History:
         """Return the promises that are broken, each as a sentence."""
         world = self._world
         problems = list(self.problems)
+        if self.refusal:
+            return problems
         if world.codes[-1] != 0 and not any(cause in world.cause for cause in EXCUSED):
             problems.append(f"the run has failed: exit codes {world.codes}")
         path = world.run_dir / STORE_FILE
@@ -172,8 +205,77 @@ class History:
             )
             problems += audit(connection, promise).problems
             problems += self._ledger_equals_history(connection)
+            problems += self._without_reason(connection)
         finally:
             connection.close()
+        return problems
+
+    def _without_reason(self, connection: sqlite3.Connection) -> list[str]:
+        """What the product may do after a fault only."""
+        world = self._world
+        problems = []
+        one = functools.partial(_one, connection)
+        went_back = one("SELECT count(*) FROM lives") > 1
+        over_age = one("SELECT count(*) FROM groups WHERE reason='over_age' AND purpose='train'")
+        if over_age and not went_back:
+            problems.append(f"{over_age} groups were over age although the learner never went back")
+        hit = {name for fault in world.faults for name in map(str, fault.arguments)}
+        is_calm = not (world.faults or world.broken_loads)
+        if is_calm and world.warnings("; restarting "):
+            problems.append(f"without a fault: {world.warnings('; restarting ')[0]}")
+        for text in self.expelled:
+            name = text.partition(":")[0]
+            if not (world.broken_loads or {name, "learner-0"} & hit):
+                problems.append(f"a healthy generator was removed: {text}")
+        calm_kinds = {fault.kind for fault in world.faults} <= {"scale", "jump", "slow_disk"}
+        if calm_kinds and not (world.broken_loads or world.failed_verdicts):
+            again = one("SELECT count(*) FROM groups WHERE attempt > 1")
+            if again:
+                problems.append(f"{again} groups were made more than once, and nothing was lost")
+        if world.codes[-1] == 0:
+            problems += self._rows_and_evaluations(connection)
+            problems += self._checkpoints(one)
+        return problems
+
+    def _rows_and_evaluations(self, connection: sqlite3.Connection) -> list[str]:
+        world, config = self._world, self._world.config
+        problems = []
+        steps = [json.loads(row)["step"] for row in world.rows]
+        missing = set(range(1, config.num_steps + 1)) - set(steps)
+        named = " ".join(world.warnings("has no row for step "))
+        unnamed = [step for step in missing if f"{step}" not in re.findall(r"\d+", named)]
+        if unnamed or steps != sorted(set(steps)):
+            problems.append(f"metrics.jsonl has rows of the steps {steps}; not named: {unnamed}")
+        every = config.evaluation.every_steps
+        if every:
+            due = {*range(0, config.num_steps + 1, every), config.num_steps}
+            # The run waits a minute for the last one, and a buffer that is ended meanwhile reports
+            # it at the next resume.
+            done = "SELECT version FROM evaluations WHERE figures IS NOT NULL OR started_s > ?"
+            since_s = world.loop.time() + 1.7e9 - 120.0
+            lacking = due - {version for (version,) in connection.execute(done, (since_s,))}
+            if lacking:
+                problems.append(f"the versions {sorted(lacking)} were not evaluated")
+        return problems
+
+    def _checkpoints(self, one: Any) -> list[str]:
+        """The newest are there, with the trajectories that a resume from the oldest would need."""
+        config = self._world.config
+        saved = checkpoints.versions(self._world.run_dir)
+        keep = config.checkpoint.keep
+        problems = []
+        if saved[-1:] != [config.num_steps] or len(saved) > keep + config.checkpoint.keep_best:
+            problems.append(f"at the end the run has the checkpoints {saved}")
+        expected = sorted(set(self.saves))[-keep:]
+        if saved[-len(expected) :] != expected:
+            problems.append(f"the newest checkpoints are {expected}, the run has {saved}")
+        lost = one(
+            "SELECT count(*) FROM groups WHERE state='trained' AND train_version >= ? AND group_id"
+            " NOT IN (SELECT group_id FROM blobs)",
+            saved[-keep:][0],
+        )
+        if lost:
+            problems.append(f"{lost} groups that checkpoint {saved[-keep:][0]} needs are deleted")
         return problems
 
     def _ledger_equals_history(self, connection: sqlite3.Connection) -> list[str]:
@@ -222,3 +324,7 @@ class History:
                     f" average; its own are {expected}"
                 )
         return problems
+
+
+def _one(connection: sqlite3.Connection, query: str, *values: int) -> int:
+    return int(connection.execute(query, values).fetchone()[0])

@@ -24,7 +24,7 @@ from loop import CURRENT, Process, kill, send_signal
 
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.store import store
-from async_rl.core.checksums import write_sums
+from async_rl.core.checksums import complete
 from async_rl.core.errors import (
     AsyncRLError,
     EngineDead,
@@ -298,17 +298,16 @@ class Pool:
         content = {"version": version, "identity": self.identity}
         partial = directory.with_name(directory.name + ".partial")
 
-        def complete() -> None:
+        def write() -> None:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             (partial / "weights.json").write_text(json.dumps(content))
-            write_sums(partial)
-            partial.rename(directory)
+            complete(partial, directory)
             self.world.history.saved(version)
             future.set_result(None)
 
         delay_s = self.world.rng.expovariate(1 / self.world.save_s)
-        asyncio.get_running_loop().call_later(delay_s, complete)
+        asyncio.get_running_loop().call_later(delay_s, write)
         return future
 
     def _load(self, directory: Path) -> int:
@@ -340,6 +339,7 @@ class Store(store.Store):
         assert process is not None, "a store belongs to a process"
         # The kernel closes the files of a killed process and releases its lock.
         process.on_death.append(self._files.close)
+        self.world.opened_store(path)
 
     def put(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> None:
         super().put(statements, parameters)
@@ -358,14 +358,25 @@ class Store(store.Store):
     def _commit(self) -> None:
         self._is_due_soon = False
         flushes: list[Future[None]] = []
-        while not self._queue.empty():
-            self._transact(flushes)
+        try:
+            while not self._queue.empty():
+                self.world.require_space()
+                self._transact(flushes)
+        except OSError as error:
+            self._fail(InfrastructureError(f"{self._path} cannot be written: {error}"), flushes)
+            return
         for flush in flushes:
             if flush.set_running_or_notify_cancel():
                 flush.set_result(None)
 
+    async def secure(self) -> None:
+        acknowledged = set(self.world.history.acknowledged)
+        await super().secure()
+        self.world.history.secured |= acknowledged
+
     def _sync_files(self) -> None:
-        pass
+        if self.world.disk is not None:
+            super()._sync_files()
 
     async def __aenter__(self) -> Self:
         return self

@@ -68,7 +68,23 @@ def _core(seed: int) -> dict[str, Any]:
         jump = (clocks.choice(NAMES), clocks.choice((-7200.0, -5.0, 5.0, 7200.0)))
         faults = [*faults, Fault(clocks.uniform(0.0, LONGEST_S), "jump", jump)]
         faults.sort(key=lambda fault: fault.at_s)
-    return {"settings": settings, "faults": faults, **sizes}
+    disk = random.Random(f"disk {seed}")
+    has_disk = disk.random() < 0.2
+    if has_disk:
+        faults = [*faults, *_disk_faults(disk)]
+        faults.sort(key=lambda fault: fault.at_s)
+    return {"settings": settings, "faults": faults, "has_disk": has_disk, **sizes}
+
+
+def _disk_faults(rng: random.Random) -> list[Fault]:
+    faults = []
+    for _ in range(rng.choice((1, 1, 2))):
+        at_s = rng.uniform(0.0, rng.choice((2.0, LONGEST_S)))
+        if rng.random() < 0.8:
+            faults.append(Fault(at_s, "power_loss"))
+        else:
+            faults.append(Fault(at_s, "full_disk", (rng.choice((1.0, 30.0)),)))
+    return faults
 
 
 def _fault(rng: random.Random) -> Fault:

@@ -12,6 +12,7 @@ from explore import problems_of
 from scenarios import drawn
 
 FOUND = {
+    66: "a configuration that a power loss took from a run with checkpoints",
     94: "the answer about prepared prompts that a cut connection lost",
     177: "tokens of a version above the one that trains them",
     2050: "a learner that the supervisor's answers did not reach ended the run",

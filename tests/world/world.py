@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import errno
 import functools
 import itertools
 import json
@@ -13,6 +14,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 import uuid
@@ -29,19 +31,23 @@ import network
 import parts
 import torch
 from composing import compose
+from disk import Disk, fsync
 from history import History
 from loop import CURRENT, Process, VirtualLoop, kill, send_signal
 
 from async_rl.config.base import as_builtins
 from async_rl.config.checks.run import check
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import AsyncRLError
+from async_rl.core.errors import AsyncRLError, ConfigError
+from async_rl.launchers.api.resuming import reopen
+from async_rl.launchers.api.starting import make_run_dir
 from async_rl.monitoring import recorder
 from async_rl.observability import activity
 from async_rl.planning.topology import ProcessSpec
 from async_rl.processes import buffer, gateway, generator, learner, supervisor, verifier
 from async_rl.protocol.control import Scale
 from async_rl.rewards.verifier import client
+from async_rl.runs.status import config_of
 from async_rl.runtime import context, directory
 from async_rl.sessions import session
 from async_rl.supervision import registry
@@ -97,11 +103,13 @@ class World:
     repeat: float = 0.0
     agent_s: float = 0.5
     dying_agents: float = 0.0
+    has_disk: bool = False
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.config = configured(self.settings)
-        self.loop = VirtualLoop(lambda: self.rng.expovariate(1 / 0.002))
+        names = {"output_dir": str(self.path), "run_name": "run"} if self.has_disk else {}
+        self.config = configured({**self.settings, **names})
+        self.loop = VirtualLoop(self._thread_s)
         self.network = network.Network(self.loop, self.rng, repeat=self.repeat)
         self.history = History(self)
         self.network.on_call = self.history.called
@@ -116,9 +124,34 @@ class World:
         self._on_fault = asyncio.Event()
         self.codes: list[int] = []
         self._usual_commit_s = self.commit_s
+        self.disk = Disk(self.path, random.Random(f"disk {self.seed}")) if self.has_disk else None
+        self._space_s = -1e9
+        self._slow_threads: dict[str, float] = {}
+        self.rows: list[str] = []
+        self._keeper: sqlite3.Connection | None = None
         self.problems: list[str] = []
 
+    def _thread_s(self) -> float:
+        process = CURRENT.get()
+        slow_s = 0.0 if process is None else self._slow_threads.get(process.name, 0.0)
+        return slow_s + self.rng.expovariate(1 / 0.002)
+
     # ---- what parts use
+
+    def require_space(self) -> None:
+        """Raise OSError if the disk is full."""
+        if self.disk is not None and self.disk.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def opened_store(self, path: Path) -> None:
+        """Keep the log of the store: the last connection that closes would move it into the file,
+        which a process that is killed does not.
+        """
+        if self.disk is not None:
+            self.disk.create(f"run/{path.name}-wal")
+            if self._keeper is None:
+                self._keeper = sqlite3.connect(path)
+                self._keeper.execute("SELECT count(*) FROM groups").fetchone()
 
     def next_identity(self) -> int:
         return next(self._identities)
@@ -142,15 +175,23 @@ class World:
 
     def run(self, until_s: float = 20_000.0) -> None:
         """Run to the end, resuming after each loss of the supervisor."""
-        (self.run_dir / "logs").mkdir(parents=True)
+        self.path.mkdir(parents=True)
         with self._patched():
             asyncio.set_event_loop(self.loop)
             try:
+                if self.disk is None:
+                    (self.run_dir / "logs").mkdir(parents=True)
+                else:
+                    make_run_dir(self.config)
                 self.loop.run_until_complete(self._main(until_s))
+                metrics = self.run_dir / "metrics.jsonl"
+                self.rows = metrics.read_text().splitlines() if metrics.exists() else []
             finally:
                 for process in self.processes:
                     kill(process)
                 self._bury()
+                if self._keeper is not None:
+                    self._keeper.close()
                 asyncio.set_event_loop(None)
 
     def _bury(self) -> None:
@@ -184,11 +225,31 @@ class World:
             lost.cancel()
             if running.done():
                 self.codes.append(running.result())
-                break
+                if not self._is_out_of_space():
+                    break
+                # A person makes room, and resumes the run.
+                await asyncio.sleep(self._space_s - self.loop.time())
+                self._on_fault.set()
             if not self._on_fault.is_set():
                 raise AssertionError(f"the run has not finished after {until_s:g} s\n{self.tail()}")
             await asyncio.sleep(1.0)
+            if self.disk is not None and not self._reopened():
+                break
         faults.cancel()
+
+    def _is_out_of_space(self) -> bool:
+        return self.codes[-1] != 0 and self.loop.time() < self._space_s + 600.0
+
+    def _reopened(self) -> bool:
+        """As async-rl resume: False if the run cannot be resumed."""
+        try:
+            config = config_of(self.run_dir)
+            reopen(config, self.run_dir)
+        except ConfigError as error:
+            self.history.refused(str(error))
+            return False
+        self.history.resumed(config)
+        return True
 
     async def _supervise(self) -> int:
         run = supervisor.Supervisor(
@@ -203,6 +264,12 @@ class World:
     def cause(self) -> str:
         """Why the run has failed, as its outcome says."""
         return json.loads((self.run_dir / "state.json").read_text())["cause"]
+
+    def warnings(self, text: str) -> list[str]:
+        """The warnings and errors with this text."""
+        return [
+            line for line in self.log if text in line and (" WARNING " in line or "ERROR" in line)
+        ]
 
     def tail(self, most: int = 60) -> str:
         """The newest lines of the log."""
@@ -294,6 +361,30 @@ class World:
         self.handles.clear()
         self._on_fault.set()
 
+    def power_loss(self) -> None:
+        """The machine loses its power; a person starts it and resumes the run."""
+        if self.disk is None:
+            return
+        image = self.disk.image()
+        self.history.lost_power()
+        self.lose_all()
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+        self.disk.restart(image)
+
+    def full_disk(self, seconds: float) -> None:
+        """Nothing can be written for some seconds."""
+        if self.disk is not None:
+            self.disk.is_full = True
+            self._space_s = self.loop.time() + seconds
+            self.loop.call_later(seconds, setattr, self.disk, "is_full", False)
+
+    def slow_threads(self, name: str, by_s: float, seconds: float) -> None:
+        """Each write and sync of a process takes longer."""
+        self._slow_threads[name] = by_s
+        self.loop.call_later(seconds, self._slow_threads.pop, name, None)
+
     # ---- the world around the product
 
     @contextlib.contextmanager
@@ -308,6 +399,12 @@ class World:
             logging.disable(logging.CRITICAL)
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value))
+            if self.disk is not None:
+                stack.enter_context(mock.patch.object(os, "fsync", fsync))
+                stack.enter_context(self.disk)
+            else:
+                quick = mock.patch.object(recorder, "replace_file", Path.write_bytes)
+                stack.enter_context(quick)
             yield
 
     def _replacements(self) -> Iterator[tuple[Any, str, Any]]:
@@ -348,7 +445,7 @@ class World:
             ),
         )
         yield recorder, "EventFile", _Nothing
-        yield recorder, "replace_file", lambda path, content: path.write_bytes(content)
+        yield recorder, "_LOG", self._logger("metrics")
         yield buffer, "Store", parts.Store
         yield buffer, "spare_torch", _Nothing
         yield buffer, "load_tokenizer", lambda *_: parts.Tokenizer()
