@@ -139,7 +139,7 @@ def test_taking_up_a_run_keeps_the_configuration_of_before(run_dir: Path) -> Non
 
 def test_a_directory_that_cannot_be_written_is_told(run_dir: Path) -> None:
     config, _ = resumed_config(run_dir, ["num_steps=20"])
-    (run_dir / "config.partial").mkdir()
+    (run_dir / "config.yaml.partial").mkdir()
     with pytest.raises(ConfigError, match=r"mine cannot be written .*free disk space or"):
         reopen(config, run_dir)
     assert config_of(run_dir).num_steps == 9

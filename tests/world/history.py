@@ -65,6 +65,7 @@ class History:
         self.secured: set[tuple[int, int]] = set()
         self.refusal = ""
         self._complete = -1
+        self._newest_start = 0
 
     # ---- events
 
@@ -85,6 +86,7 @@ class History:
 
     def started(self, version: int) -> None:
         """The learner starts from this version."""
+        self._newest_start = version
         if version < self._complete:
             self._broken(
                 f"checkpoint {self._complete} was complete; the run resumes from {version}"
@@ -221,8 +223,9 @@ class History:
             problems.append(f"{over_age} groups were over age although the learner never went back")
         hit = {name for fault in world.faults for name in map(str, fault.arguments)}
         is_calm = not (world.faults or world.broken_loads)
-        if is_calm and world.warnings("; restarting "):
-            problems.append(f"without a fault: {world.warnings('; restarting ')[0]}")
+        restarts = [s for s in world.warnings("; restarting ") if "asked to be started" not in s]
+        if is_calm and restarts:
+            problems.append(f"without a fault: {restarts[0]}")
         for text in self.expelled:
             name = text.partition(":")[0]
             if not (world.broken_loads or {name, "learner-0"} & hit):
@@ -232,7 +235,8 @@ class History:
             again = one("SELECT count(*) FROM groups WHERE attempt > 1")
             if again:
                 problems.append(f"{again} groups were made more than once, and nothing was lost")
-        if world.codes[-1] == 0:
+        # A run that a person stopped has fewer steps.
+        if any("the run has finished" in line for line in world.log):
             problems += self._rows_and_evaluations(connection)
             problems += self._checkpoints(one)
         return problems
@@ -264,7 +268,9 @@ class History:
         saved = checkpoints.versions(self._world.run_dir)
         keep = config.checkpoint.keep
         problems = []
-        if saved[-1:] != [config.num_steps] or len(saved) > keep + config.checkpoint.keep_best:
+        # A learner that starts from the last step saves nothing, so it deletes nothing either.
+        most = keep + config.checkpoint.keep_best + int(self._newest_start == config.num_steps)
+        if saved[-1:] != [config.num_steps] or len(saved) > most:
             problems.append(f"at the end the run has the checkpoints {saved}")
         expected = sorted(set(self.saves))[-keep:]
         if saved[-len(expected) :] != expected:

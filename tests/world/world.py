@@ -175,7 +175,7 @@ class World:
 
     def run(self, until_s: float = 20_000.0) -> None:
         """Run to the end, resuming after each loss of the supervisor."""
-        self.path.mkdir(parents=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         with self._patched():
             asyncio.set_event_loop(self.loop)
             try:
