@@ -6,10 +6,11 @@ A flipped bit in a checkpoint would otherwise load as a slightly different weigh
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from async_rl.core.os import sync, sync_tree
 
 SUMS_FILE = "sha256sums.txt"
 _THREADS = 4
@@ -70,19 +71,3 @@ def complete(partial: Path, directory: Path) -> None:
     sync_tree(partial)
     partial.rename(directory)
     sync(directory.parent)
-
-
-def sync_tree(directory: Path) -> None:
-    """Return once everything in the directory, and its names, are on the disk."""
-    # The directory itself last, so that its names reach the disk after the files.
-    for path in [*directory.rglob("*"), directory]:
-        sync(path)
-
-
-def sync(path: Path) -> None:
-    """Return once this file, or the names in this directory, are on the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -12,8 +12,6 @@ import os
 import signal
 from pathlib import Path
 
-from async_rl.core.checksums import sync
-
 RESTART_CODE = os.EX_TEMPFAIL
 """Exit code of a process that requests a restart (RestartNeeded)."""
 
@@ -58,6 +56,22 @@ def _partial(path: Path, data: bytes) -> Path:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(data)
     return partial
+
+
+def sync_tree(directory: Path) -> None:
+    """Return once everything in the directory, and its names, are on the disk."""
+    # The directory itself last, so that its names reach the disk after the files.
+    for path in [*directory.rglob("*"), directory]:
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Return once this file, or the names in this directory, are on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 async def exit_of(pid: int) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from async_rl.config.run import RunConfig
-from async_rl.core.checksums import sync
 from async_rl.core.codec import decode, encode
 from async_rl.core.frozen import frozen
+from async_rl.core.os import sync
 from async_rl.core.types import Prompt, Purpose
 from async_rl.data.order import PromptOrder
 

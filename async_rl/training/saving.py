@@ -13,8 +13,8 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
-from async_rl.core.checksums import sync
 from async_rl.core.frozen import frozen
+from async_rl.core.os import sync
 from async_rl.protocol.learner import (
     EvaluationScores,
     ForgetBefore,

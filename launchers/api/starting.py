@@ -19,9 +19,9 @@ from pathlib import Path
 
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
-from async_rl.core.checksums import sync
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
+from async_rl.core.os import sync
 from async_rl.launchers.backends.backend import backend_of, job_to_submit
 from async_rl.runs.control import leave_mark
 from async_rl.runs.directory import unique_name

@@ -29,8 +29,8 @@ from typing import IO, Any, Self
 from async_rl.buffer.store.connection import BUSY_MS, connect, readers_of
 from async_rl.buffer.store.schema import SCHEMA_VERSION, TABLES
 from async_rl.core import codec
-from async_rl.core.checksums import sync
 from async_rl.core.errors import InfrastructureError, Unavailable
+from async_rl.core.os import sync
 from async_rl.core.types import Group
 
 _log = logging.getLogger(__name__)
