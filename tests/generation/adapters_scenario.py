@@ -76,17 +76,24 @@ async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
         name: await group(policy, f"quiet-{name}", prompt(1), 3, sampling(temperature=0.7))
         for name, policy in policies.items()
     }
+    spanning: dict[str, list[asyncio.Task[dict[str, Any]]]] = {name: [] for name in policies}
     async with asyncio.TaskGroup() as tasks:
-        spanning = {
-            name: [
-                tasks.create_task(group(policy, f"span-{name}-{i}", prompt(10 + i), 3, sampling()))
-                for i in range(3)
-            ]
-            for name, policy in policies.items()
-        }
+
+        def start(number: int) -> None:
+            for name, policy in policies.items():
+                making = group(policy, f"span-{name}-{number}", prompt(10 + number), 3, sampling())
+                spanning[name].append(tasks.create_task(making))
+
+        start(0)
+        start(1)
         for version in range(1, LAST + 1):
+            if version == LAST:
+                # However fast the pushes are, these groups end with older weights than the last
+                # groups have.
+                await asyncio.wait([spanning["own"][0], spanning["first"][0]])
             await pusher.push(own, "own", version)
             await pusher.push(first, "first", 3 + version)
+        start(2)
     said["spanning"] = {name: [task.result() for task in made] for name, made in spanning.items()}
     rows = [np.array(prompt(seed, 40), np.int32) for seed in (3, 4)]
     said["probe_rows"] = [row.tolist() for row in rows]
