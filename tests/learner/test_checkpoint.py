@@ -49,7 +49,7 @@ def test_a_checkpoint_that_was_not_finished_is_not_taken_for_one(
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("async_rl.learner.checkpoint.os.rename", fail)
+    monkeypatch.setattr("async_rl.core.checksums.sync_tree", fail)
     with pytest.raises(
         InfrastructureError, match=r"step_1 could not be written.*No space.*async-rl resume"
     ):
