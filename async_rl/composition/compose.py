@@ -86,7 +86,12 @@ def as_written(conf: str) -> Tree:
 
 
 def write_config(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration; it is on the disk when this returns."""
+    """Write the resolved configuration; it is on the disk when this returns.
+
+    It must not exist yet, since it is written once.
+    """
+    if path.exists():
+        raise FileExistsError(path)
     replace_synced(path, to_yaml(config).encode())
 
 

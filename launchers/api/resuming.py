@@ -13,7 +13,7 @@ from pathlib import Path
 from async_rl.algorithms.schedule import stretched
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.composition import schema
-from async_rl.composition.compose import recompose, write_config
+from async_rl.composition.compose import recompose, to_yaml
 from async_rl.composition.overrides import with_defaults
 from async_rl.composition.schema import Changes, changes
 from async_rl.config.base import replace
@@ -22,6 +22,7 @@ from async_rl.config.pool_sizes import pool_counts
 from async_rl.config.pools import SCALE_FILE
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
+from async_rl.core.os import replace_synced
 from async_rl.runs.control import leave_mark, living_pid
 from async_rl.runs.status import RunState, config_of, ending
 from async_rl.supervision.scaler import wanted_counts
@@ -192,7 +193,7 @@ def fetch(url: str, output_dir: Path) -> Path:
     run_dir = (output_dir / name).absolute()
     Mirror(mirror, run_dir).fetch()
     config = replace(config_of(run_dir), output_dir=str(run_dir.parent))
-    write_config(config, run_dir / "config.yaml")
+    replace_synced(run_dir / "config.yaml", to_yaml(config).encode())
     return run_dir
 
 
@@ -209,7 +210,7 @@ def reopen(config: RunConfig, run_dir: Path) -> None:
         if config != before:
             number = 1 + len(list(run_dir.glob("config.*.yaml")))
             os.link(path, run_dir / f"config.{number}.yaml")
-            write_config(config, path)
+            replace_synced(path, to_yaml(config).encode())
         # They describe the previous start; a reader must not take them for the new one.
         for name in ("state.json", "control.json"):
             (run_dir / name).unlink(missing_ok=True)
