@@ -13,6 +13,7 @@ nothing.
 
 from __future__ import annotations
 
+import math
 import statistics
 import subprocess
 import sys
@@ -85,8 +86,9 @@ class Durations:
     def _seconds_alone(self, module: str) -> float:
         started_s = time.monotonic()
         command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", module]
-        subprocess.run(command, cwd=self._root, capture_output=True, check=False)
-        return time.monotonic() - started_s
+        done = subprocess.run(command, cwd=self._root, capture_output=True, check=False)
+        # A module that fails early says nothing about its time.
+        return time.monotonic() - started_s if done.returncode == 0 else math.inf
 
 
 def slowness(seconds: Mapping[str, float], recorded: Mapping[str, float]) -> float:

@@ -57,12 +57,11 @@ class EventFile:
         self._described: set[str] = set()
         self._directory = directory
         self._size_bytes = 0
+        # Once, and not in _open: a run that goes back opens many writers.
+        threading.excepthook = _hide_what_is_raised_again(threading.excepthook)
         self._writer = self._open()
 
     def _open(self) -> EventFileWriter:
-        if threading.excepthook is not _show_what_is_raised_once:
-            _ELSEWHERE.append(threading.excepthook)
-            threading.excepthook = _show_what_is_raised_once
         # The name of the file has the time in seconds and a number that grows.
         return EventFileWriter(
             str(self._directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
@@ -131,15 +130,18 @@ class EventFile:
         self._writer.add_event(event)
 
 
-_ELSEWHERE: list[Callable[[threading.ExceptHookArgs], object]] = []
-"""What handled the errors of threads before."""
+def _hide_what_is_raised_again(
+    elsewhere: Callable[[threading.ExceptHookArgs], object],
+) -> Callable[[threading.ExceptHookArgs], None]:
+    """Return a handler of the errors of threads that gives all but the writer's to another one."""
 
+    def handle(args: threading.ExceptHookArgs) -> None:
+        # The writer's thread keeps its error, and the next call of the writer raises it again, so a
+        # full disk ends the run with one sentence. The traceback of the thread would come before.
+        if type(args.thread).__module__ != EventFileWriter.__module__:
+            elsewhere(args)
 
-def _show_what_is_raised_once(args: threading.ExceptHookArgs) -> None:
-    # The writer's thread keeps its error, and the next call of the writer raises it again, so a
-    # full disk ends the run with one sentence. The traceback of the thread would come before it.
-    if type(args.thread).__module__ != EventFileWriter.__module__:
-        _ELSEWHERE[-1](args)
+    return handle
 
 
 def _first_screen() -> summary_pb2.Summary:

@@ -78,4 +78,9 @@ def test_the_command_fails_a_slow_module_and_records_it_when_asked(tmp_path: Pat
     assert "test_one.py took" not in text
     assert run("durations.py", "test_two.py")[0] == 0
     assert run(*pytest_words)[0] == 0
+    # Alone it fails at once, which does not make it fast.
+    (tmp_path / "test_two.py").write_text(
+        "import os, time\ndef test_it(): os.environ['PYTEST_XDIST_WORKER'] and time.sleep(4)\n"
+    )
+    assert run(*pytest_words)[0] == 1
     shutil.rmtree(tmp_path)
