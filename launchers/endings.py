@@ -9,10 +9,12 @@ import typer
 
 from async_rl.core.errors import AsyncRLError, ConfigError
 from async_rl.core.extras import missing
+from async_rl.core.os import owner_only
 
 EXIT_WRONG_SETTINGS = 2
 
 
+@owner_only()
 def run(app: typer.Typer) -> NoReturn:
     """Run a command line to its end."""
     try:

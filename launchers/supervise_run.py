@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from async_rl.core.os import owner_only
 from async_rl.launchers.api.starting import supervise
 from async_rl.runs.control import leave_mark, owning
 from async_rl.runs.status import config_of
 
 
+@owner_only()
 def main() -> int:
     """Supervise the run to its end and return its exit code."""
     run_dir = Path(sys.argv[1])

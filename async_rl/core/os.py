@@ -7,9 +7,11 @@ The jail in sandbox/ has its own calls, because it imports nothing of the projec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 RESTART_CODE = os.EX_TEMPFAIL
@@ -32,6 +34,16 @@ def die_with_parent(parent_pid: int = _ANY_PARENT) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if parent_pid != _ANY_PARENT and os.getppid() != parent_pid:
         os._exit(1)
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """Let only the owner read what this process, and a child that it starts here, writes."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def replace_file(path: Path, data: bytes) -> None:

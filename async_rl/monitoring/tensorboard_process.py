@@ -4,12 +4,17 @@ together with its parent.
 The port is chosen before TensorBoard starts, so the URL is known immediately; the page answers a
 few seconds later. The child is `python -m async_rl.monitoring.tensorboard_process <parent pid>
 <TensorBoard's arguments>`.
+
+TensorBoard has no password, and other users of the machine reach loopback too: every address of it
+begins with a secret, which the child has from its environment, since command lines are public. Its
+data server, a faster reader, has a port without such an address, and is not used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -25,6 +30,7 @@ _CLOSE_S = 3.0  # it has nothing to save
 _NICENESS = 10  # it reads the event file every second, on cores that generators may use
 _RELOAD_S = "1"
 """Seconds. Metrics must be visible within 5 s, and writing them takes a part of that."""
+_PREFIX = "ASYNC_RL_TENSORBOARD_PREFIX"
 
 
 class TensorBoard:
@@ -41,11 +47,13 @@ class TensorBoard:
             target = (run_dir / "tensorboard").absolute()
             Path(self._logdir.name, run_dir.name).symlink_to(target)
         self.title = ", ".join(run_dir.name for run_dir in run_dirs)
-        self.url = f"http://{host}:{port}/#custom_scalars"
+        prefix = f"/{secrets.token_urlsafe()}"
+        self.url = f"http://{host}:{port}{prefix}/#custom_scalars"
         command = [sys.executable, "-m", "async_rl.monitoring.tensorboard_process"]
         command += [str(os.getpid()), "--logdir", self._logdir.name]
         command += ["--host", host, "--port", str(port)]
         command += ["--window_title", self.title, "--reload_interval", _RELOAD_S]
+        command += ["--load_fast", "false"]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -54,11 +62,12 @@ class TensorBoard:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                env={**os.environ, _PREFIX: prefix},
             )
 
     @property
     def pid(self) -> int:
-        """The process id of TensorBoard, the parent of its data server."""
+        """The process id of TensorBoard."""
         return self._process.pid
 
     @property
@@ -81,7 +90,7 @@ class TensorBoard:
         self._logdir.cleanup()
 
     def _signal(self, number: signal.Signals) -> None:
-        # The whole group: TensorBoard starts a data server, which it does not always end.
+        # The whole group, with any child of TensorBoard.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
@@ -107,7 +116,7 @@ def main() -> None:
     os.nice(_NICENESS)
     from tensorboard.main import run_main  # slow to import: after the above
 
-    sys.argv = ["tensorboard", *sys.argv[2:]]
+    sys.argv = ["tensorboard", *sys.argv[2:], "--path_prefix", os.environ.pop(_PREFIX)]
     run_main()
 
 

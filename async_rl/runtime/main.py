@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import get_args
 
 from async_rl.core.errors import AsyncRLError, DataError, RestartNeeded, RewardError, root_cause
-from async_rl.core.os import RESTART_CODE, die_with_parent
+from async_rl.core.os import RESTART_CODE, die_with_parent, owner_only
 from async_rl.core.types import Role
 from async_rl.observability.logs import configure_logging
 from async_rl.protocol.membership import ReportFatal
@@ -57,6 +57,7 @@ async def _report(run_dir: Path, name: str, error: Exception) -> None:
         await supervisor.call(report, timeout_s=_REPORT_S)
 
 
+@owner_only()
 def main() -> int:
     """Run one process to its end; return its exit code."""
     parser = argparse.ArgumentParser(prog="async_rl.runtime.main")

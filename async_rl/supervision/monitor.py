@@ -71,7 +71,6 @@ class Monitor:
         with contextlib.ExitStack() as outputs:
             self._recorder = _open_recorder(config, run_dir, outputs)
             self.tensorboard_url = ""
-            # Neither of the two has a password.
             host = host_for_people(config.network)
             port = config.monitoring.tensorboard_port
             if port is not None:

@@ -10,10 +10,12 @@ went back may save another checkpoint of that version.
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from pathlib import Path
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from async_rl.buffer.store.connection import STORE_FILE, snapshot
 from async_rl.config.pools import SCALE_FILE
@@ -55,6 +57,8 @@ class Mirror:
                 version: self._fs.cat_file(self._mark(version)) for version in self.versions()
             }
             self._fs.makedirs(self._root, exist_ok=True)
+            if isinstance(self._fs, LocalFileSystem):
+                os.chmod(self._root, 0o700)  # of an earlier version, it may be open to other users
             sums = {version: self._sums(version) for version in kept}
             missing = [version for version in kept if copied.get(version) != sums[version]]
             for version in missing:

@@ -46,9 +46,8 @@ def main() -> None:
         run_dir.mkdir()
         make_files(run_dir, options.groups)
         make_store(run_dir, options.groups)
-        client = TestClient(
-            build_app(Library(run_dir.parent), token=""), base_url="http://localhost"
-        )
+        client = TestClient(build_app(Library(run_dir.parent), token="secret"))
+        client.get("/?token=secret")
         last, step = options.groups - 1, options.groups // GROUPS_PER_STEP
         print(f"{options.groups} groups, {step} steps; milliseconds of CPU")
         print(f"{'page':58} {'first':>7} {'median':>7} {'kB':>6}")

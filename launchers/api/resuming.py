@@ -204,6 +204,7 @@ def reopen(config: RunConfig, run_dir: Path) -> None:
     path = run_dir / "config.yaml"
     before = config_of(run_dir)
     try:
+        run_dir.chmod(0o700)  # of an earlier version, it may be open to other users
         # A count that is set now wins over the last scaling.
         if pool_counts(config) != pool_counts(before):
             (run_dir / SCALE_FILE).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DeadlineExceeded, RunFailed
 from async_rl.core.machine import this_machine
+from async_rl.core.os import owner_only
 from async_rl.launchers.api import starting
 from async_rl.protocol.membership import PoolCount
 from async_rl.runs.control import (
@@ -191,6 +192,7 @@ class Run:
         return status
 
 
+@owner_only()
 def launch(conf: str, overrides: Overrides = ()) -> Run:
     """Start a run in the background and return it.
 
@@ -213,6 +215,7 @@ def launch(conf: str, overrides: Overrides = ()) -> Run:
     return Run(run_dir)
 
 
+@owner_only()
 def resume(run: Run | str | Path, overrides: Overrides = ()) -> Run:
     """Continue a finished run from its last checkpoint, in the background, and return it.
 

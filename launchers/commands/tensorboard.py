@@ -28,7 +28,7 @@ def tensorboard(
         int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")
     ] = 0,
     host: Annotated[
-        str, typer.Option(help="address to bind; TensorBoard has no password")
+        str, typer.Option(help="address to bind; other machines reach any but loopback")
     ] = "127.0.0.1",
     output_dir: OutputDir = None,
 ) -> None:

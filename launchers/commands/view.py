@@ -1,11 +1,10 @@
 """`async-rl view`: serves the web view of runs until it is interrupted.
 
-Invariants: it only reads; it binds loopback by default, and any other address requires a token.
+Invariants: it only reads; it binds loopback by default; every request needs the printed token.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +29,7 @@ def view(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="address to bind; any but loopback requires the printed token")
+        str, typer.Option(help="address to bind; other machines reach any but loopback")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")
@@ -48,14 +47,12 @@ def view(
         require(package, "async-rl view")
     from async_rl.runs.view.server import serve
 
-    # Other machines reach any other address; samples are as private as the data.
-    token = "" if _is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
 
     def ready(bound_port: int) -> None:
         # An IPv6 address needs brackets in a URL.
         name = f"[{host}]" if ":" in host else host
-        secret = f"?token={token}" if token else ""
-        typer.echo(f"runs of {directory} at http://{name}:{bound_port}{page}{secret}")
+        typer.echo(f"runs of {directory} at http://{name}:{bound_port}{page}?token={token}")
         typer.echo("Ctrl-C ends it")
 
     serve(directory, host=host, port=port, token=token, ready=ready)
@@ -77,10 +74,3 @@ def _where(run: str | None, output_dir: Path | None) -> tuple[Path, str]:
             " of runs, or start one with async-rl launch conf=ppo_code"
         )
     return directory.absolute(), "/"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -118,7 +118,8 @@ def test_a_plan_says_where_each_input_comes_from(run_dir: Path, tmp_path: Path) 
 def test_the_web_view_draws_a_plan_and_names_settings_without_a_known_effect(
     run_dir: Path,
 ) -> None:
-    client = TestClient(build_app(Library(run_dir.parent), token=""), base_url="http://localhost")
+    client = TestClient(build_app(Library(run_dir.parent), token="secret"))
+    assert client.get("/?token=secret").status_code == 200
     address = f"/runs/{quote(run_dir.name)}/plan"
     explained = client.get(address).text
     assert "2400 steps/hour over 10 steps after the first 2" in explained

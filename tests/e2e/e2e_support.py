@@ -151,6 +151,11 @@ class LiveRun:
             and p.info["status"] != psutil.STATUS_ZOMBIE
         ]
 
+    def blocks(self) -> set[Path]:
+        """The named files in /dev/shm that its processes have mapped."""
+        maps = [part.path for p in self.processes() for part in p.memory_maps(grouped=True)]
+        return {Path(path) for path in maps if path.startswith("/dev/shm/")}
+
     def kill(self, process: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Sends a signal to one process of the run."""
         os.kill(self.pid_of(process), number)
@@ -195,6 +200,7 @@ class LiveRun:
         done = async_rl("ledger", str(self.run_dir), "--audit", "--json")
         found = msgspec.json.decode(done.stdout)
         assert (done.returncode == 0) == (found["problems"] == []), done
+        assert open_to_others(self.run_dir) == []
         return found
 
     def wait(self, *, timeout_s: float = 240) -> int:
@@ -209,6 +215,18 @@ class LiveRun:
         deadline_s = time.monotonic() + 10
         while self.processes() and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
+
+
+def open_to_others(*folders: Path) -> list[str]:
+    """What others may read, write or enter of these folders, or of single files."""
+    paths = {path for folder in folders for path in (folder, *folder.rglob("*"))}
+    found = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if mode & 0o077 and not path.is_symlink():
+                found.append(f"{path} {mode & 0o777:o}")
+    return found
 
 
 def shared_memory() -> set[str]:

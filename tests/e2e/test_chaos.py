@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import SMALL, LiveRun, async_rl, shared_memory
+from e2e_support import SMALL, LiveRun, async_rl, open_to_others, shared_memory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -137,6 +137,8 @@ def kill_in_a_push(story: Story) -> None:
         # Between two versions the folder is empty: the old file is deleted before the new one.
         new = {path.name for path in (run.run_dir / "weights").glob("life_*/*")}
         is_new = bool(new - story.weight_files) and bool(story.weight_files)
+        if is_new:
+            assert open_to_others(run.run_dir, *run.blocks()) == []
         story.weight_files |= new
         return is_new
 
@@ -188,7 +190,7 @@ def scale(story: Story) -> None:
 
 def texts(run: LiveRun, tag: str) -> str:
     """All that TensorBoard serves under a text tag."""
-    found = re.search(r"TensorBoard  (http://[^/]+)/", run.terminal)
+    found = re.search(r"TensorBoard  (http://[^#]+)/#", run.terminal)
     assert found, run.terminal
     try:
         with urllib.request.urlopen(

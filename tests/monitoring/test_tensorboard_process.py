@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -107,7 +108,17 @@ def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_pa
             for c in p.net_connections("tcp")
             if c.status == psutil.CONN_LISTEN
         }
-        assert listening <= {"127.0.0.1", "::1"}
+        assert listening == {"127.0.0.1"}
+        # Other users of the machine see ports and command lines, and no page.
+        secret = urllib.parse.urlsplit(board.url).path.strip("/")
+        assert len(secret) > 40
+        for p in _family(board.pid):
+            assert not any(secret in word for word in p.cmdline())
+            for c in p.net_connections("tcp"):
+                for path in ("", "data/runs", "data/environment", "x/data/runs"):
+                    address = f"http://127.0.0.1:{c.laddr.port}/{path}"
+                    with pytest.raises(urllib.error.HTTPError, match="404"):
+                        urllib.request.urlopen(address, timeout=10)
         assert board.is_running
         family = [p.pid for p in _family(board.pid)]
     finally:

@@ -2,10 +2,10 @@
 them.
 
 Invariants: answers GET only and writes nothing; every text is escaped by the templates; the browser
-may load nothing but this server's own style and script (Content-Security-Policy); on loopback only
-requests that name a loopback host are answered, so that a page from elsewhere cannot read runs by
-DNS rebinding; on any other address every request needs the token, as `?token=` once, then as a
-cookie.
+may load nothing but this server's own style and script (Content-Security-Policy); every request
+needs the token, as `?token=` once, then as a cookie, because other users of the machine reach
+loopback too. A page of another site that points its own name at 127.0.0.1 (DNS rebinding) has no
+cookie for that name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from async_rl.wire.http import listen, serving
 
 _FILES = Path(__file__).parent
 _COOKIE = "async-rl-view"
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_COOKIE_LETTERS = 6
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:;"
@@ -65,7 +65,7 @@ _PAGES: tuple[tuple[str, str, Callable[[Visit], pages.Content]], ...] = (
 
 
 def build_app(library: Library, *, token: str) -> ASGIApp:
-    """Return the ASGI application. token: required of every request; empty on loopback."""
+    """Return the ASGI application. token: required of every request."""
     templates = environment()
 
     def page(address: str, template: str, content: Callable[[Visit], pages.Content]) -> Route:
@@ -153,29 +153,22 @@ def _visit(library: Library, request: Request) -> Visit:
 
 
 def _refusal(request: Request, token: str) -> Response | None:
-    """Return the answer to a request without the token or from another site."""
+    """Return the answer to a request without the token, or to the first with it."""
 
     def is_token(given: str) -> bool:
         # In constant time: the time of an answer must not show how much of a guess is right.
         return hmac.compare_digest(given.encode(), token.encode())
 
-    if not token:
-        host = request.headers.get("host", "")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        # A page of another site may point its own name at 127.0.0.1; the browser still sends that
-        # name.
-        if name in _LOOPBACK:
-            return None
-        return Response("open this page as localhost or 127.0.0.1\n", status_code=403)
-    given = request.query_params.get("token", "")
-    if given and is_token(given):
+    # Browsers send a cookie to every port of a host: two servers need two names.
+    cookie = f"{_COOKIE}-{token[:_COOKIE_LETTERS]}"
+    if is_token(request.query_params.get("token", "")):
         # Out of the address, where it would stay in the browser's history.
         rest = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
         response = RedirectResponse(f"{request.url.path}?{urlencode(rest)}", status_code=303)
         # Scripts cannot read it, and no other site can send it.
-        response.set_cookie(_COOKIE, given, httponly=True, samesite="strict")
+        response.set_cookie(cookie, token, httponly=True, samesite="strict")
         return response
-    if is_token(request.cookies.get(_COOKIE, "")):
+    if is_token(request.cookies.get(cookie, "")):
         return None
     return Response("the token is missing or wrong; open the printed link\n", status_code=401)
 

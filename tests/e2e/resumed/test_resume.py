@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from e2e_support import async_rl
+from e2e_support import async_rl, open_to_others
 from resumed_run import LAST, Resumed
 
 from async_rl.buffer.store.connection import STORE_FILE
@@ -31,6 +31,8 @@ def test_each_step_is_there_once_and_each_group_is_trained_once(
     assert (found["problems"], found["num_steps"]) == ([], LAST)
     assert found["num_undone_steps"] >= 2
     assert resumed.run.processes() == []
+    assert list(resumed.copies.rglob("ledger_*.sqlite"))
+    assert open_to_others(resumed.copies) == []
     assert f"resuming with num_steps={LAST} (was 400)" in resumed.run.terminal
 
 
