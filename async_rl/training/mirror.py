@@ -21,6 +21,7 @@ from async_rl.buffer.store.connection import STORE_FILE, snapshot
 from async_rl.config.pools import SCALE_FILE
 from async_rl.core.checksums import SUMS_FILE
 from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.core.os import sync, sync_tree
 from async_rl.training import checkpoints
 
 _DONE = ".complete"
@@ -61,10 +62,11 @@ class Mirror:
                 os.chmod(self._root, 0o700)  # of an earlier version, it may be open to other users
             sums = {version: self._sums(version) for version in kept}
             missing = [version for version in kept if copied.get(version) != sums[version]]
+            # The mark first: without it, a copy that is half replaced does not count as one.
+            for version in set(missing) & set(copied):
+                self._fs.rm_file(self._mark(version))
+            self._sync_names()
             for version in missing:
-                # The mark first: without it, a copy that is half replaced does not count as one.
-                if version in copied:
-                    self._fs.rm_file(self._mark(version))
                 directory = checkpoints.directory_of(self._run_dir, version)
                 for path in sorted(p for p in directory.rglob("*") if p.is_file()):
                     self._put(path, f"{directory.name}/{path.relative_to(directory)}")
@@ -73,8 +75,13 @@ class Mirror:
             # After the records, which a resume from this copy needs.
             for version in missing:
                 self._fs.pipe_file(self._mark(version), sums[version])
-            for version in set(copied) - set(kept):
+                # Before the deletion of older copies, whose own marks go first.
+                self._sync_file(self._mark(version))
+            old = set(copied) - set(kept)
+            for version in old:
                 self._fs.rm_file(self._mark(version))
+            self._sync_names()
+            for version in old:
                 self._fs.rm(f"{self._root}/{_name(version)}", recursive=True)
             # After the mark of the newest copy: until then a resume needs the previous ledger.
             for name in self._names() if missing else ():
@@ -123,11 +130,28 @@ class Mirror:
                 elif name.startswith(_FILES):
                     self._get(path, partial / name.removeprefix(_FILES))
             # Last: an interrupted fetch must not leave a directory that looks like a run.
+            sync_tree(partial)
             partial.rename(self._run_dir)
+            sync(self._run_dir.parent)
         except OSError as error:
             raise InfrastructureError(
                 f"{self._url}/{self._run_dir.name} cannot be copied to {self._run_dir}: {error}"
             ) from error
+
+    def _sync_names(self) -> None:
+        """Return once the names in the folder of the copies are on the disk, if it is a directory.
+        An object store has a file as soon as its call has returned.
+        """
+        if isinstance(self._fs, LocalFileSystem):
+            root = Path(self._root)
+            # The folder and its parent may be new.
+            for directory in (root, *list(root.parents)[:2]):
+                sync(directory)
+
+    def _sync_file(self, path: str) -> None:
+        if isinstance(self._fs, LocalFileSystem):
+            sync(Path(path))
+            sync(Path(path).parent)
 
     def _mark(self, version: int) -> str:
         return f"{self._root}/{_name(version)}{_DONE}"
@@ -168,6 +192,7 @@ class Mirror:
                     break
                 written.append(f"{_METRICS}.{number:06d}")
                 self._fs.pipe_file(f"{folder}/{written[-1]}", part)
+                self._sync_file(f"{folder}/{written[-1]}")
             self._copied_bytes = file.tell()
         if first == 0:
             # Parts of a longer file, before the learner went back, and the single file of 0.1.
@@ -178,8 +203,10 @@ class Mirror:
 
     def _put(self, path: Path, name: str) -> None:
         target = f"{self._root}/{name}"
-        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        folder = target.rpartition("/")[0]
+        self._fs.makedirs(folder, exist_ok=True)
         self._fs.put_file(str(path), target)
+        self._sync_file(target)
 
     def _append(self, path: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -152,4 +152,3 @@ def _sync_rows(run_dir: Path) -> None:
     """
     with contextlib.suppress(FileNotFoundError):  # before the first report
         sync(run_dir / "metrics.jsonl")
-    sync(run_dir)

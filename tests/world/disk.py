@@ -35,11 +35,15 @@ class _File:
 
 
 class Disk:
-    """The names and contents below one directory. is_full: nothing more can be written."""
+    """The names and contents below one directory. is_full: nothing more can be written.
 
-    def __init__(self, root: Path, rng: random.Random) -> None:
+    on_sync: called with the number of each sync before it has an effect.
+    """
+
+    def __init__(self, root: Path, rng: random.Random, on_sync: Callable[[int], None]) -> None:
         self._root = str(root)
         self._rng = rng
+        self._on_sync = on_sync
         self.is_full = False
         self._live: dict[str, _File | None] = {}
         self._stored: dict[str, _File | None] = {}
@@ -51,8 +55,19 @@ class Disk:
         if not _hooked:
             sys.addaudithook(_hook)
             _hooked.append(True)
+        self._start()
         _active = self
         return self
+
+    def _start(self) -> None:
+        """All that is there is on the disk."""
+        root = Path(self._root)
+        self._changes.clear()
+        self._live = {
+            str(path.relative_to(root)): None if path.is_dir() else _File(path.read_bytes())
+            for path in root.rglob("*")
+        }
+        self._stored = dict(self._live)
 
     def __exit__(self, *_: object) -> None:
         global _active
@@ -99,6 +114,7 @@ class Disk:
     def synced(self, path: str) -> None:
         """A file, or the names in a directory, are on the disk."""
         self.num_syncs += 1
+        self._on_sync(self.num_syncs)
         name = self._name(path)
         if name is None:
             return
@@ -179,12 +195,7 @@ class Disk:
                 path.mkdir(exist_ok=True)
             else:
                 path.write_bytes(content)
-        self._changes.clear()
-        self._live = {
-            str(path.relative_to(root)): None if path.is_dir() else _File(path.read_bytes())
-            for path in root.rglob("*")
-        }
-        self._stored = dict(self._live)
+        self._start()
         _active = self
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
 import sqlite3
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gateway import ids_in
@@ -15,11 +17,20 @@ from loop import CURRENT, Process
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.store.audit import Promise, audit
 from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.core.checksums import damage
 from async_rl.core.types import Trajectory
 from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep, FromLearner, SyncVersion
+from async_rl.protocol.learner import (
+    CommitStep,
+    ForgetBefore,
+    FromLearner,
+    SecureStore,
+    SyncVersion,
+)
 from async_rl.protocol.membership import Expel
+from async_rl.runs.status import config_of
 from async_rl.training import checkpoints
+from async_rl.training.mirror import Mirror
 
 EXCUSED = ("the world made this batch bad",)
 """Causes of a failed run that the world made on purpose, as often as the product bears."""
@@ -64,7 +75,9 @@ class History:
         self.served: dict[str, set[int]] = {}
         self.secured: set[tuple[int, int]] = set()
         self.refusal = ""
-        self._complete = -1
+        self._complete = self._mirrored = -1
+        self._num_saves = 0
+        self._rows_before = self._secured_rows = self._mirrored_rows = 0
         self._newest_start = 0
 
     # ---- events
@@ -73,6 +86,47 @@ class History:
         """What was acknowledged since the last checkpoint may be gone."""
         self.acknowledged &= self.secured
         self._complete = max(self.saves, default=-1)
+        self._num_saves = len(self.saves)
+
+    def restarted(self) -> None:
+        """The machine runs again: each copy of a checkpoint with its mark can be resumed."""
+        world = self._world
+        # What was written in the moment of the loss.
+        del self.saves[self._num_saves :]
+        rows = _rows(world.run_dir)
+        if rows < self._secured_rows:
+            self._broken(f"{self._secured_rows} rows of metrics were on the disk, {rows} are left")
+        url = world.config.checkpoint.mirror
+        if url is None:
+            return
+        copies = Mirror(url, world.run_dir)
+        found = copies.versions()
+        if self._mirrored > max(found, default=-1):
+            self._broken(f"the copy of checkpoint {self._mirrored} is lost; there are {found}")
+        for version in found:
+            copy = Path(url) / "run" / checkpoints.directory_of(Path(), version).name
+            if damage(copy):
+                self._broken(f"the copy of checkpoint {version} is damaged: {damage(copy)}")
+        if found:
+            fetched = world.path / "fetched" / "run"
+            Mirror(url, fetched).fetch()
+            config_of(fetched)
+            problems = checkpoints.choose(fetched, first=0, last=found[-1]).refused
+            connection = sqlite3.connect(fetched / STORE_FILE)
+            last = _one(connection, "SELECT max(version) FROM steps WHERE undone_s IS NULL")
+            connection.close()
+            if problems or (last or 0) < found[-1]:
+                self._broken(f"the copy cannot be resumed: {problems}, ledger up to step {last}")
+            rows = _rows(fetched)
+            if found[-1] == self._mirrored and rows < self._mirrored_rows:
+                self._broken(f"the copy has {rows} rows of metrics of {self._mirrored_rows}")
+            shutil.rmtree(fetched)
+
+    def damaged(self, version: int) -> None:
+        """A checkpoint can no longer be read."""
+        self.saves = [saved for saved in self.saves if saved != version]
+        self._complete = min(self._complete, version - 1)
+        self._mirrored = min(self._mirrored, version - 1)
 
     def refused(self, reason: str) -> None:
         """The run could not be resumed."""
@@ -87,6 +141,9 @@ class History:
     def started(self, version: int) -> None:
         """The learner starts from this version."""
         self._newest_start = version
+        # A checkpoint that a power loss left, although it was not known to be complete.
+        if version > max(self.saves, default=0):
+            self.saves.append(version)
         if version < self._complete:
             self._broken(
                 f"checkpoint {self._complete} was complete; the run resumes from {version}"
@@ -159,6 +216,7 @@ class History:
 
     def saved(self, version: int) -> None:
         self.saves.append(version)
+        self._secured_rows = self._rows_before
 
     def loads(self, newest_life: int, life: int) -> None:
         """An engine with weights of `newest_life` of the learner loads those of `life`."""
@@ -180,6 +238,12 @@ class History:
             self.committed.append((request.version, list(request.group_ids)))
         elif isinstance(request, SyncVersion):
             self.started(request.version)
+        elif isinstance(request, SecureStore):
+            self._rows_before = _rows(self._world.run_dir)
+        elif isinstance(request, ForgetBefore):
+            # The learner sends it once the mirror has its newest checkpoint.
+            self._mirrored = max(self.saves)
+            self._mirrored_rows = self._rows_before
         elif isinstance(request, Expel):
             self.expelled.append(f"{request.name}: {request.reason}")
 
@@ -222,7 +286,7 @@ class History:
         if over_age and not went_back:
             problems.append(f"{over_age} groups were over age although the learner never went back")
         hit = {name for fault in world.faults for name in map(str, fault.arguments)}
-        is_calm = not (world.faults or world.broken_loads)
+        is_calm = not (world.kinds_of_faults or world.broken_loads)
         restarts = [s for s in world.warnings("; restarting ") if "asked to be started" not in s]
         if is_calm and restarts:
             problems.append(f"without a fault: {restarts[0]}")
@@ -230,7 +294,7 @@ class History:
             name = text.partition(":")[0]
             if not (world.broken_loads or {name, "learner-0"} & hit):
                 problems.append(f"a healthy generator was removed: {text}")
-        calm_kinds = {fault.kind for fault in world.faults} <= {"scale", "jump", "slow_disk"}
+        calm_kinds = world.kinds_of_faults <= {"scale", "jump", "slow_disk"}
         if calm_kinds and not (world.broken_loads or world.failed_verdicts):
             again = one("SELECT count(*) FROM groups WHERE attempt > 1")
             if again:
@@ -334,3 +398,9 @@ class History:
 
 def _one(connection: sqlite3.Connection, query: str, *values: int) -> int:
     return int(connection.execute(query, values).fetchone()[0])
+
+
+def _rows(run_dir: Path) -> int:
+    """Complete rows of metrics."""
+    path = run_dir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -116,6 +116,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return asyncio.Handle(callback, args, self, context)
         return super().call_soon(callback, *args, context=context)
 
+    def call_next(self, callback: Callable[[], object]) -> None:
+        """Run the callback before all that are ready."""
+        handle = asyncio.Handle(callback, (), self, contextvars.Context())
+        self._ready.appendleft(handle)  # type: ignore[attr-defined]
+
     def _check_closed(self) -> None:
         if not self.is_over:
             super()._check_closed()  # type: ignore[misc]

@@ -52,6 +52,7 @@ from async_rl.runtime import context, directory
 from async_rl.sessions import session
 from async_rl.supervision import registry
 from async_rl.supervision.clock import AwakeClock
+from async_rl.training import checkpoints
 from async_rl.wire.keys import Keys
 
 KEYS = Keys(server_public="", server_secret="", client_public="", client_secret="", token="")
@@ -104,6 +105,8 @@ class World:
     agent_s: float = 0.5
     dying_agents: float = 0.0
     has_disk: bool = False
+    cut_at_sync: int = 0
+    """The number of the sync at which the machine loses its power; 0: none."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -124,7 +127,9 @@ class World:
         self._on_fault = asyncio.Event()
         self.codes: list[int] = []
         self._usual_commit_s = self.commit_s
-        self.disk = Disk(self.path, random.Random(f"disk {self.seed}")) if self.has_disk else None
+        rng = random.Random(f"disk {self.seed} {self.cut_at_sync}")
+        self.disk = Disk(self.path, rng, self._on_sync) if self.has_disk else None
+        self._image: dict[str, bytes | None] | None = None
         self._space_s = -1e9
         self._slow_threads: dict[str, float] = {}
         self.rows: list[str] = []
@@ -183,7 +188,8 @@ class World:
                     (self.run_dir / "logs").mkdir(parents=True)
                 else:
                     make_run_dir(self.config)
-                self.loop.run_until_complete(self._main(until_s))
+                if self._image is None or self._restarted():
+                    self.loop.run_until_complete(self._main(until_s))
                 metrics = self.run_dir / "metrics.jsonl"
                 self.rows = metrics.read_text().splitlines() if metrics.exists() else []
             finally:
@@ -281,6 +287,7 @@ class World:
         start_s = self.loop.time()
         for fault in self.faults:
             await asyncio.sleep(max(0.0, start_s + fault.at_s - self.loop.time()))
+            self.num_syncs_before = 0 if self.disk is None else self.disk.num_syncs
             self.log.append(f"{self.loop.time():9.3f} FAULT {fault.kind} {fault.arguments}")
             getattr(self, fault.kind)(*fault.arguments, **fault.kinds)
 
@@ -363,15 +370,60 @@ class World:
 
     def power_loss(self) -> None:
         """The machine loses its power; a person starts it and resumes the run."""
-        if self.disk is None:
-            return
-        image = self.disk.image()
+        if self.disk is not None:
+            self._lose_power()
+            self._end_all()
+
+    def _on_sync(self, number: int) -> None:
+        if number == self.cut_at_sync:
+            self._lose_power()
+            if self.loop.is_running():
+                # The rest of this callback writes to files that the power loss discards.
+                self.loop.call_next(self._end_all)
+
+    def _lose_power(self) -> None:
+        assert self.disk is not None
+        self.log.append(f"{self.loop.time():9.3f} the power is lost")
+        self._image = self.disk.image()
         self.history.lost_power()
+
+    def _end_all(self) -> None:
         self.lose_all()
+        self._restore_disk()
+
+    def _restore_disk(self) -> None:
+        assert self.disk is not None
+        assert self._image is not None
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
-        self.disk.restart(image)
+        self.disk.restart(self._image)
+        self._image = None
+        self.history.restarted()
+
+    def _restarted(self) -> bool:
+        """After a power loss in the launch, a person launches again or resumes."""
+        self._restore_disk()
+        if self.run_dir.exists():
+            return self._reopened()
+        make_run_dir(self.config)
+        return True
+
+    @property
+    def kinds_of_faults(self) -> set[str]:
+        """The faults of this world by kind."""
+        return {fault.kind for fault in self.faults} | (
+            {"power_loss"} if self.cut_at_sync else set()
+        )
+
+    def damage_checkpoint(self) -> None:
+        """A bit of the newest of several checkpoints flips, and everything is killed."""
+        for version in checkpoints.versions(self.run_dir)[1:][-1:]:
+            path = checkpoints.directory_of(self.run_dir, version) / "weights.json"
+            content = path.read_bytes()
+            path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+            self.history.damaged(version)
+        self.lose_all()
 
     def full_disk(self, seconds: float) -> None:
         """Nothing can be written for some seconds."""

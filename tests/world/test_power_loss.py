@@ -1,0 +1,78 @@
+"""A power loss at each sync of a run that launches, saves, prunes, copies to a mirror and resumes.
+
+Between two syncs the disk keeps a drawn part of what is not synced (disk.py).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from disk import Disk, fsync
+from explore import problems_of
+from world import Fault, World, clear
+
+from async_rl.core.checksums import damage
+from async_rl.runs.status import config_of
+from async_rl.training import checkpoints
+from async_rl.training.mirror import Mirror
+
+
+def run(path: Path, fault: Fault, cut_at_sync: int) -> tuple[World, list[str]]:
+    clear(path)
+    # Where the copies go is there before the run.
+    (path / "other" / "copies").mkdir(parents=True)
+    settings = {
+        "num_steps": 3,
+        "generators.count": 1,
+        "checkpoint.every_steps": 1,
+        "checkpoint.keep": 2,
+        "checkpoint.mirror": str(path / "other" / "copies"),
+    }
+    world = World(
+        seed=5,
+        path=path,
+        settings=settings,
+        faults=[fault],
+        has_disk=True,
+        cut_at_sync=cut_at_sync,
+    )
+    return world, problems_of(world)
+
+
+@pytest.mark.parametrize("kind", ["power_loss", "damage_checkpoint"])
+def test_each_complete_checkpoint_and_copy_survives_a_power_loss_at_any_sync(
+    tmp_path: Path, kind: str
+) -> None:
+    # After two of three checkpoints. A damaged checkpoint is written, and copied, a second time.
+    fault = Fault(5.5, kind)
+    uncut, problems = run(tmp_path, fault, 0)
+    assert problems == []
+    assert uncut.disk is not None
+    # Until the fault both runs are the same.
+    first = 1 if kind == "power_loss" else uncut.num_syncs_before + 1
+    broken = {n: run(tmp_path, fault, n)[1] for n in range(first, uncut.disk.num_syncs + 1)}
+    assert {number: problems for number, problems in broken.items() if problems} == {}
+
+
+def test_a_run_that_is_fetched_from_its_copy_is_whole_or_absent_after_a_power_loss(
+    tmp_path: Path,
+) -> None:
+    world, problems = run(tmp_path, Fault(6.5, "scale"), 0)
+    assert problems == []
+    images: list[dict[str, bytes | None]] = []
+    clear(world.run_dir)
+    disk = Disk(tmp_path, random.Random(1), lambda number: images.append(disk.image()))
+    with disk, mock.patch.object(os, "fsync", fsync):
+        Mirror(str(tmp_path / "other" / "copies"), world.run_dir).fetch()
+        images.append(disk.image())
+    for image in images:
+        with disk:
+            disk.restart(image)
+        if world.run_dir.exists():
+            assert config_of(world.run_dir).num_steps == 3
+            assert damage(checkpoints.directory_of(world.run_dir, 3)) == ""
+    assert world.run_dir.exists()
