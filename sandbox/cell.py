@@ -29,7 +29,6 @@ from .protocol import (
     Hello,
     JobSpec,
     Reply,
-    TestCode,
     pack,
     read_frames,
 )
@@ -99,20 +98,20 @@ class Job(NamedTuple):
     """One Python program to run: limits, the payload of its child, and one input per stream run.
 
     payload: arguments of the child's part; a program's payload never contains an expected output.
-    test: for Mode.JUDGE; only the judging child can read it. checked: files of Mode.CHECK.
+    tests: for Mode.JUDGE; only the judging child can read them. checked: files of Mode.CHECK.
     """
 
     spec: JobSpec
     payload: tuple[Any, ...]
     inputs: Sequence[bytes] = ()
-    test: TestCode | None = None
+    tests: tuple[Any, ...] | None = None
     checked: Sequence[bytes] = ()
 
     def files(self) -> list[bytes | int]:
-        """The payload, the result, then the test, the checked files, or input and output pairs."""
+        """The payload, the result, then the tests, the checked files, or input and output pairs."""
         files: list[bytes | int] = [marshal.dumps(self.payload, _MARSHAL_VERSION), b""]
-        if self.test is not None:
-            files.append(marshal.dumps(tuple(self.test), _MARSHAL_VERSION))
+        if self.tests is not None:
+            files.append(marshal.dumps(self.tests, _MARSHAL_VERSION))
         files += self.checked
         for data in self.inputs:
             files += (data, b"")

@@ -8,7 +8,8 @@ apply, and the program has exited before the child starts.
 Rules
 - Call tests compare exact types at every level: True is not 1, 1 is not 1.0, a list is not a tuple,
   a Counter is not a dict. A test with types=json lets a tuple be a list, 2 be 2.0 and an instance
-  of a subclass (Counter, numpy.int64) be the plain value in it, but never a bool a number. Floats
+  of a subclass (Counter, numpy.int64) be the plain value in it, but never a bool a number. An
+  assert statement compares as Python does (types=python). Floats
   may differ by the relative tolerance (or absolutely by a thousandth of it); nan equals nan. Sets
   and dict keys must be equal exactly.
 - Standard output: equal after stripping leading and trailing space; else the same tokens, by the
@@ -29,7 +30,7 @@ from decimal import Context, Decimal
 from itertools import repeat, zip_longest
 from typing import Any, NamedTuple
 
-from .values import decode, unwrapped
+from .values import decode, foreign, plain
 
 # Near zero a relative tolerance allows nothing: 1e-17 for 0.0 is rounding.
 _ABSOLUTE_SHARE = 1e-3
@@ -67,10 +68,11 @@ class Returned(NamedTuple):
     def failure(self, comparison: Comparison) -> str:
         """The reason why it is wrong; empty if it is right."""
         try:
-            value = decode(self.body)
+            value = decode(self.body, foreign if self.types == "exact" else plain)
             if comparison.values_equal(value, self.expected, self.types):
                 return ""
-        except (ValueError, MemoryError):
+        # Comparing a signaling NaN raises.
+        except (ArithmeticError, ValueError, MemoryError):
             return "the returned value is malformed"
         call = call_text(self.function, self.args)
         return f"{call} returned {shorten(value)}, not {shorten(self.expected)}"
@@ -104,9 +106,9 @@ class Comparison:
 
     def values_equal(self, value: Any, expected: Any, types: str = "exact") -> bool:
         """Return whether two values are equal, types included as `types` of the test requires."""
-        if types == "json":
-            return self._equal(unwrapped(value), expected, True)
-        return self._equal(value, expected, False)
+        if types == "python":
+            return bool(value == expected)
+        return self._equal(value, expected, types == "json")
 
     def _equal(self, value: Any, expected: Any, is_json: bool) -> bool:
         kind = type(expected)

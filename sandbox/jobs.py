@@ -17,7 +17,8 @@ from typing import Any
 from . import child, linux, namespaces, programs, seccomp, watch
 from .checker import Checker, Comparer
 from .child import Jail, Page, Part
-from .judge import Solver, Test
+from .judge import Tests
+from .objects import Solver
 from .programs import Calls, Streams
 from .protocol import (
     FIRST_STREAM,
@@ -175,10 +176,10 @@ def _parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> l
         return [Part(0, payload, [result, *rest], runner.run)]
     requests_in, requests_out, answers_in, answers_out = pipes
     solver = Solver(answers_out, spec, [requests_in])
-    test = Test(result, spec, [requests_out, answers_in])
+    tests = Tests(result, spec, [requests_out, answers_in])
     return [
         Part(0, payload, [requests_in, answers_out], solver.run),
-        Part(1, rest[0], [result, requests_out, answers_in], test.run),
+        Part(1, rest[0], [result, requests_out, answers_in], tests.run),
     ]
 
 

@@ -1,164 +1,202 @@
-"""Tests that cannot be taken apart: the test runs in one child, the program in another, and only
-plain values pass between them.
+"""Assert tests: the tests of a row run in one child, the program in another, and only plain values
+and numbers of objects pass between them (`objects.py`).
 
-`Solver` loads the program and answers calls. `Test` executes the test's code, in which the names
-that neither the test nor Python defines are proxies that call the solver. Both are locked down like
-any child. The solver receives one call at a time and nothing else; it has neither the test's code
-nor the result file. Invariants: the test side treats every answer of the solver as hostile, accepts
-only the kinds of frames that a solver writes, and decodes only through `values.decode`; a passed
-test has called the solver at least once; a solver that could not answer fails the test even if the
-test catches the exception.
+In the code of a test a name is the test's own, of its imports or of the interpreter; only
+`solution.NAME`, and a free name that nothing else defines, is asked of the program. Both children
+are locked down like any child; the program's has neither the code of the tests nor the result file.
+Invariants: every answer of the program is treated as hostile; a passed test has asked the program;
+a program that could not answer fails the test even if the test catches the exception; after the
+first answer no outcome is the fault of the test, because the program may have chosen it
+(docs/decisions/one_rule_for_names.md).
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
+import operator
 import os
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MappingView, Sequence
 from typing import Any, NoReturn
 
 from . import values
-from .programs import Runner, answer, describe, load_program
-from .protocol import Frame, JobSpec, Kind, TestCode, read_frame
+from .objects import RAISE, RETURN, Object, lines
+from .programs import Runner, describe, describe_text
+from .protocol import Frame, JobSpec, Kind, read_frame
 
-# The test is trusted: its own memory limit is lower.
-_MAX_REQUEST_BYTES = 1 << 30
-_FRAME_OVERHEAD_BYTES = 200
 _ANSWERS = frozenset({Kind.VALUE, Kind.ERROR, Kind.EXIT, Kind.MEMORY, Kind.TOO_LARGE})
 # Exceptions of the program that fail the test. A test raises an AssertionError itself; a
 # NameError means that the program has no such function; StopIteration and its async form would
 # end a loop of the test early, and `all(map(...))` would hold.
 _FATAL = frozenset({"AssertionError", "NameError", "StopIteration", "StopAsyncIteration"})
 
-
-class Solver(Runner):
-    """Loads the program, then answers each line of requests, its only file, with one frame."""
-
-    def run(self, code: str) -> int:
-        """Answer until the test side closes its end of the requests."""
-        namespace = load_program(self, code, has_call_names=False)
-        if namespace is None:
-            return 0
-        (requests,) = self._files
-        for run, line in enumerate(_lines(requests, _MAX_REQUEST_BYTES)):
-            answer(self, namespace, run, line)
-        return 0
+# They become an iterator on the other side.
+_LISTED: Any = Iterator | MappingView
 
 
 class ProgramFailed(BaseException):
     """The test cannot continue. Not an Exception: a test's `except Exception` must not catch it."""
 
 
-class Test(Runner):
-    """Runs the test.
+class _Raised(Exception):
+    """Marks an exception as the program's."""
 
-    Result: LOADED, then PASSED, FAILED or BROKEN_TEST, or the frame of the solver's own failure.
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self.body = body
+
+
+class Tests(Runner):
+    """Runs tests one after the other.
+
+    Result: LOADED, then PASSED, FAILED or BROKEN_TEST, or the frame of the solver's own failure,
+    for each.
     """
-
-    __test__ = False
 
     def __init__(self, result: int, spec: JobSpec, files: Sequence[int]) -> None:
         super().__init__(result, spec)
         self._requests, answers = files
-        self._answers = _lines(answers, spec.output_bytes)
-        self._num_asked, self._has_text = 0, False
+        self._answers = lines(answers, spec.output_bytes)
+        # Threads of a test ask one after the other.
+        self._turn = threading.RLock()
+        self._num_asked = self._num_answers = 0
         self._settled: tuple[Kind, bytes] | None = None
+        self._objects: dict[int, Any] = {}
+        self._errors: dict[str, type[Exception]] = {}
+        self._callbacks: list[Callable[..., Any]] = []
 
-    def run(self, *fields: Any) -> int:
-        """Write the verdict of a TestCode as the frame of run 0.
+    def run(self, setup: str, tests: Sequence[tuple[str, str, list[str]]], stop: bool) -> int:
+        """Write the verdict of each test, up to one that the solver does not survive.
 
-        A program that does not load has its own frame for run -1 instead.
+        tests: (statements that setup and test may leave out, code, names that the program defines
+        although Python or the setup has them). stop: leave the tests after the first that fails. A
+        program that does not load has its own frame for run -1 instead.
         """
         started = self.now()
-        loaded = self._answer(-1)
+        loaded = self._read(-1)
         # A solver may not decide: it could write PASSED, or a broken test that never counts.
         if loaded.kind not in (Kind.LOADED, Kind.COMPILE_ERROR, *(_ANSWERS - {Kind.VALUE})):
             loaded = loaded._replace(kind=Kind.ERROR, body=b'"its answer is malformed"')
         self.frame(-1, loaded.kind, started, loaded.body)
-        if loaded.kind is Kind.LOADED:
+        if loaded.kind is not Kind.LOADED:
+            return 0
+        for run, test in enumerate(tests):
             started = self.now()
-            kind, body = self._ruling(TestCode(*fields))
-            self.frame(0, kind, started, body)
+            self._num_asked = self._num_answers = 0
+            kind, body = self._ruling(setup, *test)
+            self.frame(run, kind, started, body)
+            if self._settled is not None or (stop and kind is not Kind.PASSED):
+                break
         return 0
 
-    def _ruling(self, test: TestCode) -> tuple[Kind, bytes]:
+    def _ruling(self, setup: str, *test: Any) -> tuple[Kind, bytes]:
         problem: BaseException | None = None
         try:
-            self._execute(test)
+            self._execute(setup, *test)
         except BaseException as error:  # noqa: BLE001  a test that raises has failed
-            problem = error
+            # Some tests end in sys.exit(0).
+            problem = None if isinstance(error, SystemExit) and not error.code else error
         # Before everything: the test may have caught the exception and gone on.
         if self._settled is not None:
             return self._settled
-        if problem is None and self._num_asked:
-            return Kind.PASSED, b"0"
-        if problem is None:
-            return Kind.BROKEN_TEST, b'"the test ended without a call of the program"'
-        if isinstance(problem.__cause__, _Raised):
+        if problem is not None and isinstance(problem.__cause__, _Raised):
             return Kind.ERROR, problem.__cause__.body
-        source = test.setup + test.code
-        # A text may be evaluated, and a test may continue after an exception without its value.
-        is_own_fault = isinstance(problem, ImportError | SyntaxError | NameError)
-        if is_own_fault and self._has_text:
-            is_own_fault = isinstance(problem, ImportError) and str(problem.name) in source
-        if is_own_fault or not self._num_asked:
-            return Kind.BROKEN_TEST, describe(problem)
-        return Kind.FAILED, describe(problem)
+        if problem is not None:
+            return (Kind.FAILED if self._num_answers else Kind.BROKEN_TEST), describe(problem)
+        if self._num_asked:
+            return Kind.PASSED, b"0"
+        return Kind.BROKEN_TEST, b'"the test ended without a call of the program"'
 
-    def _execute(self, test: TestCode) -> None:
-        namespace: dict[str, Any] = {"__name__": "test"}
-        sources = {"imports": test.imports, "setup": test.setup, "test": test.code}
-        imports, setup, code = (
+    def _execute(self, setup: str, imports: str, code: str, names: list[str]) -> None:
+        namespace: dict[str, Any] = {"__name__": "test", "__builtins__": _Names(self._global)}
+        sources = {"imports": imports, "setup": setup, "test": code}
+        compiled = [
             compile(source, name, "exec", dont_inherit=True) for name, source in sources.items()
-        )
+        ]
         # For `from solution import f`, which tests of some data sets have.
         solution = types.ModuleType("solution")
-        solution.__dict__.update(__getattr__=self._proxy, __all__=[])
+        solution.__dict__.update(__getattr__=self._attribute, __all__=[])
         sys.modules["solution"] = solution
-        exec(imports, namespace)
-        proxies = {name: self._proxy(name) for name in test.free}
-        namespace.update(proxies)
-        exec(setup, namespace)
-        if all(namespace[name] is not proxy for name, proxy in proxies.items()):
-            namespace.update({name: self._proxy(name) for name in test.tested})
-        if "unittest" in test.code:
+        for part in compiled[:-1]:
+            exec(part, namespace)
+        namespace.update({name: self._global(name) for name in names})
+        if "unittest" in code:
             # It would run the tests of __main__ and leave; they are run below.
             importlib.import_module("unittest").main = lambda *_, **__: None  # type: ignore[attr-defined]
-        exec(code, namespace)
+        exec(compiled[-1], namespace)
         for case in list(_cases(namespace)):
             case()
 
-    def _proxy(self, name: str) -> Any:
+    def _attribute(self, name: str) -> Any:
         # The import system looks for such names in a module.
         if name.startswith("__"):
             raise AttributeError(name)
+        return self._global(name)
 
-        def ask(*args: Any, **keywords: Any) -> Any:
-            request = values.encode((name, list(args), keywords))
-            if b'{"o":' in request:
-                # The program chose the value that it returned and that the test passes to it again.
-                kind = Kind.ERROR if b'{"o":"Foreign"}' in request else Kind.BROKEN_TEST
-                reason = f'"{name} gets a value that cannot be passed to another process"'
-                self._settle(kind, reason.encode())
+    def _global(self, name: str) -> Any:
+        found = self._ask("global", name)
+        # That the program has the name is no answer of it yet.
+        self._num_answers -= isinstance(found, Object)
+        return found
+
+    def _ask(self, operation: str, *args: Any, **keywords: Any) -> Any:
+        with self._turn:
+            self._send(operation, args, keywords)
+            frame = self._read(0)
             self._num_asked += 1
-            try:
-                os.write(self._requests, request + b"\n")
-            except OSError:
-                self._settle(Kind.ERROR, b'"the program ended the process"')
-            return self._value(self._answer(self._num_asked - 1))
+            self._num_answers += 1
+            while frame.kind is Kind.CALLBACK:
+                self._call(*self._decoded(frame))
+                frame = self._read(0)
+            return self._value(frame)
 
-        ask.__name__ = name
-        return ask
+    def _send(self, operation: str, args: Sequence[Any], keywords: dict[str, Any]) -> None:
+        request = values.encode((operation, args, keywords), self._passed)
+        try:
+            os.write(self._requests, request + b"\n")
+        except OSError:
+            self._settle(Kind.ERROR, b'"the program ended the process"')
+
+    def _passed(self, value: Any, depth: int) -> Any:
+        """A value of the test that is not plain, for the program."""
+        if isinstance(value, Object):
+            return {"o": ["object", value.number]}
+        if isinstance(value, _LISTED):
+            return {"o": ["iterator", values.tagged([*value], depth, self._passed)]}
+        if callable(value):
+            name = (str(getattr(value, "__module__", "")), getattr(value, "__qualname__", ""))
+            if name[0] in sys.stdlib_module_names:
+                with contextlib.suppress(AttributeError):
+                    if operator.attrgetter(name[1])(sys.modules[name[0]]) is value:
+                        return {"o": ["library", [*name]]}
+            self._callbacks.append(value)
+            return {"o": ["callback", len(self._callbacks) - 1]}
+        tagged = values.named(value, depth)
+        if "o" in tagged:
+            kind = Kind.ERROR if self._num_answers else Kind.BROKEN_TEST
+            self._settle(kind, b'"a value of the test cannot be passed to another process"')
+        return tagged
+
+    def _call(self, number: int, args: Sequence[Any], keywords: dict[str, Any]) -> None:
+        """Call a function of the test for the program."""
+        try:
+            result = RETURN, [self._callbacks[number](*args, **keywords)]
+        except AssertionError as error:
+            self._settle(Kind.FAILED, describe(error))
+        except Exception as error:  # noqa: BLE001  the program may catch it
+            result = RAISE, [type(error).__name__, str(error)]
+        self._send(*result, {})
 
     def _settle(self, kind: Kind, body: bytes) -> NoReturn:
         """Fix the result, whatever the test does with the exception."""
         self._settled = self._settled or (kind, body)
         raise ProgramFailed(kind, body)
 
-    def _answer(self, run: int) -> Frame:
+    def _read(self, run: int) -> Frame:
         line = next(self._answers, None)
         frame = read_frame(line, run) if line is not None else None
         if frame is None:
@@ -173,36 +211,71 @@ class Test(Runner):
             self._settle(Kind.ERROR, b'"the program sent a frame that is not an answer"')
         if frame.kind not in (Kind.VALUE, Kind.ERROR):
             self._settle(frame.kind, frame.body)
-        # A test may evaluate a text, and its ImportError would then be the doing of the program.
-        self._has_text |= b'"' in frame.body
-        try:
-            value = values.decode(frame.body)
-        except ValueError:
-            self._settle(Kind.ERROR, b'"the returned value is malformed"')
-        except MemoryError:
-            self._settle(Kind.MEMORY, b"0")
+        value = self._decoded(frame)
         if frame.kind is Kind.VALUE:
-            return values.unwrapped(value)
-        name, _, message = str(value).partition(": ")
-        if name in _FATAL:
-            self._settle(Kind.ERROR, frame.body)
-        kind = vars(builtins).get(name)
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            kind = Exception
+            return value
+        try:
+            names, text = value
+            kind, body = self._exception(names), describe_text(text)
+            is_fatal = not _FATAL.isdisjoint(names)
+        except (TypeError, ValueError):
+            self._settle(Kind.ERROR, b'"the exception is malformed"')
+        if is_fatal:
+            self._settle(Kind.ERROR, body)
+        message = text.partition(": ")[2]
         try:
             error = kind(message)
         except TypeError:
             # Some exceptions take more arguments, such as UnicodeDecodeError.
             error = Exception(message)
-        raise error from _Raised(frame.body)
+        raise error from _Raised(body)
+
+    def _exception(self, names: list[Any]) -> type[Exception]:
+        """The first exception among the names of classes that is known here."""
+        for found in (self._errors.get(name) or vars(builtins).get(name) for name in names):
+            if isinstance(found, type) and issubclass(found, Exception):
+                return found
+        return Exception
+
+    def _decoded(self, frame: Frame) -> Any:
+        try:
+            return values.decode(frame.body, self._object)
+        except ValueError:
+            self._settle(Kind.ERROR, b'"the returned value is malformed"')
+        except MemoryError:
+            self._settle(Kind.MEMORY, b"0")
+
+    def _object(self, tag: str, body: Any) -> Any:
+        if tag == "u" or type(body) is str:
+            return values.plain(tag, body)
+        number, form = body
+        if type(number) is not int:
+            raise ValueError("an object has a number")
+        if type(form) is list:
+            # For `except` and `raises` of a test.
+            base, name = self._exception(form), str(form[0])
+            if base.__name__ != name:
+                self._errors[name] = base = type(name, (base,), {})
+            return base
+        # The same object each time, so that `is` works.
+        found = self._objects.setdefault(number, Object(self._ask, number))
+        return self._awaited(found) if form == "coroutine" else found
+
+    async def _awaited(self, found: Object) -> Any:
+        return self._ask("await", found)
 
 
-class _Raised(Exception):
-    """Marks an exception as the program's."""
+class _Names(dict[str, Any]):
+    """The builtins of a test; a name that they do not have is the program's."""
 
-    def __init__(self, body: bytes) -> None:
-        super().__init__()
-        self.body = body
+    def __init__(self, find: Callable[[str], Any]) -> None:
+        super().__init__(vars(builtins))
+        self._find = find
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise KeyError(name)
+        return self._find(name)
 
 
 def _cases(namespace: dict[str, Any]) -> Iterator[Callable[[], Any]]:
@@ -219,21 +292,3 @@ def _cases(namespace: dict[str, Any]) -> Iterator[Callable[[], Any]]:
             elif name.startswith("Test"):
                 methods = [method for method in dir(value) if method.startswith("test")]
                 yield from (getattr(value(), method) for method in methods)
-
-
-def _lines(descriptor: int, longest: int) -> Iterator[bytes]:
-    """Lines from a pipe, without line breaks; stops at the pipe's end or at a line that is too
-    long.
-
-    Written by hand, because a buffered reader would accept a line of any length.
-    """
-    rest = bytearray()
-    while len(rest) <= longest + _FRAME_OVERHEAD_BYTES:
-        data = os.read(descriptor, 1 << 16)
-        if not data:
-            return
-        *ends, data = data.split(b"\n")
-        for end in ends:
-            yield bytes(rest + end)
-            rest.clear()
-        rest += data

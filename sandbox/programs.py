@@ -28,13 +28,17 @@ _MESSAGE_CHARS = 300
 _FRAME_OVERHEAD_BYTES = 100
 
 
+def described(error: BaseException) -> str:
+    """An exception in words."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001  the program's own __str__ may raise anything
+        return "an error that cannot be described"
+
+
 def describe(error: BaseException) -> bytes:
     """An exception as a JSON string, cut to a readable length."""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except BaseException:  # noqa: BLE001  the program's own __str__ may raise anything
-        text = "an error that cannot be described"
-    return describe_text(text)
+    return describe_text(described(error))
 
 
 def describe_text(text: str) -> bytes:
@@ -136,11 +140,11 @@ class Calls(Runner):
         return 0
 
 
-def answer(runner: Runner, namespace: dict[str, Any], run: int, call: Call | bytes) -> bool:
-    """Make a call, which may be encoded, and write its frame; False if it raised."""
+def answer(runner: Runner, namespace: dict[str, Any], run: int, call: Call) -> bool:
+    """Make a call and write its frame; False if it raised."""
     started = runner.now()
     try:
-        name, args, keywords = values.decode(call) if isinstance(call, bytes) else call
+        name, args, keywords = call
         body = values.encode(_function(namespace, name)(*args, **keywords))
     except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
         runner.failure(run, started, error)

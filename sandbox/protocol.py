@@ -42,8 +42,8 @@ _MAX_NS = 1 << 50
 class Mode(enum.IntEnum):
     """The work of the child.
 
-    CALLS: run the code, then make the calls. STREAMS: run the code once per input. JUDGE: a test
-    runs in one child and sends each call to another child, which runs the code. COMPARE: compare
+    CALLS: run the code, then make the calls. STREAMS: run the code once per input. JUDGE: tests
+    run in one child and ask another child, which runs the code. COMPARE: compare
     one thing that a program emitted. CHECK: run a row's checker on the output of a program.
     """
 
@@ -52,21 +52,6 @@ class Mode(enum.IntEnum):
     JUDGE = 3
     COMPARE = 4
     CHECK = 5
-
-
-class TestCode(NamedTuple):
-    """A test as its child gets it.
-
-    imports: statements that setup and test may leave out; free: global names that neither these nor
-    Python bind; tested: the names of the function under test, which the program defines even if
-    Python has a function of that name.
-    """
-
-    setup: str
-    code: str
-    imports: str
-    free: list[str]
-    tested: list[str]
 
 
 class JobSpec(NamedTuple):
@@ -196,7 +181,10 @@ class Hello(NamedTuple):
 
 
 class Kind(enum.Enum):
-    """The meaning of a frame for its run. Only a judging child writes the last three."""
+    """The meaning of a frame for its run.
+
+    Only a judging child writes PASSED, FAILED and BROKEN_TEST, and it reads CALLBACK.
+    """
 
     LOADED = b"l"
     VALUE = b"v"
@@ -209,6 +197,7 @@ class Kind(enum.Enum):
     PASSED = b"p"
     FAILED = b"w"
     BROKEN_TEST = b"t"
+    CALLBACK = b"k"
 
 
 CHECKER_ENDS = {

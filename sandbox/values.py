@@ -2,27 +2,28 @@
 that JSON lacks.
 
 Tags: t tuple, s set, f frozenset, d dict (list of pairs), i big integer (hex), b bytes (hex), c
-complex, u instance of a subclass of a plain type or numpy scalar ([type name, its plain value]), r
-iterator, view or array ([type name, items]), o any other value (type name). Invariants: `encode`
-runs inside the jail and is not trusted. `decode` runs outside, accepts hostile bytes, raises
-ValueError for malformed ones, and returns exact builtin types (or `Foreign`), whose comparison runs
-no code of the program.
+complex, l value of a type of the library ([type name, its parts]), u instance of a subclass of a
+plain type or numpy scalar ([type name, its plain value]), o any other value (what `encode` was
+given for it; its type name). Invariants: `encode` runs inside the jail and is not trusted. `decode`
+runs outside, accepts hostile bytes, raises ValueError for malformed ones, and returns values of
+plain types, of types of the library, and what `other` makes of the rest; comparing them runs no
+code of the program.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 MAX_DEPTH: Final = 60
 """Both sides refuse deeper nesting, so that the host's recursion stays far below its limit."""
-MAX_ITEMS: Final = 100_000
-"""Items taken from an iterator."""
 # Comparing this many pairwise takes microseconds; honest items rarely share a hash.
 _MAX_EQUAL_HASHES = 64
 
@@ -33,31 +34,36 @@ _to_chunks = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
     None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
 )
 _from_json = json.JSONDecoder().decode
-_VIEWS: tuple[type, ...] = (
-    range,
-    type({}.keys()),
-    type({}.values()),
-    type({}.items()),
-    deque,
-    map,
-    filter,
-    zip,
-    enumerate,
-    reversed,
-    type(_ for _ in ""),
-)
+_SPAN = operator.attrgetter("days", "seconds", "microseconds")
+_LIBRARY: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
+    Decimal: (lambda value: [str(value)], Decimal),
+    # Two integers: the text 1e999999999 would take all memory.
+    Fraction: (
+        lambda value: [value.numerator, value.denominator],
+        lambda numerator, denominator: Fraction(numerator, denominator),
+    ),
+    range: (lambda value: [value.start, value.stop, value.step], range),
+    deque: (lambda value: [list(value)], deque),
+    datetime.timedelta: (lambda value: [*_SPAN(value)], datetime.timedelta),
+    **{
+        kind: (lambda value: [value.isoformat()], kind.fromisoformat)
+        for kind in (datetime.date, datetime.time, datetime.datetime)
+    },
+}
+"""Type of the library -> its parts, and the value of the parts."""
+_MAKERS = {kind.__name__: make for kind, (_, make) in _LIBRARY.items()}
 
 
 class Foreign:
     """A value that is not of an exact plain type. It equals nothing, not even itself.
 
-    kind: "subclass", "iterator" or "opaque"; value: the plain value in it, None for opaque.
+    value: the plain value in it, None if it has none.
     """
 
-    __slots__ = ("kind", "type_name", "value")
+    __slots__ = ("type_name", "value")
 
-    def __init__(self, kind: str, type_name: str, value: Any) -> None:
-        self.kind, self.type_name, self.value = kind, type_name, value
+    def __init__(self, type_name: str, value: Any) -> None:
+        self.type_name, self.value = type_name, value
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -65,17 +71,16 @@ class Foreign:
     def __hash__(self) -> int:
         return id(self)
 
-    def __iter__(self) -> Iterator[Any]:
-        if self.kind != "iterator":
-            raise TypeError(f"{self.type_name!r} object is not iterable")
-        return iter(self.value)
-
     def __repr__(self) -> str:
         return f"<{self.type_name}>"
 
 
-def encode(value: Any) -> bytes:
-    """The value as bytes.
+Other = Callable[[str, Any], Any]
+"""(tag u or o, its body) -> the value."""
+
+
+def encode(value: Any, other: Callable[[Any, int], Any] | None = None) -> bytes:
+    """The value as bytes. other: (value that is not plain, its depth) -> its tagged object.
 
     Raises MemoryError, RecursionError or ValueError for a value that cannot be encoded.
     """
@@ -85,10 +90,11 @@ def encode(value: Any) -> bytes:
             return "".join(_to_chunks(value, 0)).encode()
         except ValueError:  # an integer of more digits than Python converts to decimal
             pass
-    return "".join(_to_chunks(_tagged(value, 0), 0)).encode()
+    return "".join(_to_chunks(tagged(value, 0, other or named), 0)).encode()
 
 
-def _tagged(value: Any, depth: int) -> Any:
+def tagged(value: Any, depth: int, other: Callable[[Any, int], Any]) -> Any:
+    """The value as a tree that JSON can express."""
     kind = type(value)
     if kind is int:
         return value if -_INT_BOUND < value < _INT_BOUND else {"i": hex(value)}
@@ -98,37 +104,35 @@ def _tagged(value: Any, depth: int) -> Any:
         return {"o": "value nested too deep"}
     depth += 1
     if kind is list or kind in _TAGS:
-        items = [_tagged(item, depth) for item in value]
+        items = [tagged(item, depth, other) for item in value]
         return items if kind is list else {_TAGS[kind]: items}
     if kind is dict:
-        return {"d": [[_tagged(key, depth), _tagged(item, depth)] for key, item in value.items()]}
+        return {"d": [[tagged(part, depth, other) for part in pair] for pair in value.items()]}
     if kind is bytes:
         return {"b": value.hex()}
     if kind is complex:
         return {"c": [value.real, value.imag]}
-    return _foreign(value, kind, depth)
-
-
-def _foreign(value: Any, kind: type, depth: int) -> Any:
-    name = kind.__name__[:80]
-    if kind is Foreign and value.kind == "iterator":
-        return _tagged(value.value, depth - 1)
-    if kind in _VIEWS:
-        items = list(islice(value, MAX_ITEMS + 1))
-        # An endless iterator must not use up the memory.
-        if len(items) > MAX_ITEMS:
-            return {"o": name}
-        return {"r": [name, _tagged(items, depth - 1)]}
-    for base, plain in _PLAIN.items():
-        if issubclass(kind, base):
-            return {"u": [name, _tagged(plain(value), depth)]}
+    if kind in _LIBRARY:
+        return {"l": [kind.__name__, tagged(_LIBRARY[kind][0](value), depth, other)]}
     # Not imported here: a program without numpy would pay for it.
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.generic):
-        return {"u": [name, _tagged(value.item(), depth)]}
-    if numpy is not None and issubclass(kind, numpy.ndarray) and value.ndim:
-        return {"r": [name, _tagged(value.tolist(), depth)]}
+        return {"u": [kind.__name__, tagged(value.item(), depth, other)]}
+    return other(value, depth)
+
+
+def named(value: Any, depth: int) -> Any:
+    """The tagged object of a value as its type's name, and the plain value in it if it has one."""
+    name = type(value).__name__[:80]
+    for copy in plain_in(value):
+        return {"u": [name, tagged(copy, depth, named)]}
     return {"o": name}
+
+
+def plain_in(value: Any) -> list[Any]:
+    """The plain value in an instance of a subclass of a plain type; empty for another value."""
+    kind = type(value)
+    return [plain_of(value) for base, plain_of in _PLAIN.items() if issubclass(kind, base)]
 
 
 def _of(base: type[Any]) -> Callable[[Any], Any]:
@@ -149,40 +153,54 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {
 """Base type -> the plain value in an instance of a subclass."""
 
 
-def decode(data: bytes) -> Any:
-    """The plain value in hostile bytes. Raises ValueError for anything malformed."""
+def foreign(tag: str, body: Any) -> Any:
+    """A value of tag u or o as one that equals nothing."""
+    return Foreign(*body) if tag == "u" else Foreign(str(body)[:80], None)
+
+
+def plain(tag: str, body: Any) -> Any:
+    """As `foreign`, but the plain value in an instance of a subclass."""
+    return body[1] if tag == "u" else foreign(tag, body)
+
+
+def decode(data: bytes, other: Other = foreign) -> Any:
+    """The value in hostile bytes. other: makes the value of a tag u or o. Raises ValueError for
+    anything malformed.
+    """
     try:
         tree = _from_json(data.decode("ascii"))
-        return tree if b"{" not in data and b"[[" not in data else _untagged(tree, 0)
-    except (RecursionError, TypeError, OverflowError, UnicodeDecodeError) as error:
+        return tree if b"{" not in data and b"[[" not in data else _untagged(tree, 0, other)
+    except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"malformed value: {error}") from error
 
 
-def _untagged(tree: Any, depth: int) -> Any:
-    if depth > 2 * MAX_DEPTH + 4:
+def _untagged(tree: Any, depth: int, other: Other) -> Any:
+    # A dictionary nests three lists and objects per level.
+    if depth > 3 * MAX_DEPTH + 4:
         raise ValueError("nested too deep")
     if type(tree) is list:
-        return [_untagged(item, depth + 1) for item in tree]
+        return [_untagged(item, depth + 1, other) for item in tree]
     if type(tree) is not dict:
         return tree
     if len(tree) != 1:
         raise ValueError("a tagged object has one key")
     ((tag, body),) = tree.items()
-    reader = _READERS.get(tag)
-    if reader is None:
-        raise ValueError(f"unknown tag {tag!r:.20}")
-    return reader(body, depth + 1)
+    body = _untagged(body, depth + 1, other)
+    if tag in _READERS:
+        return _READERS[tag](body)
+    if tag == "o" or (tag == "u" and type(body) is list and list(map(type, body))[:1] == [str]):
+        return other(tag, body)
+    raise ValueError(f"malformed value of tag {tag!r:.20}")
 
 
-def _items(body: Any, depth: int) -> list[Any]:
-    return [_untagged(item, depth) for item in body]
-
-
-def hashable(items: list[Any]) -> list[Any]:
-    """The items, unless many different ones have the same hash: a set of them could take hours.
+def _hashable(items: Any) -> list[Any]:
+    """The items of a list, unless many different ones have the same hash: a set of them could take
+    hours.
 
     Hashes that differ cost a bounded number of steps each, however they were chosen.
     """
+    if type(items) is not list:
+        raise TypeError("the items are not a list")
     hashes = sorted(map(hash, items))
     if any(map(operator.eq, hashes, hashes[_MAX_EQUAL_HASHES:])):
         groups: dict[int, list[Any]] = {}
@@ -195,56 +213,25 @@ def hashable(items: list[Any]) -> list[Any]:
     return items
 
 
-def unwrapped(value: Any) -> Any:
-    """The value with instances of subclasses of plain types replaced by plain values, at any depth.
-
-    Other foreign values stay. Raises ValueError if plain values have too many equal hashes.
-    """
-    kind = type(value)
-    if kind is Foreign:
-        inner = unwrapped(value.value)
-        return inner if value.kind == "subclass" else Foreign(value.kind, value.type_name, inner)
-    if kind is list or kind is tuple:
-        return kind(map(unwrapped, value))
-    if kind is set or kind is frozenset:
-        return kind(hashable(list(map(unwrapped, value))))
-    if kind is dict:
-        keys = hashable(list(map(unwrapped, value)))
-        return dict(zip(keys, map(unwrapped, value.values()), strict=True))
-    return value
-
-
-def _read_dict(body: Any, depth: int) -> dict[Any, Any]:
-    pairs = _items(body, depth)
-    hashable([key for key, _ in pairs])
+def _read_dict(body: Any) -> dict[Any, Any]:
+    pairs = [(key, value) for key, value in body]
+    _hashable([key for key, _ in pairs])
     return dict(pairs)
 
 
-def _read_complex(body: Any, depth: int) -> complex:
-    real, imaginary = body
-    return complex(real, imaginary)
-
-
-def _read_named(kind: str) -> Callable[[Any, int], Foreign]:
-    def read(body: Any, depth: int) -> Foreign:
-        name, value = body
-        if type(name) is not str:
-            raise ValueError("the name of a type is a text")
-        return Foreign(kind, name, _untagged(value, depth))
-
-    return read
+def _read_library(body: Any) -> Any:
+    name, parts = body
+    return _MAKERS[name](*parts)
 
 
 # A body of the wrong type raises TypeError, which `decode` reports as malformed.
-_READERS: dict[str, Callable[[Any, int], Any]] = {
-    "t": lambda body, depth: tuple(_items(body, depth)),
-    "s": lambda body, depth: set(hashable(_items(body, depth))),
-    "f": lambda body, depth: frozenset(hashable(_items(body, depth))),
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "t": lambda body: tuple(list.__iter__(body)),
+    "s": lambda body: set(_hashable(body)),
+    "f": lambda body: frozenset(_hashable(body)),
     "d": _read_dict,
-    "i": lambda body, depth: int(body, 16),
-    "b": lambda body, depth: bytes.fromhex(body),
-    "c": _read_complex,
-    "u": _read_named("subclass"),
-    "r": _read_named("iterator"),
-    "o": lambda body, depth: Foreign("opaque", str(body)[:80], None),
+    "i": lambda body: int(body, 16),
+    "b": bytes.fromhex,
+    "c": lambda body: complex(body[0], body[1]),
+    "l": _read_library,
 }

@@ -1,6 +1,6 @@
 """The requirements of an assert test on a program, read from its code without running it. Pure.
 
-`Asked` names the functions that the program must define. `fault` is the reason why a test cannot
+`Asked` has the names that the program must define. Its fault is the reason why a test cannot
 judge any program: it does not compile, it checks nothing, or it is written in a form that the judge
 (sandbox/judge.py) does not run. Such a test would otherwise fail or pass every program.
 """
@@ -13,7 +13,7 @@ import functools
 import symtable
 import sys
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
@@ -38,25 +38,23 @@ _SOLUTION = "solution"
 
 @frozen
 class Asked:
-    """The names of the program that a test uses.
+    """What a test asks of the program.
 
-    free: global names that setup and test use but do not bind, builtins and OFFERED excepted;
-    tested: names of the functions under test, which may also be names of builtins; bound: names
-    that setup and test bind, "*" if only running them would show all; imports: the statements of
-    OFFERED that the test needs.
+    names: global names that setup and test use but do not bind, builtins and OFFERED excepted, and
+    those that the row says the program defines (`own`); imports: the statements of OFFERED that the
+    test needs; fault: the reason why it cannot judge any program.
     """
 
-    free: frozenset[str] = frozenset()
-    tested: frozenset[str] = frozenset()
-    bound: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
     imports: str = ""
     fault: str = ""
 
 
 # A data set repeats its setup, and a request its test: each is read once.
 @functools.lru_cache(maxsize=4096)
-def asked_by(setup: str, code: str) -> Asked:
-    """Read a test with its setup."""
+def asked_by(setup: str, code: str, own: frozenset[str] = frozenset()) -> Asked:
+    """Read a test with its setup. own: names that the row says the program defines."""
     try:
         with warnings.catch_warnings():
             # A test of a data set may have an invalid escape; that is no fault of the verifier.
@@ -68,29 +66,42 @@ def asked_by(setup: str, code: str) -> Asked:
                 compile(module, "test", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return Asked(fault=f"it does not compile ({type(error).__name__}: {error})")
-    in_setup, in_test = (_bound(*pair) for pair in zip(tables, modules, strict=True))
-    bound = in_setup | in_test
-    used = {symbol.get_name() for symbol in _globals(*tables) if symbol.is_referenced()}
-    free = frozenset(used - bound - _BUILTINS)
-    tested = frozenset(_tested(modules[1]))
+    symbols = list(_globals(*tables))
+    used = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
+    bound = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
+    own = own & used
+    free = (used - bound - _BUILTINS) | own
+    names = frozenset(free - (OFFERED.keys() - own))
     fault = next(_unsupported(modules[1]), "")
-    asked = (free - OFFERED.keys()) | (tested & (_BUILTINS | in_setup) - in_test)
-    if not fault and not asked and _SOLUTION not in _imported(modules[1]):
+    if not fault and not names and _SOLUTION not in _imported(*modules):
         fault = "it does not use the program, so every program would pass"
-    return Asked(
-        free=free - OFFERED.keys(),
-        tested=tested,
-        bound=bound,
-        imports="\n".join(OFFERED[name] for name in sorted(free & OFFERED.keys())),
-        fault=fault,
-    )
+    imports = "\n".join(OFFERED[name] for name in sorted(free - names))
+    return Asked(names=names, own=own, imports=imports, fault=fault)
+
+
+def defined_names(code: str) -> set[str]:
+    """The names that a program defines at its top level; none if it does not compile."""
+    try:
+        symbols = symtable.symtable(code, "program", "exec").get_symbols()
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+    return {each.get_name() for each in symbols if each.is_assigned()}
+
+
+def ambiguous(names: Iterable[str], setup: str) -> list[str]:
+    """Those names of a program that Python, OFFERED or a setup may have too."""
+    return sorted(name for name in names if setup or name in _BUILTINS or name in OFFERED)
 
 
 def require_usable(origin: str, problem: CodeProblem) -> None:
     """Raise DataError if an assert test of a problem cannot judge any program."""
     for test in problem.tests:
-        if isinstance(test, AssertTest) and (fault := asked_by(problem.setup, test.code).fault):
-            raise DataError(f"{origin}: a test is broken: {fault}; correct it: {test.code[:80]!r}")
+        if isinstance(test, AssertTest):
+            fault = asked_by(problem.setup, test.code, frozenset(test.names)).fault
+            if fault:
+                raise DataError(
+                    f"{origin}: a test is broken: {fault}; correct it: {test.code[:80]!r}"
+                )
 
 
 def require_importable(origin: str, problem: CodeProblem, packages: Sequence[str]) -> None:
@@ -106,10 +117,10 @@ def require_importable(origin: str, problem: CodeProblem, packages: Sequence[str
             )
 
 
-def _imported(module: ast.Module) -> Set[str]:
+def _imported(*modules: ast.Module) -> Set[str]:
     """Modules that are imported in any case: those in a function or a `try` may be optional."""
     names = set()
-    for node in module.body:
+    for node in (node for module in modules for node in module.body):
         match node:
             case ast.Import(names=aliases):
                 names |= {alias.name.partition(".")[0] for alias in aliases}
@@ -124,42 +135,6 @@ def _globals(*tables: symtable.SymbolTable) -> Iterator[symtable.Symbol]:
         is_module = table.get_type() == "module"
         yield from (each for each in table.get_symbols() if is_module or each.is_global())
         yield from _globals(*table.get_children())
-
-
-def _bound(table: symtable.SymbolTable, module: ast.Module) -> frozenset[str]:
-    names = {
-        each.get_name() for each in _globals(table) if each.is_assigned() or each.is_imported()
-    }
-    # The symbols do not show an `import *`.
-    names |= {each.name for each in ast.walk(module) if isinstance(each, ast.alias)} & {"*"}
-    return frozenset(names)
-
-
-def _tested(module: ast.Module) -> Iterator[str]:
-    """Names of the functions under test: called first in an assert statement, or given to check."""
-    for node in ast.walk(module):
-        match node:
-            case ast.Assert(test=expression):
-                yield from filter(None, [leftmost_call(expression)])
-            # HumanEval calls `check(candidate)`.
-            case ast.Expr(value=ast.Call(func=ast.Name(), args=[ast.Name(id=function)])):
-                yield function
-
-
-def leftmost_call(node: ast.AST) -> str | None:
-    """The name that is called first on the left."""
-    match node:
-        case ast.Call(func=ast.Name(id=name)):
-            return name
-        case ast.Compare():
-            return leftmost_call(node.left)
-        case ast.UnaryOp():
-            return leftmost_call(node.operand)
-        case ast.BoolOp():
-            return leftmost_call(node.values[0])
-        case ast.ListComp(elt=element):
-            return leftmost_call(element)
-    return None
 
 
 def _unsupported(module: ast.Module) -> Iterator[str]:

@@ -113,9 +113,13 @@ class CallTest(Value, tag_field="kind", tag="call"):
 
 
 class AssertTest(Value, tag_field="kind", tag="assert"):
-    """Run assert statements (HumanEval, MBPP) against the program."""
+    """Run assert statements (HumanEval, MBPP) against the program.
+
+    names: that the program defines although Python or the setup has them, such as `sum`.
+    """
 
     code: str
+    names: list[str] = msgspec.field(default_factory=list)
 
 
 class AnswerTest(Value, tag_field="kind", tag="answer"):

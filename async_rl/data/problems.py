@@ -3,7 +3,8 @@
 - `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert | answer |
   container, ...}, or the same as a JSON string.
 - `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the
-  function, so the prompt has to show them.
+  function, so the prompt has to show them. A name of Python or of the imports is the program's if
+  the reference solution (`code` or `canonical_solution`) defines it.
 - `test` and `entry_point`: a function check(candidate) and the name of its argument, as in
   HumanEval. Helpers that the prompt defines belong to the test: a program that answered for them
   could let any answer pass.
@@ -29,7 +30,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from async_rl.config.run import RunConfig
-from async_rl.core.assert_tests import require_usable
+from async_rl.core.assert_tests import ambiguous, defined_names, require_usable
 from async_rl.core.errors import DataError
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
 from async_rl.core.languages import LANGUAGES, PYTHON, Language, language_of
@@ -179,15 +180,18 @@ def _read_layout(origin: str, row: Row) -> tuple[list[CodeTest], str, tuple[str,
         return _own_tests(origin, row["tests"]), setup, ()
     if row.get("test_list") is not None:
         shown = tuple(read_strings(f"{origin}: test_list", row["test_list"]))
-        imports = read_strings(f"{origin}: test_imports", row.get("test_imports") or [])
-        return [AssertTest(code=code) for code in shown], "\n".join(imports), shown
+        setup = "\n".join(read_strings(f"{origin}: test_imports", row.get("test_imports") or []))
+        defined = defined_names(str(row.get("code") or row.get("canonical_solution") or ""))
+        names = ambiguous(defined, setup)
+        return [AssertTest(code=code, names=names) for code in shown], setup, shown
     if isinstance(row.get("test"), list):
         raise DataError(f"{origin}: no column tests, but a list in test; rename it to tests")
     if row.get("test") is not None:
         check = _text(origin, "test", row["test"])
         function = _text(origin, "entry_point", row.get("entry_point"))
         setup = _helpers(row.get("prompt"), function)
-        return [AssertTest(code=f"{check}\ncheck({function})")], setup, ()
+        names = ambiguous([function], setup)
+        return [AssertTest(code=f"{check}\ncheck({function})", names=names)], setup, ()
     if row.get("input_output") is not None:
         return read_input_output(origin, row["input_output"]), "", ()
     reward_model = row.get("reward_model")

@@ -20,6 +20,7 @@ BROKEN = {
     "": "does not use the program",
     "from math import sqrt\nassert sqrt(4) == 2": "does not use the program",
     "import math\nassert math.sqrt(4) == 2": "does not use the program",
+    "assert sum(1, 2) == 3": "does not use the program",
     FIXTURE: "test_a takes arguments",
     f"def test_b():\n    assert f(3) == 9\n{FIXTURE}": "test_a takes arguments",
     ASYNC: "test_a is asynchronous",
@@ -29,7 +30,6 @@ BROKEN = {
 }
 USABLE = [
     "assert f(3) == 9",
-    "assert sum(1, 2) == 3",
     "from solution import f as g\nassert g(3) == 9",
     "import solution\nassert solution.f(3) == 9",
     "def check(candidate):\n    assert candidate(3) == 9\ncheck(f)",
@@ -55,6 +55,12 @@ def test_a_test_that_can_judge_nobody_is_refused_with_the_reason(code: str) -> N
 def test_a_test_that_asks_the_program_is_usable(code: str) -> None:
     assert asked_by("", code).fault == ""
     require_usable("row 7", CodeProblem(tests=[AssertTest(code=code)]))
+
+
+def test_a_name_of_a_builtin_is_the_programs_if_the_row_says_so() -> None:
+    test = AssertTest(code="assert sum(1, 2) == 3", names=["sum", "abs"])
+    require_usable("row 7", CodeProblem(tests=[test]))
+    assert asked_by("", test.code, frozenset(test.names)).names == {"sum"}
 
 
 def test_a_setup_that_does_not_compile_is_refused() -> None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from decimal import Decimal
+from http import HTTPStatus
 
 import pytest
 
 from async_rl.core.output_rules import OutputRules
 from async_rl.rewards.extraction import extract_code
-from async_rl.sandbox.comparison import Comparison
-from async_rl.sandbox.values import Foreign
+from async_rl.sandbox.comparison import Comparison, Returned
+from async_rl.sandbox.values import encode
 
 EXACT = Comparison(relative_tolerance=0)
 CONFIGURED = Comparison(relative_tolerance=1e-6)
@@ -106,18 +109,39 @@ def test_layout_and_case_are_the_problems_choice(
         (10**16 + 1, 1e16, False, False),
         ({"a": (1,)}, {"a": [1]}, False, True),
         ("2", 2, False, False),
-        (Foreign("subclass", "int64", 5), 5, False, True),
-        (Foreign("subclass", "defaultdict", {"a": [1]}), {"a": [1]}, False, True),
-        ([Foreign("subclass", "int64", 5)], [5], False, True),
-        (Foreign("iterator", "map", [5]), [5], False, False),
-        (Foreign("opaque", "Liar", None), 5, False, False),
+        (HTTPStatus.OK, 200, False, True),
+        (defaultdict(list, {"a": [1]}), {"a": [1]}, False, True),
+        ([HTTPStatus.OK], [200], False, True),
+        (map(int, "5"), [5], False, False),
+        (object(), 5, False, False),
+        (Decimal(5), 5, False, False),
+        (Decimal("sNaN"), 5, False, False),
     ],
 )
 def test_values_of_other_types_pass_only_where_json_cannot_tell_them_apart(
     value: object, expected: object, exact: bool, json: bool
 ) -> None:
-    assert EXACT.values_equal(value, expected) is exact
-    assert EXACT.values_equal(value, expected, "json") is json
+    body = encode(value)
+    for types, is_right in (("exact", exact), ("json", json)):
+        assert (not Returned(body, expected, types, "f", ()).failure(EXACT)) is is_right
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "is_right"),
+    [
+        (Decimal(5), 5, True),
+        (Decimal("sNaN"), 5, False),
+        (HTTPStatus.OK, 200, True),
+        (True, 1, True),
+        ((1,), [1], False),
+        (object(), 5, False),
+        (range(3), [0, 1, 2], False),
+    ],
+)
+def test_an_assert_statement_compares_as_python_does(
+    value: object, expected: object, is_right: bool
+) -> None:
+    assert (not Returned(encode(value), expected, "python", "f", ()).failure(EXACT)) is is_right
 
 
 def test_a_wrong_output_is_not_read_to_its_end() -> None:

@@ -7,16 +7,21 @@ from rewards_support import Jail
 
 from async_rl.core.types import AssertTest, CallTest, StdinTest
 from async_rl.data.problems import read_problem
-from async_rl.rewards.verifier.asserts import take_apart
+from async_rl.rewards.verifier.asserts import calls_of
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 
 
 def _verify(
-    jail: Jail, code: str, test: str, *, setup: str = "", timeout_s: float = 0.5
+    jail: Jail,
+    code: str,
+    test: str,
+    *,
+    setup: str = "",
+    timeout_s: float = 0.5,
+    names: tuple[str, ...] = (),
 ) -> VerifyResponse:
-    return jail.verify(
-        VerifyRequest(code=code, tests=[AssertTest(code=test)], setup=setup, timeout_s=timeout_s)
-    )
+    tests = [AssertTest(code=test, names=[*names])]
+    return jail.verify(VerifyRequest(code=code, tests=[*tests], setup=setup, timeout_s=timeout_s))
 
 
 JUDGED = "def h(x):\n    return f(x)\nassert h(3) == 9 and f(4) == 16"
@@ -31,7 +36,7 @@ def f(x):
 
 
 def test_tests_of_this_file_are_judged() -> None:
-    assert take_apart(JUDGED, "") is None
+    assert calls_of("", JUDGED, frozenset()) is None
 
 
 @pytest.mark.parametrize("kind", [b"d", b"p", b"t", b"w", b"l", b"v", b"z"])
@@ -172,12 +177,16 @@ def test_counter_is_known_without_an_import(jail: Jail) -> None:
         ("assert [gcd(x, 4) for x in range(3)] == [4, 5, 6]", "from math import *"),
     ],
 )  # fmt: skip
-def test_tested_function_may_have_the_name_of_a_builtin(jail: Jail, test: str, setup: str) -> None:
+def test_a_name_of_python_or_of_the_setup_is_the_programs_if_the_row_says_so(
+    jail: Jail, test: str, setup: str
+) -> None:
     right = "def sum(a, b): return a + b\ngcd = sum"
-    assert _verify(jail, right, test, setup=setup).verdict == "pass"
     wrong = "def sum(a, b): return a - b\ngcd = sum"
-    assert _verify(jail, wrong, test, setup=setup).verdict == "wrong_answer"
-    assert _verify(jail, "", test, setup=setup).verdict == "runtime_error"
+    for code, verdict in ((right, "pass"), (wrong, "wrong_answer"), ("", "runtime_error")):
+        found = _verify(jail, code, test, setup=setup, names=("sum", "gcd"))
+        assert found.verdict == verdict, code
+        # Otherwise the test does not use the program.
+        assert _verify(jail, code, test, setup=setup).verdict == "test_error"
 
 
 HUMAN_EVAL = {
@@ -245,8 +254,6 @@ def test_function_is_imported_from_the_solution(jail: Jail) -> None:
         ("x = f(3)\nassert x == 9", "def broken(:"),
         ("x = f(3)\nassert x == 9", "1 / 0"),
         ("x = 1 / 0\nassert f(3) == 9", ""),
-        ("x = f(3)\nfrom math import no_such_name", ""),
-        ("x = f(3)\nexec('1 +')\nassert x == 9", ""),
         ("import sys\nsys.exit(0)\nassert f(3) == 9", ""),
     ],
 )  # fmt: skip
@@ -266,6 +273,9 @@ def test_broken_test_is_the_fault_of_nobody_who_wrote_a_program(
         ("def f(x): return 'no_name'", "def h(x): return f(x)\nassert eval(h(3)) == 9"),
         ("def f(x): return 'no_name'", "def h(x): return f(x)\n__import__(h(3))"),
         ("def f(x): return object()", "assert f(f(3)) == 81"),
+        ("def f(x): return 1", "x = f(3)\nif x == 1:\n    import no_such_module\nassert x == 9"),
+        ("def f(x): return 1", "x = f(3)\nif x == 1:\n    exec('1 +')\nassert x == 9"),
+        ("def f(x): return [[[]]]", "x = f(3)\nfor i in range(70):\n    x = [x]\nf(x)"),
         (
             "def f(x): raise ValueError",
             "def h():\n    try: r = f(3)\n    except ValueError: pass\n    assert r == 9\nh()",

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import datetime
+import decimal
+import fractions
 import math
 from typing import Any
 
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from async_rl.sandbox.comparison import Comparison
 from async_rl.sandbox.protocol import Kind, read_frames
-from async_rl.sandbox.values import Foreign, decode, encode
+from async_rl.sandbox.values import Foreign, decode, encode, plain
 
 values_equal = Comparison(relative_tolerance=1e-9).values_equal
 SCALARS = (
@@ -54,12 +57,25 @@ def test_integers_beyond_the_decimal_limit_survive() -> None:
 def test_subclasses_arrive_as_foreign_values_equal_to_nothing() -> None:
     class Int(int): ...
 
-    got = decode(encode([Int(9), collections.Counter("aa"), range(3), object()]))
-    assert [v.kind for v in got] == ["subclass", "subclass", "iterator", "opaque"]
-    assert [v.value for v in got] == [9, {"a": 2}, [0, 1, 2], None]
-    assert all(v != v.value for v in got)
-    assert isinstance(got[0], Foreign)
-    assert got[0] != got[0]
+    data = encode([Int(9), collections.Counter("aa"), iter([1]), object()])
+    got = decode(data)
+    assert [v.value for v in got] == [9, {"a": 2}, None, None]
+    assert all(isinstance(v, Foreign) and v != v.value and v != v for v in got)
+    assert decode(data, plain)[:2] == [9, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        decimal.Decimal("1.50"), fractions.Fraction(1, 3), range(1, 9, 2), collections.deque([1]),
+        datetime.date(2026, 2, 28), datetime.time(1, 2, 3, 4), datetime.timedelta(-1, 2, 3),
+        datetime.datetime(2026, 2, 28, 1, tzinfo=datetime.UTC),
+    ],
+)  # fmt: skip
+def test_value_of_a_type_of_the_library_survives_the_way_out(value: Any) -> None:
+    again = decode(encode([value, (value,)]))
+    assert again == [value, (value,)]
+    assert type(again[0]) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +84,8 @@ def test_subclasses_arrive_as_foreign_values_equal_to_nothing() -> None:
         b"", b"{", b"[1", b'{"z":1}', b'{"t":1}', b'{"t":[1],"s":[2]}', b'{"s":[[1]]}',
         b'{"d":[1]}', b'{"d":[[[1],2]]}', b'{"i":5}', b'{"i":"0xzz"}',
         b'{"b":"zz"}', b'{"b":1}', b'{"c":[1]}', b'{"c":["a",1]}', b'{"u":[1]}', b'{"u":[1,2]}',
+        b'{"l":["Fraction",["1e999999999"]]}', b'{"l":["Fraction",[1,0]]}', b'{"l":["X",[]]}',
+        b'{"l":["Decimal",["x"]]}', b'{"l":["timedelta",[99999999999999]]}',
         b"[" * 5000, b"[" * 5000 + b"]" * 5000,
         b'{"t":[' * 200 + b"]}" * 200, b"\xff", b"9" * 5000, b"nul", b"1 2",
     ],

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import keyword
 
-from async_rl.core.assert_tests import OFFERED, asked_by
+from async_rl.core.assert_tests import asked_by
 from async_rl.core.types import AnswerTest, AssertTest, CallTest, CodeProblem, Verdict
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
@@ -21,8 +21,7 @@ def hollow_program(problem: CodeProblem) -> str:
         if isinstance(test, CallTest):
             names.add(test.function)
         elif isinstance(test, AssertTest):
-            asked = asked_by(problem.setup, test.code)
-            names |= (asked.free | asked.tested) - OFFERED.keys()
+            names |= asked_by(problem.setup, test.code, frozenset(test.names)).names
     usable = sorted(name for name in names if name.isidentifier() and not keyword.iskeyword(name))
     return "".join(f"def {name}(*args, **keywords): pass\n" for name in usable)
 

@@ -36,14 +36,13 @@ from async_rl.core.types import (
     Verdict,
 )
 from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.asserts import Assertion, FunctionCall, judged_test, take_apart
+from async_rl.rewards.verifier.asserts import Call, calls_of
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling
-from async_rl.rewards.verifier.program import Batch, Check, Limits, Program, Rule, result_of
+from async_rl.rewards.verifier.program import Batch, Limits, Program, Rule, result_of
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
-from async_rl.rewards.verifier.pure_expressions import TooLarge
 from async_rl.rewards.verifier.rulings import Rulings
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import Cells
@@ -183,20 +182,17 @@ class Judge:
         match kind:
             case "stdin":
                 return partial(program.feed, rule=self._rule(program)), tests
-            case "call":
-                checks = [self._call_check(test, program) for test in tests]
-                return partial(program.check, has_call_names=True), checks
-            case "assert":
-                checks = [
-                    self._assert_check(test, assertion, program)
-                    for test in tests
-                    for assertion in take_apart(test.code, program.setup) or ()
+            case "call" | "assert":
+                rule = partial(self._rulings.of_value, program=program)
+                return partial(program.check, rule=rule, has_call_names=kind == "call"), [
+                    _calls(test, program.setup) for test in tests
                 ]
-                return partial(program.check, has_call_names=False), checks
+            case "judge":
+                return program.judge, tests
         runners: dict[str, Callable[[Any, Program], Awaitable[TestResult]]] = {
             "answer": self._answer,
             "container": self._contained,
-            "judge": self._judged,
+            "broken": self._broken,
         }
 
         async def run(rest: Sequence[Any]) -> Batch:
@@ -219,23 +215,6 @@ class Judge:
             size = 1 if batch.has_leftovers or is_slow else _MAX_STREAMS
         return results
 
-    def _call_check(self, test: CallTest, program: Program) -> Check:
-        def rule(values: list[bytes]) -> Awaitable[Ruling]:
-            return self._rulings.of_value(test, values[0], program)
-
-        return Check([FunctionCall(test.function, test.args, {})], rule)
-
-    def _assert_check(self, test: AssertTest, assertion: Assertion, program: Program) -> Check:
-        async def rule(values: list[bytes]) -> Ruling:
-            try:
-                return self._rulings.of_assertion(assertion, values)
-            except TooLarge:
-                # A judge process compares in a cell, within the program's limits.
-                judged = await self._judged(test, program)
-                return Ruling(judged.verdict, judged.message)
-
-        return Check(assertion.calls, rule)
-
     async def _answer(self, test: AnswerTest, program: Program) -> TestResult:
         started = time.monotonic()
         verdict = await self._words.verdict(test, program.code, program.limits.cpu_s)
@@ -247,15 +226,16 @@ class Judge:
         containers, output_bytes = self._with_containers(), program.limits.output_bytes
         return judge_contained(containers, test, program.code, output_bytes, self._rule(program))
 
-    async def _judged(self, test: AssertTest, program: Program) -> TestResult:
-        """Run the test in a judging child, and the program in a solver next to it."""
-        # Before a cell is used: such a test would fail or pass every program.
-        fault = asked_by(program.setup, test.code).fault
-        if fault:
-            return result_of(Ruling(Verdict.TEST_ERROR, f"the test itself is broken: {fault}"))
-        code = judged_test(program.setup, test.code)
-        child = await program.run(Mode.JUDGE, program.code, test=code)
-        return child.result(child.ruling, child.answers.answers[0].cpu_s)
+    async def _broken(self, test: AssertTest, program: Program) -> TestResult:
+        """The result of a test that would fail or pass every program."""
+        fault = asked_by(program.setup, test.code, frozenset(test.names)).fault
+        return result_of(Ruling(Verdict.TEST_ERROR, f"the test itself is broken: {fault}"))
+
+
+def _calls(test: CallTest | AssertTest, setup: str) -> Sequence[Call]:
+    if isinstance(test, CallTest):
+        return [Call.of(test)]
+    return calls_of(setup, test.code, frozenset(test.names)) or ()
 
 
 def _kind(test: CodeTest, setup: str) -> str:
@@ -268,5 +248,6 @@ def _kind(test: CodeTest, setup: str) -> str:
             return "container"
         case StdinTest():
             return "stdin"
-        case AssertTest():
-            return "judge" if take_apart(test.code, setup) is None else "assert"
+    if asked_by(setup, test.code, frozenset(test.names)).fault:
+        return "broken"
+    return "assert" if _calls(test, setup) else "judge"

@@ -1,7 +1,6 @@
 """A program of a request with its limits, and the results of the tests that one child ran.
 
-A check is a few calls of the program and a decision about the values that they return: a call test
-is one check, an assert test has one check per assert statement.
+A call test is one call of the program; an assert test may be several.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from async_rl.config.rewards import MOST_TIMEOUTS, OUTPUT_KB, SandboxConfig
+from async_rl.core.assert_tests import asked_by
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import StdinTest, Verdict
-from async_rl.rewards.verifier.asserts import FunctionCall
+from async_rl.core.types import AssertTest, StdinTest, Verdict
+from async_rl.rewards.verifier.asserts import Call
 from async_rl.rewards.verifier.outcomes import MIB, Answers, ChildFault, Ruling, read_job
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import CellFailed, Job, Outcome, Work
@@ -73,13 +73,6 @@ class Limits:
         return replace(self, output_bytes=max(self.output_bytes, 2 * longest))
 
 
-class Check(NamedTuple):
-    """Calls to make in order, and the ruling on the values that they return."""
-
-    calls: Sequence[FunctionCall]
-    rule: Callable[[list[bytes]], Awaitable[Ruling]]
-
-
 class Batch(NamedTuple):
     """The results of the first tests of some.
 
@@ -93,6 +86,8 @@ class Batch(NamedTuple):
 
 Rule = Callable[[StdinTest, bytes], Awaitable[Ruling]]
 """Decides about the output of a test."""
+ValueRule = Callable[[Call, bytes], Awaitable[Ruling]]
+"""Decides about the value that a call returned."""
 
 
 def result_of(
@@ -187,9 +182,13 @@ class Program:
 
         return await tried(self.cells, Job(spec, payload, **more), read, NO_CELL)
 
-    async def check(self, checks: Sequence[Check], *, has_call_names: bool) -> Batch:
-        """Run checks in one child. It may exit during the last check that was reached."""
-        calls = [tuple(call) for check in checks for call in check.calls]
+    async def check(
+        self, tests: Sequence[Sequence[Call]], rule: ValueRule, *, has_call_names: bool
+    ) -> Batch:
+        """Make the calls of tests in one child. It may exit during the last test that was
+        reached.
+        """
+        calls = [tuple(call[:3]) for test in tests for call in test]
         child = await self.run(
             Mode.CALLS,
             self.code,
@@ -197,25 +196,43 @@ class Program:
             self.stop,
             has_call_names,
             num_runs=len(calls),
-            num_tests=len(checks),
+            num_tests=len(tests),
         )
         results: list[TestResult] = []
         rest, is_slow = child.answers
-        for check in checks:
-            answers, rest = rest[: len(check.calls)], rest[len(check.calls) :]
-            is_partial = len(answers) < len(check.calls)
-            # The time that was left for this check depends on the checks before it.
+        for test in tests:
+            answers, rest = rest[: len(test)], rest[len(test) :]
+            is_partial = len(answers) < len(test)
+            # The time that was left for this test depends on the tests before it.
             if not answers or (is_partial and is_slow):
                 break
-            values = [answer.value for answer in answers if answer.value is not None]
-            if len(values) == len(answers):
-                ruling = await check.rule(values)
-            else:
-                ruling = next(answer.ruling for answer in answers if answer.value is None)
+            for call, answer in zip(test, answers, strict=False):
+                ruling = answer.ruling if answer.value is None else await rule(call, answer.value)
+                if ruling.verdict is not Verdict.PASS:
+                    break
             cpu_s = sum(answer.cpu_s for answer in answers)
-            results.append(child.result(ruling, cpu_s, len(checks)))
+            results.append(child.result(ruling, cpu_s, len(tests)))
             if is_partial or self.is_decided(results):
                 break
+        return Batch(results, is_slow)
+
+    async def judge(self, tests: Sequence[AssertTest]) -> Batch:
+        """Run tests in one child and the program in another, up to a test that one of them does not
+        survive.
+        """
+        codes = []
+        for test in tests:
+            asked = asked_by(self.setup, test.code, frozenset(test.names))
+            codes.append((asked.imports, test.code, sorted(asked.own)))
+        child = await self.run(
+            Mode.JUDGE,
+            self.code,
+            tests=(self.setup, codes, self.stop),
+            num_runs=len(tests),
+            num_tests=len(tests),
+        )
+        answers, is_slow = child.answers
+        results = [child.result(answer.ruling, answer.cpu_s, len(tests)) for answer in answers]
         return Batch(results, is_slow)
 
     async def feed(self, tests: Sequence[StdinTest], rule: Rule) -> Batch:

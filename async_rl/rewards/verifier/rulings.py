@@ -21,12 +21,11 @@ from async_rl.config.rewards import SandboxConfig
 from async_rl.core.errors import ConfigError, InfrastructureError, Unsupported
 from async_rl.core.languages import PYTHON
 from async_rl.core.output_rules import Checker as ProgramOfRow
-from async_rl.core.types import CallTest, StdinTest, Verdict
-from async_rl.rewards.verifier.asserts import Assertion
+from async_rl.core.types import StdinTest, Verdict
+from async_rl.rewards.verifier.asserts import Call
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.outcomes import Ruling
 from async_rl.rewards.verifier.program import Program
-from async_rl.rewards.verifier.pure_expressions import TooLarge
 from async_rl.sandbox.comparison import (
     Comparison,
     Printed,
@@ -56,9 +55,10 @@ class Rulings:
         self._comparison = Comparison(relative_tolerance=config.float_tolerance)
         self._checker = load_checker(config.checker)
 
-    async def of_value(self, test: CallTest, body: bytes, program: Program) -> Ruling:
+    async def of_value(self, test: Call, body: bytes, program: Program) -> Ruling:
         """The ruling on a returned value. Raises InfrastructureError."""
-        if self._checker is None:
+        # The checker is for call tests only: an assert statement compares by itself.
+        if self._checker is None or test.types == "python":
             returned = Returned(body, test.expected, test.types, test.function, test.args)
             return await self._compared(returned, len(body), program)
         try:
@@ -87,16 +87,6 @@ class Rulings:
             return _RIGHT
         printed = Printed(output, test.output, msgspec.structs.astuple(test.rules))
         return await self._compared(printed, len(output) + len(expected), program)
-
-    def of_assertion(self, assertion: Assertion, bodies: list[bytes]) -> Ruling:
-        """The ruling on the values of an assert statement. Raises TooLarge."""
-        if sum(map(len, bodies)) > LARGE_BYTES:
-            raise TooLarge
-        try:
-            message = assertion.failure(list(map(decode, bodies)))
-        except (ValueError, MemoryError):
-            message = _MALFORMED
-        return Ruling(Verdict.WRONG_ANSWER, message) if message else _RIGHT
 
     async def _compared(self, emitted: Returned | Printed, size: int, program: Program) -> Ruling:
         # A child costs 2 ms, and most values are small.
