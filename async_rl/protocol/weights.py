@@ -6,9 +6,10 @@ Each medium has one struct here, the address that travels with a push, and one f
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from async_rl.core.frozen import Value
+from async_rl.protocol.base import Message, Ok
 
 
 class TensorEntry(Value):
@@ -65,20 +66,67 @@ class Seat(Value, tag_field="type", tag=True):
 
     communicator: its name, new for each set of members; a rank that already has a communicator of
     this name uses it again.
-    store: host:port of the TCPStore where the ranks meet; host: the address of the member's own
-    machine to bind.
+    store: address of the server where the ranks meet; secret: the keys of its clients follow from
+    it; host: the address of the member's own machine to bind.
     timeout_s: a rank that has not received the version by then fails.
     """
 
     communicator: str
     backend: Literal["gloo", "nccl"]
     store: str
+    secret: str
     host: str
     world_size: int
     first_rank: int
     # Tensors are sent in buckets, so a member needs room for a bucket, not for a second model.
     bucket_bytes: int
     timeout_s: float
+
+
+class Meet(Message):
+    """A rank -> the rendezvous: answer once all ranks of the communicator are there."""
+
+    Reply: ClassVar[type] = Ok
+    communicator: str
+
+
+class Put(Message):
+    """A rank -> the rendezvous: write a value for the other ranks of the communicator."""
+
+    Reply: ClassVar[type] = Ok
+    communicator: str
+    key: str
+    value: bytes
+
+
+class Found(Message):
+    """The values, in the order of the request; null if one was not written in time."""
+
+    values: list[bytes] | None
+
+
+class LookUp(Message):
+    """A rank -> the rendezvous: answer once all these keys have values, or after wait_s."""
+
+    Reply: ClassVar[type] = Found
+    communicator: str
+    keys: list[str]
+    wait_s: float
+
+
+class Counted(Message):
+    """A counter after an addition."""
+
+    number: int
+
+
+class Count(Message):
+    """A rank -> the rendezvous: add to a counter, which starts at 0."""
+
+    Reply: ClassVar[type] = Counted
+    communicator: str
+    key: str
+    amount: int
 
 
 class DeviceBlock(Value, tag_field="type", tag=True):

@@ -25,7 +25,6 @@ from typing import Literal
 
 import msgspec
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from async_rl.config.run import AutoTransfer, CollectiveTransfer
 from async_rl.core.errors import BroadcastBroken
@@ -36,13 +35,12 @@ from async_rl.weights.block import SharedTensorsReader, Tensors, require_checksu
 from async_rl.weights.communicator import (
     Communicator,
     broadcast,
-    call_off,
     device_name,
     join,
-    open_store,
 )
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership, life_of
+from async_rl.weights.rendezvous import Rendezvous
 
 _CPU = "cpu"
 BUCKET_BYTES = 64 << 20
@@ -141,7 +139,7 @@ class Broadcaster(Sender):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._member = _Seated(learner.device)
         # Opened by the first load: most runs never broadcast, and need no port.
-        self._store: TCPStore | None = None
+        self._rendezvous: Rendezvous | None = None
         self._newest: Load | None = None
         self._name = ""
         self._seats: dict[Life, Seat] = {}
@@ -157,23 +155,25 @@ class Broadcaster(Sender):
         """Assign ranks to the members, one member after another."""
         before = self._newest
         self._newest = load
-        # A member that gave up has left its communicator, so the other members would wait in it
-        # for ever.
-        if before is None or not before.is_whole or before.members != load.members:
-            self._name = f"{self._learner.life}.{load.number}"
-        if self._store is None:
-            self._store = open_store(self._learner.host)
+        if self._rendezvous is None:
+            self._rendezvous = Rendezvous(self._learner.host)
         # Sorted: in a communicator that is kept, each member must have its former rank.
         members = sorted(members, key=life_of)
         # Rank 0 is the learner.
         devices = [self._device_name, *(name for member in members for name in member.devices)]
+        # A member that gave up has left its communicator, so the other members would wait in it
+        # for ever.
+        if before is None or not before.is_whole or before.members != load.members:
+            self._name = f"{self._learner.life}.{load.number}"
+            self._rendezvous.open(self._name, len(devices))
         self._seats = {}
         first_rank = 1
         for member in members:
             self._seats[life_of(member)] = Seat(
                 communicator=self._name,
                 backend=self._backend(devices),
-                store=f"{self._learner.host}:{self._store.port}",
+                store=self._rendezvous.address,
+                secret=self._rendezvous.secret,
                 host=member.address.removeprefix("tcp://").rpartition(":")[0],
                 world_size=len(devices),
                 first_rank=first_rank,
@@ -227,16 +227,22 @@ class Broadcaster(Sender):
 
     async def leave(self, membership: Membership) -> None:
         """Let members that still meet give up, if their load has lost a member."""
-        if self._store is not None and self._newest is not None and self._newest.is_broken:
-            call_off(self._store, self._name)
+        newest = self._newest
+        if self._rendezvous is not None and newest is not None and newest.is_broken:
+            self._rendezvous.call_off(self._name)
 
     def close(self) -> None:
         """Close the connections, after the load that is being sent."""
-        if self._store is not None:
-            call_off(self._store, self._name)
-        self._thread.submit(self._member.leave)
+        if self._rendezvous is not None:
+            self._rendezvous.call_off(self._name)
+        self._thread.submit(self._leave)
         # A member that hangs would delay the learner's exit until the deadline of its load.
         self._thread.shutdown(wait=False)
+
+    def _leave(self) -> None:
+        self._member.leave()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
 
 
 class BroadcastReceiver:

@@ -1,18 +1,17 @@
 """One rank of the communicator that broadcasts weights: the rendezvous of the ranks, and two
 implementations, gloo between main memories and NCCL between GPUs.
 
-Ranks meet through a TCPStore that the learner opens at its address in the run. A broadcast that
-fails leaves the communicator unusable: its owner closes it, which closes the connections, so the
-other ranks need not wait for their deadlines. The listeners of gloo accept only connections that a
-rank announced in the store (weights/gate.py). The store itself is not authenticated; a rank
-compares the tensors it received with a manifest from an authenticated call.
+Ranks meet at the learner (weights/rendezvous.py). A broadcast that fails leaves the communicator
+unusable: its owner closes it, which closes the connections, so the other ranks need not wait for
+their deadlines. The listeners of gloo accept only connections that a rank announced there
+(weights/gate.py). A rank compares the tensors it received with a manifest from an authenticated
+call.
 docs/hardware.md lists which parts have run on GPUs.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import time
 from datetime import timedelta
 from typing import Any
@@ -21,15 +20,11 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from async_rl.core.errors import BroadcastBroken
+from async_rl.core.errors import AsyncRLError, BroadcastBroken
 from async_rl.protocol.weights import Seat
 from async_rl.weights.gate import connect_privately
+from async_rl.weights.rendezvous import SeatStore
 
-# Keys and values in the store, below the name of the communicator.
-_PRESENT = "present"
-_VERDICT = "verdict"
-_ALL = "all"
-_LOST = "lost"
 # Short against a broadcast, which takes milliseconds and more.
 _POLL_S = 0.0005
 # Our own deadlines are shorter: at a deadline of torch the process would exit.
@@ -43,56 +38,22 @@ def device_name(device: torch.device) -> str:
     return device.type
 
 
-def open_store(host: str) -> dist.TCPStore:  # type: ignore[name-defined]
-    """Open a store at a free port of this address only."""
-    # torch would listen on all addresses of the machine.
-    listener = socket.create_server((host, 0))
-    port = listener.getsockname()[1]
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-
-
 def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
     """Return once all ranks are connected. Raises BroadcastBroken after the timeout of the seat."""
-    host, _, port = seat.store.rpartition(":")
-    timeout = timedelta(seconds=seat.timeout_s)
+    store = SeatStore(seat)
     try:
-        client = dist.TCPStore(  # type: ignore[attr-defined]
-            host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
-        )
-        store = dist.PrefixStore(seat.communicator, client)  # type: ignore[attr-defined]
-        store.set_timeout(timeout)
-        _meet(store, seat.world_size)
+        store.meet()
         if seat.backend == "gloo":
+            timeout = timedelta(seconds=seat.timeout_s)
             return GlooCommunicator(store, rank, seat.world_size, host=seat.host, timeout=timeout)
         return NcclCommunicator(store, rank, seat.world_size, host=seat.host, device=device)
-    except RuntimeError as error:
-        # torch raises it for a store that is gone and for ranks that do not come.
+    except (RuntimeError, AsyncRLError) as error:
+        # torch raises RuntimeError for ranks that do not come.
+        store.close()
         raise BroadcastBroken(
             f"rank {rank} of {seat.world_size} in communicator {seat.communicator}:"
             f" {_first_line(error)}"
         ) from error
-
-
-def _meet(store: Any, world_size: int) -> None:
-    """Wait until all ranks are alive.
-
-    Connecting afterwards cannot be called off, and has no deadline with NCCL.
-    """
-    if store.add(_PRESENT, 1) == world_size:
-        # The first verdict stays: a rank that connects would wait for one that read another.
-        store.compare_set(_VERDICT, "", _ALL)
-    if store.get(_VERDICT).decode() != _ALL:
-        raise RuntimeError("the load was cancelled because a member was lost")
-
-
-def call_off(store: Any, communicator: str) -> None:
-    """Let all ranks give up that wait in `join` for this communicator, now or later, unless all
-    have met: then they connect.
-    """
-    ranks = dist.PrefixStore(communicator, store)  # type: ignore[attr-defined]
-    ranks.compare_set(_VERDICT, "", _LOST)
 
 
 def broadcast(communicator: Communicator, flat: torch.Tensor, *, timeout_s: float) -> None:
@@ -120,7 +81,7 @@ def private_gloo(store: Any, rank: int, size: int, *, host: str, timeout: timede
     def listen() -> Any:
         return gloo.create_device(hostname=host)
 
-    return connect_privately(store, rank, size, listen=listen, connect=connect)
+    return connect_privately(store, size, listen=listen, connect=connect)
 
 
 class GlooCommunicator:
@@ -129,8 +90,9 @@ class GlooCommunicator:
     device = torch.device("cpu")
 
     def __init__(
-        self, store: Any, rank: int, world_size: int, *, host: str, timeout: timedelta
+        self, store: SeatStore, rank: int, world_size: int, *, host: str, timeout: timedelta
     ) -> None:
+        self._store = store
         self._ranks: Any = private_gloo(store, rank, world_size, host=host, timeout=timeout)
 
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
@@ -147,6 +109,7 @@ class GlooCommunicator:
     def close(self) -> None:
         """Drop the last reference, which closes the connections, during a broadcast too."""
         self._ranks = None
+        self._store.close()
 
 
 class NcclCommunicator:
@@ -155,9 +118,10 @@ class NcclCommunicator:
     """
 
     def __init__(
-        self, store: Any, rank: int, world_size: int, *, host: str, device: torch.device
+        self, store: SeatStore, rank: int, world_size: int, *, host: str, device: torch.device
     ) -> None:
         self.device = device
+        self._store = store  # NCCL connects at the first broadcast
         self._rank = rank
         # Read by torch when the process group is made. 0: a lost peer is an error of the broadcast
         # instead of the end of this process.
@@ -187,6 +151,7 @@ class NcclCommunicator:
     def close(self) -> None:
         """Abort the connections, and a broadcast that hangs (ncclCommAbort)."""
         self._group.abort()
+        self._store.close()
 
 
 Communicator = GlooCommunicator | NcclCommunicator

@@ -3,19 +3,26 @@
 gloo has no authentication: it accepts every connection, keeps it open, and aborts its process once
 no descriptor is left. TLS is not part of torch's builds. So the kernel decides here: a filter on
 the listening socket drops every packet, unless a rank has announced its connection in the group's
-store. Only the run's own processes have access to the store. While a rank is connected, no other
-process can use its address and port. Once all ranks are connected, the filter drops everything.
+store. Only the run's own processes have access to the store: a file of the run, or
+weights/rendezvous.py. While a rank is connected, no other process can use its address and port.
+Once all ranks are connected, the filter drops everything.
+
+A filter has at most 4,096 instructions, and net.core.optmem_max bytes of memory: with the default
+of 131,072 (20,480 before Linux 6.6) 4,023 (2,455) ranks of one machine, or 818 (359) with a machine
+each.
 
 A dropped packet is repeated by the kernel after a second, so ranks connect in about a second.
 """
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import socket
 import struct
 import threading
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,22 +39,29 @@ _Dial = tuple[_End, _End]
 _SO_ATTACH_FILTER = 26  # linux/socket.h; Python has no name for it
 # The listener is recognised as the new one of this process, so one thread opens at a time.
 _ONE_OPENS = threading.Lock()
-_LOOK_S = 0.02  # the kernel reports no event for a connection attempt; a fiftieth of its repetition
+_LOOK_S = (
+    0.05  # the kernel reports no event for a connection attempt; a twentieth of its repetition
+)
 _ACCEPT = 0xFFFFFFFF
 _DROP = 0
-# linux/filter.h: load a word or half-word, compare and jump, return.
+# linux/filter.h: load a word or half-word of the packet, store and load a word of memory, copy
+# between the registers A and X, compare and jump, return.
 _LD_WORD = 0x20
 _LD_HALF = 0x28
+_STORE = 0x02
+_LD_MEMORY = 0x60
+_A_TO_X = 0x07
+_X_TO_A = 0x87
 _JUMP_EQUAL = 0x15
 _RETURN = 0x06
 _NET_HEADER = 0x100000000 - 0x100000  # SKF_NET_OFF: offsets from here count in the IP header
 _SOURCE_ADDRESS = _NET_HEADER + 12
+_MOST_COMPARED = 250  # ports: a jump skips at most 255 instructions
 _SOURCE_PORT = 0  # offset in the TCP header, where the data of a socket's filter start
 
 
 def connect_privately(
     store: Any,
-    rank: int,
     size: int,
     *,
     listen: Callable[[], Device],
@@ -64,7 +78,7 @@ def connect_privately(
         device = listen()
         (listener,) = (end for end in _sockets(psutil.CONN_LISTEN) if end.fd not in before)
     # From now on the kernel drops all packets. A stranger that was faster is found by `check`.
-    gate = _Gate(store, rank, size, listener)
+    gate = _Gate(store, size, listener)
     try:
         group = connect(device)
     finally:
@@ -76,25 +90,24 @@ def connect_privately(
 class _Gate:
     """Announces this rank's connection attempts, and admits the attempts of the other ranks."""
 
-    def __init__(self, store: Any, rank: int, size: int, listener: Any) -> None:
+    def __init__(self, store: Any, size: int, listener: Any) -> None:
         self._store = store
-        self._rank = rank
-        self._others = [other for other in range(size) if other != rank]
+        self._has_others = size > 1
         self._fd = listener.fd
         self._address: _End = tuple(listener.laddr)
-        self._admitted: set[_End] = set()
+        self._admitted: list[_End] = []
         self._announced: set[_Dial] = set()
         _admit(self._fd, ())
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="gate", daemon=True)
         # A group of one rank has no other to admit.
-        if self._others:
+        if self._has_others:
             self._thread.start()
 
     def close(self) -> None:
         """Drop every further connection."""
         self._is_over.set()
-        if self._others:
+        if self._has_others:
             self._thread.join()
         _admit(self._fd, ())
 
@@ -113,27 +126,28 @@ class _Gate:
             self._admit_announced()
 
     def _announce(self) -> None:
-        attempts: set[_Dial] = {
-            (tuple(end.laddr), tuple(end.raddr)) for end in _sockets(psutil.CONN_SYN_SENT)
-        }
-        if not attempts <= self._announced:
-            # Never removed: `check` accepts the peers that were admitted once.
-            self._announced |= attempts
-            self._store.set(_key(self._rank), msgspec.json.encode(list(self._announced)))
+        for end in _sockets(psutil.CONN_SYN_SENT):
+            dial = (tuple(end.laddr), tuple(end.raddr))
+            if dial not in self._announced:
+                self._announced.add(dial)
+                number = self._store.add(_dials(end.raddr), 1)
+                self._store.set(_dial(end.raddr, number), msgspec.json.encode(end.laddr))
 
     def _admit_announced(self) -> None:
-        dials: list[_Dial] = []
-        for other in self._others:
-            if self._store.check([_key(other)]):
-                dials += msgspec.json.decode(self._store.get(_key(other)), type=list[_Dial])
-        admitted = {source for source, target in dials if target == self._address}
-        if admitted != self._admitted:
-            self._admitted = admitted
-            _admit(self._fd, admitted)
+        before = len(self._admitted)
+        # Numbered from 1. None is removed: `check` accepts the peers that were admitted once.
+        while self._store.check([key := _dial(self._address, len(self._admitted) + 1)]):
+            self._admitted.append(msgspec.json.decode(self._store.get(key), type=_End))
+        if len(self._admitted) > before:
+            _admit(self._fd, self._admitted)
 
 
-def _key(rank: int) -> str:
-    return f"dials of rank {rank}"
+def _dials(target: _End) -> str:
+    return f"dials to {target[0]}:{target[1]}"
+
+
+def _dial(target: _End, number: int) -> str:
+    return f"{_dials(target)}, {number}"
 
 
 def _sockets(status: str) -> list[Any]:
@@ -143,23 +157,45 @@ def _sockets(status: str) -> list[Any]:
 
 
 def _admit(fd: int, sources: Collection[_End]) -> None:
-    """Let the kernel drop every packet to a listening socket, except from these addresses.
+    """Let the kernel drop every packet to a listening socket, except from these addresses. Raises
+    InfrastructureError if they do not fit a filter.
 
     The kernel copies the filter to each accepted socket, where it continues to match.
     """
-    program = b""
-    for address, port in sources:
-        (word,) = struct.unpack("!I", socket.inet_aton(address))
-        program += _step(_LD_WORD, _SOURCE_ADDRESS) + _step(_JUMP_EQUAL, word, if_not=3)
-        program += _step(_LD_HALF, _SOURCE_PORT) + _step(_JUMP_EQUAL, port, if_not=1)
-        program += _step(_RETURN, _ACCEPT)
-    program += _step(_RETURN, _DROP)
+    program = _program(sources)
     steps = ctypes.create_string_buffer(program, len(program))
     option = struct.pack("@HP", len(program) // 8, ctypes.addressof(steps))
     with socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+        except OSError as error:
+            limit = Path("/proc/sys/net/core/optmem_max").read_text().strip()
+            raise InfrastructureError(
+                f"a filter of the kernel cannot hold {len(sources)} ranks of gloo"
+                f" ({error.strerror}, net.core.optmem_max={limit}); raise the limit with sysctl -w"
+                " net.core.optmem_max=131072, or use fewer ranks"
+            ) from error
 
 
-def _step(code: int, value: int, *, if_not: int = 0) -> bytes:
-    """Encode one instruction; a comparison that fails skips the next `if_not` instructions."""
-    return struct.pack("=HBBI", code, 0, if_not, value)
+def _program(sources: Collection[_End]) -> bytes:
+    """Return the filter: an address is compared once, then the ports of its ranks."""
+    ports = collections.defaultdict(list)
+    for address, port in sources:
+        ports[address].append(port)
+    # The port in memory, the address in A and in X.
+    program = _step(_LD_HALF, _SOURCE_PORT) + _step(_STORE, 0)
+    program += _step(_LD_WORD, _SOURCE_ADDRESS) + _step(_A_TO_X, 0)
+    for address, all_ports in ports.items():
+        (word,) = struct.unpack("!I", socket.inet_aton(address))
+        for first in range(0, len(all_ports), _MOST_COMPARED):
+            part = all_ports[first : first + _MOST_COMPARED]
+            program += _step(_JUMP_EQUAL, word, if_not=len(part) + 3) + _step(_LD_MEMORY, 0)
+            for left, port in zip(range(len(part) - 1, -1, -1), part, strict=True):
+                program += _step(_JUMP_EQUAL, port, if_equal=left, if_not=0 if left else 1)
+            program += _step(_RETURN, _ACCEPT) + _step(_X_TO_A, 0)
+    return program + _step(_RETURN, _DROP)
+
+
+def _step(code: int, value: int, *, if_equal: int = 0, if_not: int = 0) -> bytes:
+    """Encode one instruction. A comparison skips that many instructions after it."""
+    return struct.pack("=HBBI", code, if_equal, if_not, value)

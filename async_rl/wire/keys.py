@@ -8,12 +8,14 @@ each other by mistake.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from pathlib import Path
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 from async_rl.core.errors import Unavailable
 
@@ -26,6 +28,24 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     client_public: str
     client_secret: str
     token: str
+
+
+def derived_keys(secret: str) -> Keys:
+    """Return the keys of a server whose clients know the same secret and nothing else."""
+
+    def pair(role: str) -> tuple[str, str]:
+        private = z85.encode(hashlib.sha256(f"{role} {secret}".encode()).digest())
+        return zmq.curve_public(private).decode(), private.decode()
+
+    server_public, server_secret = pair("server")
+    client_public, client_secret = pair("client")
+    return Keys(
+        server_public=server_public,
+        server_secret=server_secret,
+        client_public=client_public,
+        client_secret=client_secret,
+        token="",
+    )
 
 
 def create_keys(directory: Path) -> Keys:

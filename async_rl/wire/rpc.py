@@ -18,13 +18,15 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import logging
 import operator
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Self, cast
 
 import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
 from async_rl.core import errors
 from async_rl.core.codec import decode, encode
@@ -41,6 +43,12 @@ _MAX_MESSAGE_BYTES = 2**31  # far above any group; a corrupt length must not all
 # Bounds the memory of requests while handlers are stuck. Every process of a run has one request for
 # the member list pending, so the supervisor can serve nearly as many processes.
 _MOST_HANDLERS = 4096
+_REFUSED = (
+    zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+)
+_log = logging.getLogger(__name__)
 _ERRORS: dict[str, type[AsyncRLError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -66,6 +74,17 @@ def _configure(socket: zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6 * _ZMTP_HEARTBEAT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+
+
+async def _events(socket: zmq.asyncio.Socket, kinds: int) -> AsyncGenerator[object]:
+    """Yield each event of these kinds at a socket."""
+    monitor = socket.get_monitor_socket(kinds)
+    try:
+        while True:
+            yield await recv_monitor_message(monitor)
+    finally:
+        socket.disable_monitor()
+        monitor.close()  # an open socket would hold up the end of its context
 
 
 class Handlers:
@@ -144,12 +163,27 @@ class RpcServer:
     async def serve(self) -> None:
         """Read requests and run their handlers until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._name_strangers(), name="strangers")
             while True:
                 await self._slots.acquire()
                 frames = await self._next()
                 task = group.create_task(self._answer(frames), name="rpc handler")
                 # Not in `_answer`: a task that is cancelled before it starts runs no code.
                 task.add_done_callback(lambda _: self._slots.release())
+
+    async def _name_strangers(self) -> None:
+        number = 0
+        async for _ in _events(self._socket, _REFUSED):
+            number += 1
+            # The first, the tenth, the hundredth: a stranger must not fill the log.
+            if number == 10 ** (len(str(number)) - 1):
+                _log.warning(
+                    "a process without the keys of this run has tried to use %s, and was refused"
+                    " (%d times by now); other users of this machine or network can do that, and"
+                    " read or change nothing",
+                    self.address,
+                    number,
+                )
 
     async def _next(self) -> list[bytes]:
         """Return the frames of the next request."""
@@ -237,6 +271,11 @@ class RpcClient:
             future = self._pending.get(frames[0])
             if future is not None and not future.done():
                 future.set_result(frames[1])
+
+    async def lost(self) -> None:
+        """Return once a connection to the server has ended; a later call makes a new one."""
+        async with contextlib.aclosing(_events(self._socket, zmq.Event.DISCONNECTED)) as events:
+            await anext(events)
 
     async def close(self, *, linger_ms: int = _LINGER_MS) -> None:
         """Stop reading replies and fail the pending calls.

@@ -129,4 +129,4 @@ def test_a_stranger_who_connects_before_the_filter_is_in_place_is_noticed() -> N
             return opened.enter_context(listener.accept()[0])
 
         with pytest.raises(InfrastructureError, match=r"a stranger at .* connected"):
-            connect_privately(None, 0, 1, listen=listen, connect=connect)
+            connect_privately(None, 1, listen=listen, connect=connect)

@@ -13,9 +13,8 @@ import pytest
 import torch
 from pushing_support import Learner, bytes_of
 from receiving_process import Generator, digest
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from async_rl.weights import broadcast, communicator
+from async_rl.weights import broadcast
 
 NUM_TENSORS = 40
 ROWS = 2**17 + 5  # half a MB each, so that a bucket of 1 MB holds one
@@ -186,17 +185,6 @@ def test_a_member_that_hangs_holds_up_the_end_of_the_learner_for_seconds_only(
     learner.run(story)
     assert 3 < waited_s[0] < 20
     assert "version 1 is still being loaded after 8 s" in caplog.text
-
-
-def test_ranks_that_have_all_met_connect_even_if_the_load_is_called_off_meanwhile() -> None:
-    store = communicator.open_store("127.0.0.1")
-    late, early = (PrefixStore(name, store) for name in ("load 1", "load 2"))
-    communicator._meet(late, 1)  # the last rank of one
-    communicator.call_off(store, "load 1")
-    communicator._meet(late, 3)  # a rank that came before and reads only now
-    communicator.call_off(store, "load 2")
-    with pytest.raises(RuntimeError, match="a member was lost"):
-        communicator._meet(early, 1)
 
 
 @pytest.mark.parametrize("misfortune", ["kill", "stop"])

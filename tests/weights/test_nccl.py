@@ -25,7 +25,8 @@ from async_rl.core.errors import BroadcastBroken
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_spec
 from async_rl.weights.broadcast import BroadcastReceiver, _Seated
-from async_rl.weights.communicator import NcclCommunicator, broadcast, open_store
+from async_rl.weights.communicator import NcclCommunicator, broadcast
+from async_rl.weights.rendezvous import Rendezvous
 
 CPU = torch.device("cpu")
 INTERFACE = Path(torch.__file__).parent / "_C" / "_distributed_c10d.pyi"
@@ -114,7 +115,8 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[PlayedNccl]]:
 
 
 def communicator(rank: int = 1, host: str = "127.0.0.1") -> NcclCommunicator:
-    return NcclCommunicator("store", rank, 3, host=host, device=CPU)
+    store: Any = SimpleNamespace(close=list)
+    return NcclCommunicator(store, rank, 3, host=host, device=CPU)
 
 
 def test_environment_and_options_leave_every_deadline_to_the_caller() -> None:
@@ -161,12 +163,14 @@ def version() -> Iterator[Manifest]:
         yield publisher.write(3, tensors.values())
 
 
-def seats(num_ranks: int) -> tuple[Any, Seat]:
-    store = open_store("127.0.0.1")
-    return store, Seat(
+def seats(num_ranks: int) -> tuple[Rendezvous, Seat]:
+    rendezvous = Rendezvous("127.0.0.1")
+    rendezvous.open("one.1", num_ranks)
+    return rendezvous, Seat(
         communicator="one.1",
         backend="nccl",
-        store=f"127.0.0.1:{store.port}",
+        store=rendezvous.address,
+        secret=rendezvous.secret,
         host="127.0.0.1",
         world_size=num_ranks,
         first_rank=1,
@@ -191,7 +195,7 @@ def send(manifest: Manifest, seat: Seat) -> _Seated:
 def test_a_whole_version_arrives_over_nccl_and_its_communicator_is_kept(
     version: Manifest,
 ) -> None:
-    store, seat = seats(2)
+    rendezvous, seat = seats(2)
     receiver = BroadcastReceiver(0, CPU)
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send, version, seat)
@@ -206,13 +210,13 @@ def test_a_whole_version_arrives_over_nccl_and_its_communicator_is_kept(
         assert {work.num_waits for work in group.works} == {1}
     receiver.close()
     assert sorted(group.num_aborts for group in PlayedNccl.made) == [0, 1]
-    del store
+    rendezvous.close()
 
 
 def test_a_receiver_whose_learner_hangs_aborts_and_leaves_the_communicator(
     version: Manifest,
 ) -> None:
-    store, seat = seats(2)
+    rendezvous, seat = seats(2)
     PlayedNccl.hang = True
     receiver = BroadcastReceiver(0, CPU)
     short = msgspec.structs.replace(seat, timeout_s=0.3)
@@ -225,7 +229,7 @@ def test_a_receiver_whose_learner_hangs_aborts_and_leaves_the_communicator(
         list(tensors)
     assert max(group.num_aborts for group in PlayedNccl.made) == 1
     joins.join(5)
-    del store
+    rendezvous.close()
 
 
 def test_the_player_has_no_name_that_torch_lacks() -> None:

@@ -1,0 +1,182 @@
+"""Where the ranks of a broadcast meet: what they share, and what a stranger on the machine gets."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import msgspec
+import pytest
+import torch
+import zmq
+
+from async_rl.core.codec import encode
+from async_rl.core.errors import BroadcastBroken
+from async_rl.protocol.weights import Count, LookUp, Meet, Put, Seat
+from async_rl.weights.communicator import broadcast, join
+from async_rl.weights.rendezvous import Rendezvous, SeatStore
+from async_rl.wire.keys import derived_keys
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def rendezvous() -> Iterator[Rendezvous]:
+    rendezvous = Rendezvous("127.0.0.1")
+    yield rendezvous
+    rendezvous.close()
+
+
+def seat(rendezvous: Rendezvous, name: str, *, world_size: int = 2) -> Seat:
+    return Seat(
+        communicator=name,
+        backend="gloo",
+        store=rendezvous.address,
+        secret=rendezvous.secret,
+        host="127.0.0.1",
+        world_size=world_size,
+        first_rank=1,
+        bucket_bytes=4096,
+        timeout_s=20.0,
+    )
+
+
+@pytest.fixture
+def stores(rendezvous: Rendezvous) -> Iterator[list[SeatStore]]:
+    """Two ranks of `one`, which expects them, and one of `two`."""
+    for name in ("one", "two"):
+        rendezvous.open(name, 2)
+    stores = [SeatStore(seat(rendezvous, name)) for name in ("one", "one", "two")]
+    yield stores
+    for store in stores:
+        store.close()
+
+
+def test_a_value_is_there_for_the_ranks_of_its_communicator_only(stores: list[SeatStore]) -> None:
+    first, second, other = stores
+    assert not second.check(["a"])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.wait, ["a", "b"], timedelta(seconds=20))
+        first.set("a", b"\0\xff")
+        first.set("b", "text")
+        waiting.result(20)
+    assert (second.get("a"), second.get("b"), first.get("a")) == (b"\0\xff", b"text", b"\0\xff")
+    assert [first.add("n", 2), second.add("n", -1)] == [2, 1]
+    assert not other.check(["a"])
+    with pytest.raises(RuntimeError, match=r"no other rank wrote a, c within 0\.01 s"):
+        second.wait(["a", "c"], timedelta(seconds=0.01))
+
+
+def test_ranks_that_have_all_met_connect_even_if_the_load_is_called_off_meanwhile(
+    rendezvous: Rendezvous, stores: list[SeatStore]
+) -> None:
+    first, second, other = stores
+    with ThreadPoolExecutor(2) as pool:
+        for meeting in [pool.submit(store.meet) for store in (first, second)]:
+            meeting.result(20)
+        rendezvous.call_off("one")
+        first.set("a", b"1")
+        assert second.get("a") == b"1"
+        early = pool.submit(other.meet)
+        rendezvous.call_off("two")
+        with pytest.raises(BroadcastBroken, match="a member was lost"):
+            early.result(20)
+    late = SeatStore(seat(rendezvous, "two"))
+    with pytest.raises(BroadcastBroken, match="a member was lost"):
+        late.meet()
+    late.close()
+    with pytest.raises(BroadcastBroken, match=r"rank 1 of 2.*there is no communicator three"):
+        join(seat(rendezvous, "three"), 1, CPU)
+
+
+def test_a_rank_gives_up_at_once_when_the_learner_has_ended() -> None:
+    rendezvous = Rendezvous("127.0.0.1")
+    rendezvous.open("one", 2)
+    store = SeatStore(msgspec.structs.replace(seat(rendezvous, "one"), timeout_s=3000))
+    store.set("a", b"")  # it is connected
+    with ThreadPoolExecutor(1) as pool:
+        meeting = pool.submit(store.meet)
+        rendezvous.close()
+        with pytest.raises(BroadcastBroken, match="the learner has ended"):
+            meeting.result(20)
+    store.close()
+
+
+def attacks(communicator: str) -> list[bytes]:
+    """What anybody could do to torch's store, as requests of this one."""
+    return [
+        encode(LookUp(communicator=communicator, keys=["0/1"], wait_s=0.0)),
+        encode(Put(communicator=communicator, key="0/1", value=b"\0" * 100)),
+        encode(Put(communicator=communicator, key="dials to 127.0.0.1:1, 1", value=b"[]")),
+        encode(Count(communicator=communicator, key="dials to 127.0.0.1:1", amount=1)),
+        encode(Meet(communicator=communicator)),
+        *(
+            encode(Put(communicator=communicator, key=f"flood {number}", value=b"x" * 10_000))
+            for number in range(300)
+        ),
+    ]
+
+
+def be_a_stranger(rendezvous: Rendezvous, kind: str, over: threading.Event) -> list[bytes]:
+    """Send every attack again and again; return what was answered. kind: what the stranger knows
+    of the protocol: nothing, or the public key of the server with keys of its own.
+    """
+    context = zmq.Context()
+    answers = []
+    while not over.is_set():
+        if kind == "connections":
+            host, _, port = rendezvous.address.removeprefix("tcp://").rpartition(":")
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.recv(10)  # the greeting
+            continue
+        dealer = context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.sndhwm = 0
+        if kind == "other keys":
+            dealer.curve_serverkey = derived_keys(rendezvous.secret).server_public.encode()
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+        dealer.connect(rendezvous.address)
+        for attack in attacks("one"):
+            with contextlib.suppress(zmq.Again):  # the server has ended the connection
+                dealer.send_multipart([b"00000001", attack], zmq.DONTWAIT)
+        if dealer.poll(300):
+            answers.append(dealer.recv())
+        dealer.close()
+    context.term()
+    return answers
+
+
+@pytest.mark.parametrize("kind", ["other keys", "no keys", "connections"])
+def test_a_stranger_reads_and_changes_nothing_and_the_run_names_it(
+    rendezvous: Rendezvous, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    over = threading.Event()
+    rendezvous.open("one", 2)
+    with ThreadPoolExecutor(3) as pool, caplog.at_level(logging.WARNING):
+        stranger = pool.submit(be_a_stranger, rendezvous, kind, over)
+        try:
+            while "has tried to use" not in caplog.text:
+                assert not stranger.done(), stranger.result()
+                time.sleep(0.01)
+            ranks = [pool.submit(join, seat(rendezvous, "one"), rank, CPU) for rank in range(2)]
+            group = [rank.result(60) for rank in ranks]
+            sent, received = torch.arange(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
+            work = pool.submit(broadcast, group[0], sent, timeout_s=20)
+            broadcast(group[1], received, timeout_s=20)
+            work.result(20)
+        finally:
+            over.set()
+        assert torch.equal(sent, received)
+        assert stranger.result() == []
+        for rank in group:
+            rank.close()
+    assert f"without the keys of this run has tried to use {rendezvous.address}" in caplog.text
+    values = rendezvous._meetings["one"].values
+    assert not [key for key in values if key.startswith("flood")]
+    assert len(values) <= 2 + 2 * 2  # the addresses of two ranks, and at most two dials
