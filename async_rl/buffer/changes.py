@@ -1,23 +1,23 @@
 """The changes of the buffer's state, as values with the SQL that records them: `BufferState`
 decides them, the store executes their SQL in one transaction, in the order of the decisions.
 
-In the SQL `:name` is a field of the change, a list as JSON, and `:now_s` the Unix time. Each change
-of a group's state adds a row to `transitions`. Tables in store/schema.py.
+In the SQL `:name` is a field of the change, a list as JSON, and `:now_s` the Unix time. The SQL
+becomes a trigger (store/writer.py). Each change of a group's state adds a row to `transitions`.
+Tables in store/schema.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 
 from async_rl.buffer.groups import OpenGroup
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import Summary, means_by_name
-from async_rl.core.types import NO_VERSION, Group, Prompt
+from async_rl.core.heads import PackedGroup, Summary, means_by_name
+from async_rl.core.types import NO_VERSION
 
 _ONE = "= :group_id"
 # A list is one parameter: the statement is the same for any number of groups, so SQLite keeps it
@@ -48,11 +48,6 @@ def _make_ready(groups: str, reason: str) -> tuple[str, str]:
     )
 
 
-def to_json(value: Any) -> str:
-    """The value as JSON text."""
-    return msgspec.json.encode(value).decode()
-
-
 @frozen
 class Leaver:
     """A prompt that leaves: its index among the training prompts, its id and its mean reward."""
@@ -67,35 +62,28 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     statements: ClassVar[tuple[str, ...]]
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The values of the names in the statements. A Group stands for its encoded bytes."""
-        fields = msgspec.structs.asdict(self)
-        return {k: to_json(v) if isinstance(v, list | tuple) else v for k, v in fields.items()}
-
 
 class Admitted(Change):
     """A new group, in the state that it has. num_samples: trajectories of a complete group."""
 
     statements = (
-        # Each epoch issues a prompt again, and its row is the same.
-        "INSERT OR IGNORE INTO prompts VALUES (:prompt_id, :purpose, :data_source, :text)",
+        # Each epoch issues a prompt again, and its row is the same. Not OR IGNORE, which the
+        # statement that fires a trigger overrides.
+        "INSERT INTO prompts VALUES (:prompt_id, :group.purpose, :data_source, :text) ON CONFLICT"
+        " DO NOTHING",
         "INSERT INTO groups (group_id, purpose, prompt_id, position, evaluation, num_samples,"
         " state, attempt, generator, incarnation, version, admitted_s, changed_s) VALUES"
-        f" (:group_id, :purpose, :prompt_id, :index, nullif(:evaluation, {NO_VERSION}),"
-        " :num_samples, :state, :attempt, :generator, :incarnation, :version, :now_s, :now_s)",
-        _note(_ONE),
+        " (:group.group_id, :group.purpose, :prompt_id, :group.index,"
+        f" nullif(:group.evaluation, {NO_VERSION}), :num_samples, :group.state, :group.attempt,"
+        " :group.generator, :group.incarnation, :group.version, :now_s, :now_s)",
+        _note("= :group.group_id", version=":group.version"),
     )
     group: OpenGroup
+    prompt_id: str
+    data_source: str
     # People read the text of a prompt in the ledger after the data file has changed.
-    prompt: Prompt
+    text: str
     num_samples: int
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """As `Change.parameters`."""
-        prompt = msgspec.structs.asdict(self.prompt)
-        return prompt | dataclasses.asdict(self.group) | {"num_samples": self.num_samples}
 
 
 class HandedOut(Change):
@@ -109,12 +97,11 @@ class HandedOut(Change):
         ),
         _note(_ONE),
     )
-    group: OpenGroup
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """As `Change.parameters`."""
-        return dataclasses.asdict(self.group)
+    group_id: int
+    attempt: int
+    generator: str
+    incarnation: str
+    version: int
 
 
 class Returned(Change):
@@ -142,39 +129,38 @@ class Dropped(Change):
     message: str
 
 
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a complete group adds to its row. parts: the mean of each part of the reward."""
+
+    group_id: int
+    summary: Summary
+    generation_s: float
+    started_s: float
+    rewards: Sequence[float]
+    parts: Mapping[str, float]
+
+
 class Completed(Change):
-    """All samples of the group arrived."""
+    """All samples of the group arrived. In the SQL `:name` is a field of the facts. payload: the
+    group, encoded; times: moments of its samples (schema.py).
+    """
 
     statements = (
         _update(
             _ONE,
-            "state='ready', oldest_version=:oldest_version, newest_version=:newest_version,"
-            " num_tokens=:num_tokens, num_trained_tokens=:num_trained_tokens,"
-            " reward_mean=:reward_mean, pass_rate=:pass_rate,"
-            " response_length_mean=:response_length_mean, truncated_share=:truncated_share,"
-            " generation_s=:generation_s, started_s=:started_s, times=:times, rewards=:rewards,"
-            " parts=:parts",
+            "state='ready', oldest_version=:summary.oldest_version,"
+            " newest_version=:summary.newest_version, num_tokens=:summary.num_tokens,"
+            " num_trained_tokens=:summary.num_trained_tokens, reward_mean=:summary.reward_mean,"
+            " pass_rate=:summary.pass_rate, response_length_mean=:summary.response_length_mean,"
+            " truncated_share=:summary.truncated_share, generation_s=:generation_s,"
+            " started_s=:started_s, times=:times, rewards=:rewards, parts=:parts",
         ),
-        "INSERT OR REPLACE INTO blobs VALUES (:group_id, :payload)",
-        _note(_ONE, version=":oldest_version"),
+        _note(_ONE, version=":summary.oldest_version"),
     )
-    group: Group
-    summary: Summary
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """As `Change.parameters`."""
-        group = self.group
-        scores = [sample.score for sample in group.trajectories]
-        return dataclasses.asdict(self.summary) | {
-            "group_id": group.group_id,
-            "generation_s": group.generation_s,
-            "started_s": group.started_s,
-            "times": _times(group),
-            "rewards": to_json([score.reward for score in scores]),
-            "parts": to_json(means_by_name(score.parts for score in scores)),
-            "payload": group,
-        }
+    facts: Facts
+    group: PackedGroup
+    payload: bytes
+    times: bytes
 
 
 class LifeBegan(Change):
@@ -266,10 +252,20 @@ class PromptsLeft(Change):
     leavers: Sequence[Leaver]
 
 
-def _times(group: Group) -> bytes | None:
-    """Return the moments of the samples; None if they were not recorded."""
-    if not all(sample.clock for sample in group.trajectories):
-        return None
-    rows = [(sample.response_length, *sample.clock) for sample in group.trajectories]
-    # float32 of seconds since the start of the group: precise to some microseconds.
-    return np.array(rows, "<f4").tobytes()
+def completed(group: PackedGroup, summary: Summary, payload: bytes) -> Completed:
+    """Return the change by which a group that was checked is complete."""
+    samples = group.samples
+    times = b""
+    if all(sample.clock for sample in samples):
+        rows = [(sample.response_length, *sample.clock) for sample in samples]
+        # float32 of seconds since the start of the group: precise to some microseconds.
+        times = np.array(rows, "<f4").tobytes()
+    facts = Facts(
+        group_id=group.group_id,
+        summary=summary,
+        generation_s=group.generation_s,
+        started_s=group.started_s,
+        rewards=[sample.score.reward for sample in samples],
+        parts=means_by_name(sample.score.parts for sample in samples),
+    )
+    return Completed(facts=facts, group=group, payload=payload, times=times)

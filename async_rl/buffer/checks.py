@@ -1,44 +1,61 @@
-"""The check of trajectories that another process sent: everything that core/types.py promises about
-them.
+"""The check of groups that another process sent: everything that core/types.py promises about their
+trajectories.
 
-The codec checks the types of fields only: an array may have any allowed dtype and shape there. What
-passes here can be summarized, stored and trained without a further check.
+The codec checks the types of fields only. What passes here can be summarized, stored and trained
+without a further check.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from async_rl.core.errors import ProtocolError
-from async_rl.core.types import NO_VERSION, IntArray, Score, Trajectory
+from async_rl.core.heads import PackedGroup, PackedSample
+from async_rl.core.types import NO_VERSION, IntArray, Score
 
 _LOGPROB_ROUNDING = 1e-3
 """A log-softmax in bfloat16 may exceed 0 by rounding."""
 _LARGEST_SCORE = 1e30
 """The learner computes in float32, and sums over a batch must not overflow there."""
-_ARRAYS = (
-    ("token_ids", np.dtype(np.int32)),
-    ("loss_mask", np.dtype(np.bool_)),
-    ("behavior_logprobs", np.dtype(np.float32)),
-    ("versions", np.dtype(np.int32)),
-)
+_TOKEN_BYTES = 4
+_CLOCK = (0, 3)
+"""Numbers in a clock: none, or the moments of first token, last token and score."""
 
 
-def check_trajectory(
-    sample: Trajectory, prompt: IntArray, *, newest_version: int, vocabulary_size: int
+def check_group(
+    group: PackedGroup, prompt: IntArray, *, newest_version: int, vocabulary_size: int
 ) -> None:
-    """Raise ProtocolError unless the sample answers `prompt` and keeps the promises of its type.
+    """Raise ProtocolError unless the samples answer `prompt` and keep the promises of their type.
 
     newest_version: the newest one that any generator can have.  vocabulary_size: of the model,
     whose embedding has no row for a larger token id.
     """
-    for problem in _problems(sample, prompt, newest_version, vocabulary_size):
-        raise ProtocolError(problem)
+    if group.prompt != prompt.tobytes():
+        raise ProtocolError(
+            f"its prompt has {group.prompt_length} tokens, which are not the {len(prompt)} issued"
+        )
+    if not 0 <= group.generation_s < math.inf:
+        raise ProtocolError(f"its generation took {group.generation_s} s")
+    num_tokens = 0
+    for number, sample in enumerate(group.members):
+        num_tokens += sample.response_length
+        try:
+            _check_runs(sample, newest_version)
+            _check_score(sample.score, sample.response_length)
+            if sample.starts:
+                _check_segments(sample, len(prompt))
+            if len(sample.clock) not in _CLOCK:
+                raise ProtocolError(f"its clock has {len(sample.clock)} moments")
+        except ProtocolError as error:
+            raise ProtocolError(f"sample {number}: {error}") from error
+    for name, data in (("tokens", group.token_ids), ("log-probs", group.behavior_logprobs)):
+        if len(data) != _TOKEN_BYTES * num_tokens:
+            raise ProtocolError(f"the {name} of {num_tokens} tokens have {len(data)} bytes")
+    if num_tokens:
+        _check_tokens(group, vocabulary_size)
 
 
 def is_score(value: float) -> bool:
@@ -46,58 +63,66 @@ def is_score(value: float) -> bool:
     return abs(value) <= _LARGEST_SCORE  # false for NaN
 
 
-def _problems(
-    sample: Trajectory, prompt: IntArray, newest_version: int, vocabulary_size: int
-) -> Iterator[str]:
-    """The broken promises. Checks that later checks rely on come first."""
-    length = np.size(sample.token_ids)
-    # First the shapes, because the comparisons below would raise on arrays of other lengths.
-    for name, dtype in _ARRAYS:
-        array: npt.NDArray[np.generic] = getattr(sample, name)
-        if array.dtype != dtype or array.shape != (length,):
-            yield f"{name} is {array.dtype} {list(array.shape)} instead of {dtype} [{length}]"
-    start = len(prompt)
-    if sample.prompt_length != start or not np.array_equal(sample.token_ids[:start], prompt):
-        yield f"its first {sample.prompt_length} tokens are not the {start} of the prompt"
-    if sample.token_ids.min() < 0:
-        yield f"token id {sample.token_ids.min()} is below 0"
-    if sample.token_ids.max() >= vocabulary_size:
-        yield f"token id {sample.token_ids.max()} is not below {vocabulary_size}, the vocabulary"
-    # A first segment may start right after the prompt, and each has a token.
-    bounds = (start - 1, *sample.starts, length)
-    if any(first >= then for first, then in itertools.pairwise(bounds)):
-        yield f"segments start at {sample.starts} of {start} to {length}"
-    if sample.loss_mask[list(sample.starts)].any():
-        yield "the first token of a segment is marked as trained, but nothing predicts it"
-    versions = sample.versions
-    logprobs = sample.behavior_logprobs
-    is_sampled = versions != NO_VERSION
-    if is_sampled[:start].any() or sample.loss_mask[:start].any():
-        yield "a token of the prompt is marked as written or trained"
-    if (sample.loss_mask & ~is_sampled).any():
-        yield "a trained token has no version"
-    if versions.min() < NO_VERSION or versions.max() > newest_version:
-        yield (
-            f"versions are {versions.min()} to {versions.max()}, but the known versions are 0 to"
-            f" {newest_version}"
+def _check_tokens(group: PackedGroup, vocabulary_size: int) -> None:
+    # One array for all samples: the time of the checks limits the groups per second.
+    # Unsigned, so that one comparison finds negative ids too.
+    largest = np.frombuffer(group.token_ids, "<u4").max()
+    if largest >= vocabulary_size:
+        raise ProtocolError(
+            f"token id {largest.astype(np.int32)} is not one of 0 to {vocabulary_size - 1}"
         )
-    # A comparison with NaN is false.
-    if not (logprobs <= _LOGPROB_ROUNDING).all() or np.isinf(logprobs).any():
-        yield f"a log-prob is not finite or above 0; the largest is {logprobs.max()}"
-    yield from _score_problems(sample.score, sample.response_length)
+    logprobs = np.frombuffer(group.behavior_logprobs, "<f4")
+    # Both are NaN if one of the values is, and a comparison with NaN is false.
+    if not (logprobs.max() <= _LOGPROB_ROUNDING and logprobs.min() > -math.inf):
+        raise ProtocolError(f"a log-prob is not finite or above 0; the largest is {logprobs.max()}")
 
 
-def _score_problems(score: Score, num_tokens: int) -> Iterator[str]:
+def _check_runs(sample: PackedSample, newest_version: int) -> None:
+    num_tokens = 0
+    for length, version, is_trained in sample.runs:
+        num_tokens += length
+        if length < 1:
+            raise ProtocolError(f"a run has {length} tokens")
+        if not NO_VERSION <= version <= newest_version:
+            raise ProtocolError(
+                f"version {version} is not one of 0 to {newest_version}, the known ones"
+            )
+        if is_trained and version == NO_VERSION:
+            raise ProtocolError("a trained token has no version")
+    if num_tokens != sample.response_length:
+        raise ProtocolError(
+            f"its runs have {num_tokens} tokens, its response {sample.response_length}"
+        )
+
+
+def _check_segments(sample: PackedSample, num_prompt: int) -> None:
+    # A first segment may start right after the prompt, and each has a token.
+    end = num_prompt + sample.response_length
+    bounds = (num_prompt - 1, *sample.starts, end)
+    if any(first >= then for first, then in itertools.pairwise(bounds)):
+        raise ProtocolError(f"segments start at {sample.starts} of {num_prompt} to {end}")
+    lengths, _, is_trained = zip(*sample.runs, strict=True)
+    if np.repeat(is_trained, lengths)[np.array(sample.starts) - num_prompt].any():
+        raise ProtocolError(
+            "the first token of a segment is marked as trained, but nothing predicts it"
+        )
+
+
+def _check_score(score: Score, num_tokens: int) -> None:
     if not is_score(score.reward):
-        yield f"reward {score.reward} is not a finite number of at most {_LARGEST_SCORE:g}"
+        raise ProtocolError(
+            f"reward {score.reward} is not a finite number of at most {_LARGEST_SCORE:g}"
+        )
     for name, value in score.parts.items():
         if not is_score(value):
-            yield f"part {name!r} of the reward is {value}"
+            raise ProtocolError(f"part {name!r} of the reward is {value}")
     if not 0 <= score.latency_s < math.inf:
-        yield f"the scoring took {score.latency_s} s"
+        raise ProtocolError(f"the scoring took {score.latency_s} s")
+    if not score.steps:
+        return
     ends = [0, *(step.end_tokens for step in score.steps), num_tokens]
     if ends != sorted(ends):
-        yield f"scored steps end after {ends[1:-1]} of {num_tokens} tokens"
+        raise ProtocolError(f"scored steps end after {ends[1:-1]} of {num_tokens} tokens")
     for step in score.steps:
         if not is_score(step.reward):
-            yield f"a scored step has reward {step.reward}"
+            raise ProtocolError(f"a scored step has reward {step.reward}")

@@ -207,13 +207,17 @@ async def report_of(
             for group in await store.groups(part):
                 prompt = complete[group.group_id]
                 # In a thread: decoding thousands of samples would hold up requests for work.
-                result = await asyncio.to_thread(result_of, prompt, group, decode, extraction)
+                result = await asyncio.to_thread(
+                    result_of, prompt, group.unpacked(), decode, extraction
+                )
                 results.append(result)
         scalars = evaluation_scalars(results)
     kept = [group_id for group_id, _ in rows[:KEPT_SAMPLES] if group_id in complete]
     # Of the kept groups only: a report that is repeated after a restart shows the same samples.
     groups = await store.groups(kept[:NUM_SHOWN])
-    texts = [sample_text(complete[group.group_id].text, group, decode) for group in groups]
+    texts = [
+        sample_text(complete[group.group_id].text, group.unpacked(), decode) for group in groups
+    ]
     return EvaluationReport(
         scalars=scalars,
         texts={"samples/evaluation": _SEPARATOR.join(texts)} if texts else {},

@@ -45,7 +45,7 @@ class Leases:
             self.ticket_s += config.timeouts.stall_s
         self._heard_s = dict.fromkeys(generators, now_s)
         self._incarnations: dict[str, str] = {}
-        self._replaced: set[str] = set()
+        self._replaced: set[tuple[str, str]] = set()
 
     def admit(self, generator: str, incarnation: str) -> None:
         """The generator runs as this incarnation. Raises Superseded for one that another has
@@ -53,13 +53,13 @@ class Leases:
         """
         # Two processes of one name would return each other's tickets for ever. If the older one
         # came last, the supervisor starts the refused one again, and that replaces the older one.
-        if incarnation in self._replaced:
+        if (generator, incarnation) in self._replaced:
             raise Superseded(
                 f"{generator} runs as another process since; end this one ({incarnation})"
             )
         known = self._incarnations.get(generator, incarnation)
         if known != incarnation:
-            self._replaced.add(known)
+            self._replaced.add((generator, known))
         self._incarnations[generator] = incarnation
 
     def heard(self, generators: Iterable[str], now_s: float) -> None:

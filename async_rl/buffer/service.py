@@ -20,7 +20,6 @@ from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
 from async_rl.config.run import KEPT_GROUPS, RunConfig
 from async_rl.core.errors import InfrastructureError, ProtocolError
-from async_rl.core.heads import head_of
 from async_rl.core.types import DropReason
 from async_rl.data.prompt_file import RunPrompts
 from async_rl.protocol.base import Message, Ok
@@ -146,7 +145,7 @@ class BufferService:
         # Before the check: also a refused group shows that its generator lives.
         self.state.leases.heard([group.generator], self._clock())
         try:
-            self.state.complete(group)
+            self.state.complete(group, request.payload)
         except ProtocolError as error:
             message = f"group {group.group_id} of {group.generator} is refused: {error}"
             _log.warning("%s", message)
@@ -215,7 +214,7 @@ class BufferService:
             self._learner_waits_for = ""
         await self._stored()
         reasons = filter(None, [taken.waits_for, self.state.outage.refusal])
-        heads = [head_of(group) for group in await self._store.groups(taken.group_ids)]
+        heads = [group.head for group in await self._store.groups(taken.group_ids)]
         return TakenGroups(groups=heads, waits_for="; ".join(reasons))
 
     async def read_sequences(self, request: ReadSequences) -> Message:

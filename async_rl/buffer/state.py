@@ -25,8 +25,8 @@ from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError
-from async_rl.core.heads import head_of, summarize
-from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpose, Ticket
+from async_rl.core.heads import PackedGroup, summarize
+from async_rl.core.types import NO_VERSION, DropReason, GroupState, Purpose, Ticket
 from async_rl.data.prompt_file import RunPrompts
 
 
@@ -118,7 +118,15 @@ class BufferState:
             self._changes += self._tickets.filter.remove_at(group.index)
             self._changes.append(self._tickets.admitted(group))
         else:
-            self._changes.append(changes.HandedOut(group=group))
+            self._changes.append(
+                changes.HandedOut(
+                    group_id=group.group_id,
+                    attempt=group.attempt,
+                    generator=generator,
+                    incarnation=incarnation,
+                    version=group.version,
+                )
+            )
         return self._tickets.ticket(group)
 
     def hand_out_again(
@@ -134,9 +142,9 @@ class BufferState:
         self.admission.lower_version(lost, version)
         return [self._tickets.ticket(self.admission.open[group_id]) for group_id in lost]
 
-    def complete(self, group: Group) -> None:
-        """All samples of the group arrived. Raises ProtocolError if it is not a valid group of this
-        run; `refuse` it then.
+    def complete(self, group: PackedGroup, payload: bytes) -> None:
+        """All samples of the group arrived. payload: the group, encoded. Raises ProtocolError if it
+        is not a valid group of this run; `refuse` it then.
         """
         known = self.admission.open.get(group.group_id)
         if not 0 <= group.group_id < self.admission.next_group_id:
@@ -152,17 +160,16 @@ class BufferState:
         summary = summarize(group)
         self.outage.end()
         self.admission.close(group.group_id)
-        self._changes.append(changes.Completed(group=group, summary=summary))
+        self._changes.append(changes.completed(group, summary, payload))
         if known.purpose is Purpose.EVAL:
             self.evaluations.end_group(known.evaluation)
             return
-        rewards = [sample.score.reward for sample in group.trajectories]
-        self._tickets.filter.note(known.index, rewards)
+        self._tickets.filter.note(known.index, [s.score.reward for s in group.samples])
         # Such a group would count towards its batch and contribute no gradient.
         if summary.oldest_version == NO_VERSION:
             self._drop(group.group_id, DropReason.UNTRAINABLE, "no token is trained")
             return
-        if self._replaces_uniform and head_of(group).is_uniform:
+        if self._replaces_uniform and group.head.is_uniform:
             self._drop(group.group_id, DropReason.NO_SIGNAL, "all samples have the same reward")
             return
         stored = StoredGroup(
@@ -172,7 +179,7 @@ class BufferState:
         )
         self.replay.put(stored)
 
-    def refuse(self, group: Group, message: str) -> None:
+    def refuse(self, group: PackedGroup, message: str) -> None:
         """Count a group that `complete` refused, and end its attempt."""
         self.num_refused += 1
         self.fail(group.group_id, group.attempt, DropReason.INVALID, message)

@@ -6,20 +6,19 @@ Prompts that are too easy or too hard may leave the training data at the start o
 
 from __future__ import annotations
 
-import functools
 import logging
-import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from async_rl.buffer.changes import Admitted, Leaver, PromptsLeft
-from async_rl.buffer.checks import check_trajectory
+from async_rl.buffer.checks import check_group
 from async_rl.buffer.groups import OpenGroup, Recovered
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of
 from async_rl.core.errors import ProtocolError
-from async_rl.core.types import Group, Purpose, Ticket
+from async_rl.core.heads import PackedGroup
+from async_rl.core.types import Purpose, Ticket
 from async_rl.data.prompt_file import RunPrompts
 
 _log = logging.getLogger(__name__)
@@ -50,9 +49,12 @@ class Tickets:
 
     def admitted(self, group: OpenGroup) -> Admitted:
         """The change that records a new group."""
+        prompt = self._prompts.prompt(group.purpose, group.index)
         return Admitted(
             group=group,
-            prompt=self._prompts.prompt(group.purpose, group.index),
+            prompt_id=prompt.prompt_id,
+            data_source=prompt.data_source,
+            text=prompt.text,
             num_samples=self._num_samples(group.purpose),
         )
 
@@ -72,34 +74,25 @@ class Tickets:
             admitted_version=group.version,
         )
 
-    def check(self, group: Group, known: OpenGroup, *, newest_version: int) -> None:
+    def check(self, group: PackedGroup, known: OpenGroup, *, newest_version: int) -> None:
         """Raise ProtocolError if the group is not a valid result of its ticket.
 
-        newest_version: as in `check_trajectory`.
+        newest_version: as in `check_group`.
         """
         prompt = self._prompts.prompt(known.purpose, known.index)
-        check = functools.partial(
-            check_trajectory,
-            prompt=prompt.token_ids,
-            newest_version=newest_version,
-            vocabulary_size=self._prompts.vocabulary_size,
-        )
         expected = (known.purpose, prompt.prompt_id, self._num_samples(known.purpose))
-        actual = (group.purpose, group.prompt_id, len(group.trajectories))
+        actual = (group.purpose, group.prompt_id, len(group.samples))
         if actual != expected:
             raise ProtocolError(f"purpose, prompt and samples are {actual} instead of {expected}")
         # A group that waits again may still come from the generator that was given up.
         if known.generator not in ("", group.generator):
             raise ProtocolError(f"its ticket is with {known.generator}")
-        if not 0 <= group.generation_s < math.inf:
-            raise ProtocolError(f"its generation took {group.generation_s} s")
-        for index, sample in enumerate(group.trajectories):
-            try:
-                check(sample)
-            except ProtocolError as error:
-                raise ProtocolError(f"sample {index}: {error}") from error
-        if group.baseline is not None:
-            check(group.baseline)
+        check_group(
+            group,
+            prompt.token_ids,
+            newest_version=newest_version,
+            vocabulary_size=self._prompts.vocabulary_size,
+        )
 
     def _num_samples(self, purpose: Purpose) -> int:
         """Samples of a complete group; more may be drawn for a training prompt."""

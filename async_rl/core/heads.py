@@ -1,5 +1,5 @@
-"""A finished group without its tokens: its head for the ranks of the learner, its summary for the
-buffer and the store.
+"""A finished group in its other forms: packed, as it crosses sockets and is stored; its head for
+the ranks of the learner; its summary for the buffer and the ledger.
 
 A batch of 64 groups of 16 x 32k tokens is 270 MB; its heads are 0.2 MB. Pure.
 """
@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from async_rl.core.codec import encode
 from async_rl.core.frozen import Value, frozen
-from async_rl.core.types import NO_VERSION, Group, StepScore, Trajectory
+from async_rl.core.types import (
+    NO_VERSION,
+    Group,
+    GroupFields,
+    Score,
+    StepScore,
+    Trajectory,
+)
 
 SampleId = tuple[int, int]
 """The id of a group and the number of one of its samples."""
+_INT = np.dtype("<i4")
+_FLOAT = np.dtype("<f4")
 
 
 class SampleHead(Value):
@@ -64,20 +76,151 @@ def head_of(group: Group) -> GroupHead:
     for number, sample in enumerate(group.trajectories):
         prompt = sample.token_ids[: sample.prompt_length].tobytes()
         # Equal prompts are found by content, so that the learner computes each one once.
-        samples.append(_sample_head(sample, prompts.setdefault(prompt, number)))
+        samples.append(
+            _sample_head(sample, prompts.setdefault(prompt, number), sample.prompt_length)
+        )
     baseline = group.baseline
     return GroupHead(
         group_id=group.group_id,
         samples=samples,
-        baseline=None if baseline is None else _sample_head(baseline, 0),
+        baseline=None if baseline is None else _sample_head(baseline, 0, baseline.prompt_length),
     )
 
 
-def _sample_head(sample: Trajectory, prompt: int) -> SampleHead:
+class PackedSample(Value):
+    """A sample of a packed group. runs: (number of tokens, version, is trained) along its response;
+    response_length: tokens; the other fields as in Trajectory.
+    """
+
+    response_length: int
+    runs: list[tuple[int, int, bool]]
+    is_truncated: bool
+    score: Score
+    starts: tuple[int, ...] = ()
+    clock: tuple[float, ...] = ()
+
+
+class PackedGroup(GroupFields, kw_only=True):
+    """A group whose samples have one prompt, as few objects: the buffer checks and stores thousands
+    per second without a Python object per sequence of tokens.
+
+    prompt: its tokens, int32 [P]; token_ids int32 [R] and behavior_logprobs float32 [R]: the
+    responses of all samples, then of the baseline, as little-endian bytes.
+    """
+
+    prompt: bytes
+    samples: list[PackedSample]
+    token_ids: bytes
+    behavior_logprobs: bytes
+    baseline: PackedSample | None = None
+
+    @property
+    def members(self) -> list[PackedSample]:
+        """The samples and the baseline."""
+        return self.samples if self.baseline is None else [*self.samples, self.baseline]
+
+    @property
+    def prompt_length(self) -> int:
+        """P."""
+        return len(self.prompt) // _INT.itemsize
+
+    @property
+    def head(self) -> GroupHead:
+        """As `head_of`."""
+        length = self.prompt_length
+        heads = [_sample_head(sample, 0, length) for sample in self.members]
+        return GroupHead(
+            group_id=self.group_id,
+            samples=heads[: len(self.samples)],
+            baseline=None if self.baseline is None else heads[-1],
+        )
+
+    def trajectory(self, number: int) -> Trajectory:
+        """Return a member of the group as a trajectory."""
+        member = self.members[number]
+        start = sum(other.response_length for other in self.members[:number])
+        length = member.response_length
+        prompt = np.frombuffer(self.prompt, _INT)
+        tokens = np.frombuffer(self.token_ids, _INT, length, start * _INT.itemsize)
+        logprobs = np.frombuffer(self.behavior_logprobs, _FLOAT, length, start * _FLOAT.itemsize)
+        runs = [(len(prompt), NO_VERSION, False), *member.runs]
+        lengths, versions, is_trained = zip(*runs, strict=True)
+        return Trajectory(
+            token_ids=np.concatenate([prompt, tokens]),
+            prompt_length=len(prompt),
+            loss_mask=np.repeat(np.array(is_trained), lengths),
+            behavior_logprobs=np.concatenate([np.zeros(len(prompt), np.float32), logprobs]),
+            versions=np.repeat(np.array(versions, np.int32), lengths),
+            is_truncated=member.is_truncated,
+            score=member.score,
+            starts=member.starts,
+            clock=member.clock,
+        )
+
+    def unpacked(self) -> Group:
+        """Return the group with its trajectories."""
+        members = [self.trajectory(number) for number in range(len(self.members))]
+        return Group(
+            **_facts(self),
+            trajectories=members[: len(self.samples)],
+            baseline=None if self.baseline is None else members[-1],
+        )
+
+
+def pack_group(group: Group) -> bytes:
+    """Return the group, encoded as a PackedGroup. Raises ValueError unless it has one prompt."""
+    baseline = [] if group.baseline is None else [group.baseline]
+    members = [*group.trajectories, *baseline]
+    prompts = {member.token_ids[: member.prompt_length].tobytes() for member in members}
+    if len(prompts) != 1:
+        raise ValueError(f"group {group.group_id} has {len(prompts)} prompts instead of one")
+
+    def responses(arrays: Iterable[npt.NDArray[Any]], dtype: np.dtype[Any]) -> bytes:
+        pairs = zip(arrays, members, strict=True)
+        parts = [array[member.prompt_length :] for array, member in pairs]
+        return bytes(np.concatenate(parts).astype(dtype).data)
+
+    samples = [_packed(member) for member in members]
+    return encode(
+        PackedGroup(
+            **_facts(group),
+            prompt=prompts.pop(),
+            samples=samples[: len(group.trajectories)],
+            token_ids=responses((member.token_ids for member in members), _INT),
+            behavior_logprobs=responses((m.behavior_logprobs for m in members), _FLOAT),
+            baseline=samples[-1] if baseline else None,
+        )
+    )
+
+
+def _facts(group: GroupFields) -> dict[str, Any]:
+    return {name: getattr(group, name) for name in GroupFields.__struct_fields__}
+
+
+def _packed(sample: Trajectory) -> PackedSample:
+    start = sample.prompt_length
+    versions = sample.versions[start:]
+    is_trained = sample.loss_mask[start:]
+    differs = (versions[1:] != versions[:-1]) | (is_trained[1:] != is_trained[:-1])
+    ends = [*(np.flatnonzero(differs) + 1).tolist(), len(versions)] if len(versions) else []
+    return PackedSample(
+        response_length=len(versions),
+        runs=[
+            (end - begin, int(versions[begin]), bool(is_trained[begin]))
+            for begin, end in zip([0, *ends], ends, strict=False)
+        ],
+        is_truncated=sample.is_truncated,
+        score=sample.score,
+        starts=sample.starts,
+        clock=sample.clock,
+    )
+
+
+def _sample_head(sample: Trajectory | PackedSample, prompt: int, prompt_length: int) -> SampleHead:
     score = sample.score
     return SampleHead(
         prompt=prompt,
-        prompt_length=sample.prompt_length,
+        prompt_length=prompt_length,
         response_length=sample.response_length,
         is_truncated=sample.is_truncated,
         reward=score.reward,
@@ -102,21 +245,23 @@ class Summary:
     truncated_share: float
 
 
-def summarize(group: Group) -> Summary:
-    """Return the summary of a complete group, whose samples passed `checks.check_trajectory`."""
-    samples = group.trajectories
-    is_trained = np.concatenate([s.loss_mask for s in samples])
+def summarize(group: PackedGroup) -> Summary:
+    """Return the summary of a complete group that passed `checks.check_group`."""
+    samples = group.samples
     # Masked tokens, such as replies of tools, do not age a group: they have no gradient.
-    versions = np.concatenate([s.versions for s in samples])[is_trained]
+    trained = [run for sample in samples for run in sample.runs if run[2]]
+    versions = [version for _, version, _ in trained]
+    num_written = sum([sample.response_length for sample in samples])
+    # Lists and not generators, which take several times as long for a few samples.
     return Summary(
-        oldest_version=int(versions.min()) if versions.size else NO_VERSION,
-        newest_version=int(versions.max()) if versions.size else NO_VERSION,
-        num_tokens=group.num_tokens,
-        num_trained_tokens=versions.size,
-        reward_mean=statistics.fmean(s.score.reward for s in samples),
-        pass_rate=statistics.fmean(s.score.is_passed for s in samples),
-        response_length_mean=statistics.fmean(s.response_length for s in samples),
-        truncated_share=statistics.fmean(s.is_truncated for s in samples),
+        oldest_version=min(versions, default=NO_VERSION),
+        newest_version=max(versions, default=NO_VERSION),
+        num_tokens=num_written + len(samples) * group.prompt_length,
+        num_trained_tokens=sum([length for length, _, _ in trained]),
+        reward_mean=statistics.fmean([s.score.reward for s in samples]),
+        pass_rate=statistics.fmean([s.score.is_passed for s in samples]),
+        response_length_mean=num_written / len(samples),
+        truncated_share=statistics.fmean([s.is_truncated for s in samples]),
     )
 
 

@@ -279,9 +279,9 @@ class Trajectory(Value):
         return len(self.token_ids) - self.prompt_length
 
 
-class Group(Value):
-    """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: the
-    greedy answer. started_s: Unix seconds of the generator's clock.
+class GroupFields(Value):
+    """The facts about a group besides its samples. started_s: Unix seconds of the generator's
+    clock.
     """
 
     group_id: int
@@ -291,15 +291,17 @@ class Group(Value):
     data_source: str
     generator: str
     admitted_version: int
-    trajectories: list[Trajectory]
     generation_s: float
-    baseline: Trajectory | None = None
     started_s: float = 0.0
 
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and response tokens of all members."""
-        return sum(len(t.token_ids) for t in self.trajectories)
+
+class Group(GroupFields, kw_only=True):
+    """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: the
+    greedy answer.
+    """
+
+    trajectories: list[Trajectory]
+    baseline: Trajectory | None = None
 
 
 Role = Literal["supervisor", "buffer", "generator", "gateway", "verifier", "learner"]

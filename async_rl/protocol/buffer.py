@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from async_rl.core.types import Group, Ticket
+from async_rl.core.codec import decode
+from async_rl.core.heads import PackedGroup
+from async_rl.core.types import Ticket
 from async_rl.protocol.base import Message, Ok
 
 
@@ -38,10 +40,16 @@ class RequestWork(Message):
 
 
 class PutGroup(Message):
-    """A complete group. Acknowledged once it is in the store. Safe to send again."""
+    """A complete group (heads.pack_group); acknowledged once it is stored. Safe to send again."""
 
     Reply: ClassVar[type] = Ok
-    group: Group
+    # Encoded apart from the message: these bytes are stored as they arrive.
+    payload: bytes
+
+    @property
+    def group(self) -> PackedGroup:
+        """Return the group. Raises ProtocolError if it cannot be decoded."""
+        return decode(self.payload, PackedGroup)
 
 
 class FailGroup(Message):

@@ -28,6 +28,7 @@ from async_rl.core.errors import (
     RewardError,
     root_cause,
 )
+from async_rl.core.heads import pack_group
 from async_rl.core.types import DropReason, Group, Purpose, Ticket
 from async_rl.generation.engine import Generates
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
@@ -233,7 +234,8 @@ class Groups:
 
     async def _put(self, group: Group) -> None:
         try:
-            await self._buffer.call(PutGroup(group=group), timeout_s=self._call_timeout_s)
+            request = PutGroup(payload=pack_group(group))
+            await self._buffer.call(request, timeout_s=self._call_timeout_s)
         except ProtocolError as error:
             # The buffer has failed the attempt and counted it; other groups may be valid.
             self._context.log.error("%s", error)

@@ -1,21 +1,23 @@
-"""Compare the throughput of the buffer on this machine's disk with plain SQLite.
+"""Compare the groups per second of the buffer with those of plain SQLite on this machine's disk.
 
-Groups pass through put, acknowledgement, take and commit. Phases of both alternate, so that they
-run under the same load of the machine. Each group has 8 trajectories; the service is called without
-sockets. "in memory" is the same on a file system in memory, so without durability. "Ray" moves the
-same groups between two actors through its object store.
+The cost of a complete group in the buffer's process: decode the request, check the group, change
+the state, store, wait for the commit, encode the reply; all but the sockets. A step's groups come
+from 64 senders at once. Plain SQLite inserts the same bytes in transactions of 32. Both alternate,
+so that they run under the same load of the machine. The second half is the same in the store of a
+run that has trained a million groups.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from async_rl.buffer.service import BufferService
@@ -24,6 +26,7 @@ from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core import codec
+from async_rl.core.heads import pack_group
 from async_rl.core.types import (
     CodeProblem,
     Group,
@@ -36,13 +39,20 @@ from async_rl.core.types import (
     Verdict,
 )
 from async_rl.data.order import PromptOrder
+from async_rl.processes.buffer import OBJECTS_PER_COLLECTION
 from async_rl.protocol.buffer import PutGroup, RequestWork
 from async_rl.protocol.learner import CommitStep, TakeBatch
+from async_rl.wire.rpc import Handlers
 from benchmarks.figures import figure
 
 GROUP_SIZE = 8
 BATCH = 16
 ROUNDS = 5
+SENDERS = 64
+TRANSACTION = 32
+OLD_GROUPS = 1_000_000
+# Tokens of a sample, groups of a step, and the goals: groups per second, share of plain SQLite.
+SIZES = ((90, 4096, "> 4000", ""), (115, 4096, "", ">= 0.5"), (1000, 2048, "", ">= 0.8"))
 
 
 class _Prompts:
@@ -99,104 +109,143 @@ def _group(ticket: Ticket, num_tokens: int) -> Group:
     )
 
 
-class _Loop:
-    """One service that processes batch after batch.
+class _Step:
+    """One service whose generators put the groups of a step, which the learner then trains."""
 
-    While the learner takes and commits one batch, the generators put the next, as in a run.
-    """
-
-    def __init__(self, service: BufferService, num_tokens: int, version: int) -> None:
+    def __init__(self, service: BufferService, version: int) -> None:
         self._service = service
-        self._num_tokens = num_tokens
+        self._answer = Handlers(service.handlers()).answer
         self._version = version
-        self._group_bytes = 13 * GROUP_SIZE * num_tokens
         self.put_s: list[float] = []
-        self.busy_s = 0.0
-        self.num_groups = 0
 
-    @property
-    def bytes_s(self) -> float:
-        """Bytes of stored groups per second."""
-        return self._group_bytes * self.num_groups / self.busy_s
-
-    async def run(self, num_steps: int, rate_bytes_s: float | None = None) -> None:
-        """Process num_steps batches and measure only the time in the service.
-
-        The groups of a batch are put together, or one by one at the given rate.
-        """
-        await self._put_all(await self._make(), rate_bytes_s)
-        for step in range(num_steps):
-            groups = await self._make() if step < num_steps - 1 else []
-            started = time.perf_counter()
-            await asyncio.gather(self._train(), self._put_all(groups, rate_bytes_s))
-            if groups:
-                self.busy_s += time.perf_counter() - started
-                self.num_groups += len(groups)
-
-    async def _make(self) -> list[Group]:
+    async def requests(self, num_groups: int, num_tokens: int) -> list[bytes]:
+        """Return the encoded requests of the step."""
         request = RequestWork(
-            generator="g", incarnation="a", version=self._version, credit=BATCH, wait_s=0.0
+            generator="g", incarnation="a", version=self._version, credit=num_groups, wait_s=0.0
         )
         tickets = (await self._service.request_work(request)).tickets  # type: ignore[attr-defined]
-        return [_group(t, self._num_tokens) for t in tickets]
+        groups = (_group(ticket, num_tokens) for ticket in tickets)
+        return [codec.encode(PutGroup(payload=pack_group(group))) for group in groups]
 
-    async def _train(self) -> None:
+    async def put(self, requests: list[bytes], rate: float | None = None) -> float:
+        """Return the seconds for all requests; rate: of their arrival per second, or at once."""
+        started = time.perf_counter()
+        waiting = iter(enumerate(requests))
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(SENDERS):
+                tasks.create_task(self._send(waiting, started, rate))
+        return time.perf_counter() - started
+
+    async def _send(
+        self, waiting: Iterator[tuple[int, bytes]], started: float, rate: float | None
+    ) -> None:
+        for number, request in waiting:
+            if rate is not None:
+                await asyncio.sleep(max(0.0, started + number / rate - time.perf_counter()))
+            asked = time.perf_counter()
+            await self._answer(request)
+            self.put_s.append(time.perf_counter() - asked)
+
+    async def train(self) -> None:
+        """Take and commit the step."""
         batch = await self._service.take_batch(TakeBatch(train_version=self._version, wait_s=1.0))
-        ids = [g.group_id for g in batch.groups]  # type: ignore[attr-defined]
+        ids = [group.group_id for group in batch.groups]  # type: ignore[attr-defined]
         self._version += 1
         await self._service.commit_step(CommitStep(version=self._version, group_ids=ids))
 
-    async def _put_all(self, groups: list[Group], rate_bytes_s: float | None) -> None:
-        started = time.perf_counter()
-        async with asyncio.TaskGroup() as tasks:
-            for i, group in enumerate(groups):
-                if rate_bytes_s is not None:
-                    await asyncio.sleep(
-                        max(
-                            0.0,
-                            started + i * self._group_bytes / rate_bytes_s - time.perf_counter(),
-                        )
-                    )
-                tasks.create_task(self._put(group))
 
-    async def _put(self, group: Group) -> None:
-        started = time.perf_counter()
-        await self._service.put_group(PutGroup(group=group))
-        self.put_s.append(time.perf_counter() - started)
-
-
-def _plain(path: Path, durability: str, payload: bytes, num_batches: int) -> float:
-    """Return the seconds that SQLite needs for the same blobs, one transaction per batch."""
+def _plain(path: Path, payloads: list[bytes]) -> float:
+    """Return the seconds that SQLite needs to insert these bytes."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA page_size=16384")
     connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute(f"PRAGMA synchronous={durability}")
-    connection.execute("CREATE TABLE IF NOT EXISTS blobs (id INTEGER PRIMARY KEY, payload BLOB)")
+    connection.execute("PRAGMA synchronous=normal")
+    connection.execute("CREATE TABLE blobs (id INTEGER PRIMARY KEY, payload BLOB)")
     started = time.perf_counter()
-    for _ in range(num_batches):
+    for first in range(0, len(payloads), TRANSACTION):
+        rows = [(payload,) for payload in payloads[first : first + TRANSACTION]]
         connection.execute("BEGIN")
-        connection.executemany("INSERT INTO blobs (payload) VALUES (?)", [(payload,)] * BATCH)
+        connection.executemany("INSERT INTO blobs (payload) VALUES (?)", rows)
         connection.execute("COMMIT")
     seconds = time.perf_counter() - started
     connection.close()
     return seconds
 
 
-async def _rate(path: Path, num_tokens: int, num_steps: int) -> float:
-    """Return the maximum throughput from put to commit in bytes per second."""
-    config = _config("normal")
+def _age(path: Path, num_groups: int) -> None:
+    """Multiply the rows of the one step in the store, without its trajectories."""
+    with sqlite3.connect(path, isolation_level=None) as connection:
+        connection.execute("BEGIN")
+        connection.execute("DELETE FROM blobs")
+        count = connection.execute("SELECT count(*) FROM groups").fetchone()[0]
+        copies = (
+            "WITH RECURSIVE copy (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM copy WHERE n <"
+            f" {num_groups // count})"
+        )
+        for table, ids in (
+            ("groups", {"group_id": count, "position": count, "train_version": 1}),
+            ("transitions", {"group_id": count, "transition_id": 4 * count}),
+            ("trained", {"group_id": count, "step_id": 1}),
+            ("steps", {"version": 1, "step_id": 1}),
+        ):
+            rows = connection.execute(f"SELECT name FROM pragma_table_info('{table}')")
+            values = [f"{name} + n * {ids[name]}" if name in ids else name for (name,) in rows]
+            copied = f"{copies} SELECT {', '.join(values)} FROM {table}, copy"
+            connection.execute(f"INSERT INTO {table} {copied}")
+        connection.execute("INSERT INTO meta SELECT 'forgotten_before', max(version) FROM steps")
+        connection.execute("COMMIT")
+    connection.close()
+
+
+def _config_of(num_groups: int) -> RunConfig:
+    config = _config()
+    buffer = replace(config.buffer, groups_per_step=num_groups, max_staleness_versions=0)
+    return replace(config, buffer=buffer)
+
+
+async def _measure(directory: Path, size: tuple[int, int, str, str], num_old: int) -> None:
+    num_tokens, num_groups, goal, share_goal = size
+    config = _config_of(num_groups)
+    rows = []
+    path = directory / "store.sqlite"
+    if num_old:
+        async with Store(path, clock=time.time) as store:
+            service = BufferService(config, _Prompts(), store, clock=time.monotonic)
+            step = _Step(service, 0)
+            await step.put(await step.requests(num_groups, 32))
+            await step.train()
+        _age(path, num_old)
     async with Store(path, clock=time.time) as store:
-        loop = _Loop(BufferService(config, _Prompts(), store, clock=time.monotonic), num_tokens, 0)
-        await loop.run(num_steps)
-        return loop.bytes_s
+        service = BufferService(config, _Prompts(), store, clock=time.monotonic)
+        version = service.state.replay.learner_version
+        for round_ in range(ROUNDS):
+            step = _Step(service, version + round_)
+            requests = await step.requests(num_groups, num_tokens)
+            payloads = [codec.decode(request, PutGroup).payload for request in requests]
+            half = num_groups // 2
+            cpu_s = time.process_time()
+            seconds = await step.put(requests[:half])
+            cpu_s = time.process_time() - cpu_s
+            # The other half of the step at half the rate, for the latency.
+            step.put_s.clear()
+            await step.put(requests[half:], rate=half / seconds / 2)
+            await step.train()
+            plain_s = _plain(directory / f"plain-{round_}.sqlite", payloads[:half])
+            latency_s = statistics.quantiles(step.put_s, n=100)[98]
+            rates = half / seconds, half / plain_s, plain_s / seconds
+            rows.append((*rates, cpu_s / half, latency_s))
+    groups_s, plain, share, cpu_s, latency_s = map(statistics.median, zip(*rows, strict=True))
+    name = f"{len(payloads[0]) / 1000:.1f} kB, {num_old or 'no'} old groups"
+    figure(f"{name}: groups", groups_s, "1/s", goal=goal)
+    figure(f"{name}: plain SQLite", plain, "1/s")
+    figure(f"{name}: share of plain SQLite", share, "", goal=share_goal)
+    figure(f"{name}: CPU per group", cpu_s * 1e3, "ms")
+    figure(f"{name}: latency p99 at half the rate", latency_s * 1e3, "ms", goal="< 50")
 
 
 async def _recovery(directory: Path, num_groups: int) -> None:
     """Measure how long a buffer needs to restart with num_groups stored groups."""
-    config = _config("normal")
-    config = replace(
-        config, buffer=replace(config.buffer, groups_per_step=num_groups, max_staleness_versions=0)
-    )
+    config = _config_of(num_groups)
     path = directory / "recovery.sqlite"
     async with Store(path, clock=time.time) as store:
         service = BufferService(config, _Prompts(), store, clock=time.monotonic)
@@ -204,94 +253,11 @@ async def _recovery(directory: Path, num_groups: int) -> None:
             generator="g", incarnation="a", version=0, credit=num_groups, wait_s=0.0
         )
         for ticket in (await service.request_work(request)).tickets:  # type: ignore[attr-defined]
-            await service.put_group(PutGroup(group=_group(ticket, 64)))
+            await service.put_group(PutGroup(payload=pack_group(_group(ticket, 64))))
     started = time.perf_counter()
     async with Store(path, clock=time.time) as store:
         BufferService(config, _Prompts(), store, clock=time.monotonic)
         figure(f"recovery with {num_groups} groups", time.perf_counter() - started, "s", goal="< 2")
-
-
-def _ray_rate(num_tokens: int, num_steps: int) -> float:
-    """Return bytes per second through Ray's object store.
-
-    One actor puts, another gets, and each batch is acknowledged.
-    """
-    import ray
-
-    class Source:
-        def __init__(self) -> None:
-            ticket = _ticket()
-            self._groups = [
-                msgspec.to_builtins(
-                    _group(ticket, num_tokens), builtin_types=(np.ndarray,), enc_hook=lambda x: x
-                )
-            ] * BATCH
-
-        def batch(self) -> list[object]:
-            return [ray.put(group) for group in self._groups]
-
-    class Sink:
-        def take(self, references: list[object]) -> int:
-            return len(ray.get(references))
-
-    source, sink = ray.remote(Source).remote(), ray.remote(Sink).remote()
-    ray.get(sink.take.remote(ray.get(source.batch.remote())))
-    started = time.perf_counter()
-    for _ in range(num_steps):
-        ray.get(sink.take.remote(ray.get(source.batch.remote())))
-    seconds = time.perf_counter() - started
-    ray.kill(source)
-    ray.kill(sink)
-    return 13 * GROUP_SIZE * num_tokens * BATCH * num_steps / seconds
-
-
-async def _measure(directory: Path, num_tokens: int, durability: str, num_steps: int) -> None:
-    ratios, rates = [], []
-    name = f"{num_tokens // 1000}k tokens, {durability}"
-    for round_ in range(ROUNDS):
-        path = directory / f"{num_tokens}-{durability}-{round_}"
-        config = _config()
-        async with Store(path.with_suffix(".sqlite"), clock=time.time) as store:
-            store._connection.execute(f"PRAGMA synchronous={durability}")
-            service = BufferService(config, _Prompts(), store, clock=time.monotonic)
-            loop = _Loop(service, num_tokens, 0)
-            await loop.run(num_steps)
-            rate = loop.bytes_s
-            paced = _Loop(service, num_tokens, num_steps)
-            await paced.run(num_steps, rate / 2)
-        payload = _payload(num_tokens)
-        plain = (
-            len(payload)
-            * num_steps
-            * BATCH
-            / _plain(path.with_suffix(".plain"), durability, payload, num_steps)
-        )
-        rates.append(
-            (
-                rate,
-                loop.num_groups / loop.busy_s,
-                plain,
-                statistics.quantiles(paced.put_s, n=100)[98],
-            )
-        )
-        ratios.append(rate / plain)
-        _clear(directory)
-    rate, groups_s, plain, p99 = (statistics.median(column) for column in zip(*rates, strict=True))
-    figure(f"{name}: put to committed", rate / 1e6, "MB/s")
-    figure(f"{name}: groups", groups_s, "1/s")
-    figure(f"{name}: SQLite alone", plain / 1e6, "MB/s")
-    figure(f"{name}: share of SQLite alone", statistics.median(ratios), "", goal=">= 0.7")
-    figure(f"{name}: put latency p99 at half load", p99 * 1e3, "ms", goal="< 50")
-
-
-def _clear(directory: Path) -> None:
-    for file in directory.iterdir():
-        file.unlink()
-
-
-def _payload(num_tokens: int) -> bytes:
-    """Return one group as the store encodes it."""
-    return codec.encode(_group(_ticket(), num_tokens))
 
 
 def _ticket() -> Ticket:
@@ -307,40 +273,14 @@ def _ticket() -> Ticket:
 
 
 def main() -> None:
-    """Measure all sizes and both durabilities on the disk of the working directory."""
+    """Measure all sizes on the disk of the working directory."""
+    gc.set_threshold(OBJECTS_PER_COLLECTION)
+    for num_old in (0, OLD_GROUPS):
+        for size in SIZES:
+            with tempfile.TemporaryDirectory(prefix="bench-buffer-", dir=Path.cwd()) as directory:
+                asyncio.run(_measure(Path(directory), size, num_old))
     with tempfile.TemporaryDirectory(prefix="bench-buffer-", dir=Path.cwd()) as directory:
-        for num_tokens, num_steps in ((1000, 80), (8000, 10)):
-            for durability in ("normal", "full"):
-                asyncio.run(_measure(Path(directory), num_tokens, durability, num_steps))
         asyncio.run(_recovery(Path(directory), 10_000))
-    with tempfile.TemporaryDirectory(prefix="bench-buffer-", dir="/dev/shm") as directory:
-        for num_tokens, num_steps in ((1000, 80), (8000, 10)):
-            rate = asyncio.run(
-                _rate(Path(directory) / f"{num_tokens}.sqlite", num_tokens, num_steps)
-            )
-            figure(f"{num_tokens // 1000}k tokens, in memory: put to committed", rate / 1e6, "MB/s")
-    _measure_ray()
-
-
-def _measure_ray() -> None:
-    import ray
-
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=2**29,
-        log_to_driver=False,
-        logging_level="error",
-    )
-    try:
-        for num_tokens, num_steps in ((1000, 80), (8000, 10)):
-            figure(
-                f"{num_tokens // 1000}k tokens, Ray's object store",
-                _ray_rate(num_tokens, num_steps) / 1e6,
-                "MB/s",
-            )
-    finally:
-        ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from async_rl.buffer.store.audit import Promise, audit
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
+from async_rl.core.heads import pack_group
 from async_rl.core.types import NO_VERSION, Group, Ticket
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import Tasks
@@ -53,7 +54,7 @@ def batch_of(num_generators: int) -> int:
 
 def config_of(num_generators: int) -> Any:
     """Return the configuration of the run."""
-    config = _config("normal")
+    config = _config()
     return replace(
         config,
         buffer=replace(config.buffer, groups_per_step=batch_of(num_generators)),
@@ -118,7 +119,9 @@ class Load:
                 due_s = max(due_s + period_s, time.monotonic() - period_s)
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 for ticket in tickets:
-                    await buffer.call(PutGroup(group=self._written(ticket, name)), timeout_s=60)
+                    await buffer.call(
+                        PutGroup(payload=pack_group(self._written(ticket, name))), timeout_s=60
+                    )
                     self.num_put += 1
 
     def _written(self, ticket: Ticket, generator: str) -> Group:

@@ -37,6 +37,7 @@ from async_rl.buffer.store.store import COMPACTION, Store
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
+from async_rl.core.heads import pack_group
 from async_rl.core.types import CodeProblem, Group, Prompt, Purpose, Score, Ticket, Trajectory
 from async_rl.data.order import PromptOrder
 from async_rl.monitoring.recorder import Recorder
@@ -172,7 +173,7 @@ class _Run:
             )
         )
         for ticket in work.tickets:  # type: ignore[attr-defined]
-            await service.put_group(PutGroup(group=_group(ticket)))
+            await service.put_group(PutGroup(payload=pack_group(_group(ticket))))
         taken = await service.take_batch(
             TakeBatch(life=life, train_version=self.version, wait_s=1.0)
         )

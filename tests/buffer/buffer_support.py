@@ -21,6 +21,7 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
 from async_rl.config.run import KEPT_GROUPS, RunConfig
+from async_rl.core.heads import pack_group
 from async_rl.core.types import (
     NO_VERSION,
     CodeProblem,
@@ -126,7 +127,7 @@ def make_trajectory(
         token_ids=np.arange(1, length + 1, dtype=np.int32),
         prompt_length=2,
         loss_mask=np.array([False, False] + [trained] * len(versions)),
-        behavior_logprobs=np.full(length, -0.5, np.float32),
+        behavior_logprobs=np.array([0.0, 0.0] + [-0.5] * len(versions), np.float32),
         versions=np.array([NO_VERSION, NO_VERSION, *versions], np.int32),
         is_truncated=is_truncated,
         score=Score(
@@ -227,7 +228,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 async def put(service: BufferService, ticket: Ticket, **kinds: Any) -> None:
-    await service.put_group(PutGroup(group=make_group(ticket, **kinds)))
+    await service.put_group(PutGroup(payload=pack_group(make_group(ticket, **kinds))))
 
 
 async def put_all(service: BufferService, version: int = 0, **kinds: Any) -> list[int]:

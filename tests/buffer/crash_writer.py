@@ -9,19 +9,16 @@ import sys
 from pathlib import Path
 
 from buffer_support import Clock, make_group
-from test_store import admitted
+from test_store import admitted, completed
 
-from async_rl.buffer import changes
 from async_rl.buffer.store.store import Store
-from async_rl.core.heads import summarize
 
 
 async def main() -> None:
     async with Store(Path(sys.argv[1]), clock=Clock()) as store:
         group_id = 0
         while True:
-            group = make_group(admitted(store, group_id), versions=[0] * 20_000)
-            store.write(changes.Completed(group=group, summary=summarize(group)))
+            store.write(completed(make_group(admitted(store, group_id), versions=[0] * 20_000)))
             await store.flush()
             sys.stdout.write(f"{group_id}\n")
             sys.stdout.flush()

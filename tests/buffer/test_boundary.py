@@ -5,7 +5,6 @@ and the reason, and no message ends the process.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import math
 import tempfile
@@ -32,7 +31,8 @@ from hypothesis import strategies as st
 from async_rl.buffer.service import BufferService
 from async_rl.core import codec
 from async_rl.core.errors import AsyncRLError, ProtocolError
-from async_rl.core.types import Group, Score, StepScore, Trajectory
+from async_rl.core.heads import PackedGroup, PackedSample, pack_group
+from async_rl.core.types import Group, Score, StepScore
 from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork
 
@@ -40,46 +40,39 @@ VALID = make_trajectory([0, 0, 0])
 FromGenerators = RequestWork | PutGroup | FailGroup | ReleaseGenerator
 
 
-def altered(name: str, change: Callable[[Any], Any]) -> Trajectory:
-    return msgspec.structs.replace(VALID, **{name: change(copy.deepcopy(getattr(VALID, name)))})
+def words(data: bytes, index: int, value: Any) -> bytes:
+    """The array with one element changed."""
+    array = np.frombuffer(data, type(value)).copy()
+    array[index] = value
+    return array.tobytes()
 
 
-def scored(**fields: Any) -> Trajectory:
-    return altered("score", lambda score: msgspec.structs.replace(score, **fields))
+def tokens(index: int, value: int) -> Callable[[PackedGroup, PackedSample], dict[str, Any]]:
+    return lambda group, _: {"token_ids": words(group.token_ids, index, np.int32(value))}
 
 
-def with_item(index: int, value: Any) -> Callable[[Any], Any]:
-    def change(array: Any) -> Any:
-        array[index] = value
-        return array
-
-    return change
+def logprob(index: int, value: float) -> Callable[[PackedGroup, PackedSample], dict[str, Any]]:
+    return lambda group, _: {
+        "behavior_logprobs": words(group.behavior_logprobs, index, np.float32(value))
+    }
 
 
-INVALID = {
-    "mask float32": altered("loss_mask", lambda a: a.astype(np.float32)),
-    "mask short": altered("loss_mask", lambda a: a[:-1]),
-    "prompt trained": altered("loss_mask", with_item(1, True)),
-    "versions float": altered("versions", lambda a: a.astype(np.float32)),
-    "versions int64": altered("versions", lambda a: a.astype(np.int64)),
-    "versions two-dimensional": altered("versions", lambda a: a.reshape(1, -1)),
-    "version of the far future": altered("versions", with_item(-1, 1_000_000)),
-    "version one too new": altered("versions", with_item(-1, 1)),
-    "version below none": altered("versions", with_item(-1, -2)),
-    "trained without a version": altered("versions", with_item(-1, -1)),
-    "prompt written": altered("versions", with_item(0, 0)),
-    "log-prob above 0": altered("behavior_logprobs", with_item(-1, 0.01)),
-    "log-prob nan": altered("behavior_logprobs", with_item(-1, math.nan)),
-    "log-prob of a prompt token nan": altered("behavior_logprobs", with_item(0, math.nan)),
-    "log-prob infinite": altered("behavior_logprobs", with_item(-1, -math.inf)),
-    "log-probs two-dimensional": altered("behavior_logprobs", lambda a: a.reshape(-1, 1)),
-    "log-probs without dimension": altered("behavior_logprobs", lambda a: np.array(a[0])),
-    "tokens negative": altered("token_ids", with_item(-1, -1)),
-    "token beyond the vocabulary": altered("token_ids", with_item(-1, 1000)),
-    "tokens none": altered("token_ids", lambda a: a[:0]),
-    "tokens of another prompt": altered("token_ids", with_item(0, 9)),
-    "prompt of another length": altered("prompt_length", lambda _: 1),
-    "prompt of negative length": altered("prompt_length", lambda _: -2),
+def scored(**fields: Any) -> dict[str, Any]:
+    return {"score": msgspec.structs.replace(VALID.score, **fields)}
+
+
+# Of the last sample: three tokens after a prompt of two.
+INVALID_SAMPLES: dict[str, dict[str, Any]] = {
+    "more tokens": {"response_length": 4},
+    "a negative number of tokens": {"response_length": -3, "runs": [(-3, 0, True)]},
+    "no run": {"runs": []},
+    "a run of no tokens": {"runs": [(3, 0, True), (0, 0, True)]},
+    "a run of fewer than no tokens": {"runs": [(4, 0, True), (-1, 0, True)]},
+    "version of the far future": {"runs": [(3, 1_000_000, True)]},
+    "version one too new": {"runs": [(2, 0, True), (1, 1, True)]},
+    "version below none": {"runs": [(2, 0, True), (1, -2, False)]},
+    "trained without a version": {"runs": [(2, 0, True), (1, -1, True)]},
+    "two moments": {"clock": (0.1, 0.2)},
     "reward nan": scored(reward=math.nan),
     "reward infinite": scored(reward=-math.inf),
     "reward that overflows a sum": scored(reward=1.7e308),
@@ -93,6 +86,35 @@ INVALID = {
     ),
     "step nan": scored(steps=(StepScore(end_tokens=1, reward=math.nan),)),
 }
+INVALID_ARRAYS: dict[str, Callable[[PackedGroup, PackedSample], dict[str, Any]]] = {
+    "log-prob above 0": logprob(-1, 0.01),
+    "log-prob nan": logprob(-1, math.nan),
+    "log-prob infinite": logprob(0, -math.inf),
+    "log-probs too few": lambda group, _: {"behavior_logprobs": group.behavior_logprobs[:-4]},
+    "log-probs cut": lambda group, _: {"behavior_logprobs": group.behavior_logprobs[:-1]},
+    "tokens negative": tokens(-1, -1),
+    "token beyond the vocabulary": tokens(0, 1000),
+    "tokens none": lambda *_: {"token_ids": b""},
+    "tokens too many": lambda group, _: {"token_ids": group.token_ids + b"\0\0\0\0"},
+    "tokens of another prompt": lambda group, _: {"prompt": words(group.prompt, 0, np.int32(9))},
+    "prompt of another length": lambda group, _: {"prompt": group.prompt[:4]},
+    "no prompt": lambda *_: {"prompt": b""},
+}
+INVALID = [*INVALID_SAMPLES, *INVALID_ARRAYS]
+
+
+def damaged(group: Group, name: str, place: str) -> PackedGroup:
+    """The group with a fault in its last sample or in the greedy answer after it."""
+    if place == "baseline":
+        group = msgspec.structs.replace(group, baseline=VALID)
+    packed = codec.decode(pack_group(group), PackedGroup)
+    *others, last = packed.members
+    if name in INVALID_SAMPLES:
+        last = msgspec.structs.replace(last, **INVALID_SAMPLES[name])
+        if place == "baseline":
+            return msgspec.structs.replace(packed, baseline=last)
+        return msgspec.structs.replace(packed, samples=[*others, last])
+    return msgspec.structs.replace(packed, **INVALID_ARRAYS[name](packed, last))
 
 
 async def deliver(service: BufferService, message: Message) -> Message:
@@ -109,17 +131,13 @@ async def test_an_invalid_trajectory_is_refused_with_sender_and_reason_and_its_t
     with caplog.at_level(logging.WARNING):
         async with opened(tmp_path) as service:
             ticket = (await tickets(service, 0, credit=1))[0]
-            valid = make_group(ticket)
-            if place == "sample":
-                changed: dict[str, Any] = {"trajectories": [VALID, INVALID[name]]}
-            else:
-                changed = {"baseline": INVALID[name]}
+            wrong = damaged(make_group(ticket), name, place)
             with pytest.raises(ProtocolError, match="group 0 of generator-0 is refused: "):
-                await deliver(service, PutGroup(group=msgspec.structs.replace(valid, **changed)))
+                await deliver(service, PutGroup(payload=codec.encode(wrong)))
             assert (service.state.num_refused, states(tmp_path)) == (1, {0: "issued"})
             again = (await tickets(service, 0, credit=1))[0]
             assert (again.group_id, again.attempt) == (0, 2)
-            await deliver(service, PutGroup(group=make_group(again)))
+            await deliver(service, PutGroup(payload=pack_group(make_group(again))))
             assert (service.state.num_refused, states(tmp_path)) == (1, {0: "ready"})
     assert "group 0 of generator-0 is refused: " in caplog.text
 
@@ -132,9 +150,9 @@ async def test_a_group_that_is_refused_at_every_attempt_is_dropped_as_invalid(
             ticket = (await tickets(service, 0, credit=1))[0]
             group = make_group(ticket, versions=[5])
             with pytest.raises(
-                ProtocolError, match="versions are -1 to 5, but the known versions are 0 to"
+                ProtocolError, match="sample 0: version 5 is not one of 0 to 0, the known ones"
             ):
-                await deliver(service, PutGroup(group=group))
+                await deliver(service, PutGroup(payload=pack_group(group)))
         assert service.state.drops == {"invalid": 1}
         assert states(tmp_path) == {0: "dropped"}
 
@@ -146,8 +164,7 @@ async def test_a_group_that_is_refused_at_every_attempt_is_dropped_as_invalid(
         {"group_id": 2**63},
         {"prompt_id": "another"},
         {"purpose": "eval"},
-        {"trajectories": [VALID]},
-        {"trajectories": []},
+        {"samples": []},
         {"generator": "generator-1"},
         {"generation_s": math.nan},
     ],
@@ -155,9 +172,10 @@ async def test_a_group_that_is_refused_at_every_attempt_is_dropped_as_invalid(
 async def test_a_group_that_is_not_the_result_of_its_ticket_is_refused(
     service: BufferService, tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
-    group = make_group((await tickets(service, 0, credit=1))[0])
+    group = pack_group(make_group((await tickets(service, 0, credit=1))[0]))
+    changed = msgspec.structs.replace(codec.decode(group, PackedGroup), **wrong)
     with pytest.raises(ProtocolError, match="is refused"):
-        await service.put_group(PutGroup(group=msgspec.structs.replace(group, **wrong)))
+        await service.put_group(PutGroup(payload=codec.encode(changed)))
     assert states(tmp_path)[0] != "ready"
 
 
@@ -225,7 +243,7 @@ def messages(group: Group) -> list[Message]:
         baseline=VALID,
     )
     return [
-        PutGroup(group=group),
+        PutGroup(payload=pack_group(group)),
         RequestWork(
             generator="generator-0", incarnation="a", version=0, credit=1, wait_s=0.0, held=[0]
         ),
@@ -253,12 +271,16 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
         async with opened(directory, make_config(), None) as service:
             ticket = (await tickets(service, 0, credit=1))[0]
             content = msgspec.msgpack.decode(codec.encode(messages(make_group(ticket))[kind]))
+            if kind == 0:
+                content["payload"] = msgspec.msgpack.decode(content["payload"])
             path = paths(content)[where % len(paths(content))]
             if path and not flips:
                 inner = content
                 for key in path[:-1]:
                     inner = inner[key]
                 inner[path[-1]] = value
+            if isinstance(content, dict) and isinstance(content.get("payload"), dict | list):
+                content["payload"] = msgspec.msgpack.encode(content["payload"])
             payload = bytearray(msgspec.msgpack.encode(content))
             for at, byte in flips:
                 payload[at % len(payload)] = byte
@@ -273,12 +295,14 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
             # Whatever was accepted can be read, sampled and trained.
             for name in service.state.admission.generators():
                 service.state.lose(name, "the end of the test")
-            for new in await tickets(service, 0, credit=8, generator="generator-1"):
+            # Of an incarnation that no mutated message has replaced.
+            work = await tickets(service, 0, generator="generator-1", incarnation="b")
+            for new in work:
                 await put(service, new, generator="generator-1")
             ready = service.state.queue()["ready"]
             assert ready == 4
             for group in await service._store.groups(list(service.state.replay.ready)):
-                for sample in group.trajectories:
+                for sample in group.unpacked().trajectories:
                     rewards = [sample.score.reward, *sample.score.parts.values()]
                     assert np.isfinite(np.asarray(rewards, np.float32)).all()
                     assert np.isfinite(sample.behavior_logprobs).all()

@@ -12,6 +12,7 @@ from buffer_support import ask, commit, make_config, make_group, opened, states,
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import reading
+from async_rl.core.heads import pack_group
 from async_rl.core.types import Group
 from async_rl.launchers.commands.ledger import promise_of
 from async_rl.protocol.buffer import PutGroup
@@ -31,7 +32,9 @@ async def work(service: BufferService, *, num_mixed: int) -> int:
     reply: Any = await service.request_work(ask(0, credit=8))
     for number, ticket in enumerate(reply.tickets):
         group = make_group(ticket, versions=[0, 0, 0])
-        await service.put_group(PutGroup(group=mixed(group) if number < num_mixed else group))
+        await service.put_group(
+            PutGroup(payload=pack_group(mixed(group) if number < num_mixed else group))
+        )
     return len(reply.tickets)
 
 

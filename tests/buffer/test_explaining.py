@@ -22,6 +22,7 @@ from async_rl.buffer.store.schema import SCHEMA_VERSION
 from async_rl.composition.compose import write_config
 from async_rl.config import base
 from async_rl.core.errors import ConfigError
+from async_rl.core.heads import pack_group
 from async_rl.planning.scaling import fewest
 from async_rl.protocol.buffer import PutGroup
 from async_rl.runs.forecast.explain import best_change, live_rates
@@ -61,7 +62,7 @@ async def make_history(path: Path, config: object) -> list[dict[str, float]]:
                 group = msgspec.structs.replace(
                     group, trajectories=samples, generation_s=GENERATION_S, started_s=began_s + 50
                 )
-                await service.put_group(PutGroup(group=group))
+                await service.put_group(PutGroup(payload=pack_group(group)))
             batch = await take(service, version)
             clock.now += LEARNER_S
             ids = [group.group_id for group in batch.groups]

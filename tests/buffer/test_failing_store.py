@@ -23,6 +23,7 @@ from buffer_support import (
 from test_store import open_store, write
 
 from async_rl.core.errors import InfrastructureError
+from async_rl.core.heads import pack_group
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep, TakeBatch
 
@@ -63,7 +64,7 @@ async def test_a_request_is_not_answered_by_a_store_that_failed_but_by_the_next_
         unanswered = [
             asyncio.create_task(request)
             for request in (
-                service.put_group(PutGroup(group=make_group(given[2]))),
+                service.put_group(PutGroup(payload=pack_group(make_group(given[2])))),
                 service.commit_step(CommitStep(version=1, group_ids=[0, 1])),
                 service.take_batch(TakeBatch(train_version=1, wait_s=0)),
             )

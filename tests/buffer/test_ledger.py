@@ -37,6 +37,7 @@ from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
 from async_rl.core.checksums import write_sums
 from async_rl.core.errors import ConfigError, Unavailable
+from async_rl.core.heads import pack_group
 from async_rl.core.types import GroupState
 from async_rl.launchers import cli
 from async_rl.launchers.commands.ledger import drop_group, promise_of
@@ -259,7 +260,7 @@ async def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trai
             assert summary(connection).dropped == {"untrainable": 1}
         for ticket in await tickets(service, 0, generator="generator-1"):
             group = make_group(ticket, generator="generator-1")
-            await service.put_group(PutGroup(group=group))
+            await service.put_group(PutGroup(payload=pack_group(group)))
         batch = [group.group_id for group in (await take(service, 0)).groups]
         assert group_id not in batch
         await commit(service, 1, batch)

@@ -35,6 +35,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from async_rl.core.heads import pack_group
 from async_rl.core.types import Group, Purpose, Ticket
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator
 from async_rl.protocol.learner import DropBatch, SetAside
@@ -153,14 +154,14 @@ class BufferMachine(RuleBasedStateMachine):
         versions = sorted({first, max(first, generator.version - spread), newest})
         group = make_group(ticket, versions=versions, generator=name)
         for _ in range(1 + twice):
-            self.run(self.service.put_group(PutGroup(group=group)))
+            self.run(self.service.put_group(PutGroup(payload=pack_group(group))))
 
     @rule(which=CHOICES)
     def put_late(self, which: int) -> None:
         """A result whose generator was killed."""
         if self.late:
             group = self.late.pop(which % len(self.late))
-            self.run(self.service.put_group(PutGroup(group=group)))
+            self.run(self.service.put_group(PutGroup(payload=pack_group(group))))
 
     @rule(name=GENERATORS, which=CHOICES, is_untrainable=st.booleans())
     def fail(self, name: str, which: int, is_untrainable: bool) -> None:
@@ -170,7 +171,7 @@ class BufferMachine(RuleBasedStateMachine):
         ticket, _ = generator.held.pop(which % len(generator.held))
         if is_untrainable:
             group = make_group(ticket, trained=False, generator=name)
-            self.run(self.service.put_group(PutGroup(group=group)))
+            self.run(self.service.put_group(PutGroup(payload=pack_group(group))))
             return
         request = FailGroup(
             group_id=ticket.group_id,

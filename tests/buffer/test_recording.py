@@ -16,6 +16,7 @@ from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.times import GroupTimes, clock_offsets, group_times
 from async_rl.buffer.store.trajectories import complete_steps
+from async_rl.core.heads import pack_group
 from async_rl.protocol.buffer import PutGroup
 
 
@@ -26,7 +27,7 @@ async def make_run(path: Path, *, num_steps: int, recording: str, clock: tuple[f
                 group = make_group(ticket, versions=[version] * 3)
                 samples = [msgspec.structs.replace(t, clock=clock) for t in group.trajectories]
                 group = msgspec.structs.replace(group, trajectories=samples, started_s=100.0)
-                await service.put_group(PutGroup(group=group))
+                await service.put_group(PutGroup(payload=pack_group(group)))
             await train(service, version)
             await forget(service, version + 1)
 

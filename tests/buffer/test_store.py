@@ -15,8 +15,10 @@ from async_rl.buffer import changes
 from async_rl.buffer.groups import OpenGroup
 from async_rl.buffer.store import writer
 from async_rl.buffer.store.store import Store
+from async_rl.buffer.store.triggers import Row
+from async_rl.core.codec import decode
 from async_rl.core.errors import InfrastructureError, Unavailable
-from async_rl.core.heads import summarize
+from async_rl.core.heads import PackedGroup, pack_group, summarize
 from async_rl.core.types import Group, GroupState, Purpose, Sampling, Ticket
 
 WRITER = Path(__file__).with_name("crash_writer.py")
@@ -37,7 +39,15 @@ def admitted(store: Store, group_id: int) -> Ticket:
         generator="g",
         version=0,
     )
-    store.write(changes.Admitted(group=group, prompt=prompt, num_samples=2))
+    store.write(
+        changes.Admitted(
+            group=group,
+            prompt_id=prompt.prompt_id,
+            data_source=prompt.data_source,
+            text=prompt.text,
+            num_samples=2,
+        )
+    )
     return Ticket(
         group_id=group_id,
         attempt=1,
@@ -49,9 +59,14 @@ def admitted(store: Store, group_id: int) -> Ticket:
     )
 
 
+def completed(group: Group) -> changes.Completed:
+    packed = decode(pack_group(group), PackedGroup)
+    return changes.completed(packed, summarize(packed), pack_group(group))
+
+
 def write(store: Store, group_id: int) -> Group:
     group = make_group(admitted(store, group_id))
-    store.write(changes.Completed(group=group, summary=summarize(group)))
+    store.write(completed(group))
     return group
 
 
@@ -59,7 +74,8 @@ async def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
     async with open_store(tmp_path) as store:
         written = [write(store, i) for i in range(3)]
         await store.flush()
-        for before, after in zip(written, await store.reader.groups([0, 1, 2]), strict=True):
+        for before, packed in zip(written, await store.reader.groups([0, 1, 2]), strict=True):
+            after = packed.unpacked()
             assert (
                 after.trajectories[1].behavior_logprobs.tolist()
                 == before.trajectories[1].behavior_logprobs.tolist()
@@ -75,7 +91,7 @@ def test_the_statements_of_a_change_are_one_item_of_the_queue(tmp_path: Path) ->
     store = open_store(tmp_path)  # its thread, which takes items, is not started
     write(store, 0)
     changed = [store._queue.get() for _ in range(store._queue.qsize())]
-    assert [len(item[0]) for item in changed if isinstance(item, tuple)] == [3, 3]
+    assert [item.kind for item in changed if isinstance(item, Row)] == ["Admitted", "Completed"]
     store._files.close()
 
 
@@ -154,7 +170,7 @@ async def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: 
         assert ready[: len(acknowledged)] == acknowledged
         assert ready == list(range(len(ready)))
         groups = await store.reader.groups(ready)
-        assert [len(g.trajectories[0].token_ids) for g in groups] == [20_002] * len(ready)
+        assert [len(g.trajectory(0).token_ids) for g in groups] == [20_002] * len(ready)
         assert store.reader._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 

@@ -14,8 +14,10 @@ from async_rl.algorithms.losses import token_weights
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import Pass, pack
-from async_rl.buffer.checks import check_trajectory
+from async_rl.buffer.checks import check_group
+from async_rl.core.codec import decode
 from async_rl.core.errors import ProtocolError
+from async_rl.core.heads import PackedGroup, pack_group
 from async_rl.core.types import Group, Trajectory
 
 CPU = torch.device("cpu")
@@ -97,19 +99,21 @@ def test_a_sample_weighs_the_same_however_many_segments_it_has() -> None:
 def test_starts_outside_the_response_are_refused(starts: tuple[int, ...]) -> None:
     sample = make_groups(1, num_groups=1, size=1)[0].trajectories[0]
     assert sample.prompt_length > 1
-    wrong = msgspec.structs.replace(sample, starts=starts)
-    prompt = sample.token_ids[: sample.prompt_length]
-    check_trajectory(sample, prompt, newest_version=0, vocabulary_size=50)
+    check(sample)
     with pytest.raises(ProtocolError, match="segments start"):
-        check_trajectory(wrong, prompt, newest_version=0, vocabulary_size=50)
+        check(msgspec.structs.replace(sample, starts=starts))
 
 
 def test_the_first_token_of_a_segment_is_not_trained() -> None:
     sample = make_groups(1, num_groups=1, size=1)[0].trajectories[0]
-    prompt = sample.token_ids[: sample.prompt_length]
-    wrong = msgspec.structs.replace(sample, starts=(sample.prompt_length,))
     with pytest.raises(ProtocolError, match="nothing predicts it"):
-        check_trajectory(wrong, prompt, newest_version=0, vocabulary_size=50)
+        check(msgspec.structs.replace(sample, starts=(sample.prompt_length,)))
+
+
+def check(sample: Trajectory) -> None:
+    prompt = sample.token_ids[: sample.prompt_length]
+    group = decode(pack_group(_group([sample])), PackedGroup)
+    check_group(group, prompt, newest_version=0, vocabulary_size=50)
 
 
 def _group(samples: list[Trajectory]) -> Group:

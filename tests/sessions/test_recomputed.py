@@ -30,7 +30,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
-from async_rl.buffer.checks import check_trajectory
+from async_rl.buffer.checks import check_group
+from async_rl.core.codec import decode
+from async_rl.core.heads import PackedGroup, pack_group
 from async_rl.core.types import (
     CodeProblem,
     Group,
@@ -433,8 +435,8 @@ def assert_true_logprobs(
     counts: Counter[int] = Counter()
     left = Counter(written(drawn))
     for sample, steps in zip(samples, environments, strict=True):
-        check_trajectory(
-            sample,
+        check_group(
+            decode(pack_group(group_of([sample])), PackedGroup),
             ticket.prompt.token_ids,
             newest_version=NUM_VERSIONS,
             vocabulary_size=VOCABULARY,

@@ -12,6 +12,7 @@ from buffer_support import FakePrompts, make_config, make_group, opened, take, t
 from tokenizers import Tokenizer, models
 
 from async_rl.composition.compose import write_config
+from async_rl.core.heads import pack_group
 from async_rl.core.types import Prompt, Purpose
 from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep, KeepAdvantages
@@ -42,7 +43,7 @@ async def make_store(run_dir: Path) -> None:
                     is_truncated=ticket.group_id == 2,
                     versions=[max(version - 1, 0), version, version],
                 )
-                await service.put_group(PutGroup(group=group))
+                await service.put_group(PutGroup(payload=pack_group(group)))
             batch = await take(service, version)
             ids = [group.group_id for group in batch.groups]
             await service.commit_step(CommitStep(version=version + 1, group_ids=ids))

@@ -24,6 +24,8 @@ from loop import CURRENT, Process, kill, send_signal
 
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.store import store
+from async_rl.buffer.store.triggers import Row
+from async_rl.buffer.store.writer import finish
 from async_rl.core.checksums import complete
 from async_rl.core.errors import (
     AsyncRLError,
@@ -345,6 +347,10 @@ class Store(store.Store):
         super().put(statements, parameters)
         self._schedule()
 
+    def put_change(self, row: Row) -> None:
+        super().put_change(row)
+        self._schedule()
+
     async def flush(self) -> None:
         self._schedule()
         await super().flush()
@@ -357,7 +363,7 @@ class Store(store.Store):
 
     def _commit(self) -> None:
         self._is_due_soon = False
-        flushes: list[Future[None]] = []
+        flushes: list[asyncio.Future[None]] = []
         try:
             while not self._queue.empty():
                 self.world.require_space()
@@ -365,9 +371,12 @@ class Store(store.Store):
         except OSError as error:
             self._fail(InfrastructureError(f"{self._path} cannot be written: {error}"), flushes)
             return
-        for flush in flushes:
-            if flush.set_running_or_notify_cancel():
-                flush.set_result(None)
+        finish(flushes)
+
+    def _finish(
+        self, flushes: Sequence[asyncio.Future[None]], error: Exception | None = None
+    ) -> None:
+        finish(flushes, error)
 
     async def secure(self) -> None:
         acknowledged = set(self.world.history.acknowledged)

@@ -1,6 +1,6 @@
 """Connections to a run's store, and its values as objects.
 
-A column `name [stored_json]` of a query is decoded JSON, and `name [stored_group]` a Group.
+A column `name [stored_json]` of a query is decoded JSON, and `name [stored_group]` a PackedGroup.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from async_rl.core import codec
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import Group
+from async_rl.core.heads import PackedGroup
 
 STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
@@ -27,7 +27,7 @@ BUSY_MS = 30_000  # a person who reads with plain SQL may lock the file for a wh
 
 # The names are of this project: converters are shared by all users of sqlite3 in a process.
 sqlite3.register_converter("stored_json", msgspec.json.decode)
-sqlite3.register_converter("stored_group", functools.partial(codec.decode, expected=Group))
+sqlite3.register_converter("stored_group", functools.partial(codec.decode, expected=PackedGroup))
 
 
 def connect(path: Path) -> sqlite3.Connection:

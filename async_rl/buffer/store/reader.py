@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.store.connection import connect, select
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import NO_VERSION, DropReason, Group
+from async_rl.core.heads import PackedGroup
+from async_rl.core.types import NO_VERSION, DropReason
 
 T = TypeVar("T")
 LEARNER_VERSION = "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
@@ -119,7 +120,7 @@ class StoreReader:
         """Groups trained by steps after `version`, planned for the version they were trained on."""
         return await asyncio.to_thread(self._objects, StoredGroup, _TRAINED, version)
 
-    async def groups(self, group_ids: Sequence[int]) -> list[Group]:
+    async def groups(self, group_ids: Sequence[int]) -> list[PackedGroup]:
         """The trajectories of these groups, in this order. Raises InfrastructureError if some are
         not stored.
         """
@@ -138,7 +139,7 @@ class StoreReader:
         """Mean pass rate of each finished evaluation, by version."""
         return dict(await asyncio.to_thread(self._rows, _SCORES))
 
-    def _groups(self, group_ids: Sequence[int]) -> list[Group]:
+    def _groups(self, group_ids: Sequence[int]) -> list[PackedGroup]:
         groups = []
         for group_id in group_ids:
             rows = self._rows(_BLOB, group_id)

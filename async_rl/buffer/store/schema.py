@@ -5,7 +5,7 @@ the version that a batch is trained on, so its step is one more. Versions of tok
 they are unknown.
 """
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 
 TABLES = """
 -- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
@@ -67,7 +67,7 @@ CREATE INDEX groups_by_batch ON groups (train_version) WHERE train_version IS NO
 CREATE INDEX groups_by_prompt ON groups (prompt_id);
 CREATE INDEX groups_by_evaluation ON groups (evaluation) WHERE evaluation IS NOT NULL;
 
--- The trajectories, as MessagePack of types.Group (codec.py).
+-- The trajectories, as MessagePack of heads.PackedGroup: the bytes that the generator sent.
 CREATE TABLE blobs (group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 
 -- Stored trajectories that a step with a critic trained: the advantage of each response token of a

@@ -16,19 +16,20 @@ Invariants
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from async_rl.buffer import changes
 from async_rl.buffer.store.reader import StoreReader
+from async_rl.buffer.store.triggers import Row
 from async_rl.buffer.store.writer import Writer
 from async_rl.core.errors import ProtocolError
-from async_rl.core.heads import SampleId
-from async_rl.core.types import FloatArray, Group, Purpose, Trajectory
+from async_rl.core.heads import PackedGroup, SampleId
+from async_rl.core.types import FloatArray, Purpose, Trajectory
 
 _LEAST_FREE_BYTES = 5 * 10**9
 _LEAST_FREE_SHARE = 0.1
@@ -116,7 +117,7 @@ class Store(Writer):
         self.reader = StoreReader(path)
         self._files.callback(self.reader.close)
         self._clock = clock
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, PackedGroup] = {}
         self.forgotten_before = self.reader.forgotten_before()
         self._compacted = self.reader.compacted_steps()
 
@@ -124,17 +125,23 @@ class Store(Writer):
         """Queue a change of the state. A complete training group stays in memory until it is
         trained or dropped, so that the learner's reads do not wait for the disk.
         """
-        self._put_now(change.statements, change.parameters)
+        row: Any = change
+        payload = times = b""
         match change:
-            case changes.Completed(group=group) if group.purpose is Purpose.TRAIN:
-                self._groups[group.group_id] = group
+            case changes.Completed(facts=row, group=group, payload=payload, times=times):
+                if group.purpose is Purpose.TRAIN:
+                    self._groups[group.group_id] = group
             case changes.Dropped(group_id=group_id):
                 self._groups.pop(group_id, None)
             case changes.Trained(group_ids=group_ids) | changes.BatchDropped(group_ids=group_ids):
                 for group_id in group_ids:
                     self._groups.pop(group_id, None)
+        kind = type(change).__name__
+        self.put_change(
+            Row(kind=kind, now_s=self._clock(), fields=row, payload=payload, times=times)
+        )
 
-    async def groups(self, group_ids: Iterable[int]) -> list[Group]:
+    async def groups(self, group_ids: Iterable[int]) -> list[PackedGroup]:
         """Return complete groups that are not trained yet, with their trajectories. Groups that
         were put before a restart are read from the file once.
         """
@@ -153,9 +160,9 @@ class Store(Writer):
         """
         ids = {group_id for group_id, _ in samples}
         groups = {group.group_id: group for group in await self.groups(ids)}
-        found = [groups[group_id].trajectories[number] for group_id, number in samples]
+        found = [groups[group_id].trajectory(number) for group_id, number in samples]
         return [
-            replace(sample, versions=np.minimum(sample.versions, train_version))
+            msgspec.structs.replace(sample, versions=np.minimum(sample.versions, train_version))
             if sample.versions.max(initial=0) > train_version
             else sample
             for sample in found
@@ -173,8 +180,9 @@ class Store(Writer):
 
     def finish_evaluation(self, version: int, figures: dict[str, float]) -> None:
         """The metrics of an evaluation were reported: delete its trajectories except a few."""
-        row = {"version": version, "figures": changes.to_json(figures)}
-        self._put_now((_REPORT, _DELETE_REPORTED), row)
+        text = msgspec.json.encode(figures).decode()
+        row = {"version": version, "figures": text, "now_s": self._clock()}
+        self.put((_REPORT, _DELETE_REPORTED), row)
 
     def forget_before(self, version: int) -> None:
         """Delete the trajectories of groups trained by steps up to `version`; the learner can then
@@ -219,6 +227,3 @@ class Store(Writer):
         if last > self._compacted:
             self.put(COMPACTION, {"first": self._compacted, "last": last})
             self._compacted = last
-
-    def _put_now(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> None:
-        self.put(statements, {**parameters, "now_s": self._clock()})

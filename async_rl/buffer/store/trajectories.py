@@ -69,7 +69,7 @@ def batch_of(store: Connection, step: int) -> list[Group] | None:
 def stored_group(store: Connection, group_id: int) -> Group | None:
     """Return a group's trajectories, or None if they are not stored any more."""
     row = store.execute(_PAYLOAD, (group_id,)).fetchone()
-    return None if row is None else row[0]
+    return None if row is None else row[0].unpacked()
 
 
 def stored_advantages(store: Connection, group_id: int) -> FloatArray | None:
@@ -87,7 +87,9 @@ def rollouts(store: Connection, *, step: int | None, most: int) -> list[Rollout]
     for group_id, group, text, trained_by in rows:
         # Advantages of an undone step belong to no step of the surviving history.
         advantages = None if trained_by is None else stored_advantages(store, group_id)
-        groups.append(Rollout(group=group, prompt=text, step=trained_by, advantages=advantages))
+        groups.append(
+            Rollout(group=group.unpacked(), prompt=text, step=trained_by, advantages=advantages)
+        )
     return groups
 
 

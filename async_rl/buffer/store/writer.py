@@ -21,22 +21,22 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any, Self
 
 from async_rl.buffer.store.connection import BUSY_MS, connect, readers_of
 from async_rl.buffer.store.schema import SCHEMA_VERSION, TABLES
-from async_rl.core import codec
+from async_rl.buffer.store.triggers import Row, apply, create_triggers
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.os import sync
-from async_rl.core.types import Group
 
 _log = logging.getLogger(__name__)
 
+
 _Statements = tuple[Iterable[str], Mapping[str, Any]]
-_Item = _Statements | Future[None] | None
+_Item = Row | _Statements | asyncio.Future[None] | None
 
 # Trajectories of one transaction: more would delay the reply to a put behind many others.
 _TRANSACTION_BYTES = 16 * 2**20
@@ -70,6 +70,7 @@ class Writer:
             self._connection = stack.enter_context(contextlib.closing(connect(path)))
             try:
                 self._create_tables()
+                create_triggers(self._connection)
             except sqlite3.Error as error:
                 raise _unwritable(path, error) from error
             self._files = stack.pop_all()
@@ -92,18 +93,20 @@ class Writer:
         self._connection.executescript(f"BEGIN IMMEDIATE; {set_version} ROLLBACK;")
 
     def put(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> None:
-        """Queue one change: SQL and the values of its names. A Group stands for its encoded bytes,
-        so that it is encoded on the writer's thread.
-        """
+        """Queue statements and the values of their names, as one change."""
         self._queue.put((statements, parameters))
+
+    def put_change(self, row: Row) -> None:
+        """Queue one change."""
+        self._queue.put(row)
 
     async def flush(self) -> None:
         """Wait for the commit of all that was put. Raises InfrastructureError if it failed."""
-        commit: Future[None] = Future()
+        commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(commit)
         if self._failed.done():  # no thread takes from the queue any more
-            commit = self._failed
-        await asyncio.wrap_future(commit)
+            self._failed.result()
+        await commit
 
     async def secure(self) -> None:
         """Return once all that was put is on the disk. Raises InfrastructureError if it could not
@@ -148,7 +151,7 @@ class Writer:
         """
         is_last = False
         while not is_last:
-            flushes: list[Future[None]] = []
+            flushes: list[asyncio.Future[None]] = []
             try:
                 is_last = self._transact(flushes)
             except (sqlite3.Error, OSError) as error:
@@ -156,24 +159,31 @@ class Writer:
                     self._connection.execute("ROLLBACK")
                 self._fail(_unwritable(self._path, error), flushes)
                 return
-            for commit in flushes:
-                if commit.set_running_or_notify_cancel():
-                    commit.set_result(None)
+            self._finish(flushes)
 
-    def _transact(self, flushes: list[Future[None]]) -> bool:
+    def _transact(self, flushes: list[asyncio.Future[None]]) -> bool:
         """Commit the present queue in one transaction. Return whether the end was reached."""
         size = 0
+        rows: list[Row] = []
         item = self._queue.get()
         self._connection.execute("BEGIN IMMEDIATE")
         while True:
-            if isinstance(item, Future):
-                flushes.append(item)
-            elif item is not None:
-                size += self._apply(*item)
+            match item:
+                case Row():
+                    rows.append(item)
+                    size += len(item.payload)
+                case (statements, parameters):
+                    apply(self._connection, rows)
+                    rows.clear()
+                    for sql in statements:
+                        self._connection.execute(sql, parameters)
+                case asyncio.Future():
+                    flushes.append(item)
             # Until the queue is empty: one sync of the disk then covers the puts of all generators.
             if item is None or size > _TRANSACTION_BYTES or self._queue.empty():
                 break
             item = self._queue.get()
+        apply(self._connection, rows)
         self._connection.execute("COMMIT")
         self._unmoved_bytes += size + _COMMIT_BYTES
         if self._is_log_long:
@@ -225,28 +235,31 @@ class Writer:
             notice = self._is_due.get()
         return notice
 
-    def _apply(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> int:
-        """Execute one change; return the bytes of trajectories that it wrote."""
-        size = 0
-        payload = parameters.get("payload")
-        if isinstance(payload, Group):
-            # On this thread, not in the event loop: a group of long samples takes milliseconds.
-            encoded = codec.encode(payload)
-            size = len(encoded)
-            parameters = {**parameters, "payload": encoded}
-        for sql in statements:
-            self._connection.execute(sql, parameters)
-        return size
-
-    def _fail(self, error: InfrastructureError, flushes: list[Future[None]]) -> None:
+    def _fail(self, error: InfrastructureError, flushes: list[asyncio.Future[None]]) -> None:
         self._failed.set_exception(error)
         while not self._queue.empty():
             item = self._queue.get()
-            if isinstance(item, Future):
+            if isinstance(item, asyncio.Future):
                 flushes.append(item)
-        for commit in flushes:
-            if commit.set_running_or_notify_cancel():
-                commit.set_exception(error)
+        self._finish(flushes, error)
+
+    def _finish(
+        self, flushes: Sequence[asyncio.Future[None]], error: Exception | None = None
+    ) -> None:
+        # Once for all: waking the loop costs as much as a small change.
+        if flushes:
+            flushes[0].get_loop().call_soon_threadsafe(finish, flushes, error)
+
+
+def finish(flushes: Sequence[asyncio.Future[None]], error: Exception | None = None) -> None:
+    """End these flushes; call it in their event loop."""
+    for commit in flushes:
+        if commit.done():  # its caller was cancelled
+            continue
+        if error is None:
+            commit.set_result(None)
+        else:
+            commit.set_exception(error)
 
 
 def _unwritable(path: Path, error: sqlite3.Error | OSError) -> InfrastructureError:

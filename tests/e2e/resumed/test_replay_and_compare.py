@@ -15,6 +15,7 @@ from e2e_support import async_rl
 from resumed_run import LAST, Resumed
 
 from async_rl.core import codec
+from async_rl.core.heads import PackedGroup, pack_group
 from async_rl.core.types import Group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -102,11 +103,11 @@ def first_group(store: sqlite3.Connection, *, step: int) -> Group:
         " group_id LIMIT 1",
         (step - 1,),
     ).fetchone()
-    return codec.decode(payload, Group)
+    return codec.decode(payload, PackedGroup).unpacked()
 
 
 def put(store: sqlite3.Connection, group: Group) -> None:
-    row = (codec.encode(group), group.group_id)
+    row = (pack_group(group), group.group_id)
     store.execute("UPDATE blobs SET payload=? WHERE group_id=?", row)
 
 

@@ -1,0 +1,84 @@
+"""Executes changes of the buffer's state: each kind of change is a trigger of a temporary view, so
+that one statement executes all changes of a transaction, in their order.
+
+The thread of the writer then waits for Python's lock once, and not once per statement: while the
+event loop is busy, each of these waits takes up to 5 ms.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from async_rl.buffer import changes
+from async_rl.buffer.store.connection import Connection
+from async_rl.core.frozen import frozen
+
+_VIEW = "CREATE TEMP VIEW changes AS SELECT '' AS kind, 0.0 AS now_s, '' AS fields, x'' AS times"
+_TRIGGER = (
+    "CREATE TEMP TRIGGER {kind} INSTEAD OF INSERT ON changes WHEN NEW.kind='{kind}' BEGIN {sql};"
+    " END"
+)
+# Rollback, not abort: otherwise SQLite first copies every page that it changes to a journal. A
+# statement that fails ends the store in any case.
+_CHANGE = (
+    "INSERT OR ROLLBACK INTO changes SELECT value->>0, value->>1, value->2,"
+    " nullif(substr(:times, value->>3, value->>4), x'') FROM json_each(:rows)"
+)
+_PAYLOADS = (
+    "INSERT INTO blobs SELECT value->>0, substr(:payloads, value->>1, value->>2) FROM"
+    " json_each(:rows)"
+)
+
+
+@frozen
+class Row:
+    """A change as a row of the view `changes`. fields: the names in its SQL, as a Struct."""
+
+    kind: str
+    now_s: float
+    fields: Any
+    payload: bytes = b""
+    times: bytes = b""
+
+
+def create_triggers(connection: Connection) -> None:
+    """Create the view and its triggers, of this connection only."""
+    connection.execute("PRAGMA temp_store=memory")
+    connection.execute(_VIEW)
+    for change in changes.Change.__subclasses__():
+        sql = "; ".join(change.statements)
+        sql = sql.replace(":now_s", "NEW.now_s").replace(":times", "NEW.times")
+        sql = re.sub(r":([a-z_.]+)", r"(NEW.fields->>'$.\1')", sql)
+        connection.execute(_TRIGGER.format(kind=change.__name__, sql=sql))
+
+
+def apply(connection: Connection, rows: Sequence[Row]) -> None:
+    """Execute changes in their order."""
+    if not rows:
+        return
+    stored = [row for row in rows if row.payload]
+    if stored:
+        payloads, spans = _joined([row.payload for row in stored])
+        pairs = zip(stored, spans, strict=True)
+        places = [(row.fields.group_id, *span) for row, span in pairs]
+        _execute(connection, _PAYLOADS, places, payloads=payloads)
+    times, spans = _joined([row.times for row in rows])
+    pairs = zip(rows, spans, strict=True)
+    changed = [(row.kind, row.now_s, row.fields, *span) for row, span in pairs]
+    _execute(connection, _CHANGE, changed, times=times)
+
+
+def _execute(connection: Connection, sql: str, rows: Sequence[object], **data: bytes) -> None:
+    connection.execute(sql, {"rows": msgspec.json.encode(rows).decode(), **data})
+
+
+def _joined(parts: Sequence[bytes]) -> tuple[bytes, list[tuple[int, int]]]:
+    """Join the parts; return also where each begins, counted from 1 as in SQL, and its length."""
+    ends = itertools.accumulate(map(len, parts))
+    spans = [(end - len(part) + 1, len(part)) for part, end in zip(parts, ends, strict=True)]
+    return b"".join(parts), spans
