@@ -14,6 +14,7 @@ import typer
 
 from async_rl import __version__
 from async_rl.launchers.commands.compare import compare
+from async_rl.launchers.commands.convert import convert
 from async_rl.launchers.commands.data import data
 from async_rl.launchers.commands.doctor import doctor
 from async_rl.launchers.commands.eval import evaluate
@@ -61,6 +62,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "rollouts": show_rollouts,
     "eval": evaluate,
     "export": export,
+    "convert": convert,
     "explain": explain,
     "plan": plan,
     "replay": replay,

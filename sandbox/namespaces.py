@@ -129,9 +129,14 @@ def _build_root(readable: Sequence[str]) -> None:
     linux.set_mount_attributes("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID)
 
 
+def shown(path: str) -> str:
+    """Return the path at which a cell sees a readable path; the scratch would hide a lower one."""
+    return f"/below{path}" if path.startswith(f"{SCRATCH}/") else path
+
+
 def _show(path: str) -> None:
-    """Bind `path` at the same path in the new root; a link is copied as a link."""
-    target = f"{_BUILD}{path}"
+    """Bind `path` in the new root; a link is copied as a link."""
+    target = f"{_BUILD}{shown(path)}"
     if os.path.islink(path):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -141,7 +146,7 @@ def _show(path: str) -> None:
 
 
 def _bind(path: str) -> None:
-    target = f"{_BUILD}{path}"
+    target = f"{_BUILD}{shown(path)}"
     is_folder = os.path.isdir(path)
     os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
     if not is_folder:

@@ -6,7 +6,7 @@ A flipped bit in a checkpoint would otherwise load as a slightly different weigh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,9 +19,9 @@ server, zeros in memory), which is less than a fast disk reads.
 """
 
 
-def write_sums(directory: Path) -> None:
-    """Write the checksums of all files in the directory, in any depth."""
-    lines = (f"{digest}  {name}\n" for name, digest in _sums(directory).items())
+def write_sums(directory: Path, sums: Mapping[str, str]) -> None:
+    """Write the checksums of the files in the directory, by name."""
+    lines = (f"{digest}  {name}\n" for name, digest in sums.items())
     (directory / SUMS_FILE).write_text("".join(lines))
 
 
@@ -31,7 +31,7 @@ def damage(directory: Path) -> str:
     try:
         # A flipped bit in the list itself must be reported as damage, not as a decoding error.
         lines = path.read_text(errors="replace").splitlines()
-        actual = _sums(directory)
+        actual = sums_of(directory)
     except OSError as error:
         return f"{error.filename} cannot be read ({error.strerror})"
     expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -50,7 +50,8 @@ def sum_of(paths: Iterable[Path]) -> bytes:
         return hashlib.sha256("".join(threads.map(_digest, sorted(paths))).encode()).digest()
 
 
-def _sums(directory: Path) -> dict[str, str]:
+def sums_of(directory: Path) -> dict[str, str]:
+    """Return the checksums of all files in the directory, in any depth, by name."""
     paths = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != SUMS_FILE)
     with ThreadPoolExecutor(_THREADS) as threads:
         digests = threads.map(_digest, paths)
@@ -64,9 +65,9 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def complete(partial: Path, directory: Path) -> None:
+def complete(partial: Path, directory: Path, sums: Mapping[str, str]) -> None:
     """Give a directory its final name, with checksums and after all of it is on the disk."""
-    write_sums(partial)
+    write_sums(partial, sums)
     # The files must be on the disk before the name that says they are complete.
     sync_tree(partial)
     partial.rename(directory)

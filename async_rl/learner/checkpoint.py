@@ -1,4 +1,4 @@
-"""Checkpoints of the learner by torch.distributed.checkpoint.
+"""Checkpoints of the learner: a safetensors file per rank and an index (docs/checkpoints.md).
 
 The state is copied, written in the background to a directory next to the final one, then renamed.
 Invariants
@@ -8,168 +8,263 @@ Invariants
   because all ranks draw the same numbers.
 - The state is copied before `start` returns, so later training does not reach the file.
 - One checkpoint is written at a time.
+- Reading runs nothing that a file says, and allocates nothing of a size that a file says.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
+import hashlib
+import os
 import shutil
-import warnings
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
-from torch.distributed.checkpoint.stateful import Stateful
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from async_rl.core.checksums import complete, sum_of
 from async_rl.core.errors import DataError, InfrastructureError
-from async_rl.learner.optimizer import Trained
-from async_rl.learner.sharding import BACKEND, Ranks
+from async_rl.learner.checkpoint_index import (
+    INDEX_FILE,
+    Index,
+    Optimizer,
+    Stored,
+    file_of,
+    open_shard,
+    read_index,
+)
+from async_rl.learner.objective_state import ObjectiveState
+from async_rl.learner.optimizer import MOMENTS, Trained
+from async_rl.learner.sharding import BACKEND, Ranks, chunk, local
+from async_rl.learner.staging import Staging
+from async_rl.weights.files import CODES
 
-_FORMAT = 2
-# One rank has no process group on purpose; torch mentions it at every checkpoint.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+_RANDOM = "random"
 _CUDA_RANDOM = "random.cuda"
 
 
 class Checkpointer:
-    """Saves and restores models, moments, random state, version, and other `stateful` objects."""
+    """Saves and restores models, moments, random state, version and the state of the objective.
 
-    def __init__(self, ranks: Ranks, trained: Trained, stateful: Mapping[str, Stateful]) -> None:
+    reference: a model that follows the policy; base: directory of frozen base weights, without
+    which a checkpoint of an adapter is of no use. None = there is none.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        trained: Trained,
+        objective: ObjectiveState,
+        *,
+        reference: nn.Module | None,
+        base: Path | None,
+    ) -> None:
         self._ranks = ranks
         self._trained = trained
-        self._stateful = stateful
+        self._objective = objective
+        self._reference = reference
+        self._base = base
+        self._base_sha256 = "" if base is None else sum_of(base.glob("*.safetensors")).hex()
+        self._staging = Staging()
         # One thread: checkpoints are finished in the order in which they were started.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._written: list[Future[None]] = []
         # A separate group: its collectives run in the background, next to the collectives of
         # training. One rank needs none, and so opens no listener.
-        self._is_alone = ranks.world_size == 1
-        self._group = None if self._is_alone else dist.new_group(backend=BACKEND)
+        self._group = None if ranks.world_size == 1 else dist.new_group(backend=BACKEND)
 
     def start(self, directory: Path, version: int) -> Future[None]:
         """Copy the state (collective) and write it in the background.
 
         The future completes after the rename on rank 0; a failure is an InfrastructureError.
         """
+        # Its memory is used again.
+        wait(self._written)
         partial = directory.with_name(directory.name + ".partial")
         if self._ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         # Otherwise another rank could write before the directory is removed.
         self._ranks.barrier()
-        state = {**self.state(), "version": torch.tensor([_FORMAT, version])}
-        written: Future[Any] = async_save(  # type: ignore[assignment]
-            state, checkpoint_id=partial, process_group=self._group, no_dist=self._is_alone
-        )
-        return self._thread.submit(self._finish, written, partial, directory)
+        tensors = self.tensors()
+        own = {
+            name: local(tensor)
+            for name, tensor in tensors.items()
+            # Rank 0 has the tensors that are not sharded.
+            if (isinstance(tensor, DTensor) or self._ranks.rank == 0) and len(local(tensor))
+        }
+        self._staging.fill(own)
+        index = self._index(tensors, version)
+        self._written = [self._thread.submit(self._write, index, partial, directory)]
+        return self._written[0]
 
-    def _finish(self, written: Future[Any], partial: Path, directory: Path) -> None:
+    def _index(self, tensors: Mapping[str, Tensor], version: int) -> Index:
+        return Index(
+            format=3,
+            version=version,
+            optimizers={name: _saved(o.torch_optimizer) for name, (_, o) in self._trained.items()},
+            objective=self._objective.numbers(),
+            base_sha256=self._base_sha256,
+            tensors={
+                name: Stored(
+                    dtype=_code(tensor),
+                    shape=list(tensor.shape),
+                    pieces=_pieces(len(tensor), self._num_pieces(tensor)),
+                )
+                for name, tensor in tensors.items()
+            },
+        )
+
+    def _num_pieces(self, tensor: Tensor) -> int:
+        return self._ranks.world_size if isinstance(tensor, DTensor) else 1
+
+    def _write(self, index: Index, partial: Path, directory: Path) -> None:
+        report = torch.zeros(1 + hashlib.sha256().digest_size, dtype=torch.uint8)
         try:
-            written.result()
-            if self._ranks.rank == 0:
-                complete(partial, directory)
-        except (CheckpointException, OSError) as error:
-            cause = _causes(error) if isinstance(error, CheckpointException) else str(error)
+            partial.mkdir(parents=True, exist_ok=True)
+            digest = self._staging.write(partial / file_of(self._ranks.rank))
+            report[1:] = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        except OSError as error:
+            report[0] = error.errno or errno.EIO
+        # Every rank takes part, also after a failure: rank 0 would wait for it.
+        reports = report.repeat(self._ranks.world_size, 1)
+        if self._group is not None:
+            parts = None if self._ranks.rank else list(reports)
+            dist.gather(report, parts, group=self._group)
+        if self._ranks.rank:
+            return
+        content = msgspec.json.encode(index)
+        sums = {INDEX_FILE: hashlib.sha256(content).hexdigest()}
+        try:
+            for rank, (code, *digits) in enumerate(reports.tolist()):
+                if code:
+                    raise OSError(code, f"{os.strerror(code)} at rank {rank}")
+                sums[file_of(rank)] = bytes(digits).hex()
+            (partial / INDEX_FILE).write_bytes(content)
+            complete(partial, directory, sums)
+        except OSError as error:
             raise InfrastructureError(
-                f"checkpoint {directory} could not be written: {cause}; free disk space or grant"
+                f"checkpoint {directory} could not be written: {error}; free disk space or grant"
                 " write permission, then async-rl resume the run"
             ) from error
 
     def load(self, directory: Path) -> int:
-        """Restore everything (collective) and return the version.
+        """Restore everything and return the version.
 
         Raises DataError if the directory is not a complete checkpoint of these models.
         """
-        if not (directory / ".metadata").is_file():
-            raise DataError(
-                f"{directory} is not a checkpoint; name a directory such as checkpoints/step_000020"
-                " of a run"
-            )
-        state: dict[str, Any] = {**self.state(), "version": torch.zeros(2, dtype=torch.int64)}
+        index = read_index(directory)
+        tensors = self.tensors()
+        # The checkpoint may have been written on a machine without a GPU, or with one.
+        if _CUDA_RANDOM not in index.tensors:
+            tensors.pop(_CUDA_RANDOM, None)
         try:
-            self._read(state, directory)
-        except CheckpointException as error:
+            self._check(index, tensors)
+            shards = functools.cache(lambda file: open_shard(directory / file))
+            for name, tensor in tensors.items():
+                self._read(name, tensor, index.tensors[name], shards)
+            _restore_random(tensors)
+        except (DataError, SafetensorError) as error:
             raise DataError(
                 f"checkpoint {directory} cannot be read, or is of another model or configuration:"
-                f" {_causes(error)}; move it away to continue from the previous one"
+                f" {error}; move it away to continue from the previous one"
             ) from error
-        saved_format, version = state["version"].tolist()
-        if saved_format != _FORMAT:
+        self._objective.restore(index.objective)
+        for name, (_, optimizer) in self._trained.items():
+            for state in optimizer.torch_optimizer.state.values():
+                state["step"].fill_(index.optimizers[name].num_steps)
+        return index.version
+
+    def _check(self, index: Index, tensors: Mapping[str, Tensor]) -> None:
+        if index.base_sha256 != self._base_sha256:
             raise DataError(
-                f"{directory} has checkpoint format {saved_format}, but this version of async-rl"
-                f" reads format {_FORMAT}; use the version that wrote it"
+                f"it has an adapter for base weights with checksum {index.base_sha256[:12]}, but"
+                f" those in {self._base} have {self._base_sha256[:12]}; set model.path to the"
+                " weights that the run started with"
             )
-        # Weights and moments have been read to where they are.
-        for name, part in self._stateful.items():
-            part.load_state_dict(state[name])
-        torch.set_rng_state(state["random"])
-        if _CUDA_RANDOM in state:
-            torch.cuda.set_rng_state(state[_CUDA_RANDOM])
-        return int(version)
+        for name, tensor in tensors.items():
+            stored = index.tensors.get(name)
+            own = (_code(tensor), list(tensor.shape))
+            if stored is None or (stored.dtype, stored.shape) != own:
+                raise DataError(f"{name} is {stored or 'missing'}, not {own}")
+        if index.optimizers.keys() != self._trained.keys():
+            raise DataError(f"it has optimizers of {', '.join(index.optimizers)}")
 
-    def _read(self, state: dict[str, Any], directory: Path) -> None:
-        try:
-            self._read_all(state, directory)
-        except CheckpointException as error:
-            if f"Missing key in checkpoint state_dict: {_CUDA_RANDOM}" not in _causes(error):
-                raise
-            # The checkpoint was written on a machine without a GPU.
-            del state[_CUDA_RANDOM]
-            self._read_all(state, directory)
+    @torch.no_grad()
+    def _read(
+        self, name: str, tensor: Tensor, stored: Stored, shards: Callable[[str], Any]
+    ) -> None:
+        """Read the rows of this rank."""
+        rank = self._ranks.rank if isinstance(tensor, DTensor) else 0
+        first, last = chunk(len(tensor), self._num_pieces(tensor), rank)
+        for file, begin, end in stored.pieces:
+            low = max(begin, first)
+            high = min(end, last)
+            if low < high:
+                piece = shards(file).get_slice(name)
+                expected = (stored.dtype, [end - begin, *stored.shape[1:]])
+                if (piece.get_dtype(), piece.get_shape()) != expected:
+                    raise DataError(f"{name} in {file} is not {expected}")
+                local(tensor)[low - first : high - first] = piece[low - begin : high - begin]
 
-    def _read_all(self, state: dict[str, Any], directory: Path) -> None:
-        load(state, checkpoint_id=directory, process_group=self._group, no_dist=self._is_alone)
-
-    def state(self) -> dict[str, Any]:
-        """Return the live state, which `start` copies."""
-        state: dict[str, Any] = {"random": torch.get_rng_state(), **_gpu_random()}
-        for name, part in self._stateful.items():
-            state[name] = part.state_dict()
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the live tensors by their names in a checkpoint; a number as one row."""
+        tensors = {_RANDOM: torch.get_rng_state(), **_gpu_random()}
         for name, (model, optimizer) in self._trained.items():
-            model_state, moments = get_state_dict(model, optimizer.torch_optimizer)
-            # Frozen base weights are in model.path already; only the adapter is saved.
-            if not all(p.requires_grad for p in model.parameters()):
-                model_state = {
-                    n: model_state[n] for n, p in model.named_parameters() if p.requires_grad
-                }
-            state[f"{name}.model"] = model_state
-            state[f"{name}.optimizer"] = moments
-        return state
+            names = _names(model)
+            for parameter, state in optimizer.torch_optimizer.state.items():
+                tensors[f"{name}.model.{names[parameter]}"] = parameter
+                for moment in MOMENTS:
+                    tensors[f"{name}.optimizer.state.{names[parameter]}.{moment}"] = state[moment]
+        if self._reference is not None:
+            named = _names(self._reference).items()
+            tensors |= {f"reference.{n}": x for x, n in named if isinstance(x, nn.Parameter)}
+        # Wide types first, so that each is aligned in the file.
+        in_order = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+        return {name: x if x.ndim else x.unsqueeze(0) for name, x in in_order}
 
 
-class BaseSum:
-    """The checksum of frozen base weights as a `stateful` object: a checkpoint without them is of
-    no use with others.
+@functools.cache
+def _pieces(num_rows: int, num_ranks: int) -> list[tuple[str, int, int]]:
+    """Return the rows of each rank. Cached: a thousand ranks have a thousand pieces of each of
+    thousands of tensors, of a few heights.
     """
-
-    def __init__(self, model_path: Path) -> None:
-        self._model_path = model_path
-        self._sum = sum_of(model_path.glob("*.safetensors"))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the bytes of the checksum."""
-        return {"sha256": torch.frombuffer(bytearray(self._sum), dtype=torch.uint8)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise DataError if the checkpoint belongs to other base weights."""
-        saved = bytes(state_dict["sha256"].tolist())
-        if saved != self._sum:
-            raise DataError(
-                f"the checkpoint has an adapter for base weights with checksum {saved.hex()[:12]},"
-                f" but those in {self._model_path} have {self._sum.hex()[:12]}; set model.path to"
-                " the weights that the run started with"
-            )
+    spans = ((file_of(rank), *chunk(num_rows, num_ranks, rank)) for rank in range(num_ranks))
+    return [(file, begin, end) for file, begin, end in spans if begin < end]
 
 
-def _gpu_random() -> dict[str, torch.Tensor]:
+def _names(model: nn.Module) -> dict[Tensor, str]:
+    """Return the first name of each tensor: tied weights have several. FSDP shards again what a
+    pass has gathered.
+    """
+    return {x: name for name, x in reversed(model.state_dict(keep_vars=True).items())}
+
+
+def _saved(optimizer: torch.optim.Optimizer) -> Optimizer:
+    num_steps = float(next(iter(optimizer.state.values()))["step"])
+    settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+    return Optimizer(num_steps=num_steps, settings=settings)
+
+
+def _code(tensor: Tensor) -> str:
+    return CODES[str(tensor.dtype).removeprefix("torch.")]
+
+
+def _gpu_random() -> dict[str, Tensor]:
     return {_CUDA_RANDOM: torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
 
 
-def _causes(error: CheckpointException) -> str:
-    """The failure of each rank. The text of torch's exception is a traceback."""
-    return "; ".join(f"rank {rank}: {cause[0]!r}" for rank, cause in error.failures.items())
+def _restore_random(tensors: Mapping[str, Tensor]) -> None:
+    try:
+        torch.set_rng_state(tensors[_RANDOM])
+        if _CUDA_RANDOM in tensors:
+            torch.cuda.set_rng_state(tensors[_CUDA_RANDOM])
+    except RuntimeError as error:
+        raise DataError(f"the random state is none: {error}") from error

@@ -229,7 +229,9 @@ def follow(reference: Policy, policy: Policy, *, share: float) -> None:
 
     reference <- share x policy + (1 - share) x reference
     """
+    # Gathered weights are a copy, which the next pass replaces.
+    for model in (reference, policy):
+        reshard(model)
     pairs = zip(reference.lm.parameters(), policy.lm.parameters(), strict=True)
     for target, source in pairs:
         local(target).lerp_(local(source), share)
-    reshard(reference)

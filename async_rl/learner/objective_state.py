@@ -139,15 +139,14 @@ class ObjectiveState:
                 num_sequences=num_sequences,
             )
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the state as torch.distributed.checkpoint saves it."""
+    def numbers(self) -> tuple[float, float, float, float]:
+        """Return the state as a checkpoint has it."""
         moments = self.moments
-        numbers = [self.kl_coef, moments.total, moments.total_square, moments.weight]
-        return {"numbers": torch.tensor(numbers, dtype=torch.float64)}
+        return self.kl_coef, moments.total, moments.total_square, moments.weight
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def restore(self, numbers: tuple[float, float, float, float]) -> None:
         """Restore the state; a fixed KL coefficient stays as configured."""
-        kl_coef, total, total_square, weight = state["numbers"].tolist()
+        kl_coef, total, total_square, weight = numbers
         self.moments = Moments(total=total, total_square=total_square, weight=weight)
         if isinstance(self._controller, AdaptiveKl):
             # A fixed coefficient follows the settings, which a resume may change.

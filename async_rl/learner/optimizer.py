@@ -26,15 +26,15 @@ from async_rl.core.errors import NonFiniteError
 from async_rl.learner.models import LearnerModels
 from async_rl.learner.sharding import gradient_norm, local, reshard
 
-_NAMES = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 _MOMENT_BYTES = 8  # two float32 values for each parameter
 
 
 class Moments:
     """The moments of one optimizer's parameters.
 
-    Offloaded, they are zeros in host memory from the start. Neither a first step nor a
-    checkpoint that is read allocates them on the device.
+    They are zeros from the start, so that a checkpoint is read to where they are: offloaded
+    moments are never allocated on the device.
     """
 
     def __init__(
@@ -46,16 +46,12 @@ class Moments:
     ) -> None:
         self._states = optimizer.state
         self._is_offloaded = is_offloaded
-        self._pieces = [list(parameters)]
-        if not is_offloaded:
-            return
-        self._pieces = list(_divided(parameters))
-        is_gpu = torch.cuda.is_available()
+        self._pieces = list(_divided(parameters)) if is_offloaded else [list(parameters)]
+        where: dict[str, Any] = {}
+        if is_offloaded:
+            where = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
         for parameter in parameters:
-            homes = {
-                name: torch.zeros_like(parameter, device="cpu", pin_memory=is_gpu)
-                for name in _NAMES
-            }
+            homes = {name: torch.zeros_like(parameter, **where) for name in MOMENTS}
             # AdamW counts the steps on the device.
             self._states[parameter] = {"step": torch.zeros((), device=parameter.device), **homes}
 
@@ -91,7 +87,7 @@ class Moments:
         """Move moments that are not offloaded."""
         if not self._is_offloaded:
             for state in self._states.values():
-                for name in _NAMES:
+                for name in MOMENTS:
                     state[name] = state[name].to(device)
 
 
@@ -102,7 +98,7 @@ class _Visit:
         self, states: Any, parameters: Iterable[nn.Parameter], device: torch.device, stream: Any
     ) -> None:
         self._module: Any = torch.get_device_module(device)
-        self._slots = [(states[p], name) for p in parameters for name in _NAMES]
+        self._slots = [(states[p], name) for p in parameters for name in MOMENTS]
         self._homes: list[Tensor] = [state[name] for state, name in self._slots]
         # Kept until they have been copied back.
         self._guests = [torch.empty_like(home, device=device) for home in self._homes]
@@ -254,14 +250,11 @@ class ModelOptimizer:
         return Applied(norm_value, scale)
 
     def _pieces(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Yield all gradients and first moments, zeros before the first step, some at a time."""
+        """Yield all gradients and first moments, some at a time."""
         states = self.torch_optimizer.state
         for parameters in self.moments.pieces():
             gradients = [p.grad for p in parameters if p.grad is not None]
-            if states:
-                yield gradients, [states[p]["exp_avg"] for p in parameters]
-            else:
-                yield gradients, [torch.zeros_like(gradient) for gradient in gradients]
+            yield gradients, [states[p]["exp_avg"] for p in parameters]
 
     def discard(self) -> None:
         """Clear the gradients without a step."""

@@ -226,8 +226,7 @@ class _Gathering:
         self._whole = local(tensor).to(ranks.device, dtype).contiguous()
         if ranks.world_size == 1 or not isinstance(tensor, DTensor):
             return
-        # FSDP divides the rows like torch.chunk: the last ranks may have fewer or none.
-        rows = -(-self._num_rows // ranks.world_size)
+        _, rows = chunk(self._num_rows, ranks.world_size, 0)
         part = self._whole
         if len(part) < rows:
             part = torch.cat([part, part.new_zeros(rows - len(part), *tensor.shape[1:])])
@@ -244,6 +243,13 @@ class _Gathering:
             self._work.wait()
         if self._is_first:
             yield self._whole[: self._num_rows]
+
+
+def chunk(num_rows: int, num_ranks: int, rank: int) -> tuple[int, int]:
+    """Return the first row of a rank, and the row after its last one, in a sharded tensor."""
+    # FSDP divides the rows like torch.chunk: the last ranks may have fewer or none.
+    size = -(-num_rows // num_ranks)
+    return min(rank * size, num_rows), min((rank + 1) * size, num_rows)
 
 
 def one_ahead(begun: Iterable[T]) -> Iterator[T]:

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.stateful import Stateful
 
 from async_rl.batching.batch import BatchPart, collate, collate_part, rows_as_group, whole
 from async_rl.batching.packing import pack, passes
@@ -29,7 +28,7 @@ from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleId, failed_share
 from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
-from async_rl.learner.checkpoint import BaseSum, Checkpointer
+from async_rl.learner.checkpoint import Checkpointer
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.loading import load_models
 from async_rl.learner.metrics import Step, part_scalars, step_histograms, step_scalars
@@ -105,13 +104,14 @@ class Trainer:
         if self._reference_share and isinstance(models.reference, Policy):
             self._moving_reference = models.reference
         state = ObjectiveState(config.algorithm)
-        stateful: dict[str, Stateful] = {"objective": state}
-        if self._moving_reference is not None:
-            stateful["reference"] = self._moving_reference
-        if config.model.adapter is not None:
-            # The checkpoint has the adapter alone, which is of no use with other base weights.
-            stateful["base"] = BaseSum(model_path)
-        self._checkpointer = Checkpointer(self._ranks, trained, stateful)
+        self._checkpointer = Checkpointer(
+            self._ranks,
+            trained,
+            state,
+            reference=self._moving_reference,
+            # An adapter alone is of no use with other base weights.
+            base=None if config.model.adapter is None else model_path,
+        )
         self._forward = ForwardPasses(config, models, self._ranks)
         self._updater = Updater(
             config,

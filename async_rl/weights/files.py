@@ -16,13 +16,12 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 import fsspec
 import numpy as np
-import torch
 
 from async_rl.core.errors import BaseMissing, ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION
@@ -31,6 +30,7 @@ from async_rl.weights.adapters import Adapter, BaseWeights
 from async_rl.weights.block import (
     SharedTensors,
     SharedTensorsReader,
+    TensorSpec,
     checksum,
     dtype_of,
     require_checksum,
@@ -40,7 +40,8 @@ from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
 
 _SUFFIX = ".safetensors"
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "uint8": "U8"}
+"""The names that safetensors has for torch's dtypes."""
 # The format aligns the data to 8 bytes, and readers map it into memory.
 _ALIGN = 8
 Buffer = bytes | memoryview
@@ -268,8 +269,8 @@ class FileReader:
             adapter = Adapter.from_bytes(file.read(), source.scaling)
             tensors = self._base.tensors(manifest, adapter, only_changed=keeps_frozen)
             return block.write_bytes(manifest.version, tensors)
-        header = _header(manifest)
-        if file.read(len(header)) != header:
+        expected = _header(manifest)
+        if file.read(len(expected)) != expected:
             raise WeightsError(
                 f"{source.url} does not have the version {manifest.version} that the learner"
                 " announced"
@@ -307,21 +308,20 @@ def _tensors(file: IO[bytes], manifest: Manifest) -> Iterator[Bytes]:
 
 
 def _header(manifest: Manifest) -> bytes:
-    """The start of a safetensors file: size of the JSON in 8 bytes, then the JSON, padded with
-    spaces.
+    specs = ((x.name, x.dtype, x.shape, x.size_bytes) for x in manifest.tensors)
+    return header(specs, {"version": str(manifest.version), "checksum": str(manifest.checksum)})
+
+
+def header(specs: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
+    """Return the start of a safetensors file: size of the JSON in 8 bytes, then the JSON, padded
+    with spaces.
     """
-    entries: dict[str, object] = {
-        "__metadata__": {"version": str(manifest.version), "checksum": str(manifest.checksum)}
-    }
+    entries: dict[str, object] = {"__metadata__": metadata}
     end = 0
-    for entry in manifest.tensors:
+    for name, dtype, shape, size_bytes in specs:
         begin = end
-        end = begin + entry.size_bytes
-        entries[entry.name] = {
-            "dtype": _DTYPES[dtype_of(entry)],
-            "shape": entry.shape,
-            "data_offsets": [begin, end],
-        }
+        end = begin + size_bytes
+        entries[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % _ALIGN)
     return len(text).to_bytes(8, "little") + text

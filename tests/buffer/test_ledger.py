@@ -35,7 +35,7 @@ from async_rl.buffer.store.ledger import (
 )
 from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
-from async_rl.core.checksums import write_sums
+from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.heads import pack_group
 from async_rl.core.types import GroupState
@@ -224,14 +224,16 @@ def test_the_audit_reads_every_checkpoint(
     for version in (1, 2):
         directory = directory_of(store.parent, version)
         directory.mkdir(parents=True)
-        (directory / "__0_0.distcp").write_bytes(b"weights")
-        write_sums(directory)
+        (directory / "rank_0000.safetensors").write_bytes(b"weights")
+        write_sums(directory, sums_of(directory))
     code, out, _ = ledger(monkeypatch, capsys, str(store.parent), "--audit")
     assert (code, "every checkpoint has its checksums" in out) == (0, True)
-    (directory_of(store.parent, 1) / "__0_0.distcp").write_bytes(b"weightt")
+    (directory_of(store.parent, 1) / "rank_0000.safetensors").write_bytes(b"weightt")
     code, out, _ = ledger(monkeypatch, capsys, str(store.parent), "--audit")
     assert (code, out.count("wrong: ")) == (1, 1)
-    assert "wrong: checkpoint step_000001 is damaged: __0_0.distcp does not have the" in out
+    assert (
+        "wrong: checkpoint step_000001 is damaged: rank_0000.safetensors does not have the" in out
+    )
 
 
 @pytest.mark.parametrize("state", ["ready", "leased", "issued"])

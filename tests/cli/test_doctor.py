@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from async_rl.core.checksums import write_sums
+from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.gpus import Gpu, Gpus
 from async_rl.core.machine import Machine
 from async_rl.launchers.commands import doctor as doctor_command
@@ -129,15 +129,15 @@ def test_the_checkpoints_of_a_run_are_compared_with_their_checksums(
     for version in (5, 10):
         directory = checkpoints.directory_of(tmp_path / "mine", version)
         directory.mkdir(parents=True)
-        (directory / "0.distcp").write_bytes(bytes(100))
-        write_sums(directory)
+        (directory / "0.bin").write_bytes(bytes(100))
+        write_sums(directory, sums_of(directory))
 
     def shown() -> tuple[int, str]:
         code, out, _ = async_rl("doctor", str(tmp_path / "mine"))
         return code, " ".join(out.split())
 
     assert (shown()[0], "mine: 2 have their checksums" in shown()[1]) == (0, True)
-    (directory / "0.distcp").write_bytes(bytes(99) + b"x")
+    (directory / "0.bin").write_bytes(bytes(99) + b"x")
     code, text = shown()
     assert code == 1
-    assert "step_000010 is damaged: 0.distcp does not have" in text
+    assert "step_000010 is damaged: 0.bin does not have" in text

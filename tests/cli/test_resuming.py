@@ -12,7 +12,7 @@ from async_rl.algorithms.schedule import learning_rate
 from async_rl.composition import schema
 from async_rl.composition.compose import compose, write_config
 from async_rl.config.run import RunConfig
-from async_rl.core.checksums import write_sums
+from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.api.resuming import (
     FIXED,
@@ -160,7 +160,7 @@ def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(
     ] == [False, False, True, True]
     mark.unlink()
     directory_of(run_dir, 5).mkdir(parents=True)
-    write_sums(directory_of(run_dir, 5))
+    write_sums(directory_of(run_dir, 5), sums_of(directory_of(run_dir, 5)))
     Mirror(str(tmp_path / "copies"), run_dir).update()
     there = fetch(str(copy), tmp_path / "there")
     assert (there, config_of(there).output_dir) == (

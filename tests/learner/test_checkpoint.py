@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from learner_support import equal, make_groups, make_model, make_trainer, weights_of
+from safetensors.torch import load_file
 
+from async_rl.core.checksums import damage
 from async_rl.core.errors import DataError, InfrastructureError
+from async_rl.learner import checkpoint, staging
+from async_rl.learner.staging import Staging
 
 
 @pytest.mark.covers("checkpoints hold everything")
@@ -129,16 +139,73 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_tensor_that_differs(
         other.load(tmp_path / "step_1")
 
 
-def test_a_damaged_checkpoint_is_refused_with_what_to_do(model_path: Path, tmp_path: Path) -> None:
+def test_the_memory_of_a_checkpoint_is_used_again_once_the_previous_one_is_written(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[object] = []
+    real_wait = checkpoint.wait
+    real_fill = Staging.fill
+
+    def wait(futures: list[Future[None]]) -> None:
+        events.append(futures)
+        real_wait(futures)
+
+    def fill(staging: Staging, tensors: Mapping[str, torch.Tensor]) -> None:
+        real_fill(staging, tensors)
+        events.append(staging._memory.data_ptr())
+
+    monkeypatch.setattr(checkpoint, "wait", wait)
+    monkeypatch.setattr(Staging, "fill", fill)
+    trainer = make_trainer(model_path, "grpo_code")
+    first = trainer.save(tmp_path / "step_1", 1)
+    before = [x.clone() for x in trainer.full_tensors()]
+    trainer.step(make_groups(0), 0)
+    second = trainer.save(tmp_path / "step_2", 2)
+    assert events[2] == [first]
+    assert events[1] == events[3]
+    second.result()
+    restored = make_trainer(model_path, "grpo_code")
+    restored.load(tmp_path / "step_1")
+    assert equal(before, weights_of(restored))
+    restored.load(tmp_path / "step_2")
+    assert equal(weights_of(trainer), weights_of(restored))
+
+
+@pytest.mark.parametrize("refused", ["nowhere", "at the opening", "at the first write"])
+def test_a_checkpoint_is_written_past_the_cache_or_through_it(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    flags = []
+    real_open = os.open
+    real_write = os.write
+
+    def opening(path: Path, flag: int, mode: int) -> int:
+        flags.append(bool(flag & os.O_DIRECT))
+        if refused == "at the opening" and flags[-1]:
+            raise OSError(22, "Invalid argument")
+        return real_open(path, flag, mode)
+
+    def write(fd: int, content: memoryview) -> int:
+        address = np.frombuffer(content, dtype=np.uint8).ctypes.data
+        assert (address % 4096, len(content) % 4096) == (0, 0)
+        if refused == "at the first write" and flags == [True]:
+            raise OSError(22, "Invalid argument")
+        # Disks may take less than they get.
+        return real_write(fd, content[: 3 * 4096])
+
+    monkeypatch.setattr(
+        staging, "os", SimpleNamespace(**{**vars(os), "open": opening, "write": write})
+    )
     trainer = make_trainer(model_path, "grpo_code")
     trainer.save(tmp_path / "step_1", 1).result()
-    for path in (tmp_path / "step_1").glob("*.distcp"):
-        path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"step_1 cannot be read.*move it away"):
-        trainer.load(tmp_path / "step_1")
-    (tmp_path / "step_1" / ".metadata").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"step_1 cannot be read"):
-        trainer.load(tmp_path / "step_1")
+    monkeypatch.undo()
+    assert flags == ([True] if refused == "nowhere" else [True, False])
+    assert damage(tmp_path / "step_1") == ""
+    named = load_file(tmp_path / "step_1" / "rank_0000.safetensors")
+    index = json.loads((tmp_path / "step_1" / "index.json").read_text())
+    assert named.keys() == index["tensors"].keys()
+    for name, tensor in trainer._policy.named_parameters():
+        assert torch.equal(named[f"policy.model.{name}"], tensor), name
 
 
 @pytest.mark.covers("value_norm in the checkpoint")

@@ -18,8 +18,6 @@ from learner_support import (
 )
 from peft import PeftModel
 from safetensors.torch import load_file
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM
 
 from async_rl.core.errors import ConfigError, DataError
@@ -145,15 +143,12 @@ def test_a_resumed_run_continues_bit_for_bit(
 def test_a_checkpoint_holds_adapter_and_moments_only(model_path: Path, tmp_path: Path) -> None:
     trainer = stepped(model_path)
     trainer.save(tmp_path / "step_2", 2).result()
-    metadata = FileSystemReader(tmp_path / "step_2").read_metadata()
-    tensors = {
-        n: d.size.numel()
-        for n, d in metadata.state_dict_metadata.items()
-        if "policy." in n and isinstance(d, TensorStorageMetadata)
-    }
-    saved = sum(size for size in tensors.values() if size > 1)
-    # Parameters and two moments; the counters of the optimizer have one number each.
-    assert saved == 3 * sum(p.numel() for p in adapter_of(trainer).values())
+    tensors = load_file(tmp_path / "step_2" / "rank_0000.safetensors")
+    del tensors["random"]
+    # Parameters and two moments.
+    assert sum(x.numel() for x in tensors.values()) == 3 * sum(
+        p.numel() for p in adapter_of(trainer).values()
+    )
     assert all(".lora_" in name for name in tensors)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.core.checksums import SUMS_FILE, damage, write_sums
+from async_rl.core.checksums import SUMS_FILE, damage, sums_of, write_sums
 from async_rl.core.errors import DataError
 from async_rl.training.checkpoints import (
     choose,
@@ -24,9 +24,9 @@ def make(run_dir: Path, *found: int) -> None:
     for version in found:
         directory = directory_of(run_dir, version)
         directory.mkdir(parents=True)
-        (directory / ".metadata").write_text(f"of {version}")
-        (directory / "__0_0.distcp").write_bytes(random.Random(version).randbytes(4096))
-        write_sums(directory)
+        (directory / "index.json").write_text(f"of {version}")
+        (directory / "rank_0000.safetensors").write_bytes(random.Random(version).randbytes(4096))
+        write_sums(directory, sums_of(directory))
 
 
 def test_a_checkpoint_that_is_being_written_is_not_taken_for_one(tmp_path: Path) -> None:
@@ -54,16 +54,16 @@ def flip(path: Path, bit: int) -> None:
 
 
 DAMAGES = {
-    "truncated": lambda d: os.truncate(d / "__0_0.distcp", 100),
-    "empty": lambda d: os.truncate(d / "__0_0.distcp", 0),
-    "without metadata": lambda d: (d / ".metadata").unlink(),
-    "without a file": lambda d: (d / "__0_0.distcp").unlink(),
+    "truncated": lambda d: os.truncate(d / "rank_0000.safetensors", 100),
+    "empty": lambda d: os.truncate(d / "rank_0000.safetensors", 0),
+    "without metadata": lambda d: (d / "index.json").unlink(),
+    "without a file": lambda d: (d / "rank_0000.safetensors").unlink(),
     "without checksums": lambda d: (d / SUMS_FILE).unlink(),
     "with empty checksums": lambda d: os.truncate(d / SUMS_FILE, 0),
     "with damaged checksums": lambda d: flip(d / SUMS_FILE, 3),
     "with a file more": lambda d: (d / "more").touch(),
 } | {
-    f"bit {bit} flipped": lambda d, bit=bit: flip(d / "__0_0.distcp", bit)
+    f"bit {bit} flipped": lambda d, bit=bit: flip(d / "rank_0000.safetensors", bit)
     for bit in random.Random(0).sample(range(8 * 4096), 30)
 }
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_is_set_aside_is_none_any_more_and_is_kept(tmp_path: P
         make(tmp_path, 6)
         aside = set_aside(directory_of(tmp_path, 6))
         assert versions(tmp_path) == []
-        assert (aside / ".metadata").read_text() == "of 6"
+        assert (aside / "index.json").read_text() == "of 6"
 
 
 def test_the_checksums_can_be_checked_by_sha256sum(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from async_rl.buffer.store.connection import STORE_FILE
-from async_rl.core.checksums import write_sums
+from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.training import mirror as mirror_module
 from async_rl.training.checkpoints import directory_of, versions
@@ -20,9 +20,9 @@ from async_rl.training.mirror import Mirror
 def make(run_dir: Path, version: int) -> None:
     directory = directory_of(run_dir, version)
     (directory / "inner").mkdir(parents=True)
-    (directory / ".metadata").write_text(f"of {version}")
-    (directory / "inner" / "0.distcp").write_bytes(bytes([version]) * 1000)
-    write_sums(directory)
+    (directory / "index.json").write_text(f"of {version}")
+    (directory / "inner" / "rank_0000.safetensors").write_bytes(bytes([version]) * 1000)
+    write_sums(directory, sums_of(directory))
 
 
 def record(run_dir: Path, version: int) -> None:
@@ -60,8 +60,10 @@ def test_copies_follow_the_run_and_bring_the_newest_of_it_back(tmp_path: Path, k
     back = tmp_path / "other machine" / run_dir.name
     Mirror(url, back).fetch()
     assert versions(back) == [15]
-    assert (directory_of(back, 15) / "inner" / "0.distcp").read_bytes() == bytes([15]) * 1000
-    assert (directory_of(back, 15) / ".metadata").read_text() == "of 15"
+    assert (directory_of(back, 15) / "inner" / "rank_0000.safetensors").read_bytes() == bytes(
+        [15]
+    ) * 1000
+    assert (directory_of(back, 15) / "index.json").read_text() == "of 15"
     assert steps(back) == [5, 10, 16]
     assert (back / "metrics.jsonl").read_text() == "to 16\n"
     assert sorted(path.name for path in back.iterdir()) == [

@@ -26,7 +26,7 @@ from async_rl.batching.batch import BatchPart
 from async_rl.buffer.store import store
 from async_rl.buffer.store.triggers import Row
 from async_rl.buffer.store.writer import finish
-from async_rl.core.checksums import complete
+from async_rl.core.checksums import complete, sums_of
 from async_rl.core.errors import (
     AsyncRLError,
     EngineDead,
@@ -304,7 +304,7 @@ class Pool:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             (partial / "weights.json").write_text(json.dumps(content))
-            complete(partial, directory)
+            complete(partial, directory, sums_of(partial))
             self.world.history.saved(version)
             future.set_result(None)
 

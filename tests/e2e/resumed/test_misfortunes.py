@@ -98,7 +98,7 @@ def test_a_run_continues_on_another_machine_without_room_and_from_a_damaged_chec
         assert re.search(r"(could not be|cannot be) (written|used)", there.terminal), there.terminal
         newest = there.run_dir / "checkpoints" / checkpoints(there.run_dir)[-1]
         assert newest.name >= "step_000015"
-        for path in newest.glob("*.distcp"):
+        for path in newest.glob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:100])
         last = int(newest.name.removeprefix("step_")) + 2
         there = LiveRun(

@@ -1,0 +1,143 @@
+"""A checkpoint of two ranks is read by one, one of one rank by two, and nothing changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from learner_support import make_groups, make_trainer
+from old_checkpoints import save_old
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+from warm_processes import run_command, warm_context
+
+from async_rl.learner import sharding
+from async_rl.learner.trainer import Trainer
+
+CASES = {
+    "a critic": ("ppo_code", ("learner.shard_units=1000",)),
+    "a head on the policy": ("ppo_code", ("algorithm.advantage.critic=shared",)),
+    "an adapter": ("grpo_code", ("model.lora=lora", "model.lora.rank=3")),
+    "a moving reference": ("grpo_code", ("algorithm.kl=loss", "algorithm.kl.ref_ema_eta=0.1")),
+}
+
+
+def save_all(rank: int, model_path: Path, out: Path, case: str) -> None:
+    """Two ranks save `two`; rank 0 reads it alone and saves `one`; both read that, save `again`."""
+    torch.set_num_threads(1)
+    sharding.join(
+        dist.FileStore(f"{out}/rendezvous", 2),  # type: ignore[attr-defined]
+        rank,
+        2,
+        host="127.0.0.1",
+        device=torch.device("cpu"),
+        timeout_s=60,
+    )
+    conf, knobs = CASES[case]
+
+    def pair(groups: int) -> Trainer:
+        trainer = make_trainer(model_path, conf, *knobs, "learner.ranks=2", rank=rank, world_size=2)
+        trainer.step(make_groups(groups), 0)
+        return trainer
+
+    trained = pair(0)
+    # A pass gathers the root's weights, which a checkpoint must not have whole.
+    trained.logprobs([np.array([1, 2, 3], dtype=np.int32)])
+    trained.save(out / "two", 1).result()
+    save_old(trained, out / "old", 1, is_alone=False)
+    dist.barrier()
+    if rank == 0:
+        alone = make_trainer(model_path, conf, *knobs)
+        assert alone.load(out / "two") == 1
+        alone.save(out / "one", 1).result()
+    dist.barrier()
+    other = pair(5)
+    assert other.load(out / "one") == 1
+    other.save(out / "again", 1).result()
+    for trainer in (trained, other):
+        trainer.step(make_groups(1, version=1), 1)
+        trainer.save(out / f"after_{trainer is other}", 2).result()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=CASES)
+def saved(
+    request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("ranks")
+    context = warm_context()
+    children = [
+        context.Process(target=save_all, args=(rank, model_path, out, request.param))
+        for rank in (0, 1)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(120)
+        assert child.exitcode == 0
+    return out
+
+
+def whole(directory: Path) -> dict[str, np.ndarray]:
+    """Join the pieces with json and safetensors alone, as docs/checkpoints.md says."""
+    index = json.loads((directory / "index.json").read_text())
+    found = {}
+    for name, stored in index["tensors"].items():
+        pieces = []
+        for file, begin, end in stored["pieces"]:
+            with safe_open(directory / file, framework="np") as shard:
+                pieces.append(shard.get_tensor(name))
+            assert len(pieces[-1]) == end - begin
+        found[name] = np.concatenate(pieces)
+        assert list(found[name].shape) == stored["shape"], name
+    return found
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.slow
+def test_two_ranks_become_one_and_two_again_bit_for_bit(saved: Path) -> None:
+    two, one = whole(saved / "two"), whole(saved / "one")
+    assert sorted(files_of(saved / "two")) == [
+        "index.json",
+        "rank_0000.safetensors",
+        "rank_0001.safetensors",
+        "sha256sums.txt",
+    ]
+    sizes = [(saved / "two" / f"rank_000{rank}.safetensors").stat().st_size for rank in (0, 1)]
+    assert sizes[1] < sizes[0] < 1.5 * sizes[1], "each rank has its part"
+    assert two.keys() == one.keys()
+    assert all(np.array_equal(two[name], one[name]) for name in two)
+    assert files_of(saved / "again") == files_of(saved / "two")
+    assert files_of(saved / "after_True") == files_of(saved / "after_False")
+
+
+@pytest.mark.slow
+def test_a_converted_checkpoint_of_two_ranks_is_that_of_one(saved: Path) -> None:
+    if (saved / "old" / ".metadata").exists():
+        done = run_command(["convert", saved / "old"])
+        assert done.returncode == 0, done.stderr
+    converted, one = whole(saved / "old"), whole(saved / "one")
+    assert all(np.array_equal(converted[name], one[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_transformers_takes_the_joined_weights(saved: Path, model_path: Path) -> None:
+    named = {
+        name.removeprefix("policy.model.lm."): torch.from_numpy(array)
+        for name, array in whole(saved / "two").items()
+        if name.startswith("policy.model.lm.")
+    }
+    if any(".lora_" in name for name in named):
+        pytest.skip("an adapter is no model")
+    lm = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    result = lm.load_state_dict(named, strict=False)
+    assert result.unexpected_keys == []
+    assert set(result.missing_keys) <= {"lm_head.weight"}, "tied to the embeddings"

@@ -1,0 +1,198 @@
+"""Whatever the files of a checkpoint say, loading it runs nothing, waits for nothing and names the
+file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from learner_support import make_groups, make_trainer
+
+from async_rl.core.errors import DataError
+from async_rl.learner.checkpoint_index import Index, file_of, read_index
+
+SHARD = file_of(0)
+NAME = "policy.model.lm.model.norm.weight"
+OTHER = "policy.model.lm.model.layers.0.mlp.up_proj.weight"
+Craft = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def trainer(model_path: Path) -> Any:
+    trainer = make_trainer(model_path, "grpo_code")
+    trainer.step(make_groups(0), 0)
+    return trainer
+
+
+@pytest.fixture
+def saved(trainer: Any, tmp_path: Path) -> Path:
+    trainer.save(tmp_path / "step_1", 1).result()
+    return tmp_path / "step_1"
+
+
+def index(change: Callable[[dict[str, Any]], object]) -> Craft:
+    """Changes the index."""
+
+    def craft(directory: Path) -> None:
+        content = json.loads((directory / "index.json").read_text())
+        change(content)
+        (directory / "index.json").write_text(json.dumps(content))
+
+    return craft
+
+
+def tensor(**fields: Any) -> Craft:
+    return index(lambda content: content["tensors"][NAME].update(fields))
+
+
+def pieces(*rows: Any) -> Craft:
+    return tensor(pieces=[[SHARD, *span] for span in rows])
+
+
+def in_file(name: str) -> Craft:
+    return tensor(pieces=[[name, 0, 32]])
+
+
+def shard(change: Callable[[dict[str, Any]], object]) -> Craft:
+    """Changes the header of the shard."""
+
+    def craft(directory: Path) -> None:
+        content = (directory / SHARD).read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:end])
+        change(header)
+        text = json.dumps(header).encode()
+        (directory / SHARD).write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
+
+    return craft
+
+
+def written(name: str, content: bytes) -> Craft:
+    return lambda directory: (directory / name).write_bytes(content)
+
+
+def linked(name: str) -> Craft:
+    def craft(directory: Path) -> None:
+        (directory / name).rename(directory.parent / "elsewhere")
+        (directory / name).symlink_to(directory.parent / "elsewhere")
+
+    return craft
+
+
+def piped(name: str) -> Craft:
+    def craft(directory: Path) -> None:
+        (directory / name).unlink()
+        os.mkfifo(directory / name)
+
+    return craft
+
+
+def overlapping(header: dict[str, Any]) -> None:
+    begin = header[OTHER]["data_offsets"][0]
+    header[NAME]["data_offsets"] = [begin, begin + 128]
+
+
+CRAFTS: dict[str, Craft] = {
+    "an empty index": written("index.json", b""),
+    "an index of other bytes": written("index.json", b"\xff\xfe\x00"),
+    "an index of brackets": written("index.json", b"[" * 100_000),
+    "a deep value": written("index.json", b'{"x":' + b"[" * 100_000),
+    "an index that is a link": linked("index.json"),
+    "an index that is a pipe": piped("index.json"),
+    "another format": index(lambda c: c.update(format=4)),
+    "a negative version": index(lambda c: c.update(version=-1)),
+    "a version of words": index(lambda c: c.update(version="1; rm -r")),
+    "an unknown field": index(lambda c: c.update(code="import os")),
+    "three numbers of the objective": index(lambda c: c["objective"].pop()),
+    "no optimizer": index(lambda c: c["optimizers"].clear()),
+    "another optimizer": index(lambda c: c["optimizers"].update(critic=c["optimizers"]["policy"])),
+    "another base": index(lambda c: c.update(base_sha256="00")),
+    "a missing tensor": index(lambda c: c["tensors"].pop(NAME)),
+    "another dtype": tensor(dtype="BF16"),
+    "a dtype of no reader": tensor(dtype="F7"),
+    "another shape": tensor(shape=[16, 2]),
+    "no shape": tensor(shape=[]),
+    "a huge shape": tensor(shape=[2**62, 2**62], pieces=[[SHARD, 0, 2**62]]),
+    "a negative shape": tensor(shape=[-32]),
+    "no pieces": pieces(),
+    "a hole": pieces((0, 16), (17, 32)),
+    "a hole at the start": pieces((1, 32)),
+    "too few rows": pieces((0, 31)),
+    "too many rows": pieces((0, 33)),
+    "overlapping pieces": pieces((0, 20), (10, 32)),
+    "pieces back and forth": pieces((0, 40), (40, 32)),
+    "pieces out of order": pieces((16, 32), (0, 16)),
+    "a piece of other rows than in the file": pieces((0, 16), (16, 32)),
+    "a negative row": pieces((-1, 32)),
+    "a file above the directory": in_file(f"../{SHARD}"),
+    "a file of the machine": in_file("/etc/hostname"),
+    "a name with an end of line": in_file(SHARD + "\n"),
+    "a file that is not there": in_file(file_of(7)),
+    "the index as a file of tensors": in_file("index.json"),
+    "a shard that is a link": linked(SHARD),
+    "a shard that is a pipe": piped(SHARD),
+    "a shard that is missing": lambda d: (d / SHARD).unlink(),
+    "a shard that is a directory": lambda d: ((d / SHARD).unlink(), (d / SHARD).mkdir()),
+    "an empty shard": lambda d: os.truncate(d / SHARD, 0),
+    "a short shard": lambda d: os.truncate(d / SHARD, 100_000),
+    "a shard without its last byte": lambda d: os.truncate(
+        d / SHARD, (d / SHARD).stat().st_size - 1
+    ),
+    "a longer shard": lambda d: os.truncate(d / SHARD, (d / SHARD).stat().st_size + 1),
+    "a huge header": written(SHARD, (2**63).to_bytes(8, "little") + b"{}"),
+    "a header beyond the file": written(SHARD, (2**20).to_bytes(8, "little") + b"{}"),
+    "tensors on top of each other": shard(overlapping),
+    "offsets backwards": shard(lambda h: h[NAME].update(data_offsets=[128, 0])),
+    "a tensor beyond the file": shard(lambda h: h[NAME].update(data_offsets=[0, 2**40])),
+    "a huge tensor in the file": shard(lambda h: h[NAME].update(shape=[2**62, 2**62])),
+    "another shape in the file": shard(lambda h: h[NAME].update(shape=[16, 2])),
+    "another dtype in the file": shard(lambda h: h[NAME].update(dtype="I32")),
+    "a tensor that the file lacks": shard(lambda h: h.update(other=h.pop(NAME))),
+}
+
+
+@pytest.mark.parametrize("craft", CRAFTS)
+def test_a_crafted_checkpoint_is_refused_by_the_name_of_its_file(
+    trainer: Any, saved: Path, craft: str
+) -> None:
+    CRAFTS[craft](saved)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match=r"step_1.*(restore|move it away|set model\.path)"):
+        trainer.load(saved)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < peak + 200_000, "kB"
+
+
+def test_a_random_state_that_is_none_is_refused(trainer: Any, saved: Path) -> None:
+    content = (saved / SHARD).read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    begin, after = json.loads(content[8:end])["random"]["data_offsets"]
+    broken = content[: end + begin] + b"\xff" * (after - begin) + content[end + after :]
+    (saved / SHARD).write_bytes(broken)
+    with pytest.raises(DataError, match=r"step_1 cannot be read.*random state"):
+        trainer.load(saved)
+
+
+def test_bits_of_an_index_may_flip(saved: Path) -> None:
+    """Most flips are damage, some are another value; no other error comes out."""
+    path = saved / "index.json"
+    content = path.read_bytes()
+    rng = random.Random(0)
+    kinds = set()
+    for _ in range(2000):
+        bit = rng.randrange(8 * len(content))
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            kinds.add(type(read_index(saved)))
+        except DataError as error:
+            assert str(path) in str(error)  # noqa: PT017
+            kinds.add(DataError)
+    assert kinds == {Index, DataError}
