@@ -98,7 +98,8 @@ class WeightsConfig(Section):
     push_every_steps: PositiveInt
     """learner steps between pushes"""
     probe_every_pushes: NonNegativeInt
-    """pushes between log-prob probes; 0 = only at the first load of a generator"""
+    """pushes between full log-prob probes, with one of 16 tokens in between; 0 = only at the first
+    load of a generator"""
 
 
 class EvaluationConfig(Section):

@@ -2,7 +2,7 @@
 object per step, in order.
 
 Input: scalars, histograms and texts of a step, from any process, in any order.
-Output: `<run_dir>/tensorboard/`, `<run_dir>/metrics.jsonl`.
+Output: `<run_dir>/tensorboard/`, `<run_dir>/metrics.jsonl`, `<run_dir>/events.jsonl`.
 Rules
 - A row is written when it and all rows before it are complete: the learner's part (every step
   except 0) and the evaluation's (if one is due). Ten minutes after its last part an incomplete row
@@ -32,12 +32,14 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.core.jsonl import line_number, lines_backwards
 from async_rl.core.os import replace_file
+from async_rl.monitoring import events
 from async_rl.monitoring.event_file import EventFile
 from async_rl.observability.catalogue import MetricKind, describe
 from async_rl.protocol.membership import ReportMetrics
 
 _LEARNER_PART = "reward/mean"
 _EVALUATION_PART = "eval/pass_at_1"
+_EVENTS = "run/"
 _HOLD_S = 600.0
 _DRAW_EVERY_S = 0.5
 """A step takes about 10 KB of an event file; so two hours of the quickest run stay below 200 MB.
@@ -84,6 +86,7 @@ class Recorder:
         self._drawn_s = -math.inf
         self._on_row = on_row
         self._on_media = on_media
+        self._run_dir = run_dir
         self._path = run_dir / "metrics.jsonl"
         self._held_path = run_dir / "metrics.held.json"
         self._undeclared: set[str] = set()
@@ -114,6 +117,10 @@ class Recorder:
         self._draw(message)
         if message.histograms or message.texts:
             self._on_media(message)
+        for name, text in message.texts.items():
+            # Pages of samples are no events.
+            if name.startswith(_EVENTS):
+                events.note(self._run_dir, name.removeprefix(_EVENTS), text, step=step)
         self._add_to_row(step, message.source, message.scalars)
         self.flush()
         # The incomplete rows survive a killed supervisor.

@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import AsyncRLError, RunFailed, root_cause
+from async_rl.core.errors import AsyncRLError, InfrastructureError, RunFailed, root_cause
 from async_rl.core.machine import Machine, free_memory_mb, this_machine
+from async_rl.monitoring import events
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
 from async_rl.planning.fit import Headroom
@@ -87,6 +88,7 @@ class Supervisor:
             outcomes.reserve(self._run_dir)
             keys = create_keys(self._run_dir / "keys")
             with self._open_monitor(step) as monitor:
+                events.note(self._run_dir, "start", f"pid {os.getpid()}", step=step)
                 self._console.started(monitor.tensorboard_url, monitor.prometheus_url)
                 try:
                     await self._until_over_or_stopped(keys, monitor)
@@ -304,7 +306,8 @@ class Supervisor:
         # The exit code and the terminal must tell the end even if the disk is full.
         try:
             outcomes.write(self._run_dir, outcome=outcome, step=step, cause=cause)
-        except OSError as error:
+            events.note(self._run_dir, outcome, cause, step=step)
+        except (OSError, InfrastructureError) as error:
             self._log.error("the outcome cannot be written: %s", error)
         self._console.end(outcome, cause, step)
         return 1 if cause else 0

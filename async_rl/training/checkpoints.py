@@ -6,6 +6,7 @@ learner/checkpoint.py writes its content; its checksums show whether the content
 `<run>/versions.jsonl` has a line for each published version. Two versions with equal checksums have
 the same weights in the generators' dtype, except for a collision of 64 bits. A version that is
 published again, after a return to an earlier checkpoint, has another line; the last line is valid.
+`<run>/pushes.jsonl` has a line for each answer of a generator to a push.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from pathlib import Path
 
 import msgspec
 
+from async_rl.core import jsonl
 from async_rl.core.checksums import damage
-from async_rl.core.errors import DataError, InfrastructureError
+from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 
 VERSIONS_FILE = "versions.jsonl"
+PUSHES_FILE = "pushes.jsonl"
 
 
 @frozen
@@ -125,36 +128,50 @@ def prune(run_dir: Path, *, keep: int, keep_best: int, scores: Mapping[int, floa
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of versions.jsonl. checksum: as in the manifest of the push."""
+    """One line of versions.jsonl. checksum: as in the manifest of the push; life: the learner's, as
+    in protocol/learner.py `Synced`.
+    """
 
     version: int
     checksum: int
+    life: int = 0
 
 
-def note_published(run_dir: Path, version: int, checksum: int) -> None:
-    """Add a line. Raises InfrastructureError if the file cannot be written."""
-    path = run_dir / VERSIONS_FILE
-    line = msgspec.json.encode(Published(version=version, checksum=checksum)) + b"\n"
-    try:
-        with path.open("ab") as file:
-            file.write(line)
-    except OSError as error:
-        raise InfrastructureError(
-            f"{path} cannot be written: {error}; make room, then async-rl resume the run"
-        ) from error
+class Probed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The result of a probe. worst, mean: |generator - learner| over the tokens, in nats. followed,
+    error: as training/probe.py `followed_share`, since the previous probe of this life. problem:
+    of a difference beyond the tolerance.
+    """
+
+    version: int
+    # JSON has no NaN; a line that is read back has None for it.
+    worst: float | None
+    mean: float | None
+    followed: float | None = None
+    error: float | None = None
+    problem: str = ""
+
+
+class Pushed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of pushes.jsonl: the answer of a generator to a push.
+
+    life: the learner's; generator, pid: the generator's. at_s: Unix time of the answer; push_s:
+    seconds from the request to the report. loaded: the version that the generator reports; None
+    if it failed, for the reason. probed: after the load, if a probe was due.
+    """
+
+    version: int
+    life: int
+    generator: str
+    pid: int
+    at_s: float
+    push_s: float = 0.0
+    loaded: int | None = None
+    reason: str = ""
+    probed: Probed | None = None
 
 
 def published_checksums(run_dir: Path) -> dict[int, int]:
     """Return the checksums by version; empty if the run did not record them."""
-    path = run_dir / VERSIONS_FILE
-    if not path.is_file():
-        return {}
-    checksums = {}
-    # Half a line is left by a power loss only: a line is one write.
-    for line in path.read_bytes().splitlines():
-        try:
-            published = msgspec.json.decode(line, type=Published)
-        except msgspec.DecodeError:
-            continue
-        checksums[published.version] = published.checksum
-    return checksums
+    lines = jsonl.read(run_dir / VERSIONS_FILE, Published)
+    return {published.version: published.checksum for published in lines}

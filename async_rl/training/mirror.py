@@ -25,7 +25,7 @@ from async_rl.core.os import sync, sync_tree
 from async_rl.training import checkpoints
 
 _DONE = ".complete"
-_RECORDS = ("config*.yaml", SCALE_FILE)
+_RECORDS = ("config*.yaml", SCALE_FILE, "versions.jsonl", "events.jsonl")
 _FILES = "files/"
 """A separate folder: next to the checkpoints they would make the copy look like a run."""
 _METRICS = "metrics.jsonl"

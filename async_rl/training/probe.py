@@ -1,20 +1,25 @@
 """Compare the log-probs of learner and generators on fixed tokens: at the first load of each life
-of a generator, and of all generators every weights.probe_every_pushes.
+of a generator, of all generators every weights.probe_every_pushes, and on one row at every push in
+between.
 
 A difference means that a generator does not compute the policy that is trained, so the run stops.
+Two probes of one life also show whether its log-probs changed as the learner's did in between,
+which detects old weights where both versions are within the tolerance.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from async_rl.config.generation import Dtype
 from async_rl.config.run import WeightsConfig
-from async_rl.core.errors import WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray
 from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest
+from async_rl.training.checkpoints import Probed
 from async_rl.training.operations import Score
 from async_rl.training.ranks import TrainingPool
 from async_rl.weights.membership import Life
@@ -57,7 +62,7 @@ class Prober:
         self._tolerance = _TOLERANCES[dtype]
         self._push_s = push_s
         self._num_pushes = 0
-        self._probed: set[Life] = set()
+        self._last: dict[Life, tuple[FloatArray, FloatArray]] = {}
         self.expected = Expected(version=NO_VERSION, is_due=False, rows=[], logprobs=[])
         self.metrics: dict[str, float] = {}
 
@@ -80,32 +85,69 @@ class Prober:
 
     async def ask(self, caller: Caller, life: Life, expected: Expected) -> Logprobs | None:
         """Return the generator's log-probs, or None if no probe is due."""
-        is_known = life in self._probed and not expected.is_due
-        if is_known or not expected.logprobs:
+        is_known = life in self._last and not expected.is_due
+        if not expected.logprobs or (is_known and self._config.probe_every_pushes == 0):
             return None
-        request = Probe(rows=expected.rows)
+        # One row shows old weights; all four take an engine on a CPU 0.1 s of a core.
+        request = Probe(rows=expected.rows[:1] if is_known else expected.rows)
         # The push that this belongs to has its own deadline; this one only bounds the call.
         answer: Logprobs = await caller.call(request, timeout_s=2 * self._push_s)
         return answer
 
-    def compare(self, life: Life, answer: Logprobs | None, expected: Expected) -> None:
-        """Raises WeightsError if an answer differs by more than the tolerance."""
+    def compare(self, life: Life, answer: Logprobs | None, expected: Expected) -> Probed | None:
+        """Return the result of a probe; None without an answer for the expected version."""
         if answer is None or answer.version != expected.version:
-            return
-        difference = np.abs(np.concatenate(answer.rows) - np.concatenate(expected.logprobs))
+            return None
+        actual = np.concatenate(answer.rows)
+        own = np.concatenate(expected.logprobs)[: len(actual)]
+        difference = np.abs(actual - own)
+        last = self._last.get(life)
+        self._last[life] = actual, own
+        followed, error = (None, None) if last is None else followed_share(last, (actual, own))
         # numpy's max and mean return NaN if there is one; Python's max may skip it.
         worst = float(difference.max())
         mean = float(difference.mean())
         self.metrics[_WORST] = max(worst, self.metrics.get(_WORST, 0.0))
         self.metrics[_MEAN] = max(mean, self.metrics.get(_MEAN, 0.0))
         judged, kind = (worst, "worst") if self._dtype == "float32" else (mean, "mean")
+        problem = ""
         if not judged <= self._tolerance:
-            raise WeightsError(
+            problem = (
                 f"{life[0]} and the learner disagree by {judged:.3g} nats ({kind} token of the"
                 f" probe) on version {answer.version}, with model.dtype={self._dtype} at most"
                 f" {self._tolerance:g}; {_CAUSES}"
             )
-        self._probed.add(life)
+        return Probed(
+            version=answer.version,
+            worst=worst,
+            mean=mean,
+            followed=followed,
+            error=error,
+            problem=problem,
+        )
+
+
+def followed_share(
+    last: tuple[FloatArray, FloatArray], now: tuple[FloatArray, FloatArray]
+) -> tuple[float | None, float | None]:
+    """Return the share of the learner's change that the generator's log-probs show, and its
+    standard error.
+
+    last, now: log-probs of the generator and of the learner, float32 [16 or 64] each; the tokens
+    that both have are compared. The share is the least-squares slope of the generator's change by
+    the learner's, so a constant difference of the two cancels: 1 if it computes with the new
+    weights, 0 with the old ones. (None, None) if the learner's did not change.
+    """
+    size = min(len(last[0]), len(now[0]))
+    change, own = (
+        new[:size].astype(np.float64) - old[:size] for new, old in zip(now, last, strict=True)
+    )
+    norm = float(own @ own)
+    if norm == 0:
+        return None, None
+    slope = float(change @ own) / norm
+    residual = float(np.linalg.norm(change - slope * own))
+    return slope, residual / math.sqrt(norm * (len(own) - 1))
 
 
 def probe_rows(vocabulary: int) -> list[IntArray]:

@@ -19,18 +19,26 @@ import torch
 from msgspec.structs import replace
 
 from async_rl.config.run import AutoTransfer, FileTransfer
+from async_rl.core import jsonl
 from async_rl.core.errors import (
     AsyncRLError,
     BroadcastBroken,
     ConfigError,
     DeadlineExceeded,
     Superseded,
+    WeightsError,
 )
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import Manifest
 from async_rl.runtime.context import ProcessContext
-from async_rl.training.checkpoints import note_published
+from async_rl.training.checkpoints import (
+    PUSHES_FILE,
+    VERSIONS_FILE,
+    Probed,
+    Published,
+    Pushed,
+)
 from async_rl.training.device import Device, expel
 from async_rl.training.operations import EnterDevice, LeaveDevice
 from async_rl.training.probe import Prober
@@ -86,6 +94,7 @@ class Pusher:
         self._changed = asyncio.Condition()
         self._push_times: dict[str, float] = {}
         self._timed_version = NO_VERSION
+        self._answers: list[Pushed] = []
 
     async def publish(self, version: int) -> None:
         """Write the weights into the block as soon as no generator reads it, and start the push."""
@@ -95,7 +104,8 @@ class Pusher:
         # With the life, a generator refuses a push of an earlier learner that arrives late.
         self._manifest = replace(await self._pool.publish(version), life=self._life)
         # Before any generator has the version, so that every version in use is recorded.
-        note_published(self._context.run_dir, version, self._manifest.checksum)
+        published = Published(version=version, checksum=self._manifest.checksum, life=self._life)
+        jsonl.append(self._context.run_dir / VERSIONS_FILE, [published])
         # Before the device is returned: the learner's log-probs are computed on it.
         await self._prober.expect(self._pool, self._manifest)
         for sender in self._senders:
@@ -167,12 +177,14 @@ class Pusher:
                     for sender in self._senders:
                         await sender.leave(self._membership)
                     self._begin_loads(tasks)
+                    self._write_answers()
                     async with self._changed:
                         self._changed.notify_all()
                     # A change during the calls above has passed and would not wake this loop.
                     if directory.revision == seen:
                         await directory.changed_or(self._wake)
         finally:
+            self._write_answers()
             for sender in self._senders:
                 sender.close()
 
@@ -222,6 +234,12 @@ class Pusher:
                 )
             self._release(load)
 
+    def _write_answers(self) -> None:
+        """Record the answers since the last call, those of a large fleet in few writes."""
+        if self._answers:
+            jsonl.append(self._context.run_dir / PUSHES_FILE, self._answers)
+            self._answers.clear()
+
     def _release(self, load: Load) -> None:
         self._membership.release(load.number)
         self._wake.set()
@@ -233,6 +251,9 @@ class Pusher:
         caller = self._context.incarnation_of(route.member)
         expected = self._prober.expected
         reason = ""
+        report: LoadReport | None = None
+        probed: Probed | None = None
+        push_s = 0.0
         try:
             started_s = time.monotonic()
             report = await route.load(
@@ -243,9 +264,11 @@ class Pusher:
                 timeout_s=deadline_s,
                 release=functools.partial(self._release, load),
             )
-            self._note(report, time.monotonic() - started_s)
+            push_s = time.monotonic() - started_s
+            self._note(report, push_s)
             async with asyncio.timeout(deadline_s):
                 answer = await self._prober.ask(caller, life, expected)
+            probed = self._prober.compare(life, answer, expected)
         except (TimeoutError, DeadlineExceeded):
             reason = (
                 f"version {load.version} was not loaded within {deadline_s:g} s"
@@ -263,8 +286,22 @@ class Pusher:
             outcome = Answer.GAVE_UP if gave_up else Answer.FAILED
             cut_off = self._membership.answer(load.number, life, outcome)
         else:
-            self._prober.compare(life, answer, expected)
             cut_off = self._membership.answer(load.number, life, Answer.LOADED)
+        self._answers.append(
+            Pushed(
+                version=load.version,
+                life=self._life,
+                generator=life[0],
+                pid=life[1],
+                at_s=time.time(),
+                push_s=push_s,
+                loaded=None if report is None else report.version,
+                reason=reason,
+                probed=probed,
+            )
+        )
+        if probed is not None and probed.problem:
+            raise WeightsError(probed.problem)
         await expel(self._context, cut_off, reason)
         self._wake.set()
 

@@ -8,7 +8,6 @@ After each checkpoint the buffer deletes the trajectories that no kept checkpoin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -147,8 +146,8 @@ class Saver:
 
 
 def _sync_rows(run_dir: Path) -> None:
-    """Put the metrics of the steps so far on the disk. The supervisor, which writes them, must not
-    wait for a disk.
+    """Put the records of the steps so far on the disk. The supervisor and the pushes, which write
+    them, must not wait for a disk.
     """
-    with contextlib.suppress(FileNotFoundError):  # before the first report
-        sync(run_dir / "metrics.jsonl")
+    for path in run_dir.glob("*.jsonl"):
+        sync(path)

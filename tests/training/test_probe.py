@@ -5,21 +5,21 @@ after pushes.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from composing import compose
 
-from async_rl.core.errors import WeightsError
 from async_rl.core.types import FloatArray
 from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest, TensorEntry
 from async_rl.training.operations import Score
-from async_rl.training.probe import Expected, Prober, probe_rows
+from async_rl.training.probe import Expected, Prober, followed_share, probe_rows
 
 
-def check(difference: float, *overrides: str, version: int = 0) -> dict[str, float]:
+def check(difference: float, *overrides: str, version: int = 0) -> tuple[str, dict[str, float]]:
     """Compares a generator that is `difference` off in one token of one row."""
     rows = probe_rows(50)
     expected = [np.zeros(len(row), np.float32) for row in rows]
@@ -28,39 +28,38 @@ def check(difference: float, *overrides: str, version: int = 0) -> dict[str, flo
     config = compose("grpo_code", list(overrides))
     prober = Prober(config.weights, dtype=config.model.dtype, push_s=60)
     own = Expected(version=0, is_due=True, rows=rows, logprobs=expected)
-    prober.compare(("generator-0", 7), Logprobs(version=version, rows=answer), own)
-    return prober.metrics
+    probed = prober.compare(("generator-0", 7), Logprobs(version=version, rows=answer), own)
+    return ("" if probed is None else probed.problem), prober.metrics
 
 
 def test_rounding_is_reported_and_passes() -> None:
-    assert check(5e-4)["weights/probe_abs_max"] == pytest.approx(5e-4, rel=1e-3)
+    problem, metrics = check(5e-4)
+    assert problem == ""
+    assert metrics["weights/probe_abs_max"] == pytest.approx(5e-4, rel=1e-3)
 
 
 @pytest.mark.parametrize("difference", [0.01, -3.0, float("nan")])
-def test_a_larger_difference_ends_the_run_with_its_likely_causes(difference: float) -> None:
-    with pytest.raises(
-        WeightsError,
-        match=(
-            r"generator-0 and the learner disagree by .* on version 0, .*likely causes: .*dtype"
-        ),
-    ):
-        check(difference)
+def test_a_larger_difference_is_a_problem_with_its_likely_causes(difference: float) -> None:
+    problem, _ = check(difference)
+    assert re.match(
+        r"generator-0 and the learner disagree by .* on version 0, .*likely causes: .*dtype",
+        problem,
+    )
 
 
 def test_rounding_of_bfloat16_is_no_difference_but_other_weights_are_one() -> None:
     # One improbable token of SmolLM2-135M is 0.77 nats off, the mean of the 64 is 0.096.
-    metrics = check(0.77, "model.dtype=bfloat16")
+    problem, metrics = check(0.77, "model.dtype=bfloat16")
+    assert problem == ""
     assert metrics["weights/probe_abs_max"] == pytest.approx(0.77)
     assert metrics["weights/probe_abs_mean"] == pytest.approx(0.77 / 64)
-    refused = r"0\.31 nats \(mean token .*with model\.dtype=bfloat16 at most 0\.3"
-    with pytest.raises(WeightsError, match=refused):
-        check(0.31 * 64, "model.dtype=bfloat16")
-    with pytest.raises(WeightsError, match="disagree by nan"):
-        check(float("nan"), "model.dtype=bfloat16")
+    problem, _ = check(0.31 * 64, "model.dtype=bfloat16")
+    assert re.search(r"0\.31 nats \(mean token .*with model\.dtype=bfloat16 at most 0\.3", problem)
+    assert "disagree by nan" in check(float("nan"), "model.dtype=bfloat16")[0]
 
 
 def test_an_answer_of_another_version_is_not_compared() -> None:
-    assert "weights/probe_abs_max" not in check(9.0, version=1)
+    assert "weights/probe_abs_max" not in check(9.0, version=1)[1]
 
 
 def test_the_probe_is_the_same_in_every_run() -> None:
@@ -91,11 +90,14 @@ def manifest(version: int) -> Manifest:
 def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
     every: int, due: list[int]
 ) -> None:
-    """Another one joins at push 4, and is restarted as another process at push 5."""
+    """Another one joins at push 4, and is restarted as another process at push 5. One row is
+    probed in between, unless the probes are off.
+    """
     weights = compose("grpo_code", [f"weights.probe_every_pushes={every}"]).weights
     prober = Prober(weights, dtype="float32", push_s=60)
     pool: Any = Pool()
     probed: dict[tuple[str, int], list[int]] = {}
+    short: dict[tuple[str, int], list[int]] = {}
 
     class Generator:
         async def call(self, request: Probe, *, timeout_s: float) -> Logprobs:
@@ -111,7 +113,8 @@ def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
             answer = await prober.ask(Generator(), life, prober.expected)
             prober.compare(life, answer, prober.expected)
             if answer is not None:
-                probed.setdefault(life, []).append(version)
+                kind = probed if len(answer.rows) > 1 else short
+                kind.setdefault(life, []).append(version)
 
     async def pushes() -> None:
         for version in range(8):
@@ -123,3 +126,30 @@ def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
         ("b", 1): [4],
         ("b", 2): [5, *(version for version in due if version > 5)],
     }
+    others = sorted(set(range(8)) - set(due)) if every else []
+    assert short.get(("a", 1), []) == others
+    assert short.get(("b", 2), []) == [version for version in others if version > 5]
+
+
+@pytest.mark.parametrize(("engine_changes", "expected"), [(True, 1.0), (False, 0.0)])
+def test_the_change_of_log_probs_shows_old_weights_that_the_tolerance_does_not(
+    engine_changes: bool, expected: float
+) -> None:
+    rng = np.random.default_rng(0)
+    before = rng.normal(-3.0, 1.0, 64).astype(np.float32)
+    # One step at a small learning rate, ten times below the tolerance of float32.
+    after = before + rng.normal(0.0, 1e-4, 64).astype(np.float32)
+    # The engine is off by a constant of its own, and by a rounding error of each call.
+    offset = rng.normal(0.0, 5e-4, 64)
+    rounded = [rng.normal(0.0, 1e-5, 64) for _ in range(2)]
+    old = (before + offset + rounded[0]).astype(np.float32)
+    new = ((after if engine_changes else before) + offset + rounded[1]).astype(np.float32)
+    share, error = followed_share((old, before), (new, after))
+    assert share == pytest.approx(expected, abs=0.06)
+    assert error is not None
+    assert error < 0.03
+
+
+def test_without_a_change_of_the_learner_nothing_is_followed() -> None:
+    same = np.full(64, -1.0, np.float32)
+    assert followed_share((same, same), (same, same)) == (None, None)

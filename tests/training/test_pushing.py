@@ -10,13 +10,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pushing_support import Learner
 
-from async_rl.core.errors import BlockUnreachable, ConfigError
+from async_rl.core import jsonl
+from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
 from async_rl.protocol.weights import StoredFile
+from async_rl.training.checkpoints import PUSHES_FILE, VERSIONS_FILE, Published, Pushed
 from async_rl.weights.files import FileReader, FileSender
 
 
@@ -90,6 +93,41 @@ def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Pat
     assert [(e.name, e.reason) for e in learner.cut_off] == [
         ("b", "version 0 was not loaded within 2 s (timeouts.start_s / 3)")
     ]
+    answers = list(jsonl.read(tmp_path / PUSHES_FILE, Pushed))
+    assert [(p.life, p.generator, p.pid, p.version, p.loaded, p.reason) for p in answers] == [
+        (1, "a", 1, 0, 0, ""),
+        (1, "b", 1, 0, None, learner.cut_off[0].reason),
+        (1, "a", 1, 1, 1, ""),
+    ]
+    published = list(jsonl.read(tmp_path / VERSIONS_FILE, Published))
+    assert [(each.version, each.life) for each in published] == [(0, 1), (1, 1)]
+
+
+def test_a_generator_with_other_weights_is_on_record_before_the_run_ends(tmp_path: Path) -> None:
+    class Stale(Generator):
+        async def call(self, request: Message, *, timeout_s: float) -> Message:
+            if isinstance(request, Probe):
+                return Logprobs(version=0, rows=[row - 9.0 for row in request.rows])
+            return await super().call(request, timeout_s=timeout_s)
+
+    class Probing(Learner):
+        async def lead(self, operation: Any) -> list[Any]:
+            return [row.astype(np.float32) for row in operation.rows]
+
+    learner = Probing(tmp_path, {"a": Stale()})
+
+    async def story() -> None:
+        learner.serve("a")
+        await learner.pusher.publish(0)
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        learner.run(story)
+    assert raised.group_contains(WeightsError, match="a and the learner disagree by 9 nats")
+    [answer] = jsonl.read(tmp_path / PUSHES_FILE, Pushed)
+    assert (answer.generator, answer.loaded, answer.reason) == ("a", 0, "")
+    assert answer.probed is not None
+    assert answer.probed.problem.startswith("a and the learner disagree by 9 nats")
 
 
 def test_a_file_that_takes_long_to_write_is_no_fault_of_the_generators(

@@ -68,6 +68,8 @@ SMALL = (
     "checkpoint.keep=2",
     "evaluation.every_steps=3",
     "weights.transfer=shared_memory",
+    # More messages would give other worlds to the seeds that once found a fault.
+    "weights.probe_every_pushes=0",
     "monitoring.tensorboard_port=null",
     "supervisor.max_restarts=1000",
     "learner.minibatches=1",
