@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from async_rl import __version__
+from async_rl.launchers.commands.certify import certify
 from async_rl.launchers.commands.compare import compare
 from async_rl.launchers.commands.convert import convert
 from async_rl.launchers.commands.data import data
@@ -59,6 +60,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "resume": resume,
     "scale": scale,
     "ledger": ledger,
+    "certify": certify,
     "rollouts": show_rollouts,
     "eval": evaluate,
     "export": export,

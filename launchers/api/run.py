@@ -17,6 +17,8 @@ from async_rl.core.machine import this_machine
 from async_rl.core.os import owner_only
 from async_rl.launchers.api import starting
 from async_rl.protocol.membership import PoolCount
+from async_rl.runs.certificate.certify import certify
+from async_rl.runs.certificate.statements import Certificate
 from async_rl.runs.control import (
     ask_scale,
     ask_stop,
@@ -164,6 +166,15 @@ class Run:
             ConfigError: The store or the model's tokenizer is missing.
         """
         return samples(self.directory, step=step, failed=failed, most=num_groups)
+
+    def certify(self) -> Certificate:
+        """Return what is known about its weights, prompts, selection, seeds, origin and faults, as
+        statements with a verdict and their evidence; docs/certificate.md explains them.
+
+        Raises:
+            ConfigError: The files of the run are missing, or another version wrote them.
+        """
+        return certify(self.directory)
 
     def metrics(self) -> Metrics:
         """Return the metrics of all steps so far as columns, float64 [steps] each."""

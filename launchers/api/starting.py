@@ -70,9 +70,11 @@ def supervise(config: RunConfig, run_dir: Path) -> int:
     """Run to the end in this process, print what the run achieved, and return the exit code."""
     from async_rl.monitoring.terminal import Terminal
     from async_rl.processes.supervisor import run_supervised
+    from async_rl.runs.certificate.origin import note_origin
     from async_rl.runs.forecast.explain import live_rates
     from async_rl.runs.status import result_lines
 
+    note_origin(run_dir)
     code = run_supervised(
         config=config,
         run_dir=run_dir,

@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from async_rl.buffer.changes import Dropped
-from async_rl.buffer.store.audit import Audit, Promise
-from async_rl.buffer.store.audit import audit as check_history
+from async_rl.buffer.store.audit import Audit
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import (
     OF_GROUP,
@@ -35,7 +34,6 @@ from async_rl.buffer.store.ledger import (
 )
 from async_rl.buffer.store.ledger import summary as summarize
 from async_rl.buffer.store.store import Store
-from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import DropReason, GroupState, Purpose
 from async_rl.launchers.commands.options import (
@@ -44,9 +42,9 @@ from async_rl.launchers.commands.options import (
     console,
     open_table,
 )
+from async_rl.runs.certificate.certify import audited
 from async_rl.runs.directory import find_run
 from async_rl.runs.status import config_of
-from async_rl.training import checkpoints
 
 _MOST_SHOWN = 50
 _CLEAN = (
@@ -104,9 +102,7 @@ def ledger(
         elif left:
             answer = left_prompts(store)
         elif audit:
-            checked = check_history(store, promise_of(config_of(run_dir)))
-            wrong = [*checked.problems, *checkpoints.damaged(run_dir)]
-            answer = msgspec.structs.replace(checked, problems=wrong)
+            answer = audited(run_dir, config_of(run_dir), store)
         else:
             answer = summarize(store)
     if as_json:
@@ -147,16 +143,6 @@ async def drop_group(path: Path, group_id: int) -> None:
         )
         # On the disk when the command returns: the next process may be on another machine.
         await store.secure()
-
-
-def promise_of(config: RunConfig) -> Promise:
-    """Return the bounds that the audit checks."""
-    buffer = config.buffer
-    return Promise(
-        groups_per_step=buffer.groups_per_step,
-        max_staleness_versions=buffer.max_staleness_versions,
-        age_rule=buffer.age_rule,
-    )
 
 
 def _show_audit(terminal: Console, audited: Audit) -> None:

@@ -34,7 +34,6 @@ from async_rl.core.types import (
     Verdict,
 )
 from async_rl.data.order import PromptOrder
-from async_rl.launchers.commands.ledger import promise_of
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.protocol.learner import (
     CommitStep,
@@ -45,6 +44,7 @@ from async_rl.protocol.learner import (
     TakeBatch,
     TakenGroups,
 )
+from async_rl.runs.certificate.certify import promise_of
 
 T = TypeVar("T")
 

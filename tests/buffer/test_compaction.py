@@ -25,7 +25,7 @@ from async_rl.buffer.store.audit import Audit, audit
 from async_rl.buffer.store.ledger import LedgerSummary, reading, summary
 from async_rl.config.run import KEPT_GROUPS
 from async_rl.core.types import Purpose
-from async_rl.launchers.commands.ledger import promise_of
+from async_rl.runs.certificate.certify import promise_of
 
 CONFIG = make_config()
 STEPS = 9

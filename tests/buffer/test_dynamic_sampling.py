@@ -14,8 +14,8 @@ from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import reading
 from async_rl.core.heads import pack_group
 from async_rl.core.types import Group
-from async_rl.launchers.commands.ledger import promise_of
 from async_rl.protocol.buffer import PutGroup
+from async_rl.runs.certificate.certify import promise_of
 
 
 def mixed(group: Group) -> Group:

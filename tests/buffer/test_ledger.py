@@ -40,8 +40,9 @@ from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.heads import pack_group
 from async_rl.core.types import GroupState
 from async_rl.launchers import cli
-from async_rl.launchers.commands.ledger import drop_group, promise_of
+from async_rl.launchers.commands.ledger import drop_group
 from async_rl.protocol.buffer import PutGroup
+from async_rl.runs.certificate.certify import promise_of
 from async_rl.training.checkpoints import directory_of
 
 CONFIG = make_config(max_attempts=1)

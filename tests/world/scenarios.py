@@ -7,6 +7,7 @@ faults. From it on each seed is of one of the kinds in KINDS.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ LONGEST_S = 40.0
 FIRST_KIND = 3000
 
 
-def drawn(seed: int, path: Path) -> World:
-    """The world of a seed."""
+def drawn(seed: int, path: Path, settings: Mapping[str, Any] = {}) -> World:
+    """The world of a seed, with these settings too."""
     fields = _core(seed)
+    fields["settings"] |= settings
     if seed >= FIRST_KIND:
         KINDS[seed % len(KINDS)](fields, random.Random(f"kind {seed}"))
         fields["faults"].sort(key=lambda fault: fault.at_s)

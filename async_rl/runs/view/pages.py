@@ -18,6 +18,7 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, Group, Trajectory
 from async_rl.monitoring.rollout_page import Token, tokens_of, verdicts_of
 from async_rl.observability.catalogue import FIRST_SCREEN, describe
+from async_rl.runs.certificate.certify import certify
 from async_rl.runs.comparison import compare
 from async_rl.runs.forecast.explain import explain, stages_by_role
 from async_rl.runs.forecast.plan import Options, plan, sweep
@@ -147,6 +148,12 @@ def plan_page(visit: Visit) -> Content:
         swept = sweep(words.split())
         reports.append(plan(profile_of(run.path, config_of(run.path)), swept, Options()))
     return {"page": "plan", "run": run, "reports": reports, "words": words}
+
+
+def certificate_page(visit: Visit) -> Content:
+    """Return the certificate of a run."""
+    run = visit.run
+    return {"page": "certificate", "run": run, "reports": [certify(run.path).report()]}
 
 
 def compare_page(visit: Visit) -> Content:

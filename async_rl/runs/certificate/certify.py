@@ -1,0 +1,126 @@
+"""Makes the certificate of a run, live or finished, from its files. Reads only.
+
+The statements are in the order in which a reader trusts them: weights, prompts, selection,
+log-probs, seeds, origin, faults, and the audit of the ledger.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from async_rl.buffer.store.audit import Audit, Promise, audit
+from async_rl.buffer.store.connection import STORE_FILE, Connection
+from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.reader import LEARNER_VERSION
+from async_rl.config.run import RunConfig
+from async_rl.core import jsonl
+from async_rl.monitoring.events import EVENTS_FILE, Event
+from async_rl.runs.certificate.faults import faults
+from async_rl.runs.certificate.origin import origin
+from async_rl.runs.certificate.prompts import prompts
+from async_rl.runs.certificate.pushes import weights
+from async_rl.runs.certificate.seeds import seeds
+from async_rl.runs.certificate.selection import selection
+from async_rl.runs.certificate.statements import Certificate, Statement, ranges, statement
+from async_rl.runs.metrics import Curves
+from async_rl.runs.status import config_of
+from async_rl.training import checkpoints
+
+_AGREEMENT = {"float32": 1e-3, "bfloat16": 0.05}
+"""Nats: mean difference of engine and learner at age 0. In float32 both differ by 2e-5, in bfloat16
+by 0.02 (docs/hardware.md).
+"""
+
+
+def certify(run_dir: Path) -> Certificate:
+    """Return the certificate. Raises ConfigError or InfrastructureError if the configuration or the
+    store cannot be read.
+    """
+    config = config_of(run_dir)
+    with reading(run_dir / STORE_FILE) as store:
+        statements = list(_statements(run_dir, config, store))
+    return Certificate(run=run_dir.name, made_s=time.time(), statements=statements)
+
+
+def audited(run_dir: Path, config: RunConfig, store: Connection) -> Audit:
+    """Return the audit of the ledger, with the damaged checkpoints."""
+    checked = audit(store, promise_of(config))
+    problems = [*checked.problems, *checkpoints.damaged(run_dir)]
+    return msgspec.structs.replace(checked, problems=problems)
+
+
+def promise_of(config: RunConfig) -> Promise:
+    """Return the bounds that the audit checks."""
+    buffer = config.buffer
+    return Promise(
+        groups_per_step=buffer.groups_per_step,
+        max_staleness_versions=buffer.max_staleness_versions,
+        age_rule=buffer.age_rule,
+    )
+
+
+def _statements(run_dir: Path, config: RunConfig, store: Connection) -> Iterator[Statement]:
+    noted = list(jsonl.read(run_dir / EVENTS_FILE, Event))
+    yield from weights(run_dir, store, config.weights.probe_every_pushes)
+    yield from prompts(run_dir, config, store, [e for e in noted if e.kind == "start"])
+    yield from selection(config, store)
+    curves = Curves(run_dir)
+    curves.refresh()
+    yield _agreement(curves, config)
+    yield from seeds(config, store)
+    yield from origin(run_dir, config, noted)
+    yield from faults(store, noted)
+    checked = audited(run_dir, config, store)
+    yield statement(
+        "audit",
+        "the ledger and the checkpoints keep their promises (async-rl ledger --audit)",
+        broken=checked.problems,
+        evidence=[
+            *checked.unchecked,
+            f"{checked.num_groups} groups, {checked.num_transitions} changes of state,"
+            f" {checked.num_steps} steps",
+        ],
+    )
+    yield _rows(curves, store)
+
+
+def _agreement(curves: Curves, config: RunConfig) -> Statement:
+    limit = _AGREEMENT[config.model.dtype]
+    _, fresh = curves.points("mismatch/engine_abs_mean")
+    _, stale = curves.points("mismatch/stale_abs_mean")
+    evidence = []
+    for values, what in ((fresh, "the learner's version"), (stale, "older versions")):
+        if len(values):
+            evidence.append(
+                f"samples of {what}: {values.mean():.2g} nats on average over {len(values)} steps,"
+                f" {values.max():.2g} in the worst step"
+            )
+    broken = []
+    if len(fresh) and not np.median(fresh) <= limit:
+        broken = [f"half of the steps differ by more than {limit:g} nats at age 0"]
+    return statement(
+        "log-probs",
+        f"at age 0 engine and learner agree within {limit:g} nats (model.dtype="
+        f"{config.model.dtype})",
+        broken=broken,
+        unknown=[] if len(fresh) else ["no step trained a sample of the learner's own version"],
+        evidence=evidence,
+    )
+
+
+def _rows(curves: Curves, store: Connection) -> Statement:
+    (version,) = store.execute(LEARNER_VERSION).fetchone()
+    steps = curves.points("time_s")[0]
+    missing = sorted(set(range(1, version + 1)) - set(steps.astype(int).tolist()))
+    # The row of the newest steps may be on its way, or wait for its evaluation.
+    return statement(
+        "audit",
+        "metrics.jsonl has a row for each step",
+        unknown=[f"the rows of the steps {ranges(missing)} are missing"] if missing else (),
+        evidence=[f"{len(steps)} rows for {version} steps"],
+    )

@@ -1,0 +1,39 @@
+"""`async-rl certify`: the certificate of a run, to attach to a result."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from async_rl.launchers.commands.options import OutputDir, Run, console
+from async_rl.launchers.commands.reports import Html, print_report, refuse_existing, write_page
+from async_rl.runs.certificate.certify import certify as make_certificate
+from async_rl.runs.directory import find_run
+
+
+def certify(
+    run: Run = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    html: Html = None,
+    output_dir: OutputDir = None,
+) -> None:
+    """State what is known about the weights, prompts, selection, seeds, origin and faults of a run,
+    each with its evidence. Exit code 0 only if no promise is broken.
+
+    Examples: async-rl certify; async-rl certify my-run --html certificate.html
+    """
+    run_dir = find_run(run, output_dir)
+    refuse_existing(html)
+    certificate = make_certificate(run_dir)
+    report = certificate.report()
+    if as_json:
+        typer.echo(msgspec.json.encode(certificate))
+    else:
+        console().print(f"{report.title}\n")
+        print_report(report)
+    if html is not None:
+        write_page(html, report)
+    if certificate.broken:
+        raise typer.Exit(1)

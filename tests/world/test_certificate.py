@@ -1,0 +1,259 @@
+"""The certificate of a run names planted faults of other systems, and none in a sound run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import parts
+import pytest
+from certified import PROBED, broken, certified
+from loop import CURRENT
+from msgspec.structs import replace
+from world import Fault, World
+
+from async_rl.buffer import state
+from async_rl.buffer.store import reader
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import NO_VERSION, FloatArray, Group, IntArray, Trajectory
+from async_rl.protocol.generator import LoadReport
+from async_rl.runs.certificate.statements import Certificate, Verdict
+
+REACHED = "every push reached every generator, or its absence is listed"
+COMPUTED = "each generator computes with the weights that it was sent"
+ONCE = "each position of the data order was issued exactly once"
+ORDERED = "each position was issued for its prompt, so each prompt once per epoch"
+LENGTHS = "trained groups have the response length of generated ones"
+ATTEMPTS = "attempts did not fail because they were long"
+WITHIN = "the samples of a group are independent"
+ACROSS = "groups of one prompt are independent, also of different generators"
+AUDIT = "the ledger and the checkpoints keep their promises (async-rl ledger --audit)"
+MAX_LONG = 6
+NUM_TOKENS = 8
+
+
+def story(path: Path, faults: list[Fault] | None = None, **settings: Any) -> World:
+    names = {name.replace("__", "."): value for name, value in settings.items()}
+    return World(
+        seed=1, path=path, settings={"num_steps": 60, **PROBED, **names}, faults=faults or []
+    )
+
+
+def verdicts(certificate: Certificate) -> dict[str, Verdict]:
+    return {each.promise: each.verdict for each in certificate.statements}
+
+
+def test_a_run_without_a_fault_has_no_broken_statement(tmp_path: Path) -> None:
+    certificate = certified(story(tmp_path))
+    assert broken(certificate) == {}
+    unknown = [each.promise for each in certificate.statements if each.verdict is Verdict.UNKNOWN]
+    # The world has no losses, no launcher that records the code, and keeps two steps of responses.
+    assert [promise for promise in unknown if "independent" not in promise] == [
+        "at age 0 engine and learner agree within 0.001 nats (model.dtype=float32)",
+        "the code, packages and settings of each start are recorded",
+    ]
+
+
+def slow_learner(identity: int, rows: list[IntArray]) -> list[FloatArray]:
+    """Log-probs whose change by a step is a hundredth of the probe's tolerance."""
+    rng = np.random.default_rng(identity)
+    return [(-3.0 + 1e-5 * rng.normal(size=len(row))).astype(np.float32) for row in rows]
+
+
+def test_weights_that_never_arrive_at_one_engine_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = parts.Engine.load_weights
+
+    async def keeps_old(self: parts.Engine, manifest: Any, source: Any) -> LoadReport:
+        before = self.identity
+        report = await load(self, manifest, source)
+        process = CURRENT.get()
+        assert process is not None
+        if process.name == "generator-1" and before >= 0:
+            self.identity = before  # the call succeeds, and the engine keeps its weights
+        return report
+
+    monkeypatch.setattr(parts, "logprobs_of", slow_learner)
+    world = story(tmp_path / "sound")
+    assert broken(certified(world)) == {}
+    monkeypatch.setattr(parts.Engine, "load_weights", keeps_old)
+    certificate = certified(story(tmp_path / "stale"))
+    found = broken(certificate)
+    assert set(found) == {COMPUTED}
+    assert found[COMPUTED].startswith("generator-1 (pid ")
+    assert "reported version 1 to 60 and kept its old weights" in found[COMPUTED]
+    assert "followed 0.000 to 0.000" in found[COMPUTED]
+
+
+def test_a_generator_that_is_cut_off_and_a_version_that_it_missed_are_listed(
+    tmp_path: Path,
+) -> None:
+    world = story(
+        tmp_path,
+        [Fault(6.5, "stop", ("generator-1", 500.0))],
+        timeouts__start_s=30.0,
+        timeouts__call_s=30.0,
+        num_steps=40,
+        weights__probe_every_pushes=0,
+    )
+    certificate = certified(world)
+    assert broken(certificate) == {}
+    [reached] = [each for each in certificate.statements if each.promise == REACHED]
+    assert any(
+        "at generator-1 (pid " in line and "cut off (version" in line for line in reached.evidence
+    )
+
+
+def test_prompts_that_are_skipped_after_a_resume_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recover = reader.StoreReader.recover
+
+    def skips(self: reader.StoreReader) -> Any:
+        recovered = recover(self)
+        if recovered.next_index:
+            recovered = dataclasses.replace(recovered, next_index=recovered.next_index + 3)
+        return recovered
+
+    faults = [Fault(12.0, "lose_all")]
+    assert broken(certified(story(tmp_path / "sound", faults))) == {}
+    monkeypatch.setattr(reader.StoreReader, "recover", skips)
+    world = story(tmp_path / "skips", faults)
+    found = broken(certified(world))
+    assert set(found) == {ONCE, AUDIT}
+    skipped = found[ONCE].splitlines()[0]
+    assert skipped.startswith("position ")
+    assert " was skipped after the start of " in skipped
+    assert len(skipped.partition("(")[2].partition(")")[0].split(", ")) == 3, "three prompts"
+
+
+def test_another_order_of_the_data_is_named(tmp_path: Path) -> None:
+    # A resume that shuffles anew issues other prompts than the order of the run says.
+    found = broken(certified(story(tmp_path, num_steps=20), order=2))
+    assert set(found) == {ORDERED}
+    assert "the order is another one from position" in found[ORDERED]
+
+
+def longest(group: Group) -> int:
+    return max(sample.response_length for sample in group.trajectories)
+
+
+def test_complete_groups_that_are_dropped_because_they_are_long_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summarize = state.summarize
+
+    def without_long(group: Group) -> Any:
+        summary = summarize(group)
+        if longest(group) > MAX_LONG and group.purpose == "train":
+            summary = dataclasses.replace(summary, oldest_version=NO_VERSION)
+        return summary
+
+    monkeypatch.setattr(state, "summarize", without_long)
+    found = broken(certified(story(tmp_path)))
+    assert LENGTHS in found
+    assert "the mean of what is trained differs by -" in found[LENGTHS]
+
+
+def test_attempts_that_are_discarded_because_they_are_long_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = parts.Rollouts.group
+
+    async def gives_up(self: parts.Rollouts, *arguments: Any, **kinds: Any) -> Group:
+        group = await write(self, *arguments, **kinds)
+        if longest(group) > MAX_LONG and group.purpose == "train":
+            raise InfrastructureError("it takes too long")
+        return group
+
+    monkeypatch.setattr(parts.Rollouts, "group", gives_up)
+    found = broken(certified(story(tmp_path)))
+    assert ATTEMPTS in found
+    assert "long attempts were discarded" in found[ATTEMPTS]
+
+
+def test_attempts_that_fail_by_chance_are_no_bias(tmp_path: Path) -> None:
+    world = story(tmp_path)
+    world.failed_verdicts = 0.2
+    certificate = certified(world)
+    assert broken(certificate) == {}
+    [attempts] = [each for each in certificate.statements if each.promise == ATTEMPTS]
+    assert any("one-sided" in line for line in attempts.evidence)
+
+
+def draws(seed_of: Callable[[Group, int], Any]) -> Any:
+    """Rollouts whose tokens are draws of a uniform policy over 50 tokens, from this seed."""
+    write = parts.Rollouts.group
+
+    def drawn(group: Group, index: int, sample: Trajectory) -> Trajectory:
+        rng = np.random.default_rng(seed_of(group, index))
+        tokens = rng.integers(0, 50, NUM_TOKENS)
+        length = 2 + NUM_TOKENS
+        versions = np.full(length, sample.versions[2], np.int32)
+        versions[:2] = NO_VERSION
+        logprobs = np.full(length, -math.log(50), np.float32)
+        logprobs[:2] = 0.0
+        return replace(
+            sample,
+            token_ids=np.array([1, 2, *tokens], np.int32),
+            versions=versions,
+            behavior_logprobs=logprobs,
+            loss_mask=np.arange(length) >= 2,
+        )
+
+    async def group(self: parts.Rollouts, *arguments: Any, **kinds: Any) -> Group:
+        made = await write(self, *arguments, **kinds)
+        samples = [drawn(made, index, sample) for index, sample in enumerate(made.trajectories)]
+        return replace(made, trajectories=samples)
+
+    return group
+
+
+@pytest.mark.parametrize(
+    ("seed_of", "promises"),
+    [
+        (lambda group, index: (group.group_id, group.attempt, index), set()),
+        # Each engine starts each request with its one seed.
+        (lambda group, index: (group.group_id, group.attempt), {WITHIN}),
+        # All engines draw the same for a prompt, whichever of them writes it.
+        (lambda group, index: (int(group.prompt_id[1:]), index), {ACROSS}),
+        (lambda group, index: 0, {WITHIN, ACROSS}),
+    ],
+    ids=["own seeds", "shared in a group", "shared by engines", "one seed"],
+)
+def test_a_seed_that_samples_or_engines_share_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed_of: Any, promises: set[str]
+) -> None:
+    monkeypatch.setattr(parts.Rollouts, "group", draws(seed_of))
+    found = broken(certified(story(tmp_path, num_steps=40, recording="full")))
+    assert set(found) == promises
+    assert all("a seed is shared" in text for text in found.values())
+    if ACROSS in promises:
+        assert "generator-0 and generator-1" in found[ACROSS]
+
+
+def twenty_kills() -> list[Fault]:
+    """Each process is killed, the whole run four times."""
+    names = ("generator-0", "learner-0", "buffer", "generator-1", "supervisor")
+    kills = [(6.0 + 7.0 * number, names[number % 5]) for number in range(20)]
+    return [
+        Fault(at_s, "lose_all") if name == "supervisor" else Fault(at_s, "kill", (name,))
+        for at_s, name in kills
+    ]
+
+
+def test_twenty_kills_are_survived_and_listed(tmp_path: Path) -> None:
+    world = story(tmp_path, twenty_kills(), num_steps=150)
+    certificate = certified(world)
+    assert world.problems == []
+    assert broken(certificate) == {}
+    evidence = "\n".join(line for each in certificate.statements for line in each.evidence)
+    assert "5 starts of the run" in evidence
+    assert evidence.count("ended without a report") == 4
+    for name in ("generator-0", "generator-1", "learner-0", "buffer"):
+        assert f"{name} is restarted: {name} was ended by SIGKILL" in evidence
