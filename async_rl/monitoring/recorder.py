@@ -118,7 +118,7 @@ class Recorder:
         if message.histograms or message.texts:
             self._on_media(message)
         for name, text in message.texts.items():
-            # Pages of samples are no events.
+            # Pages of samples are left out.
             if name.startswith(_EVENTS):
                 events.note(self._run_dir, name.removeprefix(_EVENTS), text, step=step)
         self._add_to_row(step, message.source, message.scalars)

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import itertools
 import platform
-import sqlite3
 import subprocess
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -16,12 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl import __version__
 from async_rl.config.run import RunConfig
 from async_rl.core.checksums import sum_of
+from async_rl.core.codec import encode
 from async_rl.core.errors import Unavailable
 from async_rl.core.types import Purpose
-from async_rl.data.prompt_file import PROMPTS_FILE
+from async_rl.data.prompt_file import PROMPTS_FILE, open_prompts
 from async_rl.monitoring import events
 from async_rl.monitoring.events import Event
 from async_rl.runs.certificate.statements import Statement, at, statement
@@ -54,7 +53,7 @@ def note_origin(run_dir: Path) -> None:
         with contextlib.suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
     origin = Origin(
-        version=__version__,
+        version=metadata.version("async-rl"),
         commit=_commit(),
         python=platform.python_version(),
         packages=packages,
@@ -114,14 +113,15 @@ def _data(run_dir: Path, config: RunConfig) -> Statement:
     if not path.is_file():
         return statement("origin", promise, unknown=[f"the run has no {PROMPTS_FILE}"])
     evidence = []
-    with contextlib.closing(sqlite3.connect(path)) as prompts:
-        for purpose in Purpose:
-            total = hashlib.sha256()
-            number = 0
-            for (prompt,) in prompts.execute(f"SELECT prompt FROM {purpose} ORDER BY row"):
-                total.update(prompt)
-                number += 1
-            evidence.append(f"{number} prompts ({purpose}), SHA-256 {total.hexdigest()[:_DIGITS]}")
+    prompts = open_prompts(path, config, vocabulary_size=0)
+    train = (prompts.train(row) for row in range(len(prompts.order.active)))
+    for purpose, rows in ((Purpose.TRAIN, train), (Purpose.EVAL, prompts.held_out)):
+        total = hashlib.sha256()
+        number = 0
+        for prompt in rows:
+            total.update(encode(prompt))
+            number += 1
+        evidence.append(f"{number} prompts ({purpose}), SHA-256 {total.hexdigest()[:_DIGITS]}")
     for name in (*config.data.train_files, *config.data.val_files):
         is_here = Path(name).is_file()
         content = f"SHA-256 now {_sum(Path(name))}" if is_here else "is no file of this machine"

@@ -158,7 +158,7 @@ def _merged(counts: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]
     """Return the counts by state and, of dropped groups, by reason."""
     merged: dict[tuple[str, str], int] = {}
     for state, reason, number in counts:
-        # Of other states the reason is of the last attempt that failed.
+        # In other states the reason is why the last attempt failed.
         key = (state, reason if state == "dropped" else "")
         merged[key] = merged.get(key, 0) + number
     return [(*key, number) for key, number in merged.items()]

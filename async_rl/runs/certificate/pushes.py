@@ -90,7 +90,7 @@ def _absent(published: Mapping[Version, int], life: Life, pushes: list[Pushed]) 
     loaded = {(push.life, push.version) for push in pushes if push.loaded is not None}
     for push in pushes:
         if push.loaded is None:
-            # The first line: some errors of engines have a traceback.
+            # Some errors of engines have a traceback, so the first line.
             yield f"version {push.version} at {_named(life)}: cut off ({_first_line(push.reason)})"
     asked = loaded | {(push.life, push.version) for push in pushes}
     first, last = (end(published[each] for each in asked) for end in (min, max))

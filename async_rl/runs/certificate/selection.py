@@ -25,7 +25,7 @@ _COMPLETE = (
     " oldest_version, num_trained_tokens FROM groups WHERE purpose='train' AND num_tokens IS NOT"
     " NULL AND state IN ('trained', 'dropped')"
 )
-# Of each hand-out: how it ended, after how many seconds, and whether the group was dropped by it.
+# How each hand-out ended, and after how many seconds.
 _ATTEMPTS = (
     "SELECT next, why, next_s - at_s FROM (SELECT t.state AS state, at_s, lead(t.state) OVER each"
     " AS next, lead(at_s) OVER each AS next_s, lead(t.reason) OVER each AS why FROM transitions t"
