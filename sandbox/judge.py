@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, MappingView, Sequence
 from typing import Any, NoReturn
 
 from . import values
-from .objects import RAISE, RETURN, Object, lines
+from .objects import RAISE, RETURN, Object, lines, number_of
 from .programs import Runner, describe, describe_text
 from .protocol import Frame, JobSpec, Kind, read_frame
 
@@ -32,7 +32,7 @@ _ANSWERS = frozenset({Kind.VALUE, Kind.ERROR, Kind.EXIT, Kind.MEMORY, Kind.TOO_L
 # Exceptions of the program that fail the test. A test raises an AssertionError itself; a
 # NameError means that the program has no such function; StopIteration and its async form would
 # end a loop of the test early, and `all(map(...))` would hold.
-_FATAL = frozenset({"AssertionError", "NameError", "StopIteration", "StopAsyncIteration"})
+_FATAL = frozenset({"AssertionError", "StopIteration", "StopAsyncIteration"})
 
 # They become an iterator on the other side.
 _LISTED: Any = Iterator | MappingView
@@ -164,7 +164,7 @@ class Tests(Runner):
     def _passed(self, value: Any, depth: int) -> Any:
         """A value of the test that is not plain, for the program."""
         if isinstance(value, Object):
-            return {"o": ["object", value.number]}
+            return {"o": ["object", number_of(value)]}
         if isinstance(value, _LISTED):
             return {"o": ["iterator", values.tagged([*value], depth, self._passed)]}
         if callable(value):
@@ -217,8 +217,9 @@ class Tests(Runner):
         try:
             names, text = value
             kind, body = self._exception(names), describe_text(text)
-            is_fatal = not _FATAL.isdisjoint(names)
-        except (TypeError, ValueError):
+            # Not a subclass of NameError: a variable without a value is an error like any other.
+            is_fatal = not _FATAL.isdisjoint(names) or names[0] == "NameError"
+        except (LookupError, TypeError, ValueError):
             self._settle(Kind.ERROR, b'"the exception is malformed"')
         if is_fatal:
             self._settle(Kind.ERROR, body)
@@ -231,11 +232,17 @@ class Tests(Runner):
         raise error from _Raised(body)
 
     def _exception(self, names: list[Any]) -> type[Exception]:
-        """The first exception among the names of classes that is known here."""
-        for found in (self._errors.get(name) or vars(builtins).get(name) for name in names):
-            if isinstance(found, type) and issubclass(found, Exception):
-                return found
-        return Exception
+        """The exception class with these names of itself and its bases, the same each time: for
+        `except` and `raises` of a test.
+        """
+        found = Exception
+        for name in reversed(names):
+            known = self._errors.get(name) or vars(builtins).get(name)
+            if known is None:
+                known = self._errors[name] = type(str(name), (found,), {})
+            if isinstance(known, type) and issubclass(known, Exception):
+                found = known
+        return found
 
     def _decoded(self, frame: Frame) -> Any:
         try:
@@ -252,11 +259,7 @@ class Tests(Runner):
         if type(number) is not int:
             raise ValueError("an object has a number")
         if type(form) is list:
-            # For `except` and `raises` of a test.
-            base, name = self._exception(form), str(form[0])
-            if base.__name__ != name:
-                self._errors[name] = base = type(name, (base,), {})
-            return base
+            return self._exception(form)
         # The same object each time, so that `is` works.
         found = self._objects.setdefault(number, Object(self._ask, number))
         return self._awaited(found) if form == "coroutine" else found

@@ -132,11 +132,11 @@ def _global(namespace: dict[str, Any], name: str) -> Any:
 class Object:
     """An object of the program, on the side of the tests. ask: (operation, arguments, keywords)."""
 
-    __slots__ = ("__ask", "number")
+    __slots__ = ("__ask", "__number")
 
     def __init__(self, ask: Callable[..., Any], number: int) -> None:
         object.__setattr__(self, "_Object__ask", ask)
-        object.__setattr__(self, "number", number)
+        object.__setattr__(self, "_Object__number", number)
 
     def __getattr__(self, name: str) -> Any:
         # Libraries look for names with underscores to learn what an object can do.
@@ -151,6 +151,12 @@ class Object:
         for item in self.__ask("next", self):
             return item
         raise StopIteration
+
+
+def number_of(found: Object) -> int:
+    """The number by which the program knows the object."""
+    number: int = object.__getattribute__(found, "_Object__number")
+    return number
 
 
 def _asked(name: str) -> Callable[..., Any]:

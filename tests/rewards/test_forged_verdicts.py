@@ -74,6 +74,7 @@ _FORGERIES = {
         "    return t\nsys.settrace(t)\nsys.setprofile(lambda *a: None)\ndef f(x): return 1"
     ),
     "stop iteration": "def f(x): raise StopIteration",
+    "a kind of stop iteration": "class S(StopIteration): pass\ndef f(x): raise S",
     "assertion": "def f(x): raise AssertionError",
     "broken pipe": "import os\nclass E(BrokenPipeError): pass\ndef f(x): os.closerange(0, 99)",
     "atexit": "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): raise SystemExit(0)",
