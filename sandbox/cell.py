@@ -122,7 +122,9 @@ class Job(NamedTuple):
         limit = self.spec.output_bytes + 1
         result = os.pread(files[1], limit, 0)
         outputs = [os.pread(fd, limit, 0) for fd in files[3::2]] if self.inputs else []
-        return Outcome(reply, read_frames(result), len(result) >= limit, outputs)
+        return Outcome(
+            reply, read_frames(result, self.spec.num_runs), len(result) >= limit, outputs
+        )
 
 
 class CommandOutcome(NamedTuple):

@@ -3,9 +3,9 @@ by the checker of a row, as contests run checkers.
 
 A checker is trusted as tests are, but its input is hostile; so it runs in a child like a program.
 Forms: *kattis*, arguments input, answer, feedback directory,
-the output on standard input, exit status 42 accepts and 43 rejects; *testlib*, arguments input,
-output, answer, exit status 0 accepts and 1, 2, 4 and 8 reject. Any other end is the checker's own
-failure. A cell has no files to give it: `open` knows the names of its arguments.
+the output on standard input, exit status 42 accepts; *testlib*, arguments input, output, answer,
+exit status 0 accepts. Every other end rejects. A cell has no files to give it: `open` knows the
+names of its arguments.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sys
 from typing import Any, NoReturn
 
 from .comparison import Comparison, Printed, Returned
-from .programs import Runner, describe, describe_text, exit_status, open_streams, run_main
-from .protocol import CHECKER_ENDS, Kind
+from .programs import Runner, describe_text, described, exit_status, open_streams, run_main
+from .protocol import CHECKER_ACCEPTS, Kind
 
 _INPUT, _OUTPUT, _ANSWER, _FEEDBACK = "/input", "/output", "/answer", "/feedback/"
 _ARGUMENTS = {
@@ -42,7 +42,7 @@ class Comparer(Runner):
 
 
 class Checker(Runner):
-    """Runs a checker. Result: LOADED, then PASSED, FAILED or BROKEN_TEST.
+    """Runs a checker. Result: LOADED, then PASSED or FAILED.
 
     Its files: input, output and answer.
     """
@@ -66,14 +66,14 @@ class Checker(Runner):
         # A checker that leaves this way has decided, too.
         os._exit = _leave
         problem = run_main(compiled)
+        kind, end = Kind.FAILED, f"failed on it: {described(problem)}" if problem else ""
         if problem is None or isinstance(problem, SystemExit):
             status = exit_status(problem) if problem else 0
-            kind = CHECKER_ENDS[form].get(status, Kind.BROKEN_TEST)
-            said = files_by_name.message() or sys.stderr.getvalue()
-            message = describe_text(said.strip() or f"the checker exited with status {status}")
-        else:
-            kind, message = Kind.BROKEN_TEST, describe(problem)
-        self.frame(0, kind, started, message)
+            end = f"exited with status {status}"
+            if status == CHECKER_ACCEPTS[form]:
+                kind = Kind.PASSED
+        said = files_by_name.message() or sys.stderr.getvalue().strip()
+        self.frame(0, kind, started, describe_text(said or f"the checker {end}"))
         return 0
 
 
@@ -115,7 +115,7 @@ class _Files:
     def message(self) -> str:
         """The judge's message, as far as it is written out."""
         self._message.close()
-        return self._message.content.decode(errors="replace")
+        return self._message.content.decode(errors="replace").strip()
 
 
 def _leave(status: int) -> NoReturn:

@@ -200,11 +200,10 @@ class Kind(enum.Enum):
     CALLBACK = b"k"
 
 
-CHECKER_ENDS = {
-    "kattis": {42: Kind.PASSED, 43: Kind.FAILED},
-    "testlib": {0: Kind.PASSED, **dict.fromkeys((1, 2, 4, 8), Kind.FAILED)},
-}
-"""Exit status of a checker, by its form -> the decision."""
+CHECKER_ACCEPTS = {"kattis": 42, "testlib": 0}
+"""The form of a checker -> the exit status that accepts an output; every other end rejects it,
+because an output on which a checker fails must not choose to be left unjudged.
+"""
 
 
 class Frame(NamedTuple):
@@ -228,14 +227,14 @@ _FRAME = re.compile(
 )
 
 
-def read_frames(data: bytes) -> Frames:
-    """Frames in the bytes of a result file.
+def read_frames(data: bytes, num_runs: int) -> Frames:
+    """Frames in the bytes of a result file, of loading and of the runs.
 
     A last line without its end is left out, because the child exited while writing it.
     """
     frames: list[Frame] = []
     # Each run must have its frame in order, so no frame can stand for another run.
-    for expected, line in enumerate(data.split(b"\n")[:-1], start=-1):
+    for expected, line in enumerate(data.split(b"\n", num_runs + 1)[:-1], start=-1):
         frame = read_frame(line, expected)
         if frame is None:
             return Frames(frames, True)

@@ -8,7 +8,8 @@ Invariants
 - Commands (native programs, runtimes of other languages, and tools that start other programs) may
   make more calls, but neither list has network, ptrace, mount, namespaces, memfd or io_uring;
   shared anonymous memory is refused, because no limit on a process counts it; a PROGRAM can signal
-  only itself, and start nothing (its one execveat is counted by `one_exec.py`).
+  only itself, and start nothing (its one execveat is counted by `one_exec.py`); none sends SIGKILL,
+  so that a command that SIGKILL ends was killed from outside.
 - The jumps come from one recursive generator over the number line, because one wrong jump in a
   hand-written program allowed everything. `tests/sandbox/test_seccomp.py` runs the code in a
   simulator for every number and tries each denied number in the kernel.
@@ -33,7 +34,9 @@ _LOAD, _JEQ, _JGE, _AND, _RET = 0x20, 0x15, 0x35, 0x54, 0x06
 _NR_OFFSET, _ARCH_OFFSET = 0, 4
 
 Condition = tuple[int, int, int]
-"""(byte offset in seccomp_data, mask, value): the masked 32-bit word must equal value."""
+"""(byte offset in seccomp_data, mask, value): the masked 32-bit word must equal value; must differ
+from it if the value is given as ~value.
+"""
 
 
 def low(argument: int, value: int, mask: int = 0xFFFFFFFF) -> Condition:
@@ -115,7 +118,8 @@ def _leaf(alternatives: list[list[Condition]]) -> list[bytes]:
     for conditions in alternatives:
         for position, (offset, mask, value) in enumerate(conditions):
             rest = 3 * (len(conditions) - position - 1) + 1
-            code += [_ins(_LOAD, offset), _ins(_AND, mask), _ins(_JEQ, value, 0, rest)]
+            jumps = (0, rest) if value >= 0 else (rest, 0)
+            code += [_ins(_LOAD, offset), _ins(_AND, mask), _ins(_JEQ, max(value, ~value), *jumps)]
         code.append(_ins(_RET, RET_ALLOW))
     return [*code, _ins(_RET, RET_ERRNO | errno.EPERM)]
 
@@ -183,12 +187,15 @@ _PROGRAM_CALLS = {
     "epoll_pwait2": 441,
 }  # fmt: skip
 _TOOL_CALLS = {
-    "fork": 57, "vfork": 58, "execve": 59, "wait4": 61, "waitid": 247, "kill": 62, "tgkill": 234,
+    "fork": 57, "vfork": 58, "execve": 59, "wait4": 61, "waitid": 247,
     "setpgid": 109, "setsid": 112, "link": 86, "symlink": 88, "linkat": 265, "symlinkat": 266,
     "chmod": 90, "fchmod": 91, "fchmodat": 268, "utimensat": 280, "utime": 132, "flock": 73,
 }  # fmt: skip
 EXECVEAT = 322
 _NAMESPACE_FLAGS = 0x7E020000
+_SIGKILL = 9
+# The signal of a child's end to its parent is SIGCHLD (17) or none.
+_OTHER_SIGNALS = 0xFF & ~17
 _GO_THREAD_FLAGS, _SET_TLS = 0x00050F00, 0x00080000
 _MAP_KIND, _MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS = 0xF, 1, 2, 0x20
 _ARCH_SET_FS = 0x1002
@@ -210,12 +217,14 @@ _PROGRAM: dict[str, Conditional] = {
     "arch_prctl": (158, [[low(0, _ARCH_SET_FS)]]),
     "prctl": (157, [[low(0, _PR_SET_NAME)], [low(0, _PR_SET_VMA)]]),
     "clone": (56, [*CONDITIONAL["clone"][1], [low(0, _GO_THREAD_FLAGS, 0xFFFFFFFF & ~_SET_TLS)]]),
-    "tgkill": (234, [[low(0, _OWN_PID), high(0, 0)]]),
+    "tgkill": (234, [[low(0, _OWN_PID), high(0, 0), low(2, ~_SIGKILL)]]),
     "execveat": (EXECVEAT, [[low(4, _AT_EMPTY_PATH)]]),
 }
 _TOOLS: dict[str, Conditional] = {
     **_PROGRAM,
-    "clone": (56, [[low(0, 0, _NAMESPACE_FLAGS)]]),
+    "kill": (62, [[low(1, ~_SIGKILL)]]),
+    "tgkill": (234, [[low(2, ~_SIGKILL)]]),
+    "clone": (56, [[low(0, 0, _NAMESPACE_FLAGS | _OTHER_SIGNALS)]]),
     "fcntl": (72, [*CONDITIONAL["fcntl"][1], *([low(1, command)] for command in _LOCKS)]),
     # rustc starts its linker with a pair of sequenced packets
     "socketpair": (53, [*CONDITIONAL["socketpair"][1], [low(0, 1), low(1, 5, 0xF)]]),
@@ -226,7 +235,7 @@ def build_command_filter(profile: int) -> bytes:
     """The filter of a profile. Apply `filter_of_process` before use."""
     if profile == Profile.TOOLS:
         allowed = {**ALLOWED, **_PROGRAM_CALLS, **_TOOL_CALLS}
-        conditional = {name: _TOOLS[name] for name in _TOOLS if name != "tgkill"}
+        conditional = _TOOLS
     else:
         allowed, conditional = {**ALLOWED, **_PROGRAM_CALLS}, _PROGRAM
     allowed = {name: allowed[name] for name in allowed if name not in conditional}

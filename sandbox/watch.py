@@ -73,7 +73,7 @@ class Progress(NamedTuple):
     ran_ns: of all tasks; waited_ns: for a core, the longest wait of one task, because tasks that
     wait for each other would otherwise count as busy without running; is_blocked: a task is still
     waiting for a core, which the kernel counts only afterwards, or for a disk, which it never
-    counts.
+    counts. A task that a signal has stopped is asleep.
     """
 
     ran_ns: int
@@ -98,7 +98,7 @@ class Tasks:
                 ran, waited = map(int, _read(folder, f"{task}/schedstat").split()[:2])
                 ran_before, waited_before = self._counts.get(task, (0, 0))
                 self._counts[task] = ran, waited
-                if (ran, waited) == (ran_before, waited_before) and state not in b"SZX":
+                if (ran, waited) == (ran_before, waited_before) and state not in b"STtZX":
                     is_blocked = True
                 ran_ns += ran - ran_before
                 longest_wait_ns = max(longest_wait_ns, waited - waited_before)

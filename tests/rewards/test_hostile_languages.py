@@ -315,3 +315,22 @@ def test_an_endless_program_uses_the_time_of_two_tests(languages: Languages) -> 
     found = [str(result.verdict) for result in results]
     assert found == ["pass", "timeout", "pass", "timeout", "timeout", "timeout"]
     assert [result.cpu_s > 0.4 for result in results[3:]] == [True, False, False]
+
+
+SIGNALS = {
+    "c": '#include <signal.h>\n#include <stdio.h>\nint main() {{ raise({0}); puts("9"); }}',
+    "shell": "kill -{0} $$\necho 9",
+}
+
+
+@pytest.mark.parametrize("language", SIGNALS)
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP", "SIGTERM", "SIGXFSZ"])
+def test_no_signal_of_a_program_to_itself_leaves_it_unjudged(
+    languages: Languages, language: str, signal: str
+) -> None:
+    code = SIGNALS[language].format(signal if language == "c" else signal.removeprefix("SIG"))
+    (result,) = languages.results(language, code, ("", "9"), timeout_s=0.5)
+    verdict = result.verdict
+    assert verdict.is_score
+    assert (verdict == "pass") is (signal == "SIGKILL")
+    assert (verdict == "timeout") is (signal == "SIGSTOP")

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES
+from async_rl.sandbox.watch import Progress, Tasks, open_proc
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("cells_script.py")
@@ -148,3 +149,19 @@ def test_closed_cells_leave_no_process_to_init() -> None:
     if "no jail works" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
+
+
+def test_a_task_that_a_signal_has_stopped_counts_as_asleep() -> None:
+    """A program that stops itself would otherwise hold its cell for ten times its limit."""
+    proc = open_proc()
+    try:
+        with subprocess.Popen(["/bin/sleep", "60"]) as process:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            tasks = Tasks(proc)
+            tasks.progress(process.pid)
+            progress = tasks.progress(process.pid)
+            process.kill()
+        assert progress == Progress(0, 0, is_blocked=False)
+    finally:
+        os.close(proc)

@@ -11,7 +11,7 @@ import pytest
 from async_rl.sandbox import seccomp
 from async_rl.sandbox.cell import Job
 from async_rl.sandbox.cells import Cells
-from async_rl.sandbox.protocol import NAMESPACES, JobSpec, Mode
+from async_rl.sandbox.protocol import NAMESPACES, JobSpec, Mode, Profile
 
 KILL, DENY, ENOSYS, ALLOW = (
     0x80000000,
@@ -116,6 +116,22 @@ def test_arguments_are_checked(program: bytes) -> None:
     assert simulate(program, 302, args=(0, 7, 4096, 0)) == DENY
     assert simulate(program, 302, args=(0, 7, 1 << 32, 0)) == DENY
     assert simulate(program, 302, args=(1, 7, 0, 4096)) == DENY
+
+
+@pytest.mark.parametrize("profile", Profile)
+def test_no_command_sends_sigkill(profile: Profile) -> None:
+    """A command that SIGKILL ends was killed from outside, and is not to blame."""
+    own = 4321
+    program = seccomp.filter_of_process(seccomp.build_command_filter(profile), own)
+    for signal in range(1, 65):
+        allowed = DENY if signal == 9 else ALLOW
+        assert simulate(program, 234, args=(own, own, signal)) == allowed
+        is_tool = profile == Profile.TOOLS
+        assert simulate(program, 62, args=(own, signal)) == (allowed if is_tool else DENY)
+        # The kernel sends this signal to the parent of the new process when it exits.
+        assert simulate(program, 56, args=(signal,)) == (
+            ALLOW if is_tool and signal in (1, 16, 17) else DENY
+        )
 
 
 PROBE = """

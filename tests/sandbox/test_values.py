@@ -109,17 +109,24 @@ def test_decoding_any_bytes_gives_a_value_or_value_error(data: bytes) -> None:
 
 @given(st.lists(st.binary(max_size=20), max_size=6))
 def test_reading_any_frames_never_raises(lines: list[bytes]) -> None:
-    read_frames(b"\n".join(lines))
+    read_frames(b"\n".join(lines), 9)
 
 
 def test_frames_are_read_in_order_up_to_the_first_wrong_one() -> None:
-    read = read_frames(b"-1 l 5 0\n0 v 1000000000 [1, 2]\n2 v 0 1\n")
+    read = read_frames(b"-1 l 5 0\n0 v 1000000000 [1, 2]\n2 v 0 1\n", 9)
     assert [(f.run, f.kind, f.cpu_s, f.body) for f in read.frames] == [
         (-1, Kind.LOADED, 5e-9, b"0"),
         (0, Kind.VALUE, 1.0, b"[1, 2]"),
     ]
     assert read.is_malformed
-    assert not read_frames(b"-1 l 5 0\n0 v 1 [1").is_malformed
+    assert not read_frames(b"-1 l 5 0\n0 v 1 [1", 9).is_malformed
+
+
+def test_no_more_frames_are_read_than_there_are_runs() -> None:
+    """A program could fill its result with valid ones, whose reading would hold the event loop."""
+    data = b"-1 l 0 0\n" + b"".join(b"%d v 0 1\n" % run for run in range(100_000))
+    assert [frame.run for frame in read_frames(data, 2).frames] == [-1, 0, 1]
+    assert not read_frames(data, 2).is_malformed
 
 
 def test_equality_is_of_exact_types() -> None:

@@ -17,7 +17,6 @@ import msgspec
 from async_rl.core.errors import InfrastructureError, ProtocolError, Unavailable
 from async_rl.rewards.verifier.protocol import (
     BatchLine,
-    BatchRequest,
     ErrorReply,
     VerifyRequest,
     VerifyResponse,
@@ -31,7 +30,7 @@ _MAX_BATCH = 32
 # With one stream a slow program would hold the stream while quick programs wait for their turn.
 _MAX_PROGRAM_STREAMS = 4
 _DECODER = msgspec.json.Decoder(BatchLine)
-_Item = tuple[VerifyRequest, asyncio.Future[VerifyResponse]]
+_Item = tuple[msgspec.Raw, asyncio.Future[VerifyResponse]]
 
 
 class _Lane:
@@ -62,9 +61,18 @@ class Connection:
         Raises Unavailable if the server did not take the request, InfrastructureError if the
         connection broke, ProtocolError if the server refused the request.
         """
+        try:
+            # Not JSON, which has no infinity and no numbers as keys. Here, so that a request that
+            # cannot be encoded fails alone.
+            encoded = msgspec.Raw(msgspec.msgpack.encode(request))
+        except (OverflowError, TypeError) as error:
+            raise ProtocolError(
+                f"a test cannot be encoded: {error}; integers have at most 64 bits, values are"
+                " plain"
+            ) from error
         future: asyncio.Future[VerifyResponse] = asyncio.get_running_loop().create_future()
         lane = self._programs if request.sample is None else self._calls
-        lane.waiting.append((request, future))
+        lane.waiting.append((encoded, future))
         # A stream starts after the callbacks that are ready now, so the first one that starts takes
         # the requests of all programs that finish together.
         if len(lane.streams) < lane.max_streams:
@@ -108,8 +116,7 @@ class Connection:
         futures = [future for _, future in batch]
         problem: Exception = InfrastructureError(f"verifier {self._url} closed its answer early")
         try:
-            # Not JSON, which has no infinity and no numbers as keys.
-            body = msgspec.msgpack.encode(BatchRequest(requests=[request for request, _ in batch]))
+            body = msgspec.msgpack.encode({"requests": [encoded for encoded, _ in batch]})
             async with self._http.stream(
                 "POST", f"{self._url}/verify_batch", content=body
             ) as response:
@@ -126,12 +133,6 @@ class Connection:
             )
         except (msgspec.DecodeError, IndexError) as error:
             problem = InfrastructureError(f"verifier {self._url} sent a malformed answer: {error}")
-        # Final: every other verifier would get the same request.
-        except (OverflowError, TypeError) as error:
-            problem = ProtocolError(
-                f"a test cannot be encoded: {error}; integers have at most 64 bits, values are"
-                " plain"
-            )
         finally:
             # A server that fails is paused, twice as long each time, until it answers again.
             if any(not future.done() for future in futures):

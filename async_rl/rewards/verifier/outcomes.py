@@ -18,7 +18,7 @@ from async_rl.core.types import Verdict
 from async_rl.sandbox.cell import CommandOutcome, Outcome
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import (
-    CHECKER_ENDS,
+    CHECKER_ACCEPTS,
     CommandSpec,
     Ending,
     Frame,
@@ -42,6 +42,11 @@ class Ruling(NamedTuple):
 
     verdict: Verdict = Verdict.PASS
     message: str = ""
+
+
+def rejected(reason: str) -> Ruling:
+    """The ruling of a checker that rejects an output or fails on it."""
+    return Ruling(Verdict.WRONG_ANSWER, reason[:_MESSAGE_CHARS] or "the checker rejects the output")
 
 
 class ChildFault(Exception):
@@ -266,15 +271,10 @@ def _command_ruling(
 def read_check(outcome: CommandOutcome, spec: CommandSpec, form: str, output_bytes: int) -> Ruling:
     """The ruling of a checker in C++ by how it exited. Raises ChildFault."""
     reply = outcome.reply
-    kind = CHECKER_ENDS[form].get(reply.code) if reply.ending == Ending.EXITED else None
-    if kind is Kind.PASSED:
-        return Ruling(Verdict.PASS)
-    if kind is Kind.FAILED:
-        said = printable(outcome.product or outcome.errors, _MESSAGE_CHARS)
-        return Ruling(Verdict.WRONG_ANSWER, said or "the checker rejects the output")
-    message = _command_ruling(outcome, spec, output_bytes, ()).message
-    message = message or f"it exited with status {reply.code}"
-    return Ruling(Verdict.TEST_ERROR, f"the checker failed: {message}")
+    if reply.ending == Ending.EXITED and reply.code == CHECKER_ACCEPTS[form]:
+        return Ruling()
+    said = printable(outcome.product or outcome.errors, _MESSAGE_CHARS)
+    return rejected(said or _command_ruling(outcome, spec, output_bytes, ()).message)
 
 
 def printable(data: bytes, num_chars: int) -> str:

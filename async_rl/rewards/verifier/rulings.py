@@ -18,13 +18,13 @@ import msgspec
 
 from async_rl.config.plugins import CHECKER, load_function
 from async_rl.config.rewards import SandboxConfig
-from async_rl.core.errors import ConfigError, InfrastructureError, Unsupported
+from async_rl.core.errors import ConfigError, Unsupported
 from async_rl.core.languages import PYTHON
 from async_rl.core.output_rules import Checker as ProgramOfRow
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.asserts import Call
 from async_rl.rewards.verifier.commands import CommandJudge
-from async_rl.rewards.verifier.outcomes import Ruling
+from async_rl.rewards.verifier.outcomes import Ruling, rejected
 from async_rl.rewards.verifier.program import Program
 from async_rl.sandbox.comparison import (
     Comparison,
@@ -66,10 +66,9 @@ class Rulings:
             value = await asyncio.to_thread(decode, body)
         except (ValueError, MemoryError):
             return Ruling(Verdict.WRONG_ANSWER, _MALFORMED)
-        is_right = await asyncio.to_thread(ask, self._checker, test.args, value, test.expected)
         call = call_text(test.function, test.args)
         message = f"{call} returned {shorten(value)}, not {shorten(test.expected)}"
-        return _RIGHT if is_right else Ruling(Verdict.WRONG_ANSWER, message)
+        return await asyncio.to_thread(ask, self._checker, test.args, value, test.expected, message)
 
     async def of_output(self, test: StdinTest, output: bytes, program: Program) -> Ruling:
         """The ruling on the output. Raises InfrastructureError."""
@@ -78,9 +77,10 @@ class Rulings:
             return await self._checked(test, output, test.checker, program)
         if self._checker is not None:
             text = output.decode(errors="replace")
-            is_right = await asyncio.to_thread(ask, self._checker, test.input, text, test.output)
             message = f"printed {shorten(text)}, not {shorten(test.output)}"
-            return _RIGHT if is_right else Ruling(Verdict.WRONG_ANSWER, message)
+            return await asyncio.to_thread(
+                ask, self._checker, test.input, text, test.output, message
+            )
         expected = test.output.encode(errors="replace")
         # Most right programs print exactly this.
         if output == expected:
@@ -110,10 +110,10 @@ class Rulings:
         child = await program.run(
             Mode.CHECK, checker.code, checker.form, limits=limits, checked=files
         )
-        # Any other verdict is about the checker, and a program must not be scored by it.
-        if child.ruling.verdict in (Verdict.PASS, Verdict.WRONG_ANSWER):
-            return child.ruling
-        return Ruling(Verdict.TEST_ERROR, f"the checker failed: {child.ruling.message}")
+        verdict, message = child.ruling
+        if verdict is Verdict.COMPILE_ERROR:
+            return Ruling(Verdict.TEST_ERROR, f"the checker does not compile: {message}")
+        return _RIGHT if verdict is Verdict.PASS else rejected(message)
 
 
 def load_checker(name: str | None) -> Checker | None:
@@ -136,27 +136,17 @@ def load_headers(directory: str | None) -> dict[str, str]:
         ) from error
 
 
-def ask(checker: Checker, given: Any, value: Any, expected: Any) -> bool:
-    """The function's answer. Raises InfrastructureError if it has none."""
+def ask(checker: Checker, given: Any, value: Any, expected: Any, message: str) -> Ruling:
+    """The ruling of the function. message: for a value that it rejects."""
     try:
         answer = checker(given, value, expected)
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        OSError,
-        RecursionError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise InfrastructureError(
-            f"the checker raised {type(error).__name__}: {str(error)[:200]}; correct"
-            " sandbox.checker"
-        ) from error
-    # A checker that forgets to return would fail every program.
+    # Whatever it raises, the value of the program made it: without a verdict the program would
+    # have chosen not to be judged.
+    except Exception as error:  # noqa: BLE001
+        return rejected(f"the checker raised {type(error).__name__}: {error}")
+    # A checker that forgets to return must be seen.
     if type(answer) is not bool:
-        raise InfrastructureError(
+        return rejected(
             f"the checker returned {shorten(answer)}, not True or False; correct sandbox.checker"
         )
-    return answer
+    return _RIGHT if answer else Ruling(Verdict.WRONG_ANSWER, message)
