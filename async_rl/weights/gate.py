@@ -87,6 +87,16 @@ def connect_privately(
     return group
 
 
+def require_room(num_ranks: int, *, is_one_machine: bool) -> None:
+    """Raise InfrastructureError if the filters of this kernel are too small for a group whose ranks
+    all connect to each other.
+    """
+    hosts = ["127.0.0.1"] if is_one_machine else [f"10.{i >> 8}.{i & 255}.1" for i in range(2**16)]
+    peers = [(hosts[i % len(hosts)], i % 2**16) for i in range(num_ranks - 1)]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        _admit(listener.fileno(), peers)
+
+
 class _Gate:
     """Announces this rank's connection attempts, and admits the attempts of the other ranks."""
 

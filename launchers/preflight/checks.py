@@ -44,6 +44,7 @@ from async_rl.rewards.verifier.rulings import load_checker, load_headers
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import package_paths
 from async_rl.training.mirror import Mirror
+from async_rl.weights.gate import require_room
 from async_rl.wire.addresses import host_for_people
 
 _ALGORITHM_PLUGINS = {
@@ -74,6 +75,7 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     if is_new:
         yield from _mirror_problems(config)
     yield from _network_problems(config)
+    yield from _rank_problems(config)
     yield from backend_of(config).problems(config)
     yield from _package_problems(config)
     verifier_problems = list(_verifier_problems(config.sandbox, config.reward))
@@ -232,6 +234,14 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
                 f"{path}={port}: cannot be used on {host} ({problem}); choose another port, or 0"
                 " for a free one"
             )
+
+
+def _rank_problems(config: RunConfig) -> Iterator[str]:
+    """Yield why the ranks of the learner cannot connect; those of a broadcast connect in a tree."""
+    try:
+        require_room(config.learner.ranks, is_one_machine=config.launcher.is_one_machine)
+    except InfrastructureError as error:
+        yield f"learner.ranks={config.learner.ranks}: {error}"
 
 
 def _bind(host: str, port: int) -> str | None:

@@ -19,7 +19,7 @@ import zmq
 from async_rl.core.codec import encode
 from async_rl.core.errors import BroadcastBroken
 from async_rl.protocol.weights import Count, LookUp, Meet, Put, Seat
-from async_rl.weights.communicator import broadcast, join
+from async_rl.weights.communicator import Communicator, broadcast, join
 from async_rl.weights.rendezvous import Rendezvous, SeatStore
 from async_rl.wire.keys import derived_keys
 
@@ -106,6 +106,29 @@ def test_a_rank_gives_up_at_once_when_the_learner_has_ended() -> None:
         with pytest.raises(BroadcastBroken, match="the learner has ended"):
             meeting.result(20)
     store.close()
+
+
+def test_ranks_of_a_broadcast_connect_in_a_tree(rendezvous: Rendezvous) -> None:
+    """A rank that connected to all would wait a second for each, and fill the filter of gloo."""
+    num_ranks = 9
+    rendezvous.open("one", num_ranks)
+    sent = torch.arange(64, dtype=torch.uint8)
+    tensors = [sent] + [torch.zeros(64, dtype=torch.uint8) for _ in range(num_ranks - 1)]
+
+    def take_part(rank: int) -> None:
+        group = join(seat(rendezvous, "one", world_size=num_ranks), rank, CPU)
+        broadcast(group, tensors[rank], timeout_s=20)
+        groups.append(group)
+
+    groups: list[Communicator] = []
+    with ThreadPoolExecutor(num_ranks) as pool:
+        list(pool.map(take_part, range(num_ranks)))
+    for group in groups:
+        group.close()
+    assert all(torch.equal(tensor, sent) for tensor in tensors)
+    values = rendezvous._meetings["one"].values
+    dials = {value for key, value in values.items() if "dials" in key and "," in key}
+    assert len(dials) == num_ranks - 1
 
 
 def attacks(communicator: str) -> list[bytes]:
