@@ -38,6 +38,8 @@ def main(arguments: list[str]) -> None:
     Arguments: kind of cell, level, host pid, socket descriptor, package=directory ..., readable
     paths.
     """
+    # Runs write for their owner only, but the root of a cell is made by root and read by CELL_UID.
+    os.umask(0o022)
     kind, (level, host, descriptor) = arguments[0], map(int, arguments[1:4])
     readable = [path for path in arguments[4:] if path.startswith("/")]
     packages = dict(name.split("=", 1) for name in arguments[4:] if not name.startswith("/"))

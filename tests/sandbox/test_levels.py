@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from async_rl.core.os import owner_only
 from async_rl.sandbox import cells as cells_module
 from async_rl.sandbox.cell import Cell, CellFailed, Job
 from async_rl.sandbox.cells import Cells, Unsafe
@@ -37,6 +38,16 @@ def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwis
     ):
         asyncio.run(Cells.start(1))
     assert asyncio.run(unsafe()) == (NOTHING, b"9")
+
+
+def test_the_jail_is_as_strong_in_a_run_which_writes_for_its_owner_only() -> None:
+    async def level() -> int:
+        async with await Cells.start(1) as cells:
+            return cells.level
+
+    before = asyncio.run(level())
+    with owner_only():
+        assert asyncio.run(level()) == before
 
 
 def test_cell_that_cannot_start_says_why() -> None:
