@@ -138,8 +138,7 @@ class CommandOutcome(NamedTuple):
 
 class Command(NamedTuple):
     """A spec with its contents. executable: descriptor, if the spec has no path; contents: of the
-    files that the spec names; output_bytes: of standard output that are returned; output: a file
-    for it, or a descriptor of the caller's own.
+    files that the spec names; output_bytes: of standard output that are returned.
     """
 
     spec: CommandSpec
@@ -147,12 +146,11 @@ class Command(NamedTuple):
     contents: Sequence[bytes]
     output_bytes: int
     executable: int | None = None
-    output: bytes | int = b""
 
     def files(self) -> list[bytes | int]:
         """Standard input, output and error, the product, the executable, then the contents."""
         executable = [] if self.executable is None else [self.executable]
-        return [self.stdin, self.output, b"", b"", *executable, *self.contents]
+        return [self.stdin, b"", b"", b"", *executable, *self.contents]
 
     def outcome(self, reply: Reply, files: Sequence[int]) -> CommandOutcome:
         """The text and the product of the command."""

@@ -129,14 +129,9 @@ def _build_root(readable: Sequence[str]) -> None:
     linux.set_mount_attributes("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID)
 
 
-def shown(path: str) -> str:
-    """Return the path at which a cell sees a readable path; the scratch would hide a lower one."""
-    return f"/below{path}" if path.startswith(f"{SCRATCH}/") else path
-
-
 def _show(path: str) -> None:
-    """Bind `path` in the new root; a link is copied as a link."""
-    target = f"{_BUILD}{shown(path)}"
+    """Bind `path` at the same path in the new root; a link is copied as a link."""
+    target = f"{_BUILD}{path}"
     if os.path.islink(path):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -146,7 +141,7 @@ def _show(path: str) -> None:
 
 
 def _bind(path: str) -> None:
-    target = f"{_BUILD}{shown(path)}"
+    target = f"{_BUILD}{path}"
     is_folder = os.path.isdir(path)
     os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
     if not is_folder:

@@ -16,7 +16,7 @@ from async_rl.core.errors import DataError
 from async_rl.core.frozen import Value
 
 INDEX_FILE = "index.json"
-_OLD_FILE = ".metadata"
+OLD_FILE = ".metadata"
 # A thousand ranks with a thousand tensors each need 100 MB.
 _MAX_BYTES = 1 << 30
 Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -64,12 +64,13 @@ def open_shard(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open  # of an extra
 
     try:
-        return safe_open(_regular(path), framework="pt")
+        return safe_open(regular(path), framework="pt")
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
 
 
-def _regular(path: Path) -> Path:
+def regular(path: Path) -> Path:
+    """Return the path of a file. Raises OSError if there is none, DataError for another thing."""
     # The opening of a pipe would wait, and a link may lead anywhere.
     if not stat.S_ISREG(path.lstat().st_mode):
         raise DataError(f"{path} is not a regular file; restore it from a copy")
@@ -85,7 +86,7 @@ def read_index(directory: Path) -> Index:
             or f"{directory} is not a checkpoint; name a directory such as checkpoints/step_000020"
             " of a run"
         )
-    with _regular(path).open("rb") as file:
+    with regular(path).open("rb") as file:
         return parse_index(file.read(_MAX_BYTES), path)
 
 
@@ -109,7 +110,7 @@ def parse_index(content: bytes, path: Path) -> Index:
 
 def old_format(directory: Path) -> str:
     """Return why a checkpoint of an earlier version cannot be read; empty for any other."""
-    if (directory / INDEX_FILE).exists() or not (directory / _OLD_FILE).exists():
+    if (directory / INDEX_FILE).exists() or not (directory / OLD_FILE).exists():
         return ""
     return (
         f"{directory} is in the format of an earlier version, in which a file can run code when it"

@@ -1,42 +1,62 @@
 """`async-rl convert`: a checkpoint of an earlier version gets the present format.
 
-Invariants: it is read in the jail and nowhere else, by a program that can read the directory and
-write one file; its result is checked as a file of a stranger; the earlier checkpoint is kept.
+Invariants: its pickle is read in the jail and nowhere else, by a program that sees no file of the
+host; the answer of the program is checked as one of a stranger; the earlier files are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
 import sys
+import zipfile
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from async_rl.core.checksums import complete, damage, sums_of
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
+from async_rl.core.frozen import Value
 from async_rl.core.os import sync
 from async_rl.learner.checkpoint_index import (
     INDEX_FILE,
+    OLD_FILE,
+    Index,
+    Optimizer,
+    Size,
+    Stored,
     file_of,
     old_format,
-    open_shard,
-    parse_index,
+    regular,
 )
 from async_rl.sandbox.cell import Cell, CellFailed, Command, CommandOutcome
 from async_rl.sandbox.cells import interpreter_paths
-from async_rl.sandbox.namespaces import SYSTEM, shown
+from async_rl.sandbox.namespaces import SYSTEM
 from async_rl.sandbox.protocol import COMMANDS, NAMESPACES, CommandSpec, Profile
 from async_rl.training.checkpoints import set_aside
 
 _PROGRAM = "torch_checkpoint.py"
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
-_SPARE_BYTES = 1 << 29
-# CPU time. Reading and copying a terabyte takes 20 minutes.
-_LIMIT_S = 3600.0
+# Pickle and description of a thousand ranks have a fifth of this.
+_MEMORY_BYTES = 2 << 30
+_LIMIT_S = 600.0
+_FORMAT = 2
+
+
+class _Tensor(Value, frozen=True):
+    """A tensor as the jail describes it. pieces: file, offset and length in it."""
+
+    dtype: Literal["float64", "int64", "float32", "uint8"]
+    shape: list[Size]
+    pieces: list[
+        tuple[Annotated[str, msgspec.Meta(pattern=r"^__[0-9]+_[0-9]+\.distcp\Z")], Size, Size]
+    ]
 
 
 def convert(
@@ -47,11 +67,11 @@ def convert(
     Examples: async-rl convert runs/my-run/checkpoints/step_000020
     """
     if not old_format(directory):
-        raise ConfigError(f"{directory} is no checkpoint of an earlier version")
+        raise ConfigError(f"{directory} is not a checkpoint of an earlier version")
     if reason := damage(directory):
         raise DataError(f"{directory} is damaged: {reason}; convert another checkpoint")
     try:
-        kept = _convert(Path(os.path.realpath(directory)))
+        kept = _convert(directory)
     except (CellFailed, OSError) as error:
         raise InfrastructureError(f"{directory} cannot be converted: {error}") from error
     typer.echo(f"{directory} is converted; the earlier files are in {kept}")
@@ -61,17 +81,14 @@ def _convert(directory: Path) -> Path:
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    tensors = partial / file_of(0)
-    with tensors.open("x+b") as output:
-        done = asyncio.run(_read_in_jail(str(directory), output.fileno()))
+    done = asyncio.run(_run_in_jail(regular(directory / OLD_FILE).read_bytes()))
     try:
-        index = (open_shard(tensors).metadata() or {}).get("index", "").encode()
-    except DataError as error:
-        raise DataError(
-            f"{directory} is no checkpoint of an earlier version: {done.errors.decode()[-200:]}"
-        ) from error
-    parse_index(index, directory)
-    (partial / INDEX_FILE).write_bytes(index)
+        tensors = msgspec.json.decode(done.output, type=dict[str, _Tensor])
+        index = _write(directory, tensors, partial / file_of(0))
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        reason = done.errors.decode(errors="replace")[-200:] or repr(error)
+        raise DataError(f"{directory} is damaged: {reason}; convert another checkpoint") from error
+    (partial / INDEX_FILE).write_bytes(msgspec.json.encode(index))
     converted = directory.with_name(directory.name + ".converted")
     complete(partial, converted, sums_of(partial))
     # Both are complete and on the disk at any time.
@@ -81,29 +98,76 @@ def _convert(directory: Path) -> Path:
     return kept
 
 
-async def _read_in_jail(directory: str, output: int) -> CommandOutcome:
-    """Write the tensors into the output. Raises CellFailed or OSError."""
-    size_bytes = sum(path.stat().st_size for path in os.scandir(directory))
+async def _run_in_jail(metadata: bytes) -> CommandOutcome:
     python = os.path.realpath(sys.executable)  # noqa: ASYNC240  nothing else runs
     spec = CommandSpec(
         profile=Profile.PROGRAM,
         executable=python,
-        arguments=[python, "-I", "-S", "-B", _PROGRAM, shown(directory)],
+        arguments=[python, "-I", "-S", "-B", _PROGRAM],
         environment={},
         files=[_PROGRAM],
         product="",
-        readable=[*interpreter_paths(), *SYSTEM, shown(directory)],
+        readable=[*interpreter_paths(), *SYSTEM],
         runnable=[python, os.path.realpath(_LOADER)],  # noqa: ASYNC240
         cpu_s=_LIMIT_S,
-        # One tensor at a time: in its file, on its own, joined.
-        memory_bytes=3 * size_bytes + _SPARE_BYTES,
+        memory_bytes=_MEMORY_BYTES,
         process_limits=[],
-        file_bytes=size_bytes + _SPARE_BYTES,
-        scratch_bytes=_SPARE_BYTES,
+        file_bytes=_MEMORY_BYTES,
+        scratch_bytes=1 << 20,
     )
     program = files("async_rl.sandbox").joinpath(_PROGRAM).read_bytes()
-    cell = await Cell.start(NAMESPACES, [*interpreter_paths(), directory], kind=COMMANDS)
+    cell = await Cell.start(NAMESPACES, interpreter_paths(), kind=COMMANDS)
     try:
-        return await cell.run(Command(spec, b"", [program], 0, output=output))
+        return await cell.run(Command(spec, metadata, [program], _MEMORY_BYTES))
     finally:
         cell.kill()
+
+
+def _saved(path: Path, offset: int, length: int) -> bytes:
+    """Return the data of the tensor that torch.save has written into a part of a file."""
+    with regular(path).open("rb") as file:
+        file.seek(offset)
+        archive = zipfile.ZipFile(io.BytesIO(file.read(length)))
+    (data,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data/0"))
+    # torch never compresses; a small archive could unfold to any size.
+    if data.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{path} is compressed")
+    return archive.read(data)
+
+
+def _write(directory: Path, tensors: Mapping[str, _Tensor], target: Path) -> Index:
+    """Write the tensors of a checkpoint into one file and return their index."""
+    import numpy as np
+
+    from async_rl.weights.files import CODES, header  # of an extra
+
+    def values(name: str) -> Any:
+        tensor = tensors[name]
+        content = b"".join(_saved(directory / file, *place) for file, *place in tensor.pieces)
+        return np.frombuffer(content, tensor.dtype).reshape(tensor.shape)
+
+    kept = {name: values(name) for name, x in tensors.items() if x.dtype in CODES and x.shape}
+    specs = ((name, x.dtype.name, x.shape, x.nbytes) for name, x in kept.items())
+    with target.open("xb") as file:
+        file.write(header(specs, {"format": "pt"}))
+        file.writelines(kept.values())
+    earlier, version = values("version").tolist()
+    if earlier != _FORMAT:
+        raise ValueError(f"format {earlier} in place of {_FORMAT}")
+    return Index(
+        format=3,
+        version=version,
+        optimizers={
+            name.partition(".optimizer.")[0]: Optimizer(num_steps=float(values(name)), settings={})
+            for name in tensors
+            if name.endswith(".step")
+        },
+        objective=tuple(values("objective.numbers").tolist()),
+        base_sha256=values("base.sha256").tobytes().hex() if "base.sha256" in tensors else "",
+        tensors={
+            name: Stored(
+                dtype=CODES[x.dtype.name], shape=list(x.shape), pieces=[(file_of(0), 0, len(x))]
+            )
+            for name, x in kept.items()
+        },
+    )
