@@ -66,12 +66,12 @@ def promise_of(config: RunConfig) -> Promise:
 
 def _statements(run_dir: Path, config: RunConfig, store: Connection) -> Iterator[Statement]:
     noted = list(jsonl.read(run_dir / EVENTS_FILE, Event))
-    yield from weights(run_dir, store, config.weights.probe_every_pushes)
+    yield from weights(run_dir)
     yield from prompts(run_dir, config, store, [e for e in noted if e.kind == "start"])
-    yield from selection(config, store)
+    yield from selection(store)
     curves = Curves(run_dir)
     curves.refresh()
-    yield _agreement(curves, config)
+    yield _agreement(curves, config.model.dtype)
     yield from seeds(config, store)
     yield from origin(run_dir, config, noted)
     yield from faults(store, noted)
@@ -81,46 +81,37 @@ def _statements(run_dir: Path, config: RunConfig, store: Connection) -> Iterator
         "the ledger and the checkpoints keep their promises (async-rl ledger --audit)",
         broken=checked.problems,
         evidence=[
-            *checked.unchecked,
             f"{checked.num_groups} groups, {checked.num_transitions} changes of state,"
             f" {checked.num_steps} steps",
+            *checked.unchecked,
         ],
     )
-    yield _rows(curves, store)
-
-
-def _agreement(curves: Curves, config: RunConfig) -> Statement:
-    limit = _AGREEMENT[config.model.dtype]
-    _, fresh = curves.points("mismatch/engine_abs_mean")
-    _, stale = curves.points("mismatch/stale_abs_mean")
-    evidence = []
-    for values, what in ((fresh, "the learner's version"), (stale, "older versions")):
-        if len(values):
-            evidence.append(
-                f"samples of {what}: {values.mean():.2g} nats on average over {len(values)} steps,"
-                f" {values.max():.2g} in the worst step"
-            )
-    broken = []
-    if len(fresh) and not np.median(fresh) <= limit:
-        broken = [f"half of the steps differ by more than {limit:g} nats at age 0"]
-    return statement(
-        "log-probs",
-        f"at age 0 engine and learner agree within {limit:g} nats (model.dtype="
-        f"{config.model.dtype})",
-        broken=broken,
-        unknown=[] if len(fresh) else ["no step trained a sample of the learner's own version"],
-        evidence=evidence,
+    (version,) = store.execute(LEARNER_VERSION).fetchone()
+    steps = set(curves.points("time_s")[0])
+    missing = [step for step in range(1, version + 1) if step not in steps]
+    yield statement(
+        "audit",
+        "metrics.jsonl has a row for each step",
+        # A power loss takes rows; the newest may wait for its evaluation.
+        unknown=[f"the rows of the steps {ranges(missing)} are missing"] if missing else (),
+        evidence=[f"{len(steps)} rows for {version} steps"],
     )
 
 
-def _rows(curves: Curves, store: Connection) -> Statement:
-    (version,) = store.execute(LEARNER_VERSION).fetchone()
-    steps = curves.points("time_s")[0]
-    missing = sorted(set(range(1, version + 1)) - set(steps.astype(int).tolist()))
-    # The row of the newest steps may be on its way, or wait for its evaluation.
+def _agreement(curves: Curves, dtype: str) -> Statement:
+    limit = _AGREEMENT[dtype]
+    _, fresh = curves.points("mismatch/engine_abs_mean")
+    _, stale = curves.points("mismatch/stale_abs_mean")
+    is_off = len(fresh) and not np.median(fresh) <= limit
     return statement(
-        "audit",
-        "metrics.jsonl has a row for each step",
-        unknown=[f"the rows of the steps {ranges(missing)} are missing"] if missing else (),
-        evidence=[f"{len(steps)} rows for {version} steps"],
+        "log-probs",
+        f"at age 0 engine and learner agree within {limit:g} nats (model.dtype={dtype})",
+        broken=[f"half of the steps differ by more than {limit:g} nats"] if is_off else (),
+        unknown=[] if len(fresh) else ["no step trained a sample of the learner's own version"],
+        evidence=[
+            f"{what}: {values.mean():.2g} nats on average over {len(values)} steps,"
+            f" {values.max():.2g} in the worst one"
+            for values, what in ((fresh, "age 0"), (stale, "older samples"))
+            if len(values)
+        ],
     )

@@ -8,19 +8,13 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import msgspec
 
 from async_rl.runs.report import Report, Section, Table
 
-Subject = Literal[
-    "weights", "prompts", "selection", "log-probs", "seeds", "origin", "faults", "audit"
-]
-"""The part of the run that a statement is about; a certificate has them in this order."""
-
 _MOST_LISTED = 20
-# One cause usually breaks a promise in thousands of places.
+"""Sentences of one kind: one cause usually breaks a promise in thousands of places."""
 
 
 class Verdict(enum.StrEnum):
@@ -32,9 +26,11 @@ class Verdict(enum.StrEnum):
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
-    """A promise with its verdict. evidence: sentences, first those that decide the verdict."""
+    """A promise with its verdict. subject: the part of the run that it is about. evidence:
+    sentences, first those that decide the verdict.
+    """
 
-    subject: Subject
+    subject: str
     promise: str
     verdict: Verdict
     evidence: list[str]
@@ -54,44 +50,35 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
     def report(self) -> Report:
         """Return the certificate for the terminal and for the web view."""
-        counts = [
-            f"{sum(each.verdict is verdict for each in self.statements)} {verdict}"
-            for verdict in Verdict
-        ]
-        made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.made_s))
-        lines = (f"made {made}; statements: {', '.join(counts)}",)
-        sections = [Section(lines=lines)]
-        for subject in dict.fromkeys(each.subject for each in self.statements):
-            rows = []
-            for each in self.statements:
-                if each.subject == subject:
-                    first, *others = each.evidence
-                    rows.append((each.verdict.value, each.promise, first))
-                    rows += [("", "", other) for other in others]
-            table = Table(columns=("verdict", "statement", "evidence"), rows=tuple(rows))
-            sections.append(Section(title=subject, table=table))
-        return Report(title=f"certificate of {self.run}", sections=tuple(sections))
+        rows: list[tuple[str, ...]] = []
+        for each in self.statements:
+            head = (each.verdict.value, each.subject, each.promise)
+            for sentence in each.evidence:
+                rows.append((*head, sentence))
+                head = ("", "", "")
+        verdicts = [each.verdict for each in self.statements]
+        counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in Verdict)
+        table = Table(columns=("verdict", "about", "statement", "evidence"), rows=tuple(rows))
+        lines = (f"made {at(self.made_s)} UTC; statements: {counts}",)
+        section = Section(lines=lines, table=table)
+        return Report(title=f"certificate of {self.run}", sections=(section,))
 
 
 def statement(
-    subject: Subject,
+    subject: str,
     promise: str,
     *,
     broken: Iterable[str] = (),
-    unknown: Sequence[str] = (),
-    evidence: Sequence[str] = (),
+    unknown: Iterable[str] = (),
+    evidence: Iterable[str] = (),
 ) -> Statement:
     """Return a statement that is broken if there are sentences that say so, and otherwise unknown
     if some say why it is not known.
     """
-    wrong = listed(broken)
-    verdict = Verdict.BROKEN if wrong else Verdict.UNKNOWN if unknown else Verdict.HOLDS
-    return Statement(
-        subject=subject,
-        promise=promise,
-        verdict=verdict,
-        evidence=[*wrong, *unknown, *evidence] or ["nothing to check"],
-    )
+    wrong, gaps = listed(broken), listed(unknown)
+    verdict = Verdict.BROKEN if wrong else Verdict.UNKNOWN if gaps else Verdict.HOLDS
+    sentences = [*wrong, *gaps, *evidence]
+    return Statement(subject=subject, promise=promise, verdict=verdict, evidence=sentences)
 
 
 def listed(sentences: Iterable[str]) -> list[str]:
@@ -101,15 +88,12 @@ def listed(sentences: Iterable[str]) -> list[str]:
     return [*every[:_MOST_LISTED], f"and {left} more"] if left > 0 else every
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as text: 3, 5 to 9."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in spans)
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text, such as "3, 5 to 9"."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    pairs = zip(starts, ends, strict=True)
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in pairs)
 
 
 def at(unix_s: float) -> str:

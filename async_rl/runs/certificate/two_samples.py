@@ -12,11 +12,10 @@ import numpy as np
 
 from async_rl.core.types import DoubleArray
 
-FAMILY_ALPHA = 0.01
-"""Probability that a run without any bias is called biased, over all tests of a certificate."""
-NUM_TESTS = 8
-LIMIT = FAMILY_ALPHA / NUM_TESTS
-"""A smaller p value is a difference (Bonferroni)."""
+LIMIT = 0.01 / 8
+"""A smaller p value is a difference: with at most eight tests, a run without any bias is called
+biased with a probability of 0.01 (Bonferroni).
+"""
 NUM_PERMUTATIONS = 9_999
 _MOST = 2_000  # values of each side: their permutations take half a second of one core
 
@@ -29,25 +28,19 @@ def rank_test(chosen: DoubleArray, others: DoubleArray, *, is_one_sided: bool = 
     2,000 values a random subset is used.
     """
     rng = np.random.default_rng(0)
-    sides = [rng.permutation(values)[:_MOST] for values in (chosen, others)]
-    ranks = _ranks(np.concatenate(sides))
-    ranks -= ranks.mean()
-    size = len(sides[0])
-    observed = ranks[:size].sum()
-    sums = np.array([rng.permutation(ranks)[:size].sum() for _ in range(NUM_PERMUTATIONS)])
+    first, second = (rng.permutation(values)[:_MOST] for values in (chosen, others))
+    every = np.concatenate([first, second])
+    # Equal values share their mean rank.
+    _, index, counts = np.unique(every, return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum() - (counts - 1) / 2)[index] - (len(every) + 1) / 2
+    sums = np.array(
+        [rng.permutation(ranks)[: len(first)].sum() for _ in range(NUM_PERMUTATIONS)]
+        + [ranks[: len(first)].sum()]
+    )
     if not is_one_sided:
-        observed, sums = abs(observed), np.abs(sums)
+        sums = np.abs(sums)
     # The sums of equal ranks differ in the last digits.
-    num_extreme = int((sums >= observed - 1e-6).sum())
-    return (1 + num_extreme) / (1 + NUM_PERMUTATIONS)
-
-
-def _ranks(values: DoubleArray) -> DoubleArray:
-    """Return the ranks from 1; equal values share their mean rank."""
-    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    ranks: DoubleArray = (last - (counts - 1) / 2)[index]
-    return ranks
+    return float((sums >= sums[-1] - 1e-6).mean())
 
 
 def excess_p_value(excesses: Sequence[float]) -> float:
@@ -56,6 +49,5 @@ def excess_p_value(excesses: Sequence[float]) -> float:
     The sum is divided by the root of the sum of squares, so no variance has to be known, and a few
     large excesses among many small ones count little (a self-normalized sum).
     """
-    values = np.array(excesses, dtype=np.float64)
-    norm = float(np.linalg.norm(values))
-    return 0.5 * math.erfc(float(values.sum()) / norm / math.sqrt(2)) if norm else 1.0
+    norm = math.sqrt(sum(value**2 for value in excesses))
+    return 0.5 * math.erfc(sum(excesses) / norm / math.sqrt(2)) if norm else 1.0
