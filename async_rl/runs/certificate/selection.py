@@ -56,7 +56,7 @@ def selection(store: Connection) -> Iterator[Statement]:
 
 def _compared(promise: str, kept: DoubleArray, left: DoubleArray) -> Statement:
     evidence = [f"trained: {_distribution(kept)}; left out: {_distribution(left)}"]
-    broken = []
+    broken: list[str] = []
     if len(kept) and len(left):
         every = np.concatenate([kept, left])
         p = rank_test(left, kept)
@@ -82,7 +82,7 @@ def _attempts(store: Connection) -> Statement:
     failed = np.array(
         [s for why, every in by_reason.items() if why not in _NO_CHOICE for s in every]
     )
-    broken = []
+    broken: list[str] = []
     if len(complete) and len(failed):
         p = rank_test(failed, complete, is_one_sided=True)
         ratio = failed.mean() / (complete.mean() or 1.0)
