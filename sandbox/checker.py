@@ -16,7 +16,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from .comparison import Comparison, Printed, Returned
+from .comparison import Comparison, Printed, Returned, failure
 from .programs import Runner, describe_text, described, exit_status, open_streams, run_main
 from .protocol import CHECKER_ACCEPTS, Kind
 
@@ -36,8 +36,8 @@ class Comparer(Runner):
         self.frame(-1, Kind.LOADED, self.now(), b"0")
         started, comparison = self.now(), Comparison(relative_tolerance=relative_tolerance)
         emitted = Returned if len(fields) == len(Returned._fields) else Printed
-        failure = emitted(*fields).failure(comparison)
-        self.frame(0, Kind.FAILED if failure else Kind.PASSED, started, describe_text(failure))
+        reason = failure(emitted(*fields), comparison)
+        self.frame(0, Kind.FAILED if reason else Kind.PASSED, started, describe_text(reason))
         return 0
 
 

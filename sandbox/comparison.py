@@ -65,16 +65,17 @@ class Returned(NamedTuple):
     function: str
     args: Sequence[Any]
 
-    def failure(self, comparison: Comparison) -> str:
-        """The reason why it is wrong; empty if it is right."""
-        try:
-            value = decode(self.body, foreign if self.types == "exact" else plain)
-            if comparison.values_equal(value, self.expected, self.types):
-                return ""
-        # Comparing a signaling NaN raises.
-        except (ArithmeticError, ValueError, MemoryError):
-            return "the returned value is malformed"
-        call = call_text(self.function, self.args)
+    def read(self) -> Any:
+        """The value. Raises ValueError if it is malformed."""
+        return decode(self.body, foreign if self.types == "exact" else plain)
+
+    def is_right(self, value: Any, comparison: Comparison) -> bool:
+        """Return whether the value is the expected one."""
+        return comparison.values_equal(value, self.expected, self.types)
+
+    def message(self, value: Any) -> str:
+        """The reason why a value is wrong."""
+        call = f"{self.function}({', '.join(map(shorten, self.args))})"
         return f"{call} returned {shorten(value)}, not {shorten(self.expected)}"
 
 
@@ -85,12 +86,27 @@ class Printed(NamedTuple):
     expected: str
     rules: tuple[Any, ...]
 
-    def failure(self, comparison: Comparison) -> str:
-        """The reason why it is wrong; empty if it is right."""
-        output = self.output.decode(errors="replace")
-        if comparison.outputs_equal(output, self.expected, Rules(*self.rules)):
-            return ""
-        return f"printed {shorten(output)}, not {shorten(self.expected)}"
+    def read(self) -> str:
+        """The text."""
+        return self.output.decode(errors="replace")
+
+    def is_right(self, value: str, comparison: Comparison) -> bool:
+        """Return whether the text is the expected one."""
+        return comparison.outputs_equal(value, self.expected, Rules(*self.rules))
+
+    def message(self, value: str) -> str:
+        """The reason why a text is wrong."""
+        return f"printed {shorten(value)}, not {shorten(self.expected)}"
+
+
+def failure(emitted: Returned | Printed, comparison: Comparison) -> str:
+    """The reason why the emitted value or text is wrong; empty if it is right."""
+    try:
+        value = emitted.read()
+        return "" if emitted.is_right(value, comparison) else emitted.message(value)
+    # Comparing a signaling NaN raises.
+    except (ArithmeticError, ValueError, MemoryError):
+        return "the returned value is malformed"
 
 
 _DEFAULT = Rules()
@@ -202,11 +218,6 @@ def _number(token: str) -> Decimal | None:
 def _typed(items: Any) -> set[tuple[type, Any]]:
     """The items with their types, because True == 1 == 1.0."""
     return {(type(item), item) for item in items}
-
-
-def call_text(function: str, args: Sequence[Any]) -> str:
-    """A call for a message."""
-    return f"{function}({', '.join(map(shorten, args))})"
 
 
 def shorten(value: Any) -> str:

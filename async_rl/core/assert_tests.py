@@ -97,7 +97,7 @@ def require_usable(origin: str, problem: CodeProblem) -> None:
     """Raise DataError if an assert test of a problem cannot judge any program."""
     for test in problem.tests:
         if isinstance(test, AssertTest):
-            fault = asked_by(problem.setup, test.code, frozenset(test.names)).fault
+            fault = asked_by(problem.setup, test.code, test.own).fault
             if fault:
                 raise DataError(
                     f"{origin}: a test is broken: {fault}; correct it: {test.code[:80]!r}"

@@ -121,6 +121,11 @@ class AssertTest(Value, tag_field="kind", tag="assert"):
     code: str
     names: list[str] = msgspec.field(default_factory=list)
 
+    @property
+    def own(self) -> frozenset[str]:
+        """The names, as a set."""
+        return frozenset(self.names)
+
 
 class AnswerTest(Value, tag_field="kind", tag="answer"):
     """Compare a response in words with the expected answer, by a rule of rewards/answers.py; no

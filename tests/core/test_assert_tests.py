@@ -60,7 +60,7 @@ def test_a_test_that_asks_the_program_is_usable(code: str) -> None:
 def test_a_name_of_a_builtin_is_the_programs_if_the_row_says_so() -> None:
     test = AssertTest(code="assert sum(1, 2) == 3", names=["sum", "abs"])
     require_usable("row 7", CodeProblem(tests=[test]))
-    assert asked_by("", test.code, frozenset(test.names)).names == {"sum"}
+    assert asked_by("", test.code, test.own).names == {"sum"}
 
 
 def test_a_setup_that_does_not_compile_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from async_rl.core.output_rules import OutputRules
 from async_rl.rewards.extraction import extract_code
-from async_rl.sandbox.comparison import Comparison, Returned
+from async_rl.sandbox.comparison import Comparison, Returned, failure
 from async_rl.sandbox.values import encode
 
 EXACT = Comparison(relative_tolerance=0)
@@ -123,7 +123,7 @@ def test_values_of_other_types_pass_only_where_json_cannot_tell_them_apart(
 ) -> None:
     body = encode(value)
     for types, is_right in (("exact", exact), ("json", json)):
-        assert (not Returned(body, expected, types, "f", ()).failure(EXACT)) is is_right
+        assert (not failure(Returned(body, expected, types, "f", ()), EXACT)) is is_right
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_values_of_other_types_pass_only_where_json_cannot_tell_them_apart(
 def test_an_assert_statement_compares_as_python_does(
     value: object, expected: object, is_right: bool
 ) -> None:
-    assert (not Returned(encode(value), expected, "python", "f", ()).failure(EXACT)) is is_right
+    assert (not failure(Returned(encode(value), expected, "python", "f", ()), EXACT)) is is_right
 
 
 def test_a_wrong_output_is_not_read_to_its_end() -> None:

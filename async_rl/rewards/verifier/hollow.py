@@ -21,7 +21,7 @@ def hollow_program(problem: CodeProblem) -> str:
         if isinstance(test, CallTest):
             names.add(test.function)
         elif isinstance(test, AssertTest):
-            names |= asked_by(problem.setup, test.code, frozenset(test.names)).names
+            names |= asked_by(problem.setup, test.code, test.own).names
     usable = sorted(name for name in names if name.isidentifier() and not keyword.iskeyword(name))
     return "".join(f"def {name}(*args, **keywords): pass\n" for name in usable)
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
+from operator import itemgetter
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.assert_tests import asked_by
@@ -41,18 +41,13 @@ from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling
-from async_rl.rewards.verifier.program import Batch, Limits, Program, Rule, result_of
+from async_rl.rewards.verifier.program import Limits, Program, Question, Rule, result_of
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.rewards.verifier.rulings import Rulings
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import Mode
-
-# Tests that share a child: a message to a cell has at most 200 descriptors, two per stream.
-_MAX_STREAMS = 64
-RunBatch = Callable[[Sequence[Any]], Awaitable[Batch]]
-"""Runs the first tests of some, at least one."""
 
 
 class Judge:
@@ -90,14 +85,17 @@ class Judge:
             judge = self._judge_of(request.language)
             return self._response(await judge.results(request, program, self._rule(program)))
         results: list[TestResult] = []
-        num_tests = 0
-        for kind, neighbors in groupby(request.tests, key=lambda test: _kind(test, request.setup)):
-            run, tests = self._planned(kind, list(neighbors), program)
-            # Of all kinds, also those that are not run: they count as late.
-            num_tests += len(tests)
-            if not program.is_decided(results):
-                results += await self._results(run, tests, program)
-        return self._response(program.with_rest(results, num_tests))
+        rule = self._rule(program)
+        planned = [(*_plan(test, request.setup), test) for test in request.tests]
+        for (mode, _), neighbors in groupby(planned, key=itemgetter(0, 1)):
+            if mode is None:
+                for *_, test in neighbors:
+                    if not program.is_decided(results):
+                        results.append(await self._alone(test, program))
+            elif not program.is_decided(results):
+                questions = [each[2] for each in neighbors]
+                results += await program.results(mode, questions, rule)
+        return self._response(program.with_rest(results, len(request.tests)))
 
     def _response(self, results: list[TestResult]) -> VerifyResponse:
         """The response: its verdict is the verdict of the first failure."""
@@ -173,47 +171,21 @@ class Judge:
                 await part.close()
 
     def _rule(self, program: Program) -> Rule:
-        return partial(self._rulings.of_output, program=program)
+        return partial(self._rulings.of, program=program)
 
-    def _planned(
-        self, kind: str, tests: list[Any], program: Program
-    ) -> tuple[RunBatch, Sequence[Any]]:
-        """How tests of one kind run, and the parts of them that have results of their own."""
-        match kind:
-            case "stdin":
-                return partial(program.feed, rule=self._rule(program)), tests
-            case "call" | "assert":
-                rule = partial(self._rulings.of_value, program=program)
-                return partial(program.check, rule=rule, has_call_names=kind == "call"), [
-                    _calls(test, program.setup) for test in tests
-                ]
-            case "judge":
-                return program.judge, tests
-        runners: dict[str, Callable[[Any, Program], Awaitable[TestResult]]] = {
-            "answer": self._answer,
-            "container": self._contained,
-            "broken": self._broken,
-        }
-
-        async def run(rest: Sequence[Any]) -> Batch:
-            # These kinds share no child: a file, an image or a test of its own for each.
-            return Batch([await runners[kind](rest[0], program)])
-
-        return run, tests
-
-    async def _results(
-        self, run: RunBatch, tests: Sequence[Any], program: Program
-    ) -> list[TestResult]:
-        """Run tests in order, as many as possible in one child."""
-        results: list[TestResult] = []
-        size, is_slow = _MAX_STREAMS, False
-        # A child may exit early: the rest continues in a fresh one.
-        while len(results) < len(tests) and not program.is_decided(results):
-            batch = await run(tests[len(results) : len(results) + size])
-            results += batch.results
-            is_slow = is_slow or batch.is_slow
-            size = 1 if batch.has_leftovers or is_slow else _MAX_STREAMS
-        return results
+    async def _alone(self, test: CodeTest, program: Program) -> TestResult:
+        """The result of a test that shares no child with others."""
+        match test:
+            case AnswerTest():
+                return await self._answer(test, program)
+            case ContainerTest():
+                containers, limit = self._with_containers(), program.limits.output_bytes
+                rule = self._rule(program)
+                return await judge_contained(containers, test, program.code, limit, rule)
+        assert isinstance(test, AssertTest)
+        # Before a cell is used: such a test would fail or pass every program.
+        fault = asked_by(program.setup, test.code, test.own).fault
+        return result_of(Ruling(Verdict.TEST_ERROR, f"the test itself is broken: {fault}"))
 
     async def _answer(self, test: AnswerTest, program: Program) -> TestResult:
         started = time.monotonic()
@@ -222,32 +194,17 @@ class Judge:
         message = "" if is_right else f"not {shorten(test.expected)} by rule {test.rule}"
         return result_of(Ruling(verdict, message), wall_s=time.monotonic() - started)
 
-    def _contained(self, test: ContainerTest, program: Program) -> Awaitable[TestResult]:
-        containers, output_bytes = self._with_containers(), program.limits.output_bytes
-        return judge_contained(containers, test, program.code, output_bytes, self._rule(program))
 
-    async def _broken(self, test: AssertTest, program: Program) -> TestResult:
-        """The result of a test that would fail or pass every program."""
-        fault = asked_by(program.setup, test.code, frozenset(test.names)).fault
-        return result_of(Ruling(Verdict.TEST_ERROR, f"the test itself is broken: {fault}"))
-
-
-def _calls(test: CallTest | AssertTest, setup: str) -> Sequence[Call]:
-    if isinstance(test, CallTest):
-        return [Call.of(test)]
-    return calls_of(setup, test.code, frozenset(test.names)) or ()
-
-
-def _kind(test: CodeTest, setup: str) -> str:
+def _plan(test: CodeTest, setup: str) -> tuple[Mode | None, bool, Sequence[Question]]:
+    """How a test runs, whether as an assert statement, and its questions; None for a test that
+    shares no child.
+    """
     match test:
-        case AnswerTest():
-            return "answer"
         case CallTest():
-            return "call"
-        case ContainerTest():
-            return "container"
+            return Mode.CALLS, False, [Call.of(test)]
         case StdinTest():
-            return "stdin"
-    if asked_by(setup, test.code, frozenset(test.names)).fault:
-        return "broken"
-    return "assert" if _calls(test, setup) else "judge"
+            return Mode.STREAMS, False, [test]
+        case AssertTest() if not asked_by(setup, test.code, test.own).fault:
+            calls = calls_of(setup, test.code, test.own)
+            return (Mode.CALLS, True, calls) if calls else (Mode.JUDGE, True, [test])
+    return None, False, []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from async_rl.config.rewards import MOST_TIMEOUTS, OUTPUT_KB, SandboxConfig
 from async_rl.core.assert_tests import asked_by
@@ -24,6 +24,8 @@ from async_rl.sandbox.protocol import JobSpec, Mode
 
 Read = TypeVar("Read")
 T = TypeVar("T")
+# Tests that share a child: a message to a cell has at most 200 descriptors, two per stream.
+_MOST_TESTS = 64
 # A cell that fails says nothing about the program; a program that breaks two cells is suspect.
 _TRIES = 2
 
@@ -73,21 +75,10 @@ class Limits:
         return replace(self, output_bytes=max(self.output_bytes, 2 * longest))
 
 
-class Batch(NamedTuple):
-    """The results of the first tests of some.
-
-    is_slow: each of the rest needs a separate child; has_leftovers: the next one needs it.
-    """
-
-    results: list[TestResult]
-    is_slow: bool = False
-    has_leftovers: bool = False
-
-
-Rule = Callable[[StdinTest, bytes], Awaitable[Ruling]]
-"""Decides about the output of a test."""
-ValueRule = Callable[[Call, bytes], Awaitable[Ruling]]
-"""Decides about the value that a call returned."""
+Question = Call | StdinTest | AssertTest
+"""What one run of a child answers. An assert test may be one, or several calls."""
+Rule = Callable[[Any, bytes], Awaitable[Ruling]]
+"""Decides about the bytes that a program emitted for a Call or a StdinTest."""
 
 
 def result_of(
@@ -182,84 +173,61 @@ class Program:
 
         return await tried(self.cells, Job(spec, payload, **more), read, NO_CELL)
 
-    async def check(
-        self, tests: Sequence[Sequence[Call]], rule: ValueRule, *, has_call_names: bool
-    ) -> Batch:
-        """Make the calls of tests in one child. It may exit during the last test that was
-        reached.
+    async def results(
+        self, mode: Mode, tests: Sequence[Sequence[Question]], rule: Rule
+    ) -> list[TestResult]:
+        """Run tests in order, as many as possible in one child. tests: the questions of each.
+
+        A child may exit early: the rest continues in a fresh one. A stream that fails after other
+        streams in the same child may fail because of state that they left behind, so it is
+        repeated. An answer is final: a program that answers differently in a fresh child would have
+        two guesses.
         """
-        calls = [tuple(call[:3]) for test in tests for call in test]
-        child = await self.run(
-            Mode.CALLS,
-            self.code,
-            calls,
-            self.stop,
-            has_call_names,
-            num_runs=len(calls),
-            num_tests=len(tests),
-        )
         results: list[TestResult] = []
-        rest, is_slow = child.answers
-        for test in tests:
-            answers, rest = rest[: len(test)], rest[len(test) :]
-            is_partial = len(answers) < len(test)
-            # The time that was left for this test depends on the tests before it.
-            if not answers or (is_partial and is_slow):
-                break
-            for call, answer in zip(test, answers, strict=False):
-                ruling = answer.ruling if answer.value is None else await rule(call, answer.value)
-                if ruling.verdict is not Verdict.PASS:
+        size, is_alone = _MOST_TESTS, False
+        while len(results) < len(tests) and not self.is_decided(results):
+            shared = tests[len(results) : len(results) + size]
+            child = await self._asked(mode, shared)
+            rest, is_slow = child.answers
+            is_alone = is_alone or is_slow
+            size = 1 if is_alone else _MOST_TESTS
+            # A child that did not even load has no leftovers: it failed for every stream.
+            has_loaded = mode is Mode.STREAMS and len(child.outcome.frames.frames) > 1
+            for test in shared:
+                answers, rest = rest[: len(test)], rest[len(test) :]
+                is_partial = len(answers) < len(test)
+                # The time that was left for this test depends on the tests before it.
+                if not answers or (is_partial and is_slow):
                     break
-            cpu_s = sum(answer.cpu_s for answer in answers)
-            results.append(child.result(ruling, cpu_s, len(tests)))
-            if is_partial or self.is_decided(results):
-                break
-        return Batch(results, is_slow)
+                if answers[0].value is None and has_loaded and test is not shared[0]:
+                    size = 1
+                    break
+                for question, answer in zip(test, answers, strict=False):
+                    ruling = answer.ruling
+                    if answer.value is not None:
+                        ruling = await rule(question, answer.value)
+                    if ruling.verdict is not Verdict.PASS:
+                        break
+                cpu_s = sum(answer.cpu_s for answer in answers)
+                results.append(child.result(ruling, cpu_s, len(shared)))
+                if is_partial or self.is_decided(results):
+                    break
+        return results
 
-    async def judge(self, tests: Sequence[AssertTest]) -> Batch:
-        """Run tests in one child and the program in another, up to a test that one of them does not
-        survive.
-        """
-        codes = []
-        for test in tests:
-            asked = asked_by(self.setup, test.code, frozenset(test.names))
-            codes.append((asked.imports, test.code, sorted(asked.own)))
-        child = await self.run(
-            Mode.JUDGE,
-            self.code,
-            tests=(self.setup, codes, self.stop),
-            num_runs=len(tests),
-            num_tests=len(tests),
-        )
-        answers, is_slow = child.answers
-        results = [child.result(answer.ruling, answer.cpu_s, len(tests)) for answer in answers]
-        return Batch(results, is_slow)
-
-    async def feed(self, tests: Sequence[StdinTest], rule: Rule) -> Batch:
-        """Run the program on standard inputs in one child.
-
-        A stream that fails after other streams in the same child may fail because of state that
-        they left behind, so it is repeated. An answer is final: a program that answers differently
-        in a fresh child would have two guesses.
-        """
-        child = await self.run(
-            Mode.STREAMS,
-            self.code,
-            limits=self.limits.with_output_of(tests),
-            num_runs=len(tests),
-            num_tests=len(tests),
-            inputs=[test.input.encode(errors="replace") for test in tests],
-        )
-        results: list[TestResult] = []
-        # A child that did not even load has no leftovers: it failed for every stream.
-        is_shared = len(child.outcome.frames.frames) > 1
-        for test, answer in zip(tests, child.answers.answers, strict=False):
-            ruling = answer.ruling
-            if answer.value is not None:
-                ruling = await rule(test, answer.value)
-            elif results and is_shared:
-                return Batch(results, child.answers.is_slow, has_leftovers=True)
-            results.append(child.result(ruling, answer.cpu_s, len(tests)))
-            if self.is_decided(results):
-                break
-        return Batch(results, child.answers.is_slow)
+    def _asked(self, mode: Mode, tests: Sequence[Sequence[Any]]) -> Awaitable[ChildRun]:
+        """Run one child that answers the questions of tests."""
+        questions = [question for test in tests for question in test]
+        payload: list[Any] = [self.code]
+        more: dict[str, Any] = {}
+        if mode is Mode.CALLS:
+            # Only call tests are in the style of LeetCode.
+            has_call_names = questions[0].types != "python"
+            payload += [[tuple(call[:3]) for call in questions], self.stop, has_call_names]
+        elif mode is Mode.STREAMS:
+            more["limits"] = self.limits.with_output_of(questions)
+            more["inputs"] = [test.input.encode(errors="replace") for test in questions]
+        else:
+            asked = [(asked_by(self.setup, test.code, test.own), test) for test in questions]
+            codes = [(each.imports, test.code, sorted(each.own)) for each, test in asked]
+            more["tests"] = (self.setup, codes, self.stop)
+        return self.run(mode, *payload, num_runs=len(questions), num_tests=len(tests), **more)

@@ -26,21 +26,13 @@ from async_rl.rewards.verifier.asserts import Call
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.outcomes import Ruling, rejected
 from async_rl.rewards.verifier.program import Program
-from async_rl.sandbox.comparison import (
-    Comparison,
-    Printed,
-    Returned,
-    call_text,
-    shorten,
-)
+from async_rl.sandbox.comparison import Comparison, Printed, Returned, failure, shorten
 from async_rl.sandbox.protocol import Mode
-from async_rl.sandbox.values import decode
 
 Checker = Callable[[Any, Any, Any], bool]
 """(input text or list of arguments, program's output, expected output) -> True if it passes."""
 LARGE_BYTES = 1 << 16
 """The most that is decoded in the server's process for one test."""
-_MALFORMED = "the returned value is malformed"
 # Memory of a decoded value, in multiples of its bytes.
 _ROOM = 40
 
@@ -55,43 +47,31 @@ class Rulings:
         self._comparison = Comparison(relative_tolerance=config.float_tolerance)
         self._checker = load_checker(config.checker)
 
-    async def of_value(self, test: Call, body: bytes, program: Program) -> Ruling:
-        """The ruling on a returned value. Raises InfrastructureError."""
-        # The checker is for call tests only: an assert statement compares by itself.
-        if self._checker is None or test.types == "python":
-            returned = Returned(body, test.expected, test.types, test.function, test.args)
-            return await self._compared(returned, len(body), program)
-        try:
+    async def of(self, question: Call | StdinTest, body: bytes, program: Program) -> Ruling:
+        """The ruling on a returned value or a printed text. Raises InfrastructureError."""
+        given: Any
+        emitted: Returned | Printed
+        if isinstance(question, StdinTest):
+            # The row knows its problem better than the configuration.
+            if question.checker is not None:
+                return await self._checked(question, body, question.checker, program)
+            given, expected, has_checker = question.input, question.output, True
+            # Most right programs print exactly this, and it may be large.
+            if self._checker is None and body == expected.encode(errors="replace"):
+                return _RIGHT
+            emitted = Printed(body, expected, msgspec.structs.astuple(question.rules))
+            size = len(body) + len(expected)
+        else:
+            given, expected, size = question.args, question.expected, len(body)
+            emitted = Returned(body, expected, question.types, question.function, given)
+            # An assert statement compares by itself.
+            has_checker = question.types != "python"
+        if self._checker is not None and has_checker:
             # In a thread: the value may be large, and the loop serves other programs.
-            value = await asyncio.to_thread(decode, body)
-        except (ValueError, MemoryError):
-            return Ruling(Verdict.WRONG_ANSWER, _MALFORMED)
-        call = call_text(test.function, test.args)
-        message = f"{call} returned {shorten(value)}, not {shorten(test.expected)}"
-        return await asyncio.to_thread(ask, self._checker, test.args, value, test.expected, message)
-
-    async def of_output(self, test: StdinTest, output: bytes, program: Program) -> Ruling:
-        """The ruling on the output. Raises InfrastructureError."""
-        # The row knows its problem better than the configuration.
-        if test.checker is not None:
-            return await self._checked(test, output, test.checker, program)
-        if self._checker is not None:
-            text = output.decode(errors="replace")
-            message = f"printed {shorten(text)}, not {shorten(test.output)}"
-            return await asyncio.to_thread(
-                ask, self._checker, test.input, text, test.output, message
-            )
-        expected = test.output.encode(errors="replace")
-        # Most right programs print exactly this.
-        if output == expected:
-            return _RIGHT
-        printed = Printed(output, test.output, msgspec.structs.astuple(test.rules))
-        return await self._compared(printed, len(output) + len(expected), program)
-
-    async def _compared(self, emitted: Returned | Printed, size: int, program: Program) -> Ruling:
+            return await asyncio.to_thread(_ask, self._checker, given, emitted, expected)
         # A child costs 2 ms, and most values are small.
         if size <= LARGE_BYTES:
-            message = emitted.failure(self._comparison)
+            message = failure(emitted, self._comparison)
             return Ruling(Verdict.WRONG_ANSWER, message) if message else _RIGHT
         limits = program.limits.with_memory(_ROOM * size)
         tolerance = self._comparison.relative_tolerance
@@ -136,9 +116,9 @@ def load_headers(directory: str | None) -> dict[str, str]:
         ) from error
 
 
-def ask(checker: Checker, given: Any, value: Any, expected: Any, message: str) -> Ruling:
-    """The ruling of the function. message: for a value that it rejects."""
+def _ask(checker: Checker, given: Any, emitted: Returned | Printed, expected: Any) -> Ruling:
     try:
+        value = emitted.read()
         answer = checker(given, value, expected)
     # Whatever it raises, the value of the program made it: without a verdict the program would
     # have chosen not to be judged.
@@ -146,7 +126,5 @@ def ask(checker: Checker, given: Any, value: Any, expected: Any, message: str) -
         return rejected(f"the checker raised {type(error).__name__}: {error}")
     # A checker that forgets to return must be seen.
     if type(answer) is not bool:
-        return rejected(
-            f"the checker returned {shorten(answer)}, not True or False; correct sandbox.checker"
-        )
-    return _RIGHT if answer else Ruling(Verdict.WRONG_ANSWER, message)
+        return rejected(f"the checker returned {shorten(answer)}, not True or False; correct it")
+    return _RIGHT if answer else Ruling(Verdict.WRONG_ANSWER, emitted.message(value))
