@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from async_rl.buffer.groups import OpenGroup
+from async_rl.core.checksums import checksum
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import PackedGroup, Summary, means_by_name
 from async_rl.core.types import NO_VERSION
@@ -62,6 +63,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     statements: ClassVar[tuple[str, ...]]
 
+    @property
+    def row(self) -> msgspec.Struct:
+        """The fields that the SQL names."""
+        return self
+
 
 class Admitted(Change):
     """A new group, in the state that it has. num_samples: trajectories of a complete group."""
@@ -69,8 +75,8 @@ class Admitted(Change):
     statements = (
         # Each epoch issues a prompt again, and its row is the same. Not OR IGNORE, which the
         # statement that fires a trigger overrides.
-        "INSERT INTO prompts VALUES (:prompt_id, :group.purpose, :data_source, :text) ON CONFLICT"
-        " DO NOTHING",
+        "INSERT INTO prompts VALUES (:prompt_id, :group.purpose, :data_source, :text, :checksum)"
+        " ON CONFLICT DO NOTHING",
         "INSERT INTO groups (group_id, purpose, prompt_id, position, evaluation, num_samples,"
         " state, attempt, generator, incarnation, version, admitted_s, changed_s) VALUES"
         " (:group.group_id, :group.purpose, :prompt_id, :group.index,"
@@ -83,6 +89,7 @@ class Admitted(Change):
     data_source: str
     # People read the text of a prompt in the ledger after the data file has changed.
     text: str
+    checksum: int
     num_samples: int
 
 
@@ -142,7 +149,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Completed(Change):
     """All samples of the group arrived. In the SQL `:name` is a field of the facts. payload: the
-    group, encoded; times: moments of its samples (schema.py).
+    group, encoded; checksum: of it and the group's id; times: moments of its samples (schema.py).
     """
 
     statements = (
@@ -160,7 +167,13 @@ class Completed(Change):
     facts: Facts
     group: PackedGroup
     payload: bytes
+    checksum: int
     times: bytes
+
+    @property
+    def row(self) -> Facts:
+        """As `Change.row`."""
+        return self.facts
 
 
 class LifeBegan(Change):
@@ -191,8 +204,8 @@ class Trained(Change):
         "INSERT INTO steps (version, committed_s) VALUES (:version, :now_s)",
         _update(_ALL, "state='trained', reason='', message=''"),
         # After the step's row, which it refers to.
-        "INSERT INTO trained SELECT step_id, value FROM steps, json_each(:group_ids) WHERE"
-        " version=:version AND undone_s IS NULL",
+        "INSERT INTO trained (step_id, group_id) SELECT step_id, value FROM steps,"
+        " json_each(:group_ids) WHERE version=:version AND undone_s IS NULL",
         _note(_ALL),
     )
     version: int
@@ -244,8 +257,8 @@ class PromptsLeft(Change):
     """These training prompts are not issued from this position on."""
 
     statements = (
-        "INSERT INTO left_prompts SELECT json_extract(value, '$.index'), json_extract(value,"
-        " '$.prompt_id'), :position, json_extract(value, '$.score'), :now_s FROM"
+        "INSERT INTO left_prompts SELECT json_extract(value, '$.prompt_id'), json_extract(value,"
+        " '$.index'), :position, json_extract(value, '$.score'), :now_s FROM"
         " json_each(:leavers)",
     )
     position: int
@@ -268,4 +281,11 @@ def completed(group: PackedGroup, summary: Summary, payload: bytes) -> Completed
         rewards=[sample.score.reward for sample in samples],
         parts=means_by_name(sample.score.parts for sample in samples),
     )
-    return Completed(facts=facts, group=group, payload=payload, times=times)
+    return Completed(
+        facts=facts,
+        group=group,
+        payload=payload,
+        # In the event loop: zlib releases Python's lock, for which the writer's thread would wait.
+        checksum=checksum(payload, group.group_id),
+        times=times,
+    )

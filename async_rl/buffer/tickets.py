@@ -16,6 +16,7 @@ from async_rl.buffer.checks import check_group
 from async_rl.buffer.groups import OpenGroup, Recovered
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of
+from async_rl.core.checksums import checksum
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import PackedGroup
 from async_rl.core.types import Purpose, Ticket
@@ -55,6 +56,7 @@ class Tickets:
             prompt_id=prompt.prompt_id,
             data_source=prompt.data_source,
             text=prompt.text,
+            checksum=checksum(prompt.prompt_id, group.purpose, prompt.data_source, prompt.text),
             num_samples=self._num_samples(group.purpose),
         )
 

@@ -35,7 +35,7 @@ from async_rl.config.rollout import Agent, RolloutConfig
 from async_rl.config.timeouts import TimeoutsConfig
 
 KEPT_GROUPS = 1_000_000
-"""The newest trained groups that keep their rows in the ledger, 424 bytes each. Older ones become
+"""The newest trained groups that keep their rows in the ledger, 700 bytes each. Older ones become
 sums per step, unless data.filter is set, which reads the rewards of every group.
 """
 

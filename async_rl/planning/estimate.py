@@ -58,7 +58,7 @@ GAPS = 1.05
 SAVED_BYTES = 12  # per trained parameter in a checkpoint: weight and moments
 RECORDED_BYTES_PER_SAMPLE = 16  # times of buffer/store/schema.py
 STORED_BYTES_PER_TOKEN = 16  # token id, log-prob, version, mask, and the store's overhead
-GROUP_BYTES = 424  # of a group's rows in the ledger, measured with benchmarks/faults/soak.py
+GROUP_BYTES = 700  # of a group's rows in the ledger, measured with benchmarks/faults/soak.py
 ROW_BYTES = 4096  # of a step's row in metrics.jsonl: 3 to 4 kB
 LOGS_MB = 100
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sqlite3
 import statistics
 import tempfile
 import time
@@ -24,9 +23,10 @@ import numpy as np
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer, models
 
-from async_rl.buffer.store.schema import SCHEMA_VERSION, TABLES
+from async_rl.buffer.store.connection import connect
+from async_rl.buffer.store.schema import SCHEMA_VERSION, create_schema
 from async_rl.composition.compose import compose, write_config
-from async_rl.core import codec
+from async_rl.core.heads import pack_group
 from async_rl.core.types import NO_VERSION, Group, Purpose, Score, Trajectory, Verdict
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.server import build_app
@@ -97,11 +97,13 @@ def make_files(run_dir: Path, num_groups: int) -> None:
 
 def make_store(run_dir: Path, num_groups: int) -> None:
     """Write the store."""
-    connection = sqlite3.connect(run_dir / "store.sqlite", isolation_level=None)
-    connection.executescript(f"PRAGMA journal_mode=wal; BEGIN; {TABLES}")
+    connection = connect(run_dir / "store.sqlite")
+    connection.executescript(f"PRAGMA journal_mode=wal; BEGIN; {create_schema()}")
     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
     prompts = ((f"p{i}", "train", "code", f"Sum the numbers; number {i}") for i in range(PROMPTS))
-    connection.executemany("INSERT INTO prompts VALUES (?,?,?,?)", prompts)
+    connection.executemany(
+        "INSERT INTO prompts VALUES (?1, ?2, ?3, ?4, checksum(?1, ?2, ?3, ?4))", prompts
+    )
     columns = (
         "group_id, purpose, prompt_id, position, num_samples, state, attempt, generator,"
         " incarnation, version, train_version, oldest_version, newest_version, num_tokens,"
@@ -122,8 +124,8 @@ def make_store(run_dir: Path, num_groups: int) -> None:
             for delay, state in enumerate(("issued", "generating", "ready", "leased", "trained"))
         ),
     )
-    blobs = ((i, codec.encode(group_of(i))) for i in range(num_groups - STORED, num_groups))
-    connection.executemany("INSERT INTO blobs VALUES (?,?)", blobs)
+    blobs = ((i, pack_group(group_of(i))) for i in range(num_groups - STORED, num_groups))
+    connection.executemany("INSERT INTO blobs VALUES (?1, ?2, checksum(?2, ?1))", blobs)
     connection.execute("COMMIT")
     connection.close()
 

@@ -303,7 +303,7 @@ _OLD_ROWS = [
     *_old_rows("eval", "ready", "v", f"i % {OLD_IDS} > 101 AND v % 100 = 50", ""),
     "INSERT INTO evaluations SELECT DISTINCT evaluation, 8, 0, 0, '{}' FROM groups"
     " WHERE evaluation >= :first AND evaluation < :last",
-    "INSERT INTO trained SELECT step_id, group_id FROM groups JOIN steps ON steps.version ="
+    "INSERT INTO trained SELECT group_id, step_id FROM groups JOIN steps ON steps.version ="
     " train_version + 1 WHERE train_version >= :first AND train_version < :last",
 ]
 """Rows of the steps after :first up to :last, as they are before compaction."""

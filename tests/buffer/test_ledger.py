@@ -150,7 +150,7 @@ def test_a_run_without_a_store_is_a_clear_error(tmp_path: Path) -> None:
             "8 positions in the order of prompts are stored, 9 were issued",
         ),
         (
-            "INSERT INTO trained SELECT max(step_id) - 1, 0 FROM steps",
+            "INSERT INTO trained SELECT 0, max(step_id) - 1 FROM steps",
             "group 0 was trained 2 times",
         ),
         (

@@ -15,7 +15,6 @@ from async_rl.buffer import changes
 from async_rl.buffer.groups import OpenGroup
 from async_rl.buffer.store import writer
 from async_rl.buffer.store.store import Store
-from async_rl.buffer.store.triggers import Row
 from async_rl.core.codec import decode
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.heads import PackedGroup, pack_group, summarize
@@ -45,6 +44,7 @@ def admitted(store: Store, group_id: int) -> Ticket:
             prompt_id=prompt.prompt_id,
             data_source=prompt.data_source,
             text=prompt.text,
+            checksum=0,
             num_samples=2,
         )
     )
@@ -91,7 +91,8 @@ def test_the_statements_of_a_change_are_one_item_of_the_queue(tmp_path: Path) ->
     store = open_store(tmp_path)  # its thread, which takes items, is not started
     write(store, 0)
     changed = [store._queue.get() for _ in range(store._queue.qsize())]
-    assert [item.kind for item in changed if isinstance(item, Row)] == ["Admitted", "Completed"]
+    kinds = [type(item[0]) for item in changed if isinstance(item, tuple)]
+    assert kinds == [changes.Admitted, changes.Completed]
     store._files.close()
 
 

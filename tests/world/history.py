@@ -16,7 +16,7 @@ from loop import CURRENT, Process
 
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.store.audit import Promise, audit
-from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE, connect
 from async_rl.core.checksums import damage
 from async_rl.core.types import Trajectory
 from async_rl.protocol.buffer import PutGroup
@@ -261,7 +261,7 @@ class History:
         if world.codes[-1] != 0 and not any(cause in world.cause for cause in EXCUSED):
             problems.append(f"the run has failed: exit codes {world.codes}")
         path = world.run_dir / STORE_FILE
-        connection = sqlite3.connect(path)
+        connection = connect(path)
         try:
             config = world.config
             promise = Promise(

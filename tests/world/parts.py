@@ -23,8 +23,8 @@ import numpy as np
 from loop import CURRENT, Process, kill, send_signal
 
 from async_rl.batching.batch import BatchPart
+from async_rl.buffer.changes import Change
 from async_rl.buffer.store import store
-from async_rl.buffer.store.triggers import Row
 from async_rl.buffer.store.writer import finish
 from async_rl.core.checksums import complete, sums_of
 from async_rl.core.errors import (
@@ -347,8 +347,8 @@ class Store(store.Store):
         super().put(statements, parameters)
         self._schedule()
 
-    def put_change(self, row: Row) -> None:
-        super().put_change(row)
+    def put_change(self, change: Change, now_s: float) -> None:
+        super().put_change(change, now_s)
         self._schedule()
 
     async def flush(self) -> None:

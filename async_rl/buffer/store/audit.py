@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from async_rl.buffer.store.connection import Connection
+from async_rl.buffer.store.schema import SCHEMA_VERSION, expected_schema, schema_of
 
 _NEXT = {
     "": ("issued", "generating"),
@@ -44,12 +45,28 @@ def _issued(name: str, number: str, last: str, last_compacted: str, purpose: str
 
 _ISSUED = "{} {} are stored, {} were issued"
 # Pairs of a sentence and the query of the rows that break its promise, with their values.
-_BROKEN = (
-    # Not integrity_check, which also compares every index with its table and takes much longer.
+_DAMAGED = (
+    # Not quick_check, which compares no table with its copy (schema.py).
     (
         "the file is damaged: {}",
-        "SELECT quick_check FROM pragma_quick_check WHERE quick_check!='ok'",
+        "SELECT integrity_check FROM pragma_integrity_check WHERE integrity_check!='ok'",
     ),
+    (
+        "the stored trajectories of group {} are damaged",
+        "SELECT group_id FROM blobs WHERE checksum(payload, group_id) IS NOT checksum",
+    ),
+    (
+        "the stored advantages of sample {} of group {} are damaged",
+        "SELECT sample, group_id FROM advantages WHERE checksum(payload, group_id, sample) IS NOT"
+        " checksum",
+    ),
+    (
+        "the stored prompt {} is damaged",
+        "SELECT prompt_id FROM prompts WHERE checksum(prompt_id, purpose, data_source, text) IS NOT"
+        " checksum",
+    ),
+)
+_BROKEN = (
     # Group ids and the positions of training prompts have no gap.
     (_ISSUED, _issued("group ids", "count(*)", "group_id", "last_group_id")),
     (
@@ -111,6 +128,7 @@ _BROKEN = (
         " IN ('ready', 'leased', 'trained'))",
     ),
 )
+_OTHER_TABLES = f"the tables, indexes or views are not those of schema {SCHEMA_VERSION}"
 _UNCHECKED = (
     (
         "the rows of {} groups of steps 1 to {} are compacted: their changes of state, their age,"
@@ -156,7 +174,11 @@ def audit(connection: Connection, promise: Promise) -> Audit:
     def count(query: str) -> int:
         return int(connection.execute(f"SELECT count(*) FROM {query}").fetchone()[0])
 
-    problems = [*_histories(connection, promise), *_gaps(connection), *selected(_BROKEN)]
+    problems = [] if schema_of(connection) == expected_schema() else [_OTHER_TABLES]
+    problems += selected(_DAMAGED)
+    # What a damaged file says about promises would be reported as their breach.
+    if not problems:
+        problems = [*_histories(connection, promise), *_gaps(connection), *selected(_BROKEN)]
     num_more = len(problems) - _MAX_REPORTED
     if num_more > 0:
         problems[_MAX_REPORTED:] = [f"and {num_more} more"]

@@ -1,6 +1,7 @@
 """Connections to a run's store, and its values as objects.
 
 A column `name [stored_json]` of a query is decoded JSON, and `name [stored_group]` a PackedGroup.
+The function `checksum` of SQL is the one of core/checksums.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from async_rl.core import codec
+from async_rl.core.checksums import checksum
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.heads import PackedGroup
 
@@ -23,6 +25,13 @@ STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 T = TypeVar("T")
 Connection = sqlite3.Connection
+DAMAGE = (sqlite3.Error, UnicodeError, msgspec.DecodeError)
+"""Errors that a damaged file may raise at a read."""
+PAYLOAD = (
+    "iif(checksum(payload, group_id)=blobs.checksum, payload, NULL) AS 'payload [stored_group]'"
+    " FROM blobs"
+)
+"""Part of a query: the trajectories, None if they are damaged."""
 BUSY_MS = 30_000  # a person who reads with plain SQL may lock the file for a while
 
 # The names are of this project: converters are shared by all users of sqlite3 in a process.
@@ -48,10 +57,21 @@ def connect(path: Path) -> sqlite3.Connection:
         # normal, not full: after a power loss the learner resumes from its newest checkpoint, and
         # the store is synced before a checkpoint is complete, so later commits would not be used.
         connection.execute("PRAGMA synchronous=normal")
-    except sqlite3.Error as error:
+        connection.create_function("checksum", -1, checksum, deterministic=True)
+    except DAMAGE as error:
         connection.close()
         raise InfrastructureError(f"{path} is not a usable store: {error}") from error
     return connection
+
+
+def intact(group_id: int, group: PackedGroup | None) -> PackedGroup:
+    """Return a group as it was read by PAYLOAD. Raises InfrastructureError if it is damaged."""
+    if group is None:
+        raise InfrastructureError(
+            f"the stored trajectories of group {group_id} are damaged (their checksum differs); if"
+            f" the run cannot resume, drop the group with async-rl ledger RUN --drop {group_id}"
+        )
+    return group
 
 
 def readers_of(path: Path) -> list[int]:

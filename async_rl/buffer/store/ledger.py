@@ -8,13 +8,12 @@ opens. Tables in schema.py, the audit of the whole history in audit.py.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from async_rl.buffer.store.connection import Connection, connect, select
+from async_rl.buffer.store.connection import DAMAGE, Connection, connect, select
 from async_rl.buffer.store.reader import LEARNER_VERSION, NEXT_INDEX
 from async_rl.buffer.store.schema import SCHEMA_VERSION
 from async_rl.core.errors import InfrastructureError, Unavailable
@@ -195,7 +194,7 @@ def reading(path: Path) -> Iterator[Connection]:
                     f" {SCHEMA_VERSION}; use the version that made it"
                 )
             yield connection
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise InfrastructureError(f"{path} cannot be read: {error}") from error
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
-from async_rl.buffer.store.connection import connect, select
+from async_rl.buffer.store.connection import PAYLOAD, connect, intact, select
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.heads import PackedGroup
 from async_rl.core.types import NO_VERSION, DropReason
@@ -68,7 +68,20 @@ _SCORES = (
 )
 _EVALUATION = "SELECT group_id, state='ready' FROM groups WHERE evaluation=? ORDER BY position"
 _FIGURES = 'SELECT figures AS "figures [stored_json]" FROM evaluations WHERE version=?'
-_BLOB = 'SELECT payload AS "payload [stored_group]" FROM blobs WHERE group_id=?'
+_BLOB = f"SELECT {PAYLOAD} WHERE group_id=?"
+_ACTIVE = (
+    f"SELECT group_id FROM {_OPEN_ROWS} UNION ALL SELECT group_id FROM ({_READY}) UNION ALL SELECT"
+    f" group_id FROM ({_LEASED})"
+)
+# Of the groups that may still be trained only: all rows of a long run take seconds.
+_DAMAGED_ROWS = (
+    f"SELECT group_id FROM (SELECT * FROM groups NOT INDEXED WHERE group_id IN ({_ACTIVE}) EXCEPT"
+    f" SELECT * FROM groups INDEXED BY groups_copy WHERE group_id IN ({_ACTIVE}))"
+)
+_DAMAGED = (
+    f"SELECT group_id FROM blobs WHERE group_id IN ({_ACTIVE}) AND checksum(payload, group_id) IS"
+    " NOT checksum"
+)
 
 
 class StoreReader:
@@ -86,7 +99,16 @@ class StoreReader:
             self._connection.close()
 
     def recover(self) -> Recovered:
-        """The state that the file contains. Call it before anything is written."""
+        """The state that the file contains. Call it before anything is written. Raises
+        InfrastructureError if a group that may still be trained is damaged.
+        """
+        for (group_id,) in self._rows(_DAMAGED_ROWS):
+            raise InfrastructureError(
+                f"{self._path}: the row of group {group_id} is damaged; resume the run from its"
+                " mirror (checkpoint.mirror), or start a new one"
+            )
+        for (group_id,) in self._rows(_DAMAGED):
+            intact(group_id, None)
         learner_version = self._one(LEARNER_VERSION)
         return Recovered(
             learner_version=learner_version,
@@ -147,7 +169,7 @@ class StoreReader:
                 raise InfrastructureError(
                     f"{self._path} no longer contains the trajectories of group {group_id}"
                 )
-            groups.append(rows[0][0])
+            groups.append(intact(group_id, rows[0][0]))
         return groups
 
     def _objects(self, kind: type[T], query: str, *parameters: int) -> list[T]:

@@ -1,13 +1,22 @@
 """The tables of a run's store, as SQL. People and `async-rl ledger` query them during the run.
 
+Damage of the file is found by redundancy: rows that are written once have a checksum of their
+values. Of every other table an index, NAME_copy, has all columns; SQLite's integrity_check compares
+the two.
+
 Times are Unix seconds. Step `version` turned policy version - 1 into `version`; `train_version` is
 the version that a batch is trained on, so its step is one more. Versions of tokens are NULL while
 they are unknown.
 """
 
-SCHEMA_VERSION = 11
+from __future__ import annotations
 
-TABLES = """
+import contextlib
+import sqlite3
+
+SCHEMA_VERSION = 12
+
+_TABLES = """
 -- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
 -- so the learner cannot go back there.
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -15,16 +24,16 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 -- Every prompt that was ever issued.
 CREATE TABLE prompts (
     prompt_id TEXT NOT NULL, purpose TEXT NOT NULL, data_source TEXT NOT NULL, text TEXT NOT NULL,
+    checksum INTEGER NOT NULL,
     PRIMARY KEY (purpose, prompt_id)
 ) WITHOUT ROWID;
 
 -- Training prompts that left the data by their mean reward (data.filter), with the first position
 -- that is issued without them.
 CREATE TABLE left_prompts (
-    prompt_index INTEGER PRIMARY KEY, prompt_id TEXT NOT NULL, position INTEGER NOT NULL,
+    prompt_id TEXT NOT NULL, prompt_index INTEGER PRIMARY KEY, position INTEGER NOT NULL,
     score REAL NOT NULL, left_s REAL NOT NULL
 );
-CREATE INDEX left_prompts_by_id ON left_prompts (prompt_id);
 
 -- One row per group: its one state and its properties. Training groups end in trained or dropped,
 -- evaluation groups in ready or dropped.
@@ -68,22 +77,25 @@ CREATE INDEX groups_by_prompt ON groups (prompt_id);
 CREATE INDEX groups_by_evaluation ON groups (evaluation) WHERE evaluation IS NOT NULL;
 
 -- The trajectories, as MessagePack of heads.PackedGroup: the bytes that the generator sent.
-CREATE TABLE blobs (group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL);
+CREATE TABLE blobs (
+    group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL, checksum INTEGER NOT NULL
+);
 
 -- Stored trajectories that a step with a critic trained: the advantage of each response token of a
 -- sample, float16.
 CREATE TABLE advantages (
     group_id INTEGER NOT NULL, sample INTEGER NOT NULL, payload BLOB NOT NULL,
+    checksum INTEGER NOT NULL,
     PRIMARY KEY (group_id, sample)
 ) WITHOUT ROWID;
 
 -- Every change of state, in order.
 CREATE TABLE transitions (
+    group_id INTEGER NOT NULL,          -- first, so that the copy also finds the rows of a group
     transition_id INTEGER PRIMARY KEY,
-    group_id INTEGER NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL, at_s REAL NOT NULL,
+    attempt INTEGER NOT NULL, state TEXT NOT NULL, at_s REAL NOT NULL,
     generator TEXT NOT NULL, version INTEGER, reason TEXT NOT NULL
 );
-CREATE INDEX transitions_by_group ON transitions (group_id);
 
 -- Learner steps. undone_s is set when the learner went back to an older checkpoint: then the step
 -- is not part of the surviving history.
@@ -100,9 +112,8 @@ CREATE TABLE lives (
 
 -- Which step trained which group, undone steps included.
 CREATE TABLE trained (
-    step_id INTEGER NOT NULL, group_id INTEGER NOT NULL, PRIMARY KEY (step_id, group_id)
+    group_id INTEGER NOT NULL, step_id INTEGER NOT NULL, PRIMARY KEY (step_id, group_id)
 ) WITHOUT ROWID;
-CREATE INDEX trained_by_group ON trained (group_id);
 
 -- The steps whose groups have no rows any more (store/store.py): sums over the groups of the
 -- step, and over all such steps the number of groups per age in versions (kind `age`) and per
@@ -136,3 +147,36 @@ CREATE TABLE evaluations (
     finished_s REAL, figures TEXT
 );
 """
+
+_CHECKED = ("prompts", "blobs", "advantages")
+"""Tables with a column `checksum`, of the other columns (core/checksums.py)."""
+
+
+def create_schema() -> str:
+    """Return the SQL of the tables and of their copies."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript(_TABLES)
+        tables = empty.execute(
+            "SELECT m.name, group_concat(c.name) FROM sqlite_schema m, pragma_table_info(m.name) c"
+            " WHERE m.type='table' GROUP BY m.name"
+        )
+        copies = [
+            f"CREATE INDEX {table}_copy ON {table} ({columns});"
+            for table, columns in tables
+            if table not in _CHECKED
+        ]
+    return _TABLES + "".join(copies)
+
+
+def schema_of(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    """Return the tables, indexes and views of a store."""
+    return connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
+    ).fetchall()
+
+
+def expected_schema() -> list[tuple[str, ...]]:
+    """Return `schema_of` a new store."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript(create_schema())
+        return schema_of(empty)

@@ -8,7 +8,7 @@ Invariants
 - One process writes: a second one is refused by a lock on `<path>.lock`, which the kernel releases
   with its process.  Others read at any time (WAL).
 - Old groups are replaced by sums (`compact`), so that the ledger of a long run stays small: a
-  trained group takes 424 bytes in `groups`, `transitions` and `trained`; its share of the sums of
+  trained group takes 700 bytes in `groups`, `transitions` and `trained`; its share of the sums of
   its step is one byte. Dropped groups and reported evaluations as old as these steps are counted by
   state and reason, and the samples of such an evaluation are deleted.
 """
@@ -18,15 +18,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from async_rl.buffer import changes
 from async_rl.buffer.store.reader import StoreReader
-from async_rl.buffer.store.triggers import Row
 from async_rl.buffer.store.writer import Writer
+from async_rl.core.checksums import checksum
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import PackedGroup, SampleId
 from async_rl.core.types import FloatArray, Purpose, Trajectory
@@ -42,8 +42,8 @@ KEPT_SAMPLES = 16
 """The number of groups of a reported evaluation whose trajectories stay stored."""
 
 _ADVANTAGES = (
-    "INSERT OR REPLACE INTO advantages SELECT group_id, :sample, :payload FROM blobs WHERE"
-    " group_id=:group_id"
+    "INSERT OR REPLACE INTO advantages SELECT group_id, :sample, :payload, :checksum FROM blobs"
+    " WHERE group_id=:group_id"
 )
 _REPORT = "UPDATE evaluations SET finished_s=:now_s, figures=:figures WHERE version=:version"
 _DELETE_REPORTED = (
@@ -125,21 +125,15 @@ class Store(Writer):
         """Queue a change of the state. A complete training group stays in memory until it is
         trained or dropped, so that the learner's reads do not wait for the disk.
         """
-        row: Any = change
-        payload = times = b""
+        self.put_change(change, self._clock())
         match change:
-            case changes.Completed(facts=row, group=group, payload=payload, times=times):
-                if group.purpose is Purpose.TRAIN:
-                    self._groups[group.group_id] = group
+            case changes.Completed(group=group) if group.purpose is Purpose.TRAIN:
+                self._groups[group.group_id] = group
             case changes.Dropped(group_id=group_id):
                 self._groups.pop(group_id, None)
             case changes.Trained(group_ids=group_ids) | changes.BatchDropped(group_ids=group_ids):
                 for group_id in group_ids:
                     self._groups.pop(group_id, None)
-        kind = type(change).__name__
-        self.put_change(
-            Row(kind=kind, now_s=self._clock(), fields=row, payload=payload, times=times)
-        )
 
     async def groups(self, group_ids: Iterable[int]) -> list[PackedGroup]:
         """Return complete groups that are not trained yet, with their trajectories. Groups that
@@ -176,7 +170,7 @@ class Store(Writer):
             # float16 has three digits, which is enough for people, in half the bytes of float32.
             payload = values.astype(np.float16).tobytes()
             row = {"group_id": group_id, "sample": sample, "payload": payload}
-            self.put((_ADVANTAGES,), row)
+            self.put((_ADVANTAGES,), row | {"checksum": checksum(payload, group_id, sample)})
 
     def finish_evaluation(self, version: int, figures: dict[str, float]) -> None:
         """The metrics of an evaluation were reported: delete its trajectories except a few."""

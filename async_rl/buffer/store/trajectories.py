@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from async_rl.buffer.store.connection import Connection
+from async_rl.buffer.store.connection import PAYLOAD, Connection, intact
 from async_rl.buffer.store.ledger import OF_STEP, STEP, GroupRow, group_rows
 from async_rl.core.types import FloatArray, Group
 
@@ -19,15 +19,14 @@ _COMPLETE = (
     " undone_s IS NULL GROUP BY version HAVING count(*) = count(blobs.group_id) ORDER BY version"
 )
 _NEWEST = (
-    f"SELECT group_id, payload AS 'payload [stored_group]', text, {STEP} FROM groups JOIN blobs"
-    " USING (group_id) JOIN prompts USING (purpose, prompt_id) WHERE purpose='train' {where} ORDER"
-    " BY group_id DESC LIMIT ?"
+    f"SELECT group_id, text, {STEP}, {PAYLOAD} JOIN groups USING (group_id) JOIN prompts USING"
+    " (purpose, prompt_id) WHERE purpose='train' {where} ORDER BY group_id DESC LIMIT ?"
 )
 _STEPS = (
     f"SELECT min(step), max(step) FROM (SELECT {STEP} AS step FROM blobs JOIN groups USING"
     " (group_id))"
 )
-_PAYLOAD = 'SELECT payload AS "payload [stored_group]" FROM blobs WHERE group_id=?'
+_PAYLOAD = f"SELECT {PAYLOAD} WHERE group_id=?"
 _ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
 
 
@@ -69,7 +68,7 @@ def batch_of(store: Connection, step: int) -> list[Group] | None:
 def stored_group(store: Connection, group_id: int) -> Group | None:
     """Return a group's trajectories, or None if they are not stored any more."""
     row = store.execute(_PAYLOAD, (group_id,)).fetchone()
-    return None if row is None else row[0].unpacked()
+    return None if row is None else intact(group_id, row[0]).unpacked()
 
 
 def stored_advantages(store: Connection, group_id: int) -> FloatArray | None:
@@ -84,12 +83,11 @@ def rollouts(store: Connection, *, step: int | None, most: int) -> list[Rollout]
     query = _NEWEST.format(where="" if step is None else f"AND {STEP}=?")
     rows = store.execute(query, (most,) if step is None else (step, most))
     groups = []
-    for group_id, group, text, trained_by in rows:
+    for group_id, text, trained_by, group in rows:
         # Advantages of an undone step belong to no step of the surviving history.
         advantages = None if trained_by is None else stored_advantages(store, group_id)
-        groups.append(
-            Rollout(group=group.unpacked(), prompt=text, step=trained_by, advantages=advantages)
-        )
+        found = intact(group_id, group).unpacked()
+        groups.append(Rollout(group=found, prompt=text, step=trained_by, advantages=advantages))
     return groups
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from async_rl.buffer import changes
+from async_rl.buffer.changes import Change, Completed
 from async_rl.buffer.store.connection import Connection
-from async_rl.core.frozen import frozen
 
+Row = tuple[Change, float]
+"""A change and its Unix time."""
 _VIEW = "CREATE TEMP VIEW changes AS SELECT '' AS kind, 0.0 AS now_s, '' AS fields, x'' AS times"
 _TRIGGER = (
     "CREATE TEMP TRIGGER {kind} INSTEAD OF INSERT ON changes WHEN NEW.kind='{kind}' BEGIN {sql};"
@@ -30,27 +30,16 @@ _CHANGE = (
     " nullif(substr(:times, value->>3, value->>4), x'') FROM json_each(:rows)"
 )
 _PAYLOADS = (
-    "INSERT INTO blobs SELECT value->>0, substr(:payloads, value->>1, value->>2) FROM"
+    "INSERT INTO blobs SELECT value->>0, substr(:payloads, value->>1, value->>2), value->>3 FROM"
     " json_each(:rows)"
 )
-
-
-@frozen
-class Row:
-    """A change as a row of the view `changes`. fields: the names in its SQL, as a Struct."""
-
-    kind: str
-    now_s: float
-    fields: Any
-    payload: bytes = b""
-    times: bytes = b""
 
 
 def create_triggers(connection: Connection) -> None:
     """Create the view and its triggers, of this connection only."""
     connection.execute("PRAGMA temp_store=memory")
     connection.execute(_VIEW)
-    for change in changes.Change.__subclasses__():
+    for change in Change.__subclasses__():
         sql = "; ".join(change.statements)
         sql = sql.replace(":now_s", "NEW.now_s").replace(":times", "NEW.times")
         sql = re.sub(r":([a-z_.]+)", r"(NEW.fields->>'$.\1')", sql)
@@ -61,15 +50,16 @@ def apply(connection: Connection, rows: Sequence[Row]) -> None:
     """Execute changes in their order."""
     if not rows:
         return
-    stored = [row for row in rows if row.payload]
-    if stored:
-        payloads, spans = _joined([row.payload for row in stored])
-        pairs = zip(stored, spans, strict=True)
-        places = [(row.fields.group_id, *span) for row, span in pairs]
-        _execute(connection, _PAYLOADS, places, payloads=payloads)
-    times, spans = _joined([row.times for row in rows])
-    pairs = zip(rows, spans, strict=True)
-    changed = [(row.kind, row.now_s, row.fields, *span) for row, span in pairs]
+    stored = [change for change, _ in rows if isinstance(change, Completed)]
+    payloads, spans = _joined([change.payload for change in stored])
+    pairs = zip(stored, spans, strict=True)
+    places = [(change.facts.group_id, *span, change.checksum) for change, span in pairs]
+    _execute(connection, _PAYLOADS, places, payloads=payloads)
+    times, spans = _joined([c.times if isinstance(c, Completed) else b"" for c, _ in rows])
+    changed = [
+        (type(change).__name__, now_s, change.row, *span)
+        for (change, now_s), span in zip(rows, spans, strict=True)
+    ]
     _execute(connection, _CHANGE, changed, times=times)
 
 

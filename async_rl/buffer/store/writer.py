@@ -26,8 +26,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any, Self
 
+from async_rl.buffer.changes import Change, Completed
 from async_rl.buffer.store.connection import BUSY_MS, connect, readers_of
-from async_rl.buffer.store.schema import SCHEMA_VERSION, TABLES
+from async_rl.buffer.store.schema import SCHEMA_VERSION, create_schema
 from async_rl.buffer.store.triggers import Row, apply, create_triggers
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.os import sync
@@ -83,7 +84,7 @@ class Writer:
         version = execute("PRAGMA user_version").fetchone()[0]
         set_version = f"PRAGMA user_version={SCHEMA_VERSION};"
         if version == 0:
-            self._connection.executescript(f"BEGIN; {TABLES} {set_version} COMMIT;")
+            self._connection.executescript(f"BEGIN; {create_schema()} {set_version} COMMIT;")
         elif version != SCHEMA_VERSION:
             raise InfrastructureError(
                 f"{self._path} has store schema {version}, this version writes {SCHEMA_VERSION};"
@@ -96,9 +97,9 @@ class Writer:
         """Queue statements and the values of their names, as one change."""
         self._queue.put((statements, parameters))
 
-    def put_change(self, row: Row) -> None:
-        """Queue one change."""
-        self._queue.put(row)
+    def put_change(self, change: Change, now_s: float) -> None:
+        """Queue one change. now_s: Unix time."""
+        self._queue.put((change, now_s))
 
     async def flush(self) -> None:
         """Wait for the commit of all that was put. Raises InfrastructureError if it failed."""
@@ -169,9 +170,10 @@ class Writer:
         self._connection.execute("BEGIN IMMEDIATE")
         while True:
             match item:
-                case Row():
-                    rows.append(item)
-                    size += len(item.payload)
+                case (Change() as change, float(now_s)):
+                    rows.append((change, now_s))
+                    if isinstance(change, Completed):
+                        size += len(change.payload)
                 case (statements, parameters):
                     apply(self._connection, rows)
                     rows.clear()

@@ -15,6 +15,7 @@ from e2e_support import async_rl
 from resumed_run import LAST, Resumed
 
 from async_rl.core import codec
+from async_rl.core.checksums import checksum
 from async_rl.core.heads import PackedGroup, pack_group
 from async_rl.core.types import Group
 
@@ -107,8 +108,9 @@ def first_group(store: sqlite3.Connection, *, step: int) -> Group:
 
 
 def put(store: sqlite3.Connection, group: Group) -> None:
-    row = (pack_group(group), group.group_id)
-    store.execute("UPDATE blobs SET payload=? WHERE group_id=?", row)
+    payload = pack_group(group)
+    row = (payload, checksum(payload, group.group_id), group.group_id)
+    store.execute("UPDATE blobs SET payload=?, checksum=? WHERE group_id=?", row)
 
 
 def reward(copy: Path) -> None:
