@@ -47,6 +47,8 @@ _LOADER = "/lib64/ld-linux-x86-64.so.2"
 _MEMORY_BYTES = 2 << 30
 _LIMIT_S = 600.0
 _FORMAT = 2
+_CODES = {"float32": "F32", "uint8": "U8"}
+"""Of the tensors that are kept; integers and float64 become values of the index."""
 
 
 class _Tensor(Value, frozen=True):
@@ -138,19 +140,15 @@ def _saved(path: Path, offset: int, length: int) -> bytes:
 def _write(directory: Path, tensors: Mapping[str, _Tensor], target: Path) -> Index:
     """Write the tensors of a checkpoint into one file and return their index."""
     import numpy as np
-
-    from async_rl.weights.files import CODES, header  # of an extra
+    from safetensors.numpy import save_file  # of an extra
 
     def values(name: str) -> Any:
         tensor = tensors[name]
         content = b"".join(_saved(directory / file, *place) for file, *place in tensor.pieces)
         return np.frombuffer(content, tensor.dtype).reshape(tensor.shape)
 
-    kept = {name: values(name) for name, x in tensors.items() if x.dtype in CODES and x.shape}
-    specs = ((name, x.dtype.name, x.shape, x.nbytes) for name, x in kept.items())
-    with target.open("xb") as file:
-        file.write(header(specs, {"format": "pt"}))
-        file.writelines(kept.values())
+    kept = {name: values(name) for name, x in tensors.items() if x.dtype in _CODES and x.shape}
+    save_file(kept, target, {"format": "pt"})
     earlier, version = values("version").tolist()
     if earlier != _FORMAT:
         raise ValueError(f"format {earlier} in place of {_FORMAT}")
@@ -166,7 +164,7 @@ def _write(directory: Path, tensors: Mapping[str, _Tensor], target: Path) -> Ind
         base_sha256=values("base.sha256").tobytes().hex() if "base.sha256" in tensors else "",
         tensors={
             name: Stored(
-                dtype=CODES[x.dtype.name], shape=list(x.shape), pieces=[(file_of(0), 0, len(x))]
+                dtype=_CODES[x.dtype.name], shape=list(x.shape), pieces=[(file_of(0), 0, len(x))]
             )
             for name, x in kept.items()
         },

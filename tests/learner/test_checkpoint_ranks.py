@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 from warm_processes import run_command, warm_context
 
+from async_rl.core.errors import InfrastructureError
 from async_rl.learner import sharding
+from async_rl.learner.staging import Staging
 from async_rl.learner.trainer import Trainer
 
 CASES = {
@@ -24,6 +27,10 @@ CASES = {
     "an adapter": ("grpo_code", ("model.lora=lora", "model.lora.rank=3")),
     "a moving reference": ("grpo_code", ("algorithm.kl=loss", "algorithm.kl.ref_ema_eta=0.1")),
 }
+
+
+def no_room(staging: Staging, path: Path) -> bytes:
+    raise OSError(28, "No space left on device")
 
 
 def save_all(rank: int, model_path: Path, out: Path, case: str) -> None:
@@ -47,6 +54,14 @@ def save_all(rank: int, model_path: Path, out: Path, case: str) -> None:
     trained = pair(0)
     # A pass gathers the root's weights, which a checkpoint must not have whole.
     trained.logprobs([np.array([1, 2, 3], dtype=np.int32)])
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(Staging, "write", no_room)
+        with contextlib.ExitStack() as raised:
+            if rank == 0:
+                text = r"full could not be written: .*No space left on device at rank 1; free disk"
+                raised.enter_context(pytest.raises(InfrastructureError, match=text))
+            trained.save(out / "full", 1).result()
     trained.save(out / "two", 1).result()
     save_old(trained, out / "old", 1, is_alone=False)
     dist.barrier()
@@ -105,6 +120,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_two_ranks_become_one_and_two_again_bit_for_bit(saved: Path) -> None:
     two, one = whole(saved / "two"), whole(saved / "one")
+    assert not (saved / "full").exists()
     assert sorted(files_of(saved / "two")) == [
         "index.json",
         "rank_0000.safetensors",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from warm_processes import run_command
 
 from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
+from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import DataError
 from async_rl.learner.checkpoint_index import read_index
 from async_rl.training.checkpoints import directory_of
@@ -98,3 +101,56 @@ def test_no_command_of_a_crafted_checkpoint_runs(
     assert done.returncode == 0, done.stderr
     assert make_trainer(model_path, "grpo_code").load(path) == VERSION
     assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"nothing", "UnpicklingError"),
+        (pickle.dumps([1] * 9), "AttributeError"),
+        # 60 GB, which the jail does not have.
+        (b"\x80\x04(" + b"K\x00" * 1000 + b"t" + b"2\x86" * 1_000_000 + b".", ""),
+        (b"c__builtin__\nexec\n(Vraise SystemExit\ntR.", "TypeError"),
+    ],
+)
+def test_a_metadata_file_that_is_no_checkpoint_is_refused(
+    model_path: Path, tmp_path: Path, content: bytes, reason: str
+) -> None:
+    path = tmp_path / "step_000002"
+    save_old(make_trainer(model_path, "grpo_code"), path, VERSION)
+    (path / ".metadata").write_bytes(content)
+    write_sums(path, sums_of(path))
+    done = run_command(["convert", path])
+    assert done.returncode == 1
+    assert re.search(rf"step_000002 is damaged: [^$]*{reason}", done.stderr), done.stderr
+    assert (path / ".metadata").is_file()
+
+
+@pytest.mark.parametrize("place", ["../secret", "/etc/hostname", "secret"])
+def test_a_place_outside_the_files_of_the_checkpoint_is_not_read(
+    model_path: Path, tmp_path: Path, place: str
+) -> None:
+    path = tmp_path / "step_000002"
+    save_old(make_trainer(model_path, "grpo_code"), path, VERSION)
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    for info in metadata.storage_data.values():
+        info.relative_path = place
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    for directory in (path, tmp_path):
+        (directory / "secret").write_text("secret")
+    write_sums(path, sums_of(path))
+    done = run_command(["convert", path])
+    assert done.returncode == 1
+    assert "matching regex" in done.stderr
+
+
+def test_a_link_in_place_of_a_file_of_the_checkpoint_is_not_followed(
+    model_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "step_000002"
+    save_old(make_trainer(model_path, "grpo_code"), path, VERSION)
+    (path / "__0_0.distcp").rename(tmp_path / "elsewhere")
+    (path / "__0_0.distcp").symlink_to(tmp_path / "elsewhere")
+    done = run_command(["convert", path])
+    assert done.returncode == 1
+    assert "__0_0.distcp is not a regular file" in done.stderr
