@@ -248,7 +248,7 @@ def resume(run: Run | str | Path, overrides: Overrides = ()) -> Run:
     # other.
     with owning(run_dir):
         config, _ = resuming.resumed_config(run_dir, as_words(overrides))
-        preflight(config, this_machine(), is_new=False)
+        preflight(config, this_machine(), run_dir=run_dir)
         resuming.reopen(config, run_dir)
     # The supervisor takes the lock itself. Until then the mark that `reopen` left for this process
     # makes other attempts to resume fail.

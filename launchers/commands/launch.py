@@ -135,7 +135,7 @@ def resume(
             run_dir, settings or [], is_stretched=is_stretched
         )
         machine = this_machine()
-        preflight(config, machine, is_new=False)
+        preflight(config, machine, run_dir=run_dir)
         specs = processes(config, machine, resuming.counts_after_resume(run_dir, config))
         terminal = console(Terminal)
         show_plan(terminal, config, specs, machine, model_shape(config))

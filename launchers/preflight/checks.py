@@ -43,6 +43,7 @@ from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.rulings import load_checker, load_headers
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import package_paths
+from async_rl.training import checkpoints
 from async_rl.training.mirror import Mirror
 from async_rl.weights.gate import require_room
 from async_rl.wire.addresses import host_for_people
@@ -55,15 +56,15 @@ _ALGORITHM_PLUGINS = {
 }
 
 
-def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> None:
+def preflight(config: RunConfig, machine: Machine, *, run_dir: Path | None = None) -> None:
     """Raise ConfigError with one line per problem that would stop the run on this machine.
 
-    is_new: the run's directory must not exist yet.
+    run_dir: of a run that is resumed; None = a new run, whose directory must not exist yet.
     """
-    raise_if_any(_problems(config, machine, is_new=is_new))
+    raise_if_any(_problems(config, machine, run_dir))
 
 
-def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
+def _problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iterator[str]:
     # First: with mixed packages every later import may fail in another way.
     mixed = package_problem()
     if mixed:
@@ -71,8 +72,8 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     yield from machine_problems(config, machine)
     yield from _model_problems(config)
     yield from host_problems(config)
-    yield from _directory_problems(config, machine, is_new=is_new)
-    if is_new:
+    yield from _directory_problems(config, machine, run_dir)
+    if run_dir is None:
         yield from _mirror_problems(config)
     yield from _network_problems(config)
     yield from _rank_problems(config)
@@ -161,9 +162,9 @@ def _model_problems(config: RunConfig) -> Iterator[str]:
             yield from model_problems(config.model, Path(model))
 
 
-def _directory_problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
+def _directory_problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iterator[str]:
     if (
-        is_new
+        run_dir is None
         and config.run_name is not None
         and (Path(config.output_dir) / config.run_name).exists()
     ):
@@ -185,11 +186,20 @@ def _directory_problems(config: RunConfig, machine: Machine, *, is_new: bool) ->
         free_mb = shutil.disk_usage(existing).free // 2**20
     # A full disk stops a run in the middle of a checkpoint.
     needed_mb = disk_mb(config, model_shape(config))
+    if run_dir is not None:
+        needed_mb -= _present_mb(run_dir)
     if free_mb < needed_mb:
         yield (
             f"output_dir={config.output_dir}: {free_mb} MB are free there, the run needs about"
             f" {needed_mb} MB; free some, set output_dir to another disk, or lower checkpoint.keep"
         )
+
+
+def _present_mb(run_dir: Path) -> int:
+    """The part of the run's space that is on the disk already: checkpoints, store, metrics."""
+    saved = (checkpoints.directory_of(run_dir, v) for v in checkpoints.versions(run_dir))
+    paths = (path for directory in (run_dir, *saved) for path in directory.iterdir())
+    return sum(path.stat().st_size for path in paths if path.is_file()) >> 20
 
 
 def _mirror_problems(config: RunConfig) -> Iterator[str]:

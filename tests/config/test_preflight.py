@@ -15,6 +15,8 @@ from async_rl.composition.overrides import with_defaults
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.preflight.checks import preflight
+from async_rl.planning.estimate import disk_mb
+from async_rl.training.checkpoints import directory_of
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 PINNED = ("generators.cores=[0]", "learner.cores=[1]")
@@ -191,6 +193,32 @@ def test_the_disk_of_a_described_machine_is_judged_instead_of_this_one(
     assert str(error.value).count("\n") == 0
     preflight(config, pretended_machine(f"{described},disk_gb=1000000"))
     preflight(config, pretended_machine(described))
+
+
+def test_a_resumed_run_needs_only_what_is_not_on_the_disk_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    config = compose("ppo_code", [*PINNED, f"output_dir={tmp_path}", "run_name=mine"])
+    run_dir = tmp_path / "mine"
+    checkpoint = directory_of(run_dir, 5)
+    checkpoint.mkdir(parents=True)
+    needed_mb = disk_mb(config, model_shape(config))
+
+    def with_free(free_mb: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, free_mb << 20))
+        preflight(config, MACHINE, run_dir=run_dir)
+
+    with_free(needed_mb)
+    for path in (run_dir / "store.sqlite", checkpoint / "rank_0000.safetensors"):
+        path.write_bytes(bytes(8 << 20))
+    # What another command has put into the directory is not a part of the run.
+    replayed = run_dir / "replays" / "1" / "rank_0.log"
+    replayed.parent.mkdir(parents=True)
+    replayed.write_bytes(bytes(8 << 20))
+    with_free(needed_mb - 16)
+    with pytest.raises(ConfigError, match=rf"the run needs about {needed_mb - 16} MB"):
+        with_free(needed_mb - 17)
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
