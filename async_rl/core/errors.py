@@ -14,7 +14,9 @@
     |- AgentError
     |  |- NotTaken
     |- WeightsError
-    |  |- BlockUnreachable, BaseMissing, BroadcastBroken
+    |  |- BlockUnreachable, BaseMissing
+    |  |- BroadcastBroken
+    |     |- SenderLate
     |- NonFiniteError
     |  |- PartlyTrained
 
@@ -98,6 +100,10 @@ class BroadcastBroken(WeightsError):
     """The members of a communicator did not all come, or one was lost; the received part is
     deleted, and the broadcast is repeated without the lost member.
     """
+
+
+class SenderLate(BroadcastBroken):
+    """The learner itself was too slow for a broadcast; the members try again, and none is lost."""
 
 
 class EngineDead(AsyncRLError):

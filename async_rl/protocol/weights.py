@@ -68,7 +68,7 @@ class Seat(Value, tag_field="type", tag=True):
     this name uses it again.
     store: address of the server where the ranks meet; secret: the keys of its clients follow from
     it; host: the address of the member's own machine to bind.
-    timeout_s: a rank that has not received the version by then fails.
+    timeout_s: a rank fails that waits for longer than this for the other ranks, or for a bucket.
     """
 
     communicator: str

@@ -18,13 +18,13 @@ import time
 import torch
 from msgspec.structs import replace
 
-from async_rl.config.run import AutoTransfer, FileTransfer
 from async_rl.core import jsonl
 from async_rl.core.errors import (
     AsyncRLError,
     BroadcastBroken,
     ConfigError,
     DeadlineExceeded,
+    SenderLate,
     Superseded,
     WeightsError,
 )
@@ -43,7 +43,7 @@ from async_rl.training.device import Device, expel
 from async_rl.training.operations import EnterDevice, LeaveDevice
 from async_rl.training.probe import Prober
 from async_rl.training.ranks import TrainingPool
-from async_rl.weights.media import LearnerSide, Sender
+from async_rl.weights.media import LearnerSide, Sender, folder_of
 from async_rl.weights.membership import Answer, Life, Load, Membership, life_of
 from async_rl.weights.routes import Route, open_senders
 
@@ -75,7 +75,7 @@ class Pusher:
         )
         learner = LearnerSide(
             config=self._config,
-            folder=f"{_folder(context)}/life_{life}",
+            folder=folder_of(self._config, context.run_dir, life),
             life=context.incarnation,
             host=context.host,
             device=rank_device,
@@ -208,31 +208,39 @@ class Pusher:
             members = self._membership.next_together(lives)
             if members:
                 routes = [self._routes[life] for life in members]
-                push = self._push_together(sender, self._membership.begin(members), routes)
+                load = self._membership.begin(members, awaits_sender=True)
+                push = self._push_together(sender, load, routes)
                 tasks.create_task(push, name=f"broadcast {self._manifest.version}")
         # Every other generator has its own load, so a slow one delays none of them.
         for life in self._membership.behind().difference(*together.values()):
             self._create_push(tasks, self._membership.begin([life]), self._routes[life])
 
-    def _create_push(self, tasks: asyncio.TaskGroup, load: Load, route: Route) -> None:
-        name = f"push {load.version} to {route.member.name}"
-        tasks.create_task(self._push(self._manifest, load, route), name=name)
+    def _create_push(
+        self, tasks: asyncio.TaskGroup, load: Load, route: Route, sent: asyncio.Event | None = None
+    ) -> None:
+        push = self._push(self._manifest, load, route, sent)
+        tasks.create_task(push, name=f"push {load.version} to {route.member.name}")
 
     async def _push_together(self, sender: Sender, load: Load, routes: list[Route]) -> None:
         """Broadcast the version to the members; the block is free once it is sent."""
         manifest = self._manifest
         sender.join(load, [route.member for route in routes])
+        sent, is_late = asyncio.Event(), False
         async with asyncio.TaskGroup() as tasks:
             for route in routes:
-                self._create_push(tasks, load, route)
+                self._create_push(tasks, load, route, sent)
             try:
                 await sender.send(manifest)
             except BroadcastBroken as error:
                 # The members notice too; their answers and the deadline show which one is lost.
+                is_late = isinstance(error, SenderLate)
                 self._context.log.warning(
                     "version %d, load %d: %s", load.version, load.number, error
                 )
-            self._release(load)
+            sent.set()
+            cut_off = self._membership.sent(load.number, is_late=is_late)
+            await expel(self._context, cut_off, "it alone gave up a broadcast to it alone")
+            self._wake.set()
 
     def _write_answers(self) -> None:
         """Record the answers since the last call, those of a large fleet in few writes."""
@@ -244,7 +252,9 @@ class Pusher:
         self._membership.release(load.number)
         self._wake.set()
 
-    async def _push(self, manifest: Manifest, load: Load, route: Route) -> None:
+    async def _push(
+        self, manifest: Manifest, load: Load, route: Route, sent: asyncio.Event | None
+    ) -> None:
         """Push to one member of a load and probe it if that is due; cut off lives that failed."""
         life = life_of(route.member)
         deadline_s = self._context.config.timeouts.push_s + self._device.first_load_s(life)
@@ -262,18 +272,17 @@ class Pusher:
                 caller,
                 handover=self._device.handover,
                 timeout_s=deadline_s,
+                num_readers=len(self._routes),
                 release=functools.partial(self._release, load),
+                sent=sent,
             )
             push_s = time.monotonic() - started_s
             self._note(report, push_s)
             async with asyncio.timeout(deadline_s):
                 answer = await self._prober.ask(caller, life, expected)
             probed = self._prober.compare(life, answer, expected)
-        except (TimeoutError, DeadlineExceeded):
-            reason = (
-                f"version {load.version} was not loaded within {deadline_s:g} s"
-                " (timeouts.start_s / 3)"
-            )
+        except (TimeoutError, DeadlineExceeded) as error:
+            reason = str(error) or f"it did not answer a probe within {deadline_s:g} s"
             cut_off = self._membership.expire(load.number)
         except (ConfigError, Superseded):
             # The file cannot be written, or another learner publishes: no generator is to blame.
@@ -319,11 +328,3 @@ class Pusher:
     def metrics(self) -> dict[str, float]:
         """Return the times of the newest push, the last probe, and shares of a shared device."""
         return {**self._push_times, **self._prober.metrics, **self._device.metrics()}
-
-
-def _folder(context: ProcessContext) -> str:
-    transfer = context.config.weights.transfer
-    path = transfer.path if isinstance(transfer, AutoTransfer | FileTransfer) else None
-    if path is None:
-        return str(context.run_dir / "weights")
-    return f"{path}/{context.run_dir.name}"

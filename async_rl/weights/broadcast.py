@@ -9,8 +9,11 @@ Invariants
   number of its first load.
 - Sending happens in one thread, one load at a time: two communicators that share a device never run
   together.
-- A rank stops waiting after half of timeouts.push_s, so at the deadline only members that hang
-  are silent.
+- A rank waits for the other ranks, and for each bucket, for half of timeouts.push_s: however large
+  the model, it has time as long as bytes arrive. The deadline of a member starts when all is sent,
+  so only members that hang are silent by then.
+- A learner that lets the members wait for longer is late, not they. It measures its own work, and
+  in its next load they wait for twice as long as that took.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import msgspec
 import torch
 
 from async_rl.config.run import AutoTransfer, CollectiveTransfer
-from async_rl.core.errors import BroadcastBroken
+from async_rl.core.errors import BroadcastBroken, SenderLate
 from async_rl.core.frozen import frozen
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat, TensorEntry
@@ -49,7 +52,7 @@ call does not count, and small next to the memory of a GPU.
 """
 # Below 1, so that healthy members answer before the deadline, which would cut them off too.
 _PATIENCE = 0.5
-"""Share of timeouts.push_s after which a rank stops waiting."""
+"""Share of timeouts.push_s after which a rank stops waiting for a bucket."""
 
 
 @frozen
@@ -141,6 +144,10 @@ class Broadcaster(Sender):
         # Opened by the first load: most runs never broadcast, and need no port.
         self._rendezvous: Rendezvous | None = None
         self._newest: Load | None = None
+        self._begun_s = 0.0
+        self._late_s = (
+            0.0  # the longest time that the members of the last load waited for this rank
+        )
         self._name = ""
         self._seats: dict[Life, Seat] = {}
 
@@ -155,6 +162,7 @@ class Broadcaster(Sender):
         """Assign ranks to the members, one member after another."""
         before = self._newest
         self._newest = load
+        self._begun_s = time.monotonic()
         if self._rendezvous is None:
             self._rendezvous = Rendezvous(self._learner.host)
         # Sorted: in a communicator that is kept, each member must have its former rank.
@@ -178,7 +186,7 @@ class Broadcaster(Sender):
                 world_size=len(devices),
                 first_rank=first_rank,
                 bucket_bytes=BUCKET_BYTES,
-                timeout_s=_PATIENCE * self._learner.push_s,
+                timeout_s=max(_PATIENCE * self._learner.push_s, 2 * self._late_s),
             )
             first_rank += len(member.devices)
 
@@ -193,8 +201,8 @@ class Broadcaster(Sender):
         return "nccl" if _CPU not in devices and len(set(devices)) == len(devices) else "gloo"
 
     async def send(self, manifest: Manifest) -> None:
-        """Return once this rank has sent the version. Raises BroadcastBroken; the members then give
-        up too.
+        """Return once this rank has sent the version. Raises BroadcastBroken, or SenderLate if this
+        rank is the cause; the members then give up too.
         """
         seat = next(iter(self._seats.values()))
         load = self._newest
@@ -208,11 +216,12 @@ class Broadcaster(Sender):
             raise
 
     def _send(self, manifest: Manifest, seat: Seat) -> None:
-        deadline_s = time.monotonic() + seat.timeout_s
+        self._late_s = time.monotonic() - self._begun_s
         try:
             communicator = self._member.joined(
                 msgspec.structs.replace(seat, host=self._learner.host), 0
             )
+            ready_s = time.monotonic()
             with SharedTensorsReader(manifest) as reader:
                 block = torch.from_numpy(reader.block)
                 for bucket in buckets(manifest, seat.bucket_bytes):
@@ -220,9 +229,18 @@ class Broadcaster(Sender):
                     if communicator.device.type != _CPU:
                         # NCCL sends from memory of the GPU only.
                         flat = self._member.buffer(flat.numel(), communicator.device).copy_(flat)
-                    broadcast(communicator, flat, timeout_s=deadline_s - time.monotonic())
-        except BroadcastBroken:
+                    self._late_s = max(self._late_s, time.monotonic() - ready_s)
+                    broadcast(communicator, flat, timeout_s=seat.timeout_s)
+                    ready_s = time.monotonic()
+        except BroadcastBroken as error:
             self._member.leave()
+            # Near the limit it may have been passed for a member, whose clock started earlier.
+            if self._late_s > seat.timeout_s / 2:
+                raise SenderLate(
+                    f"the learner let the generators wait for {self._late_s:.1f} s, and they wait"
+                    f" for {seat.timeout_s:g} s; they try again and wait for twice as long. Free"
+                    " its processor and memory, or raise timeouts.start_s"
+                ) from error
             raise
 
     async def leave(self, membership: Membership) -> None:
@@ -272,7 +290,6 @@ class BroadcastReceiver:
                     self._member.leave()
 
     def _received(self, manifest: Manifest, seat: Seat, checksums: list[int]) -> Tensors:
-        deadline_s = time.monotonic() + seat.timeout_s
         communicator = self._member.joined(seat, seat.first_rank + self._rank)
         pieces = buckets(manifest, seat.bucket_bytes)
         largest = self._member.buffer(
@@ -280,7 +297,7 @@ class BroadcastReceiver:
         )
         for piece in pieces:
             flat = largest[: piece.size_bytes]
-            broadcast(communicator, flat, timeout_s=deadline_s - time.monotonic())
+            broadcast(communicator, flat, timeout_s=seat.timeout_s)
             checksums.append(bucket_checksum(flat))
             for name, tensor in piece.tensors(flat):
                 # Cloned: an engine may keep it until its layer is complete, and the next bucket

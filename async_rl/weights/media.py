@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import torch
 
-from async_rl.config.run import WeightsConfig
+from async_rl.config.run import AutoTransfer, FileTransfer, WeightsConfig
 from async_rl.core.frozen import frozen
+from async_rl.core.types import NO_VERSION
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, SharedBlock, Source
 from async_rl.weights.adapters import Adapter
@@ -72,6 +74,8 @@ class Sender:
 
     def __init__(self, learner: LearnerSide) -> None:
         self._learner = learner
+        self.took: tuple[int, float] = NO_VERSION, 0.0
+        """The newest version, and the seconds for which members waited for its source."""
 
     def reaches(self, member: Member) -> bool:
         """Return whether this medium may carry the current version to this generator."""
@@ -92,7 +96,8 @@ class Sender:
     async def send(self, manifest: Manifest) -> None:
         """Send the version to the members of the newest load; only where they load together.
 
-        Returns once the block is no longer needed. Raises BroadcastBroken.
+        Returns once the block is no longer needed. Raises BroadcastBroken, and SenderLate if the
+        learner was slower than the members wait.
         """
 
     async def leave(self, membership: Membership) -> None:
@@ -100,6 +105,14 @@ class Sender:
 
     def close(self) -> None:
         """Release files, threads and connections."""
+
+
+def folder_of(config: WeightsConfig, run_dir: Path, life: int) -> str:
+    """Return the URL of the folder for the files of one life of the learner."""
+    transfer = config.transfer
+    path = transfer.path if isinstance(transfer, AutoTransfer | FileTransfer) else None
+    root = run_dir / "weights" if path is None else f"{path}/{run_dir.name}"
+    return f"{root}/life_{life}"
 
 
 class SharedMemorySender(Sender):

@@ -4,8 +4,9 @@ Pure: no clock, no socket. `training/pushing.py` makes the calls and owns the de
 
 A load is one try of fixed members to load one version: a single member where each reads the
 weights for itself (a shared block, a file), several where they receive one broadcast. It is over
-when every member has answered or left, or at the deadline. A load reads the learner's block until
-`release`: once a version is written to a file or sent, its members no longer need the block.
+when every member has answered or left, or at the deadline; a broadcast not before the learner has
+sent it or given up. A load reads the learner's block until `release` or `sent`: once a version is
+written to a file or sent, its members no longer need the block.
 
 Invariants
 - Loads are numbered and numbers are never reused. An answer to a load that is over, or from a life
@@ -16,6 +17,8 @@ Invariants
   that gave up a load that lost a member retry together. A member that gave up a load that lost no
   member retries alone, and is cut off if that fails too. So each retry has fewer members, and
   retries are bounded.
+- A sender that was late is the lost member: those that gave up because of it retry together, and
+  none is cut off. The sender then has more time (weights/broadcast.py).
 - The version changes only while no load reads the block. After `close()` no load starts, so the
   learner waits for one deadline at most, after the senders have written.
 """
@@ -54,7 +57,10 @@ class Answer(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """One try to load a version. `members` never change; `missing` have not answered or left."""
+    """One try to load a version. `members` never change; `missing` have not answered or left.
+
+    awaits_sender: a broadcast that the learner still sends.
+    """
 
     number: int
     version: int
@@ -63,6 +69,7 @@ class Load:
     gave_up: set[Life] = field(default_factory=set)
     has_lost: bool = False
     reads_block: bool = True
+    awaits_sender: bool = False
 
     @property
     def is_broken(self) -> bool:
@@ -157,7 +164,7 @@ class Membership:
         # One at a time: if two retried together, a failure would not show which one caused it.
         return {min(alone)} if alone else members
 
-    def begin(self, members: Collection[Life]) -> Load:
+    def begin(self, members: Collection[Life], *, awaits_sender: bool = False) -> Load:
         """Start a load of lives that are behind. Raises WeightsError for any other life."""
         others = [life for life in members if not self._is_behind(life)]
         if others or not members:
@@ -172,6 +179,7 @@ class Membership:
             version=self.version,
             members=frozenset(members),
             missing=set(members),
+            awaits_sender=awaits_sender,
         )
         self._loads[load.number] = load
         for life in members:
@@ -185,6 +193,16 @@ class Membership:
         load = self._loads.get(number)
         if load is not None:
             load.reads_block = False
+
+    def sent(self, number: int, *, is_late: bool) -> set[Life]:
+        """Note that the learner has sent a broadcast or given up. Returns lives to cut off.
+
+        is_late: the learner was slower than the members wait.
+        """
+        load = self._loads[number]
+        load.reads_block = load.awaits_sender = False
+        load.has_lost |= is_late
+        return self._end_if_complete(load)
 
     def answer(self, number: int, life: Life, answer: Answer) -> set[Life]:
         """Record the result of one member. Returns lives to cut off."""
@@ -224,7 +242,7 @@ class Membership:
         )
 
     def _end_if_complete(self, load: Load) -> set[Life]:
-        if load.missing:
+        if load.missing or load.awaits_sender:
             return set()
         del self._loads[load.number]
         for life in load.members:

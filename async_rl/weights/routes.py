@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
+from async_rl.core.errors import BaseMissing, BlockUnreachable, DeadlineExceeded, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import (
@@ -118,12 +118,15 @@ class Route:
         handover: int,
         timeout_s: float,
         release: Callable[[], None],
+        num_readers: int = 1,
+        sent: asyncio.Event | None = None,
     ) -> LoadReport:
         """Return once the generator samples with the version.
 
-        timeout_s: of each request. release: called once this member no longer reads the learner's
-        block. Raises the error of the call, and WeightsError if the generator loaded another
-        version.
+        timeout_s: of each request, from when it is sent, or from `sent` on: a sender that is slow
+        is no fault of the member. num_readers: members that may read the same file at this time.
+        release: called once this member no longer reads the learner's block. Raises the error of
+        the call, DeadlineExceeded, and WeightsError if the generator loaded another version.
         """
         while True:
             sender = self.sender
@@ -140,11 +143,12 @@ class Route:
                 )
             if not sender.reads_block:
                 release()
+            sender.took = max(sender.took, (manifest.version, took_s))
+            # What took long to write takes as long to read, and the readers share the way.
+            more_s = round(sender.took[1] * num_readers)
             request = LoadWeights(manifest=manifest, source=source, handover=handover)
             try:
-                # From the request on: a sender that writes slowly is no fault of the member.
-                async with asyncio.timeout(timeout_s):
-                    report: LoadReport = await caller.call(request, timeout_s=2 * timeout_s)
+                report = await _answer(caller, request, timeout_s, more_s, sent)
             except BaseMissing:
                 # The same sender, which then offers a source that needs no earlier version.
                 continue
@@ -160,3 +164,40 @@ class Route:
                     f"it loaded version {report.version} instead of {manifest.version}"
                 )
             return report
+
+
+async def _answer(
+    caller: Caller,
+    request: LoadWeights,
+    timeout_s: float,
+    more_s: float,
+    sent: asyncio.Event | None,
+) -> LoadReport:
+    """Call a generator, with timeout_s + more_s from now on, or from `sent` on. Raises
+    DeadlineExceeded.
+    """
+    limit_s = timeout_s + more_s
+    call_s = 2 * limit_s
+    if isinstance(request.source, Seat):
+        limit_s = max(limit_s, 2 * request.source.timeout_s)
+        # Above what the sender may take: a bucket has a tensor or more.
+        call_s = 2 * limit_s + request.source.timeout_s * (2 + len(request.manifest.tensors))
+
+    async def begin() -> None:
+        if sent is not None:
+            await sent.wait()
+        limit.reschedule(asyncio.get_running_loop().time() + limit_s)
+
+    beginning = asyncio.create_task(begin(), name="deadline")
+    try:
+        async with asyncio.timeout(None) as limit:
+            report: LoadReport = await caller.call(request, timeout_s=call_s)
+            return report
+    except TimeoutError as error:
+        slow = f", and {limit_s - timeout_s:g} s for a slow medium" if limit_s > timeout_s else ""
+        raise DeadlineExceeded(
+            f"version {request.manifest.version} was not loaded within {limit_s:g} s"
+            f" (timeouts.start_s / 3{slow})"
+        ) from error
+    finally:
+        beginning.cancel()

@@ -37,6 +37,7 @@ class Generator:
         self.versions: list[int] = []
         self.digests: list[list[str]] = []
         self.seats: list[Seat] = []
+        self.failures: list[str] = []
         self.is_asked = asyncio.Event()
         self.on_death: Callable[[], None] = list
         self._pipe, theirs = _FORK.Pipe()
@@ -70,6 +71,7 @@ class Generator:
             self.on_death()
             raise Unavailable("its process ended") from error
         if isinstance(said, str):
+            self.failures.append(said)
             raise BroadcastBroken(said)
         self.versions.append(request.manifest.version)
         self.digests.append(said)

@@ -4,6 +4,7 @@ others when one is lost.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,6 +207,35 @@ def test_the_others_get_the_version_in_another_load_when_one_is_lost(
     assert [g.digests for g in survivors] == [[[expected(v)] for v in (0, 1, 2)]] * 2
     assert generators["b"].versions == [0]
     assert [e.name for e in learner.cut_off] == (["b"] if misfortune == "stop" else [])
+
+
+def test_a_learner_that_is_late_is_named_and_no_generator_is_cut_off(
+    fleet: Callable[..., Learner], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stands still until both have given up."""
+    generators = {"a": Generator(), "b": Generator()}
+    learner = fleet(generators, "timeouts.start_s=6")
+    read = broadcast.SharedTensorsReader
+    is_seen = threading.Event()
+
+    class Late(read):  # type: ignore[misc, valid-type]
+        def __enter__(self) -> Any:
+            while not is_seen.is_set() and min(len(g.failures) for g in generators.values()) < 1:
+                time.sleep(0.01)
+            is_seen.set()
+            return super().__enter__()
+
+    monkeypatch.setattr(broadcast, "SharedTensorsReader", Late)
+
+    async def story() -> None:
+        learner.serve(*generators)
+        await push(learner, 0)
+
+    learner.run(story)
+    assert learner.cut_off == []
+    assert [g.digests for g in generators.values()] == [[[expected(0)]]] * 2
+    assert [communicators(g) for g in generators.values()] == [["one.1", "one.2"]] * 2
+    assert "the learner let the generators wait for" in caplog.text
 
 
 def gpus(count: int) -> Any:

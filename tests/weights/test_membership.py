@@ -54,6 +54,29 @@ def test_a_member_that_times_out_among_healthy_ones_retries_alone_and_is_removed
     assert fleet.all_have(1)
 
 
+def test_members_that_gave_up_because_the_sender_was_late_retry_together_and_none_is_cut_off() -> (
+    None
+):
+    """A broadcast to all, then to one alone; each answer is there before the sender notices."""
+    fleet = fleet_of(A, B, C)
+    for lives in ([A, B, C], [A]):
+        load = fleet.begin(fleet.next_together(lives), awaits_sender=True)
+        for life in lives:
+            assert fleet.answer(load.number, life, Answer.GAVE_UP) == set()
+        assert fleet.next_together(lives) == set(), "the sender still sends"
+        assert not fleet.is_free
+        assert fleet.sent(load.number, is_late=True) == set()
+        assert fleet.is_free
+        assert fleet.next_together(lives) == set(lives)
+
+
+def test_a_member_that_gives_up_alone_on_a_punctual_sender_is_cut_off() -> None:
+    fleet = fleet_of(A)
+    load = fleet.begin([A], awaits_sender=True)
+    assert fleet.answer(load.number, A, Answer.GAVE_UP) == set()
+    assert fleet.sent(load.number, is_late=False) == {A}
+
+
 def test_who_failed_by_itself_is_cut_off_and_those_who_gave_up_with_it_try_again_together() -> None:
     fleet = fleet_of(A, B, C)
     load = fleet.begin([A, B, C])
@@ -133,7 +156,15 @@ class Fleet(RuleBasedStateMachine):
             self.serves.pop(life, None)
 
     def _forget_ended(self) -> None:
-        self.loading = {n: (e, m) for n, (e, m) in self.loading.items() if e.missing}
+        self.loading = {
+            n: (e, m) for n, (e, m) in self.loading.items() if e.missing or e.awaits_sender
+        }
+
+    def _unanswered(self) -> list[int]:
+        return sorted(n for n, (load, _) in self.loading.items() if load.missing)
+
+    def _sending(self) -> list[int]:
+        return sorted(n for n, (load, _) in self.loading.items() if load.awaits_sender)
 
     @rule()
     def join(self) -> None:
@@ -164,7 +195,7 @@ class Fleet(RuleBasedStateMachine):
             assert self.loading, "a party waits only while others load"
             return
         assert members <= behind
-        load = self.fleet.begin(members)
+        load = self.fleet.begin(members, awaits_sender=is_party)
         assert load.number not in self.loading
         self.loading[load.number] = load, frozenset(members)
         self.opened_since_wanted += self.wants_version
@@ -173,10 +204,10 @@ class Fleet(RuleBasedStateMachine):
                 life, None
             )  # the worst case: loading in place, so nothing is served meanwhile
 
-    @precondition(lambda self: self.loading)
+    @precondition(lambda self: self._unanswered())
     @rule(data=st.data(), answer=st.sampled_from(Answer))
     def answer(self, data: st.DataObject, answer: Answer) -> None:
-        load, _ = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
+        load, _ = self.loading[data.draw(st.sampled_from(self._unanswered()))]
         life = data.draw(st.sampled_from(sorted(load.missing)))
         if answer is Answer.LOADED:
             self.serves[life] = self.copied.get(
@@ -194,10 +225,21 @@ class Fleet(RuleBasedStateMachine):
         self.copied.setdefault(number, self.block)
         self.fleet.release(number)
 
-    @precondition(lambda self: self.loading)
+    @precondition(lambda self: self._sending())
+    @rule(data=st.data(), is_late=st.booleans())
+    def send(self, data: st.DataObject, is_late: bool) -> None:
+        number = data.draw(st.sampled_from(self._sending()))
+        self.copied.setdefault(number, self.block)
+        cut = self.fleet.sent(number, is_late=is_late)
+        assert not (is_late and cut)
+        self._expel(cut)
+        self._forget_ended()
+
+    @precondition(lambda self: set(self._unanswered()) - set(self._sending()))
     @rule(data=st.data())
     def deadline(self, data: st.DataObject) -> None:
-        load, _ = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
+        numbers = sorted(set(self._unanswered()) - set(self._sending()))
+        load, _ = self.loading[data.draw(st.sampled_from(numbers))]
         self.ended.extend((load, life) for life in load.missing)
         silent = set(load.missing)
         cut = self.fleet.expire(load.number)
@@ -248,6 +290,8 @@ class Fleet(RuleBasedStateMachine):
         """From anywhere: the open loads end by their deadlines, and then whoever is left reaches
         the newest version.
         """
+        for number in self._sending():
+            self._expel(self.fleet.sent(number, is_late=False))
         for number in list(self.loading):
             self._expel(self.fleet.expire(number))
         assert self.fleet.is_free

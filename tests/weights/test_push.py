@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,21 @@ from typing import Any
 import pytest
 import torch
 from composing import compose_unchecked
+from loop import VirtualLoop
 
-from async_rl.core.errors import BlockUnreachable, WeightsError
+from async_rl.core.errors import BlockUnreachable, DeadlineExceeded, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import Manifest, StoredFile, TensorEntry
+from async_rl.protocol.weights import (
+    SHARED_BLOCK,
+    Manifest,
+    SharedBlock,
+    StoredFile,
+    TensorEntry,
+)
+from async_rl.weights import routes
 from async_rl.weights.files import FileSender
-from async_rl.weights.media import LearnerSide
+from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Load
 from async_rl.weights.routes import Caller, Route, open_senders
 
@@ -108,3 +117,72 @@ async def test_a_version_takes_the_first_medium_that_reaches_the_generator(
 async def test_shared_memory_does_not_fall_back(transfer: str) -> None:
     with pytest.raises(BlockUnreachable):
         await load(route_of(transfer), Generator(shares_memory=False))
+
+
+class SlowStorage(Sender):
+    """Writes each version for so many seconds."""
+
+    write_s = 0.0
+
+    async def source(self, manifest: Manifest, load: Load, life: object) -> SharedBlock:
+        await asyncio.sleep(self.write_s)
+        return SHARED_BLOCK
+
+
+class Silent:
+    async def call(self, request: LoadWeights, *, timeout_s: float) -> LoadReport:
+        reply: LoadReport = await asyncio.get_running_loop().create_future()
+        return reply
+
+
+def seconds_until_late(
+    monkeypatch: pytest.MonkeyPatch, write_s: float, sent_s: float | None
+) -> tuple[float, str]:
+    """Push to a silent generator in virtual time; return the seconds from the request, or from the
+    end of a broadcast, and the reason. Two other generators read too.
+    """
+
+    async def story() -> tuple[float, str]:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(routes.time, "monotonic", loop.time)
+        sender = SlowStorage(None)  # type: ignore[arg-type]
+        sender.write_s = write_s
+        sent = None if sent_s is None else asyncio.Event()
+        if sent is not None:
+            loop.call_later(sent_s or 0.0, sent.set)
+        with pytest.raises(DeadlineExceeded) as raised:
+            await Route(MEMBER, [sender]).load(
+                MANIFEST,
+                LOAD,
+                Silent(),
+                handover=0,
+                timeout_s=60,
+                num_readers=3,
+                release=list,
+                sent=sent,
+            )
+        return loop.time() - write_s - (sent_s or 0.0), str(raised.value)
+
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(lambda: 0.0)) as runner:
+        begun_s = runner.get_loop().time()
+        seconds, reason = runner.run(story())
+    return round(seconds - begun_s), reason
+
+
+def test_a_member_has_the_time_that_the_sender_took_for_each_that_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert seconds_until_late(monkeypatch, 0.0, None) == (
+        60,
+        "version 3 was not loaded within 60 s (timeouts.start_s / 3)",
+    )
+    assert seconds_until_late(monkeypatch, 100.0, None) == (
+        360,
+        "version 3 was not loaded within 360 s (timeouts.start_s / 3, and 300 s for a slow medium)",
+    )
+
+
+def test_the_deadline_of_a_broadcast_starts_when_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert seconds_until_late(monkeypatch, 0.0, 1000.0)[0] == 60
