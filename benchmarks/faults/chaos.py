@@ -10,6 +10,8 @@ The faults are in chaos_faults.py, the audit in chaos_audit.py. The audit reads 
 metrics.jsonl directly and shares no code with `async-rl ledger`.
 
 Run: `python -m benchmarks.faults.chaos --minutes 30 --conf ppo_code --ranks 2 [key=value ...]`.
+The certificate of a run with 20 kills: add `--faults 20 --fault "kill one" --keep`, then
+`async-rl certify` with the directory that is kept.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ def attack(arguments: argparse.Namespace, directory: Path, settings: list[str]) 
         if not run.workers():
             # Only runs with agents have them.
             names = [name for name in names if name != KILL_WORKER]
-        while time.monotonic() - started_s < 60 * arguments.minutes:
+        while (
+            time.monotonic() - started_s < 60 * arguments.minutes
+            and counts.total() < arguments.faults
+        ):
             # Every fault in turn first, then at random.
             number = counts.total()
             name = names[number] if number < len(names) else rng.choice(names)
@@ -98,6 +103,7 @@ def main() -> None:
     """Attack one run of each configuration; exit 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--faults", type=int, default=10**6, help="stop after this number")
     parser.add_argument("--conf", action="append", help="default: grpo_code, then ppo_code")
     parser.add_argument("--ranks", type=int, default=2, help="of the learner")
     parser.add_argument("--fault", action="append", help="only these; default: all of them")

@@ -160,6 +160,14 @@ def test_two_runs_are_compared_with_their_curves(client: TestClient) -> None:
     assert page.count("<figure") == 2
 
 
+def test_the_certificate_is_a_page_of_the_run(client: TestClient) -> None:
+    assert 'href="/runs/one/certificate"' in client.get("/runs/one").text
+    page = client.get("/runs/one/certificate").text
+    assert "certificate of one" in page
+    assert "the ledger and the checkpoints keep their promises" in page
+    assert page.count("<td>cannot be known</td>") >= 3, "the run has no record of pushes and starts"
+
+
 def test_responses_of_two_runs_are_side_by_side(client: TestClient) -> None:
     listed = text(client, "/pair?run=one&run=two")
     assert "prompt_id=t1" in listed

@@ -39,6 +39,22 @@ def test_rollouts_and_the_ledger_tell_of_the_same_groups(resumed: Resumed) -> No
         assert rewards
 
 
+def test_the_certificate_of_a_run_that_was_killed_and_resumed_holds(resumed: Resumed) -> None:
+    certificate = json.loads(tell("certify", resumed.directory, "--json"))
+    verdicts = {each["promise"]: each["verdict"] for each in certificate["statements"]}
+    assert "broken" not in verdicts.values()
+    for promise in (
+        "every push reached every generator, or its absence is listed",
+        "each generator computes with the weights that it was sent",
+        "each position of the data order was issued exactly once",
+        "each position was issued for its prompt, so each prompt once per epoch",
+        "the code, packages and settings of each start are recorded",
+        "the prompts and the weights that the run started from are recorded",
+    ):
+        assert verdicts[promise] == "holds", certificate
+    assert "verdict" in tell("certify", resumed.directory)
+
+
 def test_logs_are_those_of_the_process_that_is_named(resumed: Resumed) -> None:
     assert "generator-0 serves at" in tell("logs", resumed.directory, "--num", "1000")
     assert "serves at" not in tell("logs", resumed.directory, "generator-0")
