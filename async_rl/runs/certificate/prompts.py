@@ -102,7 +102,7 @@ def _ends(store: Connection) -> Statement:
             if state == "dropped" and not reason
         ],
         evidence=[
-            *(f"{s} {reason}: {n} of {total} ({n / total:.1%})" for s, reason, n in counts),
+            *(f"{s} {why}".strip() + f": {n} of {total} ({n / total:.1%})" for s, why, n in counts),
             f"{num_left} prompts left the data (data.filter); {len(lost)} were issued and always"
             f" dropped {listed(lost) or ''}",
         ],

@@ -59,8 +59,9 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
         verdicts = [each.verdict for each in self.statements]
         counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in Verdict)
         table = Table(columns=("verdict", "about", "statement", "evidence"), rows=tuple(rows))
-        lines = (f"made {at(self.made_s)} UTC; statements: {counts}",)
-        section = Section(lines=lines, table=table)
+        lines = [f"made {at(self.made_s)} UTC; statements: {counts}"]
+        lines += [f"broken: {each.promise}" for each in self.broken]
+        section = Section(lines=tuple(lines), table=table)
         return Report(title=f"certificate of {self.run}", sections=(section,))
 
 
