@@ -72,21 +72,16 @@ class Checker(Runner):
             end = f"exited with status {status}"
             if status == CHECKER_ACCEPTS[form]:
                 kind = Kind.PASSED
-        said = files_by_name.message() or sys.stderr.getvalue().strip()
+        said = files_by_name.message.getvalue().strip() or sys.stderr.getvalue().strip()
         self.frame(0, kind, started, describe_text(said or f"the checker {end}"))
         return 0
 
 
-class _File(io.BytesIO):
-    """A file in memory whose content outlives its end."""
-
-    content = b""
+class _Message(io.StringIO):
+    """A text in memory that outlives its end."""
 
     def close(self) -> None:
-        """Keep the content."""
-        if not self.closed:
-            self.content = self.getvalue()
-        super().close()
+        """Keep the text."""
 
 
 class _Files:
@@ -94,28 +89,21 @@ class _Files:
 
     def __init__(self, readable: dict[str, int]) -> None:
         self._readable, self._open = readable, io.open
-        self._message = _File()
+        self.message = _Message()
 
     def open(self, file: Any, mode: str = "r", *args: Any, **keywords: Any) -> Any:
         """Open by name, as `open` does. Feedback other than the message is lost."""
         name = os.fspath(file) if isinstance(file, str | os.PathLike) else ""
+        is_binary = "b" in mode
         if name in self._readable:
-            size = os.fstat(self._readable[name]).st_size
-            file = _File(os.pread(self._readable[name], size, 0))
-        elif name.startswith(_FEEDBACK):
-            file = _File()
-            if name == _MESSAGE:
-                self._message = file
-        else:
+            os.lseek(self._readable[name], 0, os.SEEK_SET)
+            copy = os.dup(self._readable[name])
+            return self._open(copy, mode, errors=None if is_binary else "replace")
+        if not name.startswith(_FEEDBACK):
             return self._open(file, mode, *args, **keywords)
-        if "b" in mode:
-            return file
-        return io.TextIOWrapper(file, encoding="utf-8", errors="replace")
-
-    def message(self) -> str:
-        """The judge's message, as far as it is written out."""
-        self._message.close()
-        return self._message.content.decode(errors="replace").strip()
+        if is_binary:
+            return io.BytesIO()
+        return self.message if name == _MESSAGE else io.StringIO()
 
 
 def _leave(status: int) -> NoReturn:

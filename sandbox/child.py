@@ -7,6 +7,7 @@ filter of system calls last; afterwards nothing can be undone.
 from __future__ import annotations
 
 import marshal
+import math
 import mmap
 import os
 import resource
@@ -17,6 +18,9 @@ from typing import NamedTuple, NoReturn
 from . import linux
 
 MAX_TASKS = 64
+# Enough for a linker and its libraries. A larger table is memory of the kernel, which no limit
+# counts.
+_MAX_OPEN = 256
 # The shared page has one byte per child, set once the child is locked down, and then the reason why
 # a child could not be locked down.
 _FAULT_START, _FAULT_END = 8, 264
@@ -58,10 +62,19 @@ class Page:
         return self._page[_FAULT_START:_FAULT_END].strip(b"\0 ")
 
 
-def capped(wanted: Iterable[tuple[int, int]]) -> Limits:
-    """Limits as setrlimit takes them, none above the hard limit of this process."""
+def limits_of(cpu_s: float, file_bytes: int, more: Iterable[tuple[int, int]]) -> Limits:
+    """The limits of a child, none above the hard limit of this process. more: kind and value."""
     limits = []
-    for kind, value in wanted:
+    wanted = (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, _MAX_OPEN),
+        # Two seconds more, so that the watch decides, which counts more exactly.
+        (resource.RLIMIT_CPU, math.ceil(cpu_s) + 2),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        # Threads count as tasks, also those of other children of the same user.
+        (resource.RLIMIT_NPROC, MAX_TASKS),
+    )
+    for kind, value in (*wanted, *more):
         _, hard = resource.getrlimit(kind)
         lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
         limits.append((kind, (lowest, lowest)))

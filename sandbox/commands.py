@@ -41,9 +41,6 @@ _FIRST_TICK_S, _TICK_S = 0.01, 0.03
 _PATIENCE, _PATIENCE_S = 4, 10.0
 # The size of a pipe.
 _PIECE = 1 << 16
-# Enough for a linker and its libraries. A larger table is memory of the kernel, which no limit
-# counts.
-_MAX_OPEN = 256
 
 
 class Commands:
@@ -54,8 +51,6 @@ class Commands:
             raise ValueError(
                 f"a command cell needs namespaces (level {NAMESPACES}), not level {level}"
             )
-        if proc < 0:
-            raise OSError("a command cell needs /proc, where the limits of a command are watched")
         linux.drop_capability_bounds()
         # The first process of a namespace gets only the signals that it handles: a command must not
         # reach Python's handler.
@@ -248,22 +243,13 @@ class _Command:
 
 
 def _limits(spec: CommandSpec) -> child.Limits:
-    limits = [
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, _MAX_OPEN),
-        # Two seconds more, so that the watch decides, which counts all processes.
-        (resource.RLIMIT_CPU, int(spec.cpu_s) + 2),
-        (resource.RLIMIT_FSIZE, spec.file_bytes),
-        (resource.RLIMIT_NPROC, child.MAX_TASKS),
-        # Pages that cannot be swapped, and queues that no process holds.
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-        *spec.process_limits,
-    ]
+    # Pages that cannot be swapped, and queues that no process holds.
+    memory = ((resource.RLIMIT_MEMLOCK, 0), (resource.RLIMIT_MSGQUEUE, 0))
+    limits = child.limits_of(spec.cpu_s, spec.file_bytes, (*memory, *spec.process_limits))
     # Raise the stack to its hard limit, as contests do: the main stack may then use all memory that
     # the limit on address space allows. Without a limit glibc gives each thread only 2 MB.
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    return [*child.capped(limits), (resource.RLIMIT_STACK, (hard, hard))]
+    return [*limits, (resource.RLIMIT_STACK, (hard, hard))]
 
 
 def _return_product(name: str, target: int) -> None:

@@ -5,16 +5,14 @@ its program, and watches them.
 from __future__ import annotations
 
 import marshal
-import math
 import os
 import resource
 import select
 import time
 from collections.abc import Sequence
-from resource import setrlimit as set_limit
 from typing import Any
 
-from . import child, linux, namespaces, programs, seccomp, watch
+from . import child, judge, linux, namespaces, programs, seccomp, watch
 from .checker import Checker, Comparer
 from .child import Jail, Page, Part
 from .judge import Tests
@@ -35,7 +33,6 @@ from .protocol import (
 
 # nobody: a root server's children at level 2 must not own the files of the host.
 _UNPRIVILEGED_UID = 65_534
-_MAX_OPEN = 256
 _STACK_BYTES = 64 << 20
 _RUNNERS: dict[int, type[Any]] = {
     Mode.CALLS: Calls,
@@ -50,15 +47,6 @@ class Jobs:
 
     def __init__(self, level: int, readable: list[str], proc: int) -> None:
         self._level, self._proc = level, proc
-        # Limits that do not depend on the job are set once, here, and inherited.
-        for kind, pair in child.capped(
-            (
-                (resource.RLIMIT_CORE, 0),
-                (resource.RLIMIT_STACK, _STACK_BYTES),
-                (resource.RLIMIT_NOFILE, _MAX_OPEN),
-            )
-        ):
-            set_limit(kind, pair)
         uid = -1
         # Not if it could not read the interpreter: then no program would start.
         if level == LANDLOCK and os.geteuid() == 0 and all(map(_is_open_to_others, readable)):
@@ -67,6 +55,7 @@ class Jobs:
         self._ruleset = -1
         self._page = Page()
         programs.warm_up()
+        judge.warm_up()
         # Before any job: a child has the address space of its zygote from its start.
         self._base_address_space = watch.address_space(proc)
         self._jail = Jail(self._confine(readable), seal, uid, self._page)
@@ -149,16 +138,14 @@ class Jobs:
         return Reply(ending, code, cpu_s, wall_s, peak_kb * 1024)
 
     def _limits(self, spec: JobSpec) -> child.Limits:
-        return child.capped(
+        return child.limits_of(
+            spec.cpu_s,
+            # One byte more, so that an output above the limit can be recognized.
+            spec.output_bytes + 1,
             (
-                # Two seconds more, so that `watch` decides, which counts more exactly.
-                (resource.RLIMIT_CPU, math.ceil(spec.cpu_s) + 2),
-                # One byte more, so that an output above the limit can be recognized.
-                (resource.RLIMIT_FSIZE, spec.output_bytes + 1),
-                # Threads count as tasks, also those of other children of the same user.
-                (resource.RLIMIT_NPROC, child.MAX_TASKS),
+                (resource.RLIMIT_STACK, _STACK_BYTES),
                 (resource.RLIMIT_AS, self._base_address_space + spec.memory_bytes),
-            )
+            ),
         )
 
 

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, MappingView, Sequence
 from typing import Any, NoReturn
 
 from . import values
-from .objects import RAISE, RETURN, Object, lines, number_of
-from .programs import Runner, describe, describe_text
-from .protocol import Frame, JobSpec, Kind, read_frame
+from .objects import RAISE, RETURN, Object, Solver, lines, number_of
+from .programs import WARM_RUNS, Runner, describe, describe_text
+from .protocol import Frame, JobSpec, Kind, Mode, read_frame
 
 _ANSWERS = frozenset({Kind.VALUE, Kind.ERROR, Kind.EXIT, Kind.MEMORY, Kind.TOO_LARGE})
 # Exceptions of the program that fail the test. A test raises an AssertionError itself; a
@@ -48,6 +48,21 @@ class _Raised(Exception):
     def __init__(self, body: bytes) -> None:
         super().__init__()
         self.body = body
+
+
+class _Names(dict[str, Any]):
+    """The builtins of a test; a name that they do not have is asked of the program by `find`."""
+
+    find: Callable[[str], Any]
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise KeyError(name)
+        return self.find(name)
+
+
+# Made in the zygote: a copy in each child would touch, and so copy, the page of each builtin.
+_NAMES = _Names(vars(builtins))
 
 
 class Tests(Runner):
@@ -112,7 +127,8 @@ class Tests(Runner):
         return Kind.BROKEN_TEST, b'"the test ended without a call of the program"'
 
     def _execute(self, setup: str, imports: str, code: str, names: list[str]) -> None:
-        namespace: dict[str, Any] = {"__name__": "test", "__builtins__": _Names(self._global)}
+        _NAMES.find = self._global
+        namespace: dict[str, Any] = {"__name__": "test", "__builtins__": _NAMES}
         sources = {"imports": imports, "setup": setup, "test": code}
         compiled = [
             compile(source, name, "exec", dont_inherit=True) for name, source in sources.items()
@@ -268,17 +284,21 @@ class Tests(Runner):
         return self._ask("await", found)
 
 
-class _Names(dict[str, Any]):
-    """The builtins of a test; a name that they do not have is the program's."""
+_ANSWERED = b'-1 l 0 0\n0 v 0 {"o":[0,""]}\n0 v 0 9\n'
 
-    def __init__(self, find: Callable[[str], Any]) -> None:
-        super().__init__(vars(builtins))
-        self._find = find
 
-    def __missing__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise KeyError(name)
-        return self._find(name)
+def warm_up() -> None:
+    """As `programs.warm_up`, for a test and its program."""
+    spec = JobSpec(Mode.JUDGE, 1, 1.0, 1 << 20, 1 << 16)
+    for _ in range(WARM_RUNS):
+        (requests, ask), (answers, answer), result = os.pipe(), os.pipe(), os.memfd_create("warm")
+        os.write(answer, _ANSWERED)
+        Tests(result, spec, [ask, answers]).run("import math", [("", "assert f(3) == 9", [])], True)
+        os.close(ask)
+        Solver(answer, spec, [requests]).run("def f(x):\n    return x * x")
+        for descriptor in (requests, answers, answer, result):
+            os.close(descriptor)
+    del sys.modules["solution"]
 
 
 def _cases(namespace: dict[str, Any]) -> Iterator[Callable[[], Any]]:

@@ -9,11 +9,13 @@ on a plain copy of the object, or does not exist.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import inspect
 import operator
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -38,6 +40,10 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+class _Ended(BaseException):
+    """The tests have ended."""
+
+
 class Solver(Runner):
     """Loads the program, then answers each line of requests, its only file, with one frame.
 
@@ -54,20 +60,23 @@ class Solver(Runner):
         self._lines = lines(requests, _MAX_REQUEST_BYTES)
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._operations = {**_OPERATIONS, "global": lambda name: _global(namespace, name)}
-        while True:
-            self._answer(*self._next())
+        # Not in a copy, which would touch, and so copy, the page of each builtin.
+        _OPERATIONS["global"] = partial(_global, namespace)
+        with contextlib.suppress(_Ended):
+            while True:
+                self._answer(*self._next())
+        return 0
 
     def _next(self) -> Any:
         line = next(self._lines, None)
         if line is None:
-            os._exit(0)
+            raise _Ended
         return values.decode(line, self._given)
 
     def _answer(self, operation: str, args: Any, keywords: Any) -> None:
         started = self.now()
         try:
-            result = self._operations[operation](*args, **keywords)
+            result = _OPERATIONS[operation](*args, **keywords)
             body = values.encode(result, self._numbered)
         except (MemoryError, SystemExit) as error:
             self.failure(0, started, error)

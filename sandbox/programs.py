@@ -231,7 +231,7 @@ r = [f(list(range(9))), str(A(1)), re.sub("a", "b", "abc"), math.gcd(4, 6)]
 s = [f"{1.5:.2f}", {"a": [1, (2,)]}]
 """
 # CPython 3.11 specialises a function after eight calls.
-_WARM_RUNS = 20
+WARM_RUNS = 20
 
 
 def warm_up() -> None:
@@ -241,7 +241,7 @@ def warm_up() -> None:
     """
     spec = JobSpec(Mode.CALLS, 2, 1.0, 1 << 20, 1 << 16)
     calls: list[Any] = [("f", [[1, 2, 3]], {}), ("f", [[]], {})]
-    for _ in range(_WARM_RUNS):
+    for _ in range(WARM_RUNS):
         result = os.memfd_create("warm")
         Calls(result, spec).run(_WARM, calls, True, True)
         os.close(result)

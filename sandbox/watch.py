@@ -31,11 +31,6 @@ _TICK_S, _TICK_MS = 0.02, 20
 # again in a separate child, with the whole limit. Without this rule, a program that times out in
 # its second test would use the limit twice.
 _SHARED_SHARE = 0.25
-# Without a readable /proc, a child that used no CPU time may have waited for the machine: a third
-# of its idle time counts as sleep.
-_BLIND_FACTOR = 3
-# Without /proc the space is unknown: the limit of memory is then too high, never too low.
-_LARGE_SPACE = 1 << 29
 # Bytes of the result file that are searched for a second frame when watching starts.
 _FIRST_FRAMES = 4096
 # Low bits of the kernel's clock id for the CPU time of a process (CPUCLOCK_SCHED).
@@ -43,11 +38,8 @@ _CLOCK_OF_PROCESS = 2
 
 
 def open_proc() -> int:
-    """A descriptor of the host's /proc, closed in every child; -1 if the machine has no /proc."""
-    try:
-        return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return -1
+    """A descriptor of the host's /proc, closed in every child. Raises OSError."""
+    return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _read(proc: int, path: str) -> bytes:
@@ -60,11 +52,8 @@ def _read(proc: int, path: str) -> bytes:
 
 
 def address_space(proc: int) -> int:
-    """Bytes of address space of this process; more than it has if there is no /proc."""
-    try:
-        return int(_read(proc, "self/statm").split()[0]) * _PAGE
-    except OSError:
-        return _LARGE_SPACE
+    """Bytes of address space of this process."""
+    return int(_read(proc, "self/statm").split()[0]) * _PAGE
 
 
 class Progress(NamedTuple):
@@ -139,7 +128,7 @@ def _measured(
 ) -> list[tuple[int, int]] | Ending:
     """Wait for what the poller reports, or for the limit that is exceeded first."""
     clocks = [(~pid << 3) | _CLOCK_OF_PROCESS for pid in pids]
-    last_cpu, asleep = 0.0, 0.0
+    asleep = 0.0
     size, run_cpu = os.fstat(result).st_size, 0.0
     has_shared = spec.num_tests > 1 and os.pread(result, _FIRST_FRAMES, 0).count(b"\n") > 1
     tasks = Tasks(proc)
@@ -153,15 +142,11 @@ def _measured(
         elapsed = min(time.monotonic() - before, 2 * _TICK_S)
         try:
             cpu = sum(map(time.clock_gettime, clocks))
+            processes = [tasks.progress(_number_in_host(proc, pid)) for pid in pids]
         except OSError:
             continue  # a child has just exited; the next poll reports it
-        try:
-            processes = [tasks.progress(_number_in_host(proc, pid)) for pid in pids]
-            # A test and its program: each waits for the other.
-            asleep += _asleep_s(elapsed, processes, take_turns=True)
-        except OSError:
-            asleep += max(0.0, elapsed - (cpu - last_cpu)) / _BLIND_FACTOR
-        last_cpu = cpu
+        # A test and its program: each waits for the other.
+        asleep += _asleep_s(elapsed, processes, take_turns=True)
         new_size = os.fstat(result).st_size
         # A run has finished: the next run starts with an unused share of the CPU time.
         if new_size != size:

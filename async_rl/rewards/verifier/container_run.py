@@ -20,7 +20,7 @@ from async_rl.rewards.verifier.containers import PID, REPORT, Containers
 from async_rl.rewards.verifier.outcomes import MIB, Ruling, printable
 from async_rl.rewards.verifier.program import Rule, result_of
 from async_rl.rewards.verifier.protocol import TestResult
-from async_rl.sandbox.watch import ProcessTree
+from async_rl.sandbox.watch import ProcessTree, open_proc
 
 # The most that a command may print if that is not compared.
 _PRINTED_BYTES = 4 << 20
@@ -130,7 +130,7 @@ class _Run:
         """The limit that the command exceeds. It waits in steps: nothing reports such usage."""
         test, tree, asleep_s = self._test, None, 0.0
         started = before = time.monotonic()
-        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        proc = open_proc()
         try:
             while True:
                 await asyncio.sleep(_TICK_S)
