@@ -1,46 +1,17 @@
-"""Files of one JSON object per line.
+"""Files of one JSON object per line, read from their end, so that the time does not depend on their
+length.
 
-A line that its writer did not finish is not part of the file. Long files are read from their end,
-so that the time does not depend on their length.
+A line that its writer did not finish is not part of the file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
-import msgspec
-
-from async_rl.core.errors import InfrastructureError
-
-Row = TypeVar("Row")
 _BLOCK_BYTES = 2**16
-
-
-def append(path: Path, rows: Iterable[object]) -> None:
-    """Add a line for each row. Raises InfrastructureError if the file cannot be written."""
-    # One write: a process that is killed leaves all lines or none.
-    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-    try:
-        with path.open("ab") as file:
-            file.write(lines)
-    except OSError as error:
-        raise InfrastructureError(
-            f"{path} cannot be written: {error}; make room, then async-rl resume the run"
-        ) from error
-
-
-def read(path: Path, row: type[Row]) -> Iterator[Row]:
-    """Yield the rows, oldest first; nothing if the file does not exist."""
-    if not path.is_file():
-        return
-    for line in path.read_bytes().splitlines():
-        try:
-            yield msgspec.json.decode(line, type=row)
-        except msgspec.DecodeError:
-            continue  # half a line, which only a power loss leaves
 
 
 def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:

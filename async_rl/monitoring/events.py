@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.core import jsonl
+from async_rl.core import records
 
 EVENTS_FILE = "events.jsonl"
 
@@ -28,4 +28,4 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 def note(run_dir: Path, kind: str, text: str, *, step: int) -> None:
     """Add an event. Raises InfrastructureError if it cannot be written."""
     event = Event(at_s=time.time(), step=step, kind=kind, text=text)
-    jsonl.append(run_dir / EVENTS_FILE, [event])
+    records.append(run_dir / EVENTS_FILE, [event])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.core import jsonl
+from async_rl.core import records
 from async_rl.core.checksums import damage
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
@@ -173,5 +173,5 @@ class Pushed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def published_checksums(run_dir: Path) -> dict[int, int]:
     """Return the checksums by version; empty if the run did not record them."""
-    lines = jsonl.read(run_dir / VERSIONS_FILE, Published)
+    lines = records.read(run_dir / VERSIONS_FILE, Published)
     return {published.version: published.checksum for published in lines}

@@ -18,7 +18,7 @@ import time
 import torch
 from msgspec.structs import replace
 
-from async_rl.core import jsonl
+from async_rl.core import records
 from async_rl.core.errors import (
     AsyncRLError,
     BroadcastBroken,
@@ -105,7 +105,7 @@ class Pusher:
         self._manifest = replace(await self._pool.publish(version), life=self._life)
         # Before any generator has the version, so that every version in use is recorded.
         published = Published(version=version, checksum=self._manifest.checksum, life=self._life)
-        jsonl.append(self._context.run_dir / VERSIONS_FILE, [published])
+        records.append(self._context.run_dir / VERSIONS_FILE, [published])
         # Before the device is returned: the learner's log-probs are computed on it.
         await self._prober.expect(self._pool, self._manifest)
         for sender in self._senders:
@@ -245,7 +245,7 @@ class Pusher:
     def _write_answers(self) -> None:
         """Record the answers since the last call, those of a large fleet in few writes."""
         if self._answers:
-            jsonl.append(self._context.run_dir / PUSHES_FILE, self._answers)
+            records.append(self._context.run_dir / PUSHES_FILE, self._answers)
             self._answers.clear()
 
     def _release(self, load: Load) -> None:

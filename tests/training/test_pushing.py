@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pushing_support import Learner
 
-from async_rl.core import jsonl
+from async_rl.core import records
 from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
@@ -93,13 +93,13 @@ def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Pat
     assert [(e.name, e.reason) for e in learner.cut_off] == [
         ("b", "version 0 was not loaded within 2 s (timeouts.start_s / 3)")
     ]
-    answers = list(jsonl.read(tmp_path / PUSHES_FILE, Pushed))
+    answers = list(records.read(tmp_path / PUSHES_FILE, Pushed))
     assert [(p.life, p.generator, p.pid, p.version, p.loaded, p.reason) for p in answers] == [
         (1, "a", 1, 0, 0, ""),
         (1, "b", 1, 0, None, learner.cut_off[0].reason),
         (1, "a", 1, 1, 1, ""),
     ]
-    published = list(jsonl.read(tmp_path / VERSIONS_FILE, Published))
+    published = list(records.read(tmp_path / VERSIONS_FILE, Published))
     assert [(each.version, each.life) for each in published] == [(0, 1), (1, 1)]
 
 
@@ -124,7 +124,7 @@ def test_a_generator_with_other_weights_is_on_record_before_the_run_ends(tmp_pat
     with pytest.raises(ExceptionGroup) as raised:
         learner.run(story)
     assert raised.group_contains(WeightsError, match="a and the learner disagree by 9 nats")
-    [answer] = jsonl.read(tmp_path / PUSHES_FILE, Pushed)
+    [answer] = records.read(tmp_path / PUSHES_FILE, Pushed)
     assert (answer.generator, answer.loaded, answer.reason) == ("a", 0, "")
     assert answer.probed is not None
     assert answer.probed.problem.startswith("a and the learner disagree by 9 nats")

@@ -18,7 +18,7 @@ from async_rl.buffer.store.connection import STORE_FILE, Connection
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.reader import LEARNER_VERSION
 from async_rl.config.run import RunConfig
-from async_rl.core import jsonl
+from async_rl.core import records
 from async_rl.monitoring.events import EVENTS_FILE, Event
 from async_rl.runs.certificate.faults import faults
 from async_rl.runs.certificate.origin import origin
@@ -65,7 +65,7 @@ def promise_of(config: RunConfig) -> Promise:
 
 
 def _statements(run_dir: Path, config: RunConfig, store: Connection) -> Iterator[Statement]:
-    noted = list(jsonl.read(run_dir / EVENTS_FILE, Event))
+    noted = list(records.read(run_dir / EVENTS_FILE, Event))
     yield from weights(run_dir)
     yield from prompts(run_dir, config, store, [e for e in noted if e.kind == "start"])
     yield from selection(store)

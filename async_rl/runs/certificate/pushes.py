@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from async_rl.core import jsonl
+from async_rl.core import records
 from async_rl.runs.certificate.statements import Statement, listed, ranges, statement
 from async_rl.training.checkpoints import (
     PUSHES_FILE,
@@ -33,10 +33,10 @@ def weights(run_dir: Path) -> Iterator[Statement]:
     """Yield the statements about pushes."""
     published = {
         (each.life, each.version): number
-        for number, each in enumerate(jsonl.read(run_dir / VERSIONS_FILE, Published))
+        for number, each in enumerate(records.read(run_dir / VERSIONS_FILE, Published))
     }
     lives: dict[str, list[Pushed]] = defaultdict(list)
-    for push in jsonl.read(run_dir / PUSHES_FILE, Pushed):
+    for push in records.read(run_dir / PUSHES_FILE, Pushed):
         lives[f"{push.generator} (pid {push.pid})"].append(push)
     yield _reached(published, lives)
     yield _computed(lives)
