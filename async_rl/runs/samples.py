@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +94,12 @@ def pieces(sample: Trajectory, decode: Decode) -> list[str]:
         before = start
         start = end
     return texts
+
+
+def verdicts_of(sample: Trajectory) -> list[tuple[str, int]]:
+    """Return (verdict, number of equal neighbours) of the tests."""
+    runs = itertools.groupby(sample.score.verdicts)
+    return [(verdict.value, len(list(same))) for verdict, same in runs]
 
 
 def decoder(run_dir: Path) -> Decode:

@@ -5,22 +5,26 @@ Reads the run's store and the tokenizer of its start model; loads neither torch 
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from rich.text import Text
 
 from async_rl.buffer.store.browse import Filter
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import Rollout, stored_steps
 from async_rl.core.errors import ConfigError
+from async_rl.core.types import Group, Trajectory
 from async_rl.launchers.commands.options import OutputDir, Run, console
-from async_rl.monitoring.rollout_page import LEGEND, NOT_SAMPLED, Colour, page
 from async_rl.runs.directory import find_run
-from async_rl.runs.samples import decoder, pieces, stored_rollouts
+from async_rl.runs.samples import Decode, decoder, stored_rollouts, verdicts_of
 
 
 def show_rollouts(
@@ -34,9 +38,6 @@ def show_rollouts(
     num: Annotated[
         int, typer.Option("--num", "-n", min=1, help="number of samples, one of each group")
     ] = 3,
-    colour: Annotated[
-        Colour, typer.Option("--colour", "--color", help="meaning of a token's colour")
-    ] = Colour.LOGPROB,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -45,10 +46,11 @@ def show_rollouts(
     ] = None,
     output_dir: OutputDir = None,
 ) -> None:
-    """Show sampled responses: prompt, response, verdicts, reward; one sample of each group.
+    """Show sampled responses: prompt, response, verdicts, reward; one sample of each group. The
+    pages of `async-rl view` colour the tokens too.
 
     Examples: async-rl rollouts; async-rl rollouts --step 12 --failed; async-rl rollouts my-run
-    --best --num 10 --colour version; async-rl rollouts my-run --export samples.parquet
+    --best --num 10; async-rl rollouts my-run --export samples.parquet
     """
     # One sample of each group is shown, and it is one of the two.
     if best and worst:
@@ -65,21 +67,77 @@ def show_rollouts(
         terminal.print(_why_none(run_dir))
         return
     decode = decoder(run_dir)
-    legend = LEGEND[colour]
-    if any(_has_turns(rollout) for rollout, _ in chosen):
-        legend += f"; {NOT_SAMPLED}"
-    terminal.print(f"colours: {legend}\n", style="dim")
     for rollout, index in chosen:
-        shown = page(
-            rollout.group,
-            index,
-            prompt=rollout.prompt,
-            step=rollout.step,
-            pieces=pieces(rollout.group.trajectories[index], decode),
-            colour=colour,
-            advantages=rollout.advantages,
-        )
-        terminal.print(shown)
+        terminal.print(*_lines(rollout, index, decode), sep="\n", end="\n\n")
+
+
+def _lines(rollout: Rollout, index: int, decode: Decode) -> tuple[Text, ...]:
+    """Return title, prompt, response and score of a sample."""
+    group = rollout.group
+    sample = group.trajectories[index]
+    versions = sample.versions[sample.loss_mask]
+    span = f"versions {min(versions)} to {max(versions)}" if len(versions) else "nothing trained"
+    trained = "not trained yet" if rollout.step is None else f"step {rollout.step}"
+    title = f"group {group.group_id}, sample {index}  {group.prompt_id}  {trained}"
+    return (
+        Text(f"{title}  {group.generator}  {span}", style="bold"),
+        Text(rollout.prompt.strip(), style="dim"),
+        Text(response_text(sample, decode)),
+        Text(_score(group, sample), style="green" if sample.score.is_passed else "red"),
+    )
+
+
+def response_text(sample: Trajectory, decode: Decode) -> str:
+    """Return the response, with the text that the policy did not sample in ⟨ ⟩. A segment of an
+    agent's session has a line before it, because it repeats what it shares with an earlier one.
+    """
+
+    def part(position: int) -> tuple[int, bool]:
+        return bisect.bisect(sample.starts, position), bool(sample.loss_mask[position])
+
+    text = ""
+    before = 0
+    positions = range(sample.prompt_length, len(sample.token_ids))
+    for (segment, is_sampled), same in itertools.groupby(positions, part):
+        if segment > before:
+            text += "\n[segment]\n"
+            before = segment
+        written = decode(sample.token_ids[list(same)].tolist())
+        text += written if is_sampled else f"\u27e8{written}\u27e9"
+    return text
+
+
+def _score(group: Group, sample: Trajectory) -> str:
+    """Return the reward with its parts and the verdicts, with equal neighbours counted."""
+    score = sample.score
+    mean = statistics.fmean(one.score.reward for one in group.trajectories)
+    text = f"reward {score.reward:g} (mean of its group {mean:.2f})"
+    for name, value in sorted(score.parts.items()):
+        text += f", {name} {value:g}"
+    num_turns, num_segments = _turns_and_segments(sample)
+    if num_turns > 1:
+        text += f", {num_turns} turns"
+    if num_segments > 1:
+        text += f" in {num_segments} segments"
+    if sample.is_truncated:
+        text += ", cut at the length limit"
+    # Functions alone run no test, and only programs compile.
+    if "compiles" in score.parts or not score.parts:
+        verdicts = [f"{n} x {name}" if n > 1 else name for name, n in verdicts_of(sample)]
+        text += f"; tests: {', '.join(verdicts) or 'no test was run'}"
+    elif "tests_passed" in score.parts:
+        text += f"; the answer is {'right' if score.is_passed else 'wrong'}"
+    if score.failure:
+        text += f"\nfirst failure: {score.failure}"
+    return text
+
+
+def _turns_and_segments(sample: Trajectory) -> tuple[int, int]:
+    """Return the answers of the policy in a sample, and the segments that they are in."""
+    num_turns = int((np.diff(sample.loss_mask.astype(int), prepend=0) > 0).sum())
+    # A first segment that follows the prompt has no entry in `starts`.
+    continues_prompt = not sample.starts or sample.starts[0] > sample.prompt_length
+    return num_turns, len(sample.starts) + continues_prompt
 
 
 def _why_none(run_dir: Path) -> str:
@@ -128,9 +186,3 @@ def choose(
     if sign:
         chosen.sort(key=lambda pair: -sign * pair[0].group.trajectories[pair[1]].score.reward)
     return chosen
-
-
-def _has_turns(rollout: Rollout) -> bool:
-    """Return whether a response contains tokens that the policy did not sample."""
-    samples = rollout.group.trajectories
-    return any(not all(sample.loss_mask[sample.prompt_length :]) for sample in samples)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import sys
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 from buffer_support import forget, make_config, opened, put, step, tickets, train
-from rich.console import Console
 from tokenizers import Tokenizer, models
 
 from async_rl.buffer.store.ledger import reading
@@ -20,8 +18,8 @@ from async_rl.composition.compose import write_config
 from async_rl.core.types import Group
 from async_rl.launchers import cli
 from async_rl.launchers.commands.rollouts import choose
-from async_rl.monitoring.rollout_page import Colour, page
 from async_rl.protocol.learner import KeepAdvantages
+from async_rl.runs.view.tokens import tokens_of
 from async_rl.runtime.context import Control
 
 WORDS = [f"w{i} " for i in range(5)]
@@ -100,21 +98,31 @@ def test_advantages_are_kept_of_the_groups_that_are_stored(run_dir: Path) -> Non
         assert connection.execute("SELECT count(*) FROM advantages").fetchone() == (4,)
 
 
-def test_with_a_critic_each_token_has_the_colour_of_its_own_advantage(run_dir: Path) -> None:
+def test_with_a_critic_each_token_has_its_own_advantage_in_units_of_the_group(
+    run_dir: Path,
+) -> None:
     group = stored(run_dir)[0].group
     first, second = (sample.response_length for sample in group.trajectories)
-    advantages = np.concatenate(
-        [np.full(first, 1.0), [-0.1, 0.0, 5.0], np.zeros(second - 3)]
-    ).astype(np.float32)
-    out = io.StringIO()
-    terminal = Console(
-        file=out, force_terminal=True, width=200, color_system="standard", legacy_windows=False
+    advantages = np.concatenate([np.full(first, 1.0), [-0.1, 0.0, 5.0]]).astype(np.float32)
+    assert (first, second) == (3, 3)
+    tokens = tokens_of(group, 1, ["a", "b", "c"], advantages)
+    # The root mean square of 1, 1, 1, -0.1, 0 and 5 is 2.16.
+    assert [round(token.advantage, 2) for token in tokens] == [-0.05, 0.0, 2.31]
+    assert [token.advantage_grade for token in tokens] == [2, 3, 6]
+
+
+def test_tokens_have_the_grade_of_their_probability_and_the_advantage_of_their_sample(
+    run_dir: Path,
+) -> None:
+    group = with_rewards(stored(run_dir)[0].group, 1.0, 0.0)
+    sample = msgspec.structs.replace(
+        group.trajectories[0],
+        behavior_logprobs=np.log(np.array([1, 1, 0.6, 0.95, 0.05], np.float32)),
     )
-    pieces = ["a", "b", "c"] + [""] * (second - 3)
-    terminal.print(
-        page(group, 1, prompt="p", step=2, pieces=pieces, colour="advantage", advantages=advantages)
-    )
-    assert out.getvalue().splitlines()[2] == "\x1b[31ma\x1b[0mb\x1b[1;32mc\x1b[0m"
+    group = msgspec.structs.replace(group, trajectories=[sample, group.trajectories[1]])
+    tokens = tokens_of(group, 0, ["a", "b", "c"], None)
+    assert [token.probability_grade for token in tokens] == [2, 3, 0]
+    assert [token.advantage for token in tokens] == [1.0, 1.0, 1.0]
 
 
 def test_without_a_step_the_newest_groups_come_first_trained_or_not(run_dir: Path) -> None:
@@ -141,48 +149,13 @@ def test_failed_leaves_those_that_passed_out(run_dir: Path) -> None:
     assert [rollout.group.group_id for rollout, _ in chosen] == [1]
 
 
-@pytest.mark.parametrize(
-    ("colour", "expected"),
-    [
-        ("logprob", {"a": "", "b": "32", "c": "31"}),
-        ("version", {"a": "33", "b": "33", "c": "32"}),
-        ("advantage", dict.fromkeys("abc", "32")),
-    ],
-)
-def test_the_colour_of_a_token_tells_what_was_asked(
-    run_dir: Path, colour: Colour, expected: dict[str, str]
-) -> None:
-    group = with_rewards(stored(run_dir)[0].group, 1.0, 0.0)
-    sample = msgspec.structs.replace(
-        group.trajectories[0],
-        behavior_logprobs=np.log(np.array([1, 1, 0.6, 0.95, 0.05], np.float32)),
-        versions=np.array([-1, -1, 2, 2, 3], np.int32),
-    )
-    group = msgspec.structs.replace(group, trajectories=[sample, group.trajectories[1]])
-    out = io.StringIO()
-    terminal = Console(
-        file=out, force_terminal=True, width=200, color_system="standard", legacy_windows=False
-    )
-    terminal.print(page(group, 0, prompt="p", step=None, pieces=["a", "b", "c"], colour=colour))
-    response = out.getvalue().splitlines()[2]
-    for letter, code in expected.items():
-        colours = {"32": "\x1b[32m", "33": "\x1b[33m", "31": "\x1b[31m", "": ""}
-        before = response[: response.rindex(letter)]
-        style = before[before.rfind("\x1b[") :] if "\x1b[" in before else ""
-        assert style.startswith(colours[code]) if code else style in ("", "\x1b[0m"), (
-            letter,
-            response,
-        )
-
-
 def test_the_command_shows_prompt_response_reward_and_verdicts(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, text = shown(monkeypatch, capsys, str(run_dir), "--failed", "--colour", "version")
+    code, text = shown(monkeypatch, capsys, str(run_dir), "--failed")
     assert code == 0
     assert "text of t" in text
     assert "w3" in text
-    assert "[0]" in text
     assert "reward 0 (mean of its group 0.00), style 0.5\n" in text
     assert "versions 0 to 0" in text
 
@@ -220,7 +193,3 @@ def test_settings_that_make_no_sense_are_refused(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shown(monkeypatch, capsys, str(run_dir), "--best", "--worst")[0] == 2
-    code, problem = shown(monkeypatch, capsys, str(run_dir), "--colour", "red")
-    assert code == 2
-    assert "'red' is not one of" in problem
-    assert all(f"'{colour}'" in problem for colour in Colour)

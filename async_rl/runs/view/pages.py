@@ -16,7 +16,6 @@ from async_rl.buffer.store.ledger import OF_GROUP, group_rows
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, Group, Trajectory
-from async_rl.monitoring.rollout_page import Token, tokens_of, verdicts_of
 from async_rl.observability.catalogue import FIRST_SCREEN, describe
 from async_rl.runs.certificate.certify import certify
 from async_rl.runs.comparison import compare
@@ -25,9 +24,10 @@ from async_rl.runs.forecast.plan import Options, plan, sweep
 from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Graph, Report, Section, Series
-from async_rl.runs.samples import pieces
+from async_rl.runs.samples import pieces, verdicts_of
 from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library, RunView, differences
+from async_rl.runs.view.tokens import Token, tokens_of
 
 Content = dict[str, Any]
 _STEPS_OF_MEAN = 20
