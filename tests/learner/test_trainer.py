@@ -14,6 +14,7 @@ from learner_support import (
     make_groups,
     make_model,
     make_trainer,
+    offloading_trainer,
     spy_on_gradients,
     weights_of,
 )
@@ -28,6 +29,7 @@ from async_rl.core.errors import (
 )
 from async_rl.core.types import Group, Score, Trajectory
 from async_rl.learner.loading import load_policy
+from async_rl.learner.sharding import local
 from async_rl.observability.catalogue import describe
 
 CPU = torch.device("cpu")
@@ -350,6 +352,22 @@ def test_a_moving_reference_takes_on_a_share_of_the_policy_after_each_step_and_i
         for t in (trainer, restored)
     )
     assert first == second > 0
+
+
+def test_a_moving_reference_moves_where_its_weights_are_sharded(
+    model_path: Path, process_group: None
+) -> None:
+    """A pass gathers the weights outside the units; a change of that copy would be lost."""
+    knobs = ("algorithm.kl.ref_ema_eta=0.25", "algorithm.kl.coef=0.1", "learner.optimizer.lr=1e-2")
+    trainer = offloading_trainer(model_path, "ppo_code", *knobs, offload="parameters")
+    reference = trainer._moving_reference
+    assert reference is not None
+    before = [local(p).clone() for p in reference.parameters()]
+    trainer.step(make_groups(0), 0)
+    policy = [local(p) for p in trainer._policy.lm.parameters()]
+    for mine, old, new in zip(reference.parameters(), before, policy, strict=True):
+        assert not torch.equal(local(mine), old)
+        torch.testing.assert_close(local(mine), 0.75 * old + 0.25 * new, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.covers("ref_ema_eta off")
