@@ -71,7 +71,8 @@ def _absent(published: Mapping[Version, int], life: str, pushes: list[Pushed]) -
         if push.loaded is None:
             # An engine may report a traceback.
             yield f"version {push.version} at {life}: cut off ({push.reason.splitlines()[0]})"
-    numbers = [published[each] for each in asked if each in published]
+    # A power loss may have taken lines of one file only.
+    numbers = [published[each] for each in asked if each in published] or [0]
     # The newest version of each life of the learner: a later pair replaces an earlier one.
     ends = dict(published.keys())
     for (learner, version), number in published.items():
