@@ -121,6 +121,12 @@ class Mirror:
             shutil.rmtree(partial, ignore_errors=True)
             for path in sorted(self._fs.find(self._root)):
                 name = path.strip("/").removeprefix(self._root.strip("/") + "/")
+                # A name of an object store is no path until now.
+                if ".." in Path(name).parts:
+                    raise ConfigError(
+                        f"{self._url}: {name} leads out of the run; remove it from the storage, and"
+                        " trust no copy that a stranger can write"
+                    )
                 if name.startswith(f"{_name(copied[-1])}/"):
                     self._get(path, partial / "checkpoints" / name)
                 elif name == _ledger(copied[-1]):

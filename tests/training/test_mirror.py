@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from async_rl.buffer.store.connection import STORE_FILE
@@ -90,6 +91,20 @@ def test_a_copy_that_was_not_finished_is_not_brought_back(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="has no complete copy"):
         Mirror(str(tmp_path / "elsewhere"), tmp_path / "back" / "run").fetch()
     assert not (tmp_path / "back").exists()
+
+
+def test_a_copy_with_a_name_that_leads_elsewhere_is_not_brought_back(tmp_path: Path) -> None:
+    """Object stores have names, not directories: two dots are a name like any other."""
+    run_dir = tmp_path / "run"
+    url = "memory://crafted"
+    make(run_dir, 5)
+    record(run_dir, 5)
+    Mirror(url, run_dir).update()
+    fs, root = fsspec.core.url_to_fs(url)
+    fs.pipe_file(f"{root}/run/step_000005/../../../escaped", b"x")
+    with pytest.raises(ConfigError, match=r"step_000005/\.\./\.\./\.\./escaped leads out"):
+        Mirror(url, tmp_path / "back" / "run").fetch()
+    assert not list(tmp_path.rglob("escaped"))
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
