@@ -12,6 +12,7 @@ first answer no outcome is the fault of the test, because the program may have c
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import importlib
@@ -137,6 +138,12 @@ class Tests(Runner):
         solution = types.ModuleType("solution")
         solution.__dict__.update(__getattr__=self._attribute, __all__=[])
         sys.modules["solution"] = solution
+        # Before the program has a part in it: a row with an import that fails is broken.
+        module = ast.parse(code)
+        module.body = [
+            each for each in module.body if isinstance(each, ast.Import | ast.ImportFrom)
+        ]
+        exec(compile(module, "imports", "exec", dont_inherit=True), {})
         for part in compiled[:-1]:
             exec(part, namespace)
         namespace.update({name: self._global(name) for name in names})

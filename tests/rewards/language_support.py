@@ -80,9 +80,9 @@ class Languages:
         program = VerifyRequest(
             code=code, language=language, tests=[StdinTest(input="", output="")], **request
         )
-        ran = self.runner.run(self.judge.run(program, stdin, Limits.of(program, LIMITS)))
+        ran, output = self.runner.run(self.judge.run(program, stdin, Limits.of(program, LIMITS)))
         assert ran.verdict == "pass", ran
-        return ran.output.decode()
+        return output.decode()
 
     @contextlib.contextmanager
     def limit_compiler(self, language: str, **limits: Any) -> Iterator[None]:

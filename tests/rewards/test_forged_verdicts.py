@@ -255,6 +255,7 @@ def test_function_is_imported_from_the_solution(jail: Jail) -> None:
         ("x = f(3)\nassert x == 9", "def broken(:"),
         ("x = f(3)\nassert x == 9", "1 / 0"),
         ("x = 1 / 0\nassert f(3) == 9", ""),
+        ("x = f(3)\nfrom math import no_such_name", ""),
         ("import sys\nsys.exit(0)\nassert f(3) == 9", ""),
     ],
 )  # fmt: skip

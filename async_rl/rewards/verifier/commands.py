@@ -13,6 +13,8 @@ import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from async_rl.core.errors import InfrastructureError, Unsupported
 from async_rl.core.output_rules import Checker
 from async_rl.core.types import StdinTest, Verdict
@@ -23,8 +25,8 @@ from async_rl.rewards.verifier.compiling import (
     Compiler,
 )
 from async_rl.rewards.verifier.languages import Toolchain, table
-from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling, read_check, read_command
-from async_rl.rewards.verifier.program import NO_CELL, Limits, Program, Rule, result_of, tried
+from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling, read_check, read_command, result_of
+from async_rl.rewards.verifier.program import NO_CELL, Limits, Program, Rule, tried
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import Command, sealed_file
 from async_rl.sandbox.cells import Cells
@@ -97,15 +99,16 @@ class CommandJudge:
         try:
             program = await self._compilers[language].program(toolchain, row.probe)
             async with self._loaded(program) as run:
-                ran = await run("", _PROBE_LIMITS)
+                result, output = await run("", _PROBE_LIMITS)
         except (CompileError, InfrastructureError) as error:
             raise Unsupported(
                 f"{row.tool} on this machine cannot compile a program in {language}: {error}"
             ) from error
         # A compiler may work on a machine whose jail stops its programs.
-        if ran.output != b"ok\n":
+        if output != b"ok\n":
             raise Unsupported(
-                f"a program in {language} does not run in the jail of this machine: {ran.message}"
+                f"a program in {language} does not run in the jail of this machine:"
+                f" {result.message}"
             )
         return toolchain
 
@@ -125,13 +128,12 @@ class CommandJudge:
         results: list[TestResult] = []
         async with self._loaded(compiled) as run_one:
             for test in tests:
-                ran = await run_one(test.input, program.limits.with_output_of([test]))
-                ruling = Ruling(ran.verdict, ran.message)
-                if ran.verdict is Verdict.PASS:
-                    ruling = await rule(test, ran.output)
-                results.append(
-                    result_of(ruling, cpu_s=ran.cpu_s, wall_s=ran.wall_s, memory_mb=ran.memory_mb)
-                )
+                limits = program.limits.with_output_of([test])
+                result, output = await run_one(test.input, limits)
+                if result.verdict is Verdict.PASS:
+                    verdict, message = await rule(test, output)
+                    result = replace(result, verdict=verdict, message=message)
+                results.append(result)
                 if program.is_decided(results):
                     break
         return program.with_rest(results, len(tests))
@@ -141,7 +143,7 @@ class CommandJudge:
         try:
             program = await self._compiled(request)
         except CompileError as error:
-            return Ran(verdict=Verdict.COMPILE_ERROR, output=b"", message=str(error))
+            return result_of(Ruling(Verdict.COMPILE_ERROR, str(error))), b""
         async with self._loaded(program) as run_one:
             return await run_one(stdin, limits)
 

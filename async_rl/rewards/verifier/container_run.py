@@ -17,8 +17,8 @@ from xml.parsers import expat
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import ContainerTest, Verdict
 from async_rl.rewards.verifier.containers import PID, REPORT, Containers
-from async_rl.rewards.verifier.outcomes import MIB, Ruling, printable
-from async_rl.rewards.verifier.program import Rule, result_of
+from async_rl.rewards.verifier.outcomes import MIB, Ruling, printable, result_of
+from async_rl.rewards.verifier.program import Rule
 from async_rl.rewards.verifier.protocol import TestResult
 from async_rl.sandbox.watch import ProcessTree, open_proc
 
@@ -49,8 +49,7 @@ async def judge_contained(
         await asyncio.to_thread(run.write_files, code)
         await run.watch(containers)
         ruling = await run.ruling(rule)
-        memory_mb = run.memory_bytes / MIB
-        return result_of(ruling, cpu_s=run.cpu_s, wall_s=run.wall_s, memory_mb=memory_mb)
+        return result_of(ruling, cpu_s=run.cpu_s, wall_s=run.wall_s, peak_bytes=run.memory_bytes)
 
 
 class _Stream:

@@ -40,8 +40,8 @@ from async_rl.rewards.verifier.asserts import Call, calls_of
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
-from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling
-from async_rl.rewards.verifier.program import Limits, Program, Question, Rule, result_of
+from async_rl.rewards.verifier.outcomes import Ran, Ruling, result_of
+from async_rl.rewards.verifier.program import Limits, Program, Question, Rule
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.rewards.verifier.rulings import Rulings
 from async_rl.sandbox.cell import CellFailed
@@ -112,15 +112,8 @@ class Judge:
         if request.language != PYTHON:
             return await self._judge_of(request.language).run(request, stdin, program.limits)
         child = await program.run(Mode.STREAMS, program.code, inputs=inputs)
-        reply = child.outcome.reply
-        return Ran(
-            verdict=child.ruling.verdict,
-            output=child.outcome.outputs[0][: program.limits.output_bytes],
-            message=child.ruling.message,
-            cpu_s=reply.cpu_s,
-            wall_s=child.wall_s,
-            memory_mb=reply.peak_bytes / MIB,
-        )
+        result = child.result(child.ruling, child.outcome.reply.cpu_s)
+        return result, child.outcome.outputs[0][: program.limits.output_bytes]
 
     def _program(self, request: VerifyRequest) -> Program:
         cells = self._cells

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from async_rl.core.frozen import frozen
 from async_rl.core.types import Verdict
+from async_rl.rewards.verifier.protocol import TestResult
 from async_rl.sandbox.cell import CommandOutcome, Outcome
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import (
@@ -108,25 +108,15 @@ def read_job(outcome: Outcome, spec: JobSpec) -> Answers:
 
 def _answer(frame: Frame, outcome: Outcome, spec: JobSpec) -> Answer:
     """The answer of a frame. Only a judging child may decide: any program can write any frame."""
-    match spec.mode, frame.kind:
-        case Mode.CALLS, Kind.VALUE:
-            return Answer(frame.body, cpu_s=frame.cpu_s)
-        case Mode.CALLS, _:
-            return _failed(frame)
-        case Mode.STREAMS, kind:
-            is_done = kind is Kind.DONE or (kind is Kind.EXIT and frame.body == b"0")
-            printed = _printed(outcome, spec, frame.run, is_done=is_done)
-            return printed._replace(cpu_s=frame.cpu_s) if printed else _failed(frame)
-        case _, Kind.PASSED:
-            ruling = Ruling()
-        case _, Kind.FAILED:
-            ruling = Ruling(Verdict.WRONG_ANSWER, _text(frame.body))
-        case _, Kind.BROKEN_TEST:
-            message = f"the test itself is broken: {_text(frame.body)}"
-            ruling = Ruling(Verdict.TEST_ERROR, message)
-        case _:
-            return _failed(frame)
-    return Answer(None, ruling, frame.cpu_s)
+    kind = frame.kind
+    if spec.mode == Mode.STREAMS:
+        is_done = kind is Kind.DONE or (kind is Kind.EXIT and frame.body == b"0")
+        answer = _printed(outcome, spec, frame.run, is_done=is_done) or _failed(frame)
+    elif spec.mode != Mode.CALLS:
+        answer = Answer(None, Ruling()) if kind is Kind.PASSED else _failed(frame, _DECIDED)
+    else:
+        answer = Answer(frame.body) if kind is Kind.VALUE else _failed(frame)
+    return answer._replace(cpu_s=frame.cpu_s)
 
 
 def _printed(outcome: Outcome, spec: JobSpec, run: int, *, is_done: bool) -> Answer | None:
@@ -137,22 +127,27 @@ def _printed(outcome: Outcome, spec: JobSpec, run: int, *, is_done: bool) -> Ans
     return Answer(output) if is_done else None
 
 
-def _failed(frame: Frame) -> Answer:
-    verdict, message = Verdict.RUNTIME_ERROR, ""
-    match frame.kind:
-        case Kind.ERROR:
-            message = _text(frame.body)
-        case Kind.COMPILE_ERROR:
-            verdict, message = Verdict.COMPILE_ERROR, _text(frame.body)
-        case Kind.EXIT:
-            message = f"exited with status {frame.body[:8].decode(errors='replace')}"
-        case Kind.MEMORY:
-            verdict, message = Verdict.MEMORY, "out of memory"
-        case Kind.TOO_LARGE:
-            verdict, message = Verdict.OUTPUT_LIMIT, "too large a value"
-        case _:
-            verdict, message = Verdict.WRONG_ANSWER, "no answer"
-    return Answer(None, Ruling(verdict, message), frame.cpu_s)
+# Without a message the body of the frame has it.
+_FAILED = {
+    Kind.ERROR: Ruling(Verdict.RUNTIME_ERROR),
+    Kind.COMPILE_ERROR: Ruling(Verdict.COMPILE_ERROR),
+    Kind.MEMORY: Ruling(Verdict.MEMORY, "out of memory"),
+    Kind.TOO_LARGE: Ruling(Verdict.OUTPUT_LIMIT, "too large a value"),
+}
+_DECIDED = {
+    **_FAILED,
+    Kind.FAILED: Ruling(Verdict.WRONG_ANSWER),
+    Kind.BROKEN_TEST: Ruling(Verdict.TEST_ERROR),
+}
+
+
+def _failed(frame: Frame, known: Mapping[Kind, Ruling] = _FAILED) -> Answer:
+    if frame.kind is Kind.EXIT:
+        status = frame.body[:8].decode(errors="replace")
+        ruling = Ruling(Verdict.RUNTIME_ERROR, f"exited with status {status}")
+    else:
+        ruling = known.get(frame.kind, Ruling(Verdict.WRONG_ANSWER, "no answer"))
+    return Answer(None, ruling if ruling.message else Ruling(ruling.verdict, _text(frame.body)))
 
 
 def _text(body: bytes) -> str:
@@ -212,18 +207,21 @@ def _ended(reply: Reply, spec: JobSpec | CommandSpec, *, is_large: bool, said: s
     return Ruling(verdict, f"ended by {name}: {said}".rstrip(": "))
 
 
-@frozen
-class Ran:
-    """The result of one run of a program on standard input. verdict: pass if it exited without an
-    error; the output is not compared yet.
-    """
+Ran = tuple[TestResult, bytes]
+"""The result of one run of a program on standard input, pass if it exited without an error; its
+output, which is not compared yet.
+"""
 
-    verdict: Verdict
-    output: bytes
-    message: str
-    cpu_s: float = 0.0
-    wall_s: float = 0.0
-    memory_mb: float = 0.0
+
+def result_of(
+    ruling: Ruling, *, cpu_s: float = 0.0, wall_s: float = 0.0, peak_bytes: int = 0
+) -> TestResult:
+    """A ruling as the result of a test."""
+    verdict, message = ruling
+    memory_mb = peak_bytes / MIB
+    return TestResult(
+        verdict=verdict, cpu_s=cpu_s, wall_s=wall_s, memory_mb=memory_mb, message=message
+    )
 
 
 def read_command(
@@ -232,16 +230,10 @@ def read_command(
     """The result of a command. output_bytes: limit of its output; memory_marks: texts that its
     runtime prints when it is out of memory. Raises ChildFault.
     """
-    reply = outcome.reply
+    _, _, cpu_s, wall_s, peak_bytes, _ = outcome.reply
     ruling = _command_ruling(outcome, spec, output_bytes, memory_marks)
-    return Ran(
-        verdict=ruling.verdict,
-        output=outcome.output[:output_bytes],
-        message=ruling.message,
-        cpu_s=reply.cpu_s,
-        wall_s=reply.wall_s,
-        memory_mb=reply.peak_bytes / MIB,
-    )
+    result = result_of(ruling, cpu_s=cpu_s, wall_s=wall_s, peak_bytes=peak_bytes)
+    return result, outcome.output[:output_bytes]
 
 
 def _command_ruling(

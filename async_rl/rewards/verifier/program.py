@@ -16,7 +16,7 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import AssertTest, StdinTest, Verdict
 from async_rl.rewards.verifier.asserts import Call
-from async_rl.rewards.verifier.outcomes import MIB, Answers, ChildFault, Ruling, read_job
+from async_rl.rewards.verifier.outcomes import MIB, Answers, ChildFault, Ruling, read_job, result_of
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import CellFailed, Job, Outcome, Work
 from async_rl.sandbox.cells import Cells
@@ -81,19 +81,6 @@ Rule = Callable[[Any, bytes], Awaitable[Ruling]]
 """Decides about the bytes that a program emitted for a Call or a StdinTest."""
 
 
-def result_of(
-    ruling: Ruling, *, cpu_s: float = 0.0, wall_s: float = 0.0, memory_mb: float = 0.0
-) -> TestResult:
-    """A ruling as the result of a test."""
-    return TestResult(
-        verdict=ruling.verdict,
-        cpu_s=cpu_s,
-        wall_s=wall_s,
-        memory_mb=memory_mb,
-        message=ruling.message,
-    )
-
-
 @frozen
 class ChildRun:
     """The outcome and the answers of one child, and the seconds of the whole job."""
@@ -115,7 +102,7 @@ class ChildRun:
             # The program writes the first, and the kernel counts the second.
             cpu_s=min(cpu_s, reply.cpu_s),
             wall_s=self.wall_s / num_tests,
-            memory_mb=reply.peak_bytes / MIB,
+            peak_bytes=reply.peak_bytes,
         )
 
 

@@ -25,7 +25,7 @@ from async_rl.core.errors import InfrastructureError, RewardError, Unsupported, 
 from async_rl.core.types import Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
-from async_rl.rewards.verifier.outcomes import Ran
+from async_rl.rewards.verifier.outcomes import Ran, Ruling, result_of
 from async_rl.rewards.verifier.protocol import (
     SLOW_S,
     Health,
@@ -174,8 +174,8 @@ class VerifierService:
             async with self._cell():
                 ran = await self.judge.run(request, stdin)
         except InfrastructureError as error:
-            ran = Ran(verdict=Verdict.INFRASTRUCTURE_ERROR, output=b"", message=str(error))
-        self.num_judged[ran.verdict] += 1
+            ran = result_of(Ruling(Verdict.INFRASTRUCTURE_ERROR, str(error))), b""
+        self.num_judged[ran[0].verdict] += 1
         return ran
 
     @asynccontextmanager

@@ -237,7 +237,7 @@ class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
 
     async def answer(self, service: VerifierService, requests: list[VerifyRequest]) -> Reply:
         """The output of the program: Success if it exited with status 0."""
-        ran = await service.run(requests[0], self.stdin or "")
+        ran, output = await service.run(requests[0], self.stdin or "")
         if ran.verdict is Verdict.INFRASTRUCTURE_ERROR:
             raise HTTPException(503, f"this program could not be judged: {ran.message}")
         is_late, is_success = ran.verdict is Verdict.TIMEOUT, ran.verdict is Verdict.PASS
@@ -245,7 +245,7 @@ class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
             "status": "TimeLimitExceeded" if is_late else "Finished",
             "execution_time": ran.wall_s,
             "return_code": None if is_late else int(not is_success),
-            "stdout": ran.output.decode(errors="replace"),
+            "stdout": output.decode(errors="replace"),
             # The exception without its traceback, or the text of the compiler.
             "stderr": ran.message,
         }
