@@ -49,7 +49,7 @@ async def run(context: ProcessContext) -> None:
     prepare_environment(context.config, context.cores)
     await context.directory.changed(-1)  # the first member list
     # A starting engine uses all cores for half a minute; generators that serve come first.
-    has_others = bool(context.directory.of_role("generator"))
+    has_others = "generator" in context.directory.roles
     async with contextlib.AsyncExitStack() as until_serving:
         await until_serving.enter_async_context(giving_way(to_others=has_others))
         generator = Generator(context, await import_engine(context))
@@ -70,7 +70,7 @@ async def import_engine(context: ProcessContext) -> OpenEngine:
         return functools.partial(open_hosted, context)
     rank = seat(context.config, context.name)
     work = functools.partial(engine_opener, context.config, context.model_path, rank=rank)
-    if context.directory.of_role("generator"):
+    if "generator" in context.directory.roles:
         return await gently(work)
     return await asyncio.to_thread(work)
 

@@ -4,6 +4,7 @@ fatal errors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 import msgspec
@@ -95,10 +96,11 @@ class Heartbeat(Message):
 
 
 class Members(Message):
-    """The processes that serve at `revision`, which grows with each change; without counters.
+    """The processes of the requested roles that serve at `revision`, which grows with each change
+    of any role; without counters.
 
     since: the revision that `members` replace or extend and that `left` leave; -1 = `members` are
-    all that serve.
+    all that serve. roles: of which a process serves, requested or not.
     """
 
     revision: int
@@ -106,14 +108,30 @@ class Members(Message):
     # Only the changes: the whole list to each process would grow with the square of their number.
     since: int = -1
     left: list[str] = msgspec.field(default_factory=list)
+    roles: list[Role] = msgspec.field(default_factory=list)
 
 
 class WatchMembers(Message):
-    """Request the changes since `known_revision` once there are any, or after `wait_s`."""
+    """Request the changes of these roles since `known_revision` once there are any, or after
+    `wait_s`.
+    """
 
     Reply: ClassVar[type] = Members
     known_revision: int
+    roles: list[Role]
     wait_s: float
+
+
+FOLLOWED: Mapping[Role, frozenset[Role]] = {
+    "buffer": frozenset({"generator", "gateway"}),
+    "generator": frozenset({"buffer", "verifier"}),
+    "gateway": frozenset({"buffer", "verifier", "generator"}),
+    "learner": frozenset({"buffer", "generator", "learner"}),
+    "verifier": frozenset(),
+}
+"""The roles that a process of each role calls. Generators do not learn of each other: the start of
+each would otherwise be news for all, which grows with the square of their number.
+"""
 
 
 class PromptsPrepared(Message):

@@ -90,7 +90,9 @@ class HostedEngine:
         self._stack.push_async_callback(connections.close)
         supervisor = SupervisorCalls(client, patience_s=self._timeouts.orphan_s)
         remedy = "continue it with async-rl resume, then this one"
-        following = directory.follow(supervisor, call_timeout_s=self._timeouts.call_s)
+        following = directory.follow(
+            supervisor, frozenset({"generator"}), call_timeout_s=self._timeouts.call_s
+        )
         await enter(self._background(following, remedy))
         await enter(self._background(self._watch_host(), remedy))
         await enter(self._visiting(supervisor, self._name, remedy))

@@ -30,7 +30,14 @@ from async_rl.core.errors import ProtocolError, Unavailable
 from async_rl.core.types import Role
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message, message_schema
-from async_rl.protocol.membership import Heartbeat, Member, NextBeat, Register, ReportMetrics
+from async_rl.protocol.membership import (
+    FOLLOWED,
+    Heartbeat,
+    Member,
+    NextBeat,
+    Register,
+    ReportMetrics,
+)
 from async_rl.runtime.directory import (
     Connections,
     Directory,
@@ -254,7 +261,9 @@ class ProcessContext:
             asyncio.get_running_loop().add_signal_handler(number, self.stopping.set)
         self._own(self._beat(), "heartbeat")
         call_timeout_s = self.config.timeouts.call_s
-        following = self.directory.follow(self.supervisor, call_timeout_s=call_timeout_s)
+        following = self.directory.follow(
+            self.supervisor, FOLLOWED[self.role], call_timeout_s=call_timeout_s
+        )
         self._own(following, "directory")
 
     async def close(self) -> None:

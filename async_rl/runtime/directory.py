@@ -8,11 +8,12 @@ peers, and every request to the supervisor is.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import random
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, cast
 
 from async_rl.core.errors import DeadlineExceeded, SupervisorLost, Unavailable
 from async_rl.core.types import Role
@@ -58,7 +59,13 @@ class Directory:
 
     def __init__(self) -> None:
         self.revision = -1
+        self._followed: frozenset[Role] | None = None
         self._members: dict[str, Member] = {}
+        self._of_role: collections.defaultdict[Role, dict[str, Member]] = collections.defaultdict(
+            dict
+        )
+        self.roles: list[Role] = []
+        """The roles of which a process serves, followed or not."""
         self._changed = asyncio.Event()
 
     @property
@@ -71,12 +78,13 @@ class Directory:
         if members.revision == self.revision:
             return
         # A supervisor that no longer has the changes sends the whole list.
-        if members.since < 0:
-            self._members = {}
-        for name in members.left:
-            self._members.pop(name, None)
-        self._members |= {member.name: member for member in members.members}
+        for name in list(self._members) if members.since < 0 else members.left:
+            if name in self._members:
+                del self._of_role[self._members.pop(name).role][name]
+        for member in members.members:
+            self._members[member.name] = self._of_role[member.role][member.name] = member
         self.revision = members.revision
+        self.roles = members.roles
         # Waiters of the old event wake; the new one is for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
@@ -98,24 +106,40 @@ class Directory:
             for wait in waits:
                 wait.cancel()
 
+    def serving(self, role: Role) -> Collection[Member]:
+        """The members that serve as `role`, in the order in which they came."""
+        self._require(role)
+        return self._of_role[role].values()
+
     def of_role(self, role: Role) -> list[Member]:
         """Return the members that serve as `role`, by name."""
-        members = [member for member in self._members.values() if member.role == role]
-        return sorted(members, key=lambda member: member.name)
+        return sorted(self.serving(role), key=lambda member: member.name)
 
     def find(self, name_or_role: str) -> Member | None:
         """Return the member with this name, or the first of this role."""
+        self._require(name_or_role.partition("-")[0])
         # The name first: with thousands of members, a search for each call would take milliseconds.
         if name_or_role in self._members:
             return self._members[name_or_role]
-        matches = [member for member in self._members.values() if member.role == name_or_role]
+        matches = self._of_role.get(cast(Role, name_or_role), {}).values()
         return min(matches, key=lambda member: member.name, default=None)
 
-    async def follow(self, supervisor: SupervisorCalls, *, call_timeout_s: float) -> None:
-        """Watch the supervisor's list until cancelled. Raises DeadlineExceeded."""
+    async def follow(
+        self, supervisor: SupervisorCalls, roles: frozenset[Role], *, call_timeout_s: float
+    ) -> None:
+        """Watch these roles of the supervisor's list until cancelled. Raises DeadlineExceeded."""
+        self._followed = roles
         while True:
-            request = WatchMembers(known_revision=self.revision, wait_s=_WATCH_S)
+            request = WatchMembers(
+                known_revision=self.revision, roles=sorted(roles), wait_s=_WATCH_S
+            )
             self.update(await supervisor.call(request, timeout_s=_WATCH_S + call_timeout_s))
+
+    def _require(self, role: str) -> None:
+        # Otherwise the process would wait for ever for one that serves.
+        assert self._followed is None or role in self._followed, (
+            f"{role} is not in {sorted(self._followed or ())}; see protocol/membership.py FOLLOWED"
+        )
 
 
 class _Ended(Unavailable):

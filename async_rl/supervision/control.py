@@ -133,14 +133,15 @@ class ControlService:
                 self.scaler.give_up(event.spec, event.reason)
 
     async def _watch_members(self, message: WatchMembers) -> Message:
+        roles = frozenset(message.roles)
         # An unchanged list is an answer too: it shows that the supervisor is alive.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(message.wait_s):
-                await self.registry.directory.changed(message.known_revision)
+                await self.registry.news(message.known_revision, roles)
         # Changes that come together are sent together: when a large run starts, each of its
         # processes would otherwise receive one message for each other process.
         await asyncio.sleep(len(self.registry) / _ANSWERS_PER_S)
-        return self.registry.changes_since(message.known_revision)
+        return self.registry.changes_since(message.known_revision, roles)
 
     async def _await_prompts(self, request: AwaitPrompts) -> Message:
         with contextlib.suppress(TimeoutError):

@@ -21,6 +21,7 @@ from async_rl.observability.activity import GAUGE
 from async_rl.protocol.membership import (
     DRAINING,
     ENDED,
+    FOLLOWED,
     READY,
     STARTING,
     Heartbeat,
@@ -65,8 +66,15 @@ class Registry:
         self._serving: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(
             asyncio.Event
         )
-        # Name of the member that the last revision changed, of the previous revision, and so on.
-        self._changes: collections.deque[str] = collections.deque(maxlen=_NUM_CHANGES)
+        # By role: the last revision that changed one of its members, and the member's name; the
+        # previous revision, and so on.
+        self._changes: collections.defaultdict[Role, collections.deque[tuple[int, str]]] = (
+            collections.defaultdict(lambda: collections.deque(maxlen=_NUM_CHANGES))
+        )
+        # By the roles that a process follows: a change wakes followers of its role only.
+        self._news: collections.defaultdict[frozenset[Role], asyncio.Event] = (
+            collections.defaultdict(asyncio.Event)
+        )
         self.wanted: dict[str, int] = {}
         self.work: dict[str, str] = {}
 
@@ -166,19 +174,37 @@ class Registry:
         self._entries.pop(name, None)
         self._serving.pop(name, None)
 
-    def changes_since(self, revision: int) -> Members:
-        """Return the changes of the directory since a revision, or all of it if unknown."""
+    async def news(self, revision: int, roles: frozenset[Role]) -> None:
+        """Return once a member of these roles has changed since a revision, or if the revision is
+        unknown.
+        """
+        while 0 <= revision <= self.directory.revision and not any(
+            changes and changes[0][0] > revision for changes in map(self._changes.get, roles)
+        ):
+            await self._news[roles].wait()
+
+    def changes_since(self, revision: int, roles: frozenset[Role]) -> Members:
+        """Return the changes of these roles since a revision, or all their members if unknown."""
         directory = self.directory
-        num_changes = directory.revision - revision
-        if not 0 <= num_changes <= len(self._changes) or revision < 0:
-            return Members(revision=directory.revision, members=directory.members)
-        changed = dict.fromkeys(itertools.islice(self._changes, num_changes))
+        served = [role for role in FOLLOWED if directory.serving(role)]
+        changed: dict[str, None] = {}
+        is_known = 0 <= revision <= directory.revision
+        for role in roles:
+            changes = self._changes[role]
+            new = itertools.takewhile(lambda change: change[0] > revision, changes)
+            changed |= dict.fromkeys(name for _, name in new)
+            # The deque drops the oldest.
+            is_known &= len(changes) < _NUM_CHANGES or changes[-1][0] <= revision
+        if not is_known:
+            members = [member for role in roles for member in directory.serving(role)]
+            return Members(revision=directory.revision, members=members, roles=served)
         current = {name: directory.find(name) for name in changed}
         return Members(
             revision=directory.revision,
             since=revision,
             members=[member for member in current.values() if member is not None],
             left=[name for name, member in current.items() if member is None],
+            roles=served,
         )
 
     def pools(self) -> list[PoolCount]:
@@ -249,9 +275,12 @@ class Registry:
         members = [replace(entry.member, counters={})] if is_listed else []
         # Names only: a process that missed several changes of one member gets its present state
         # once.
-        self._changes.appendleft(name)
-        revision = self.directory.revision
+        role = entry.member.role
+        revision = self.directory.revision + 1
+        self._changes[role].appendleft((revision, name))
         left = [] if is_listed else [name]
         self.directory.update(
-            Members(revision=revision + 1, since=revision, members=members, left=left)
+            Members(revision=revision, since=revision - 1, members=members, left=left)
         )
+        for roles in [roles for roles in self._news if role in roles]:
+            self._news.pop(roles).set()

@@ -19,7 +19,7 @@ WIDTH_IF_NO_TERMINAL = 140
 
 def complete_run(incomplete: str) -> list[str]:
     """Return the runs whose name starts like this, the newest first."""
-    # A completion reads names of directories only, since it must answer at once.
+    # A completion reads names of directories only, since it must answer immediately.
     names = (path.name for path in all_runs(default_output_dir()))
     return [name for name in names if name.startswith(incomplete)]
 

@@ -181,7 +181,7 @@ def _directory_problems(config: RunConfig, machine: Machine, run_dir: Path | Non
         )
         return
     free_mb = machine.disk_mb
-    # A described machine (--machine) has a size of its own.
+    # A described machine (--machine) has its own size.
     if free_mb is None:
         free_mb = shutil.disk_usage(existing).free // 2**20
     # A full disk stops a run in the middle of a checkpoint.

@@ -21,7 +21,7 @@ from async_rl.processes.generator import import_engine
 from async_rl.protocol.base import Ok
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.protocol.generator import Completion
-from async_rl.protocol.membership import Member, Members
+from async_rl.protocol.membership import Members
 from async_rl.rollouts.groups import Groups
 from async_rl.runtime.directory import Directory
 
@@ -260,8 +260,7 @@ def test_an_engine_is_brought_up_gently_where_another_generator_writes_already(
     async def run() -> None:
         for role in ("", "learner", "generator"):
             directory = Directory()
-            other = Member(name="x", role=role, pid=1, address="a", state="", since_s=0)
-            directory.update(Members(revision=0, members=[other] if role else []))
+            directory.update(Members(revision=0, members=[], roles=[role] if role else []))
             await import_engine(
                 SimpleNamespace(
                     config=compose("grpo_code"),

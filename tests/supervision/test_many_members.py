@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from composing import compose
+from fleet_support import virtually
 from members import heartbeat
 from msgspec.structs import replace
 
 from async_rl.core.codec import encode
+from async_rl.core.types import Role
 from async_rl.monitoring.rates import Rates
 from async_rl.observability import catalogue
-from async_rl.protocol.membership import Heartbeat, Members, Register, WatchMembers
+from async_rl.protocol.membership import FOLLOWED, Heartbeat, Members, Register, WatchMembers
 from async_rl.runtime.directory import Directory
 from async_rl.supervision.clock import AwakeClock
 from async_rl.supervision.control import ControlService, StopRequest
@@ -23,6 +25,7 @@ from async_rl.supervision.liveness import Liveness, StallWatch
 from async_rl.supervision.registry import Registry
 
 CONFIG = compose("grpo_code", [])
+GENERATORS: frozenset[Role] = frozenset({"generator"})
 COUNTERS = {f"stage_{number}": 1.5 for number in range(30)}
 
 
@@ -123,16 +126,20 @@ def test_a_change_of_the_list_costs_its_own_size_only(service: ControlService) -
             service.registry.beat(beat(index))
         watch = service.handlers()[WatchMembers]
         directory = Directory()
-        whole: Any = await watch(WatchMembers(known_revision=-1, wait_s=1))
+        whole: Any = await watch(WatchMembers(known_revision=-1, roles=["generator"], wait_s=1))
         directory.update(whole)
         service.registry.mark_ended("generator-7")
         service.registry.register(registration(300))
         service.registry.drain("generator-8")
-        changes: Any = await watch(WatchMembers(known_revision=directory.revision, wait_s=1))
+        changes: Any = await watch(
+            WatchMembers(known_revision=directory.revision, roles=["generator"], wait_s=1)
+        )
         directory.update(changes)
         assert directory.members == service.registry.directory.members
         assert directory.revision == service.registry.directory.revision
-        unchanged: Any = await watch(WatchMembers(known_revision=directory.revision, wait_s=0))
+        unchanged: Any = await watch(
+            WatchMembers(known_revision=directory.revision, roles=["generator"], wait_s=0)
+        )
         assert (unchanged.members, unchanged.left) == ([], [])
         return whole, changes, [member.name for member in directory.members]
 
@@ -147,6 +154,76 @@ def test_a_change_of_the_list_costs_its_own_size_only(service: ControlService) -
     assert len(encode(whole)) < 300 * 200, "counters are for the supervisor only"
 
 
+def test_the_work_of_a_join_does_not_grow_with_the_members(service: ControlService) -> None:
+    """Of each joiner's own requests and of those that it wakes: answers, and members in them."""
+
+    async def work_of(num_members: int) -> tuple[int, int]:
+        handlers = service.handlers()
+        sent: list[Members] = []
+
+        async def follow(role: Role) -> None:
+            directory = Directory()
+            while True:
+                roles = sorted(FOLLOWED[role])
+                request = WatchMembers(known_revision=directory.revision, roles=roles, wait_s=1e6)
+                reply: Any = await handlers[WatchMembers](request)
+                sent.append(reply)
+                directory.update(reply)
+
+        async def settle() -> None:
+            await asyncio.sleep(2 * len(service.registry) / 500 + 1)
+
+        for role in ("buffer", "learner", "verifier"):
+            await handlers[Register](Register(name=f"{role}-0", role=role, pid=1, address="a"))
+        followers = [asyncio.create_task(follow("buffer")), asyncio.create_task(follow("learner"))]
+        for index in range(num_members):
+            await handlers[Register](registration(index))
+            followers.append(asyncio.create_task(follow("generator")))
+        await settle()
+        sent.clear()
+        for index in range(num_members, num_members + 5):
+            await handlers[Register](registration(index))
+            followers.append(asyncio.create_task(follow("generator")))
+            await settle()
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+        return len(sent), sum(len(reply.members) for reply in sent)
+
+    # A joiner learns of the buffer and the verifier; the buffer and the learner learn of it.
+    assert [virtually(work_of(number)) for number in (20, 400)] == [(15, 20)] * 2
+
+
+def test_a_process_is_told_of_the_roles_that_it_follows_only() -> None:
+    async def main() -> Directory:
+        registry, directory = Registry(), Directory()
+        for role in ("generator", "verifier", "buffer"):
+            registry.register(Register(name=f"{role}-0", role=role, pid=1, address="a"))
+
+        class Supervisor:
+            async def call(self, request: WatchMembers, *, timeout_s: float) -> Members:
+                await registry.news(request.known_revision, frozenset(request.roles))
+                return registry.changes_since(request.known_revision, frozenset(request.roles))
+
+        supervisor: Any = Supervisor()
+        following = asyncio.create_task(
+            directory.follow(supervisor, FOLLOWED["generator"], call_timeout_s=1)
+        )
+        await directory.changed(-1)
+        seen = directory.revision
+        registry.mark_ended("generator-0")
+        registry.mark_ended("verifier-0")
+        await directory.changed(seen)
+        following.cancel()
+        return directory
+
+    directory = virtually(main())
+    assert [member.name for member in directory.members] == ["buffer-0"]
+    assert directory.roles == ["buffer"]
+    with pytest.raises(AssertionError, match=r"generator is not in \['buffer', 'verifier'\]"):
+        directory.find("generator-3")
+
+
 def test_a_process_that_missed_too_much_or_follows_another_list_gets_all_of_it() -> None:
     registry = Registry()
     for _ in range(3000):
@@ -154,11 +231,11 @@ def test_a_process_that_missed_too_much_or_follows_another_list_gets_all_of_it()
         registry.mark_ended("generator-1")
     registry.register(registration(2))
     for known in (-1, 100, registry.directory.revision + 5):
-        found = registry.changes_since(known)
+        found = registry.changes_since(known, GENERATORS)
         assert (found.since, [member.name for member in found.members]) == (-1, ["generator-2"])
     directory = Directory()
     directory.update(Members(revision=9, members=[]))
-    directory.update(registry.changes_since(9))
+    directory.update(registry.changes_since(9, GENERATORS))
     assert directory.members == registry.directory.members
 
 
@@ -171,7 +248,7 @@ def test_changes_applied_in_any_portions_give_the_list() -> None:
         else:
             registry.mark_ended(f"generator-{index}")
         if number % 5 == 0:
-            directory.update(registry.changes_since(directory.revision))
+            directory.update(registry.changes_since(directory.revision, GENERATORS))
             assert {m.name: m for m in directory.members} == {
                 m.name: m for m in registry.directory.members
             }
