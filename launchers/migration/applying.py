@@ -19,9 +19,11 @@ from async_rl.launchers.migration.rules import (
     Settings,
     Source,
     Table,
+    refused,
+    same,
     split_at,
+    translated,
 )
-from async_rl.launchers.migration.shared import SHARED
 
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "list": lambda value: [value] if isinstance(value, str) else list(value or []),
@@ -50,12 +52,14 @@ class Migration(msgspec.Struct, frozen=True):
     lines: list[Line]
 
 
-def migrate(source: Source, table: Table, functions: Mapping[str, Function]) -> Migration:
-    """Apply the table to every key of the source and to the implied keys that it omits."""
+def migrate(source: Source, table: Table, code: Mapping[str, Function]) -> Migration:
+    """Apply the table to every key of the source and to the implied keys that it omits.
+
+    code: the functions that the table names.
+    """
     # A key that the file omits has the default of its system, which may differ from ours.
     absent = {key: value for key, value in table.implied.items() if key not in source}
     complete = {**absent, **source}
-    code = {**SHARED, **functions}
     lines = [
         Line(key, value, _fate(key, value, complete, table, code)) for key, value in source.items()
     ]
@@ -99,7 +103,7 @@ def _effective(fate: Fate, foreign: Mapping[str, str | None]) -> Fate:
         return msgspec.structs.replace(fate, settings=kept)
     # The person should see which key made it useless.
     causes = ", ".join(sorted({str(foreign[path]) for path in fate.settings}))
-    return Fate("defaulted", f"without effect: {causes}")
+    return same(f"without effect: {causes}")
 
 
 def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str, Function]) -> Fate:
@@ -107,25 +111,25 @@ def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str,
     condition = table.conditions[rule.if_] if rule.if_ else None
     # Before all other columns: a key without effect must not be refused.
     if condition is not None and not condition.is_met(source):
-        return Fate("defaulted", condition.reason)
+        return same(condition.reason)
     if rule.switch or rule.defaults:
         section, below = split_at(key, pattern)
         switch = f"{section}{rule.switch}"
         if rule.switch and not source.get(switch):
-            return Fate("defaulted", f"without effect: {switch} is not set")
+            return same(f"without effect: {switch} is not set")
         if rule.defaults:
             return _unchanged(rule, below, value)
     if rule.if_null and value is None:
-        return Fate("defaulted", rule.if_null)
+        return same(rule.if_null)
     if value == _OPEN:
-        return Fate("defaulted", "the source takes it from its command line")
+        return same("the source takes it from its command line")
     given = Given(key=key, value=value, source=source, rule=rule)
     if rule.code:
         try:
             return code[rule.code](given)
         except (TypeError, ValueError, KeyError) as error:
             # A text or a list where the source's program expects a number, for example.
-            return Fate("refused", f"the value does not have the expected form ({error})")
+            return refused(f"the value does not have the expected form ({error})")
     if rule.as_:
         return _as_another(rule, value, source, split_at(key, pattern)[1])
     return _translated(given)
@@ -138,38 +142,36 @@ def _translated(given: Given) -> Fate:
     # Lists and sections cannot be keys of a mapping.
     is_listed = isinstance(value, Hashable) and value in (rule.cases or rule.choices)
     if rule.cases and is_listed:
-        return Fate("translated", rule.note, rule.cases[value])
+        return translated(rule.cases[value], rule.note)
     if rule.only and value in rule.only:
-        return Fate("defaulted", rule.same or "the source's default")
+        return same(rule.same or "the source's default")
     # Other values are refused unless `to` has a setting for them.
     if rule.only and not rule.to:
-        return Fate("refused", rule.refused or rule.same)
+        return refused(rule.refused or rule.same)
     if rule.choices:
         if not is_listed:
-            return Fate("refused", f"{value} has no counterpart; {rule.refused}")
-        return Fate("translated", rule.note, dict.fromkeys(rule.targets, rule.choices[value]))
+            return refused(f"{value} has no counterpart; {rule.refused}")
+        return translated(dict.fromkeys(rule.targets, rule.choices[value]), rule.note)
     if rule.to:
         converted = _CONVERTERS[rule.by](value) if rule.by else value
         settings = {**dict.fromkeys(rule.targets, converted), **rule.also}
         for path, other in rule.from_.items():
             settings[path] = given.sibling(other, None) or value
-        return Fate("translated", rule.note, settings)
-    return Fate("defaulted", rule.same) if rule.same else Fate("refused", rule.refused)
+        return translated(settings, rule.note)
+    return same(rule.same) if rule.same else refused(rule.refused)
 
 
 def _unchanged(rule: Rule, below: str, value: Any) -> Fate:
     if below not in rule.defaults:
-        return Fate("refused", NO_RULE)
+        return refused(NO_RULE)
     default = rule.defaults[below]
     if value == default:
-        return Fate("defaulted", rule.same or "the source's default")
-    return Fate(
-        "refused", rule.refused or f"only the source's default, {default}, is possible here"
-    )
+        return same(rule.same or "the source's default")
+    return refused(rule.refused or f"only the source's default, {default}, is possible here")
 
 
 def _as_another(rule: Rule, value: Any, source: Source, below: str) -> Fate:
     other = rule.as_.replace("*", below)
     if value in rule.only or value == source.get(other, value):
-        return Fate("defaulted", rule.same or f"equal to {other}; both are one setting here")
-    return Fate("refused", rule.refused or f"differs from {other}, but both are one setting here")
+        return same(rule.same or f"equal to {other}; both are one setting here")
+    return refused(rule.refused or f"differs from {other}, but both are one setting here")

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from async_rl.launchers.migration.rules import Fate, Function, Given
+from async_rl.launchers.migration.rules import Fate, Given, refused, same, translated
 from async_rl.launchers.migration.shared import to_wandb, token_budget
 
 
-def _sequence(given: Given) -> Fate:
+def sequence(given: Given) -> Fate:
+    """The engine's length limit, which must not cut responses."""
     prompt = given.source.get("dataset.max_prompt_len", 256)
     needed = prompt + given.source.get("ppo.gen.max_new_tokens", 256)
     # The engine would cut responses that data.max_response_tokens allows.
     if given.value < needed:
         problem = f"{given.value} is below prompt and response of {needed} tokens"
-        return Fate("refused", f"{problem}, so it would cut responses; leave it out")
-    return Fate("defaulted", f"the engine receives what prompt and response need: {needed} tokens")
+        return refused(f"{problem}, so it would cut responses; leave it out")
+    return same(f"the engine receives what prompt and response need: {needed} tokens")
 
 
-def _adam_betas(given: Given) -> Fate:
+def adam_betas(given: Given) -> Fate:
+    """Join AdamW's two decays."""
     betas = [given.sibling("beta1", 0.9), given.sibling("beta2", 0.95)]
-    return Fate("translated", settings={given.rule.targets[0]: betas})
+    return translated({given.rule.targets[0]: betas})
 
 
-def _budget(given: Given) -> Fate:
+def budget(given: Given) -> Fate:
+    """The tokens of a training pass."""
     return token_budget(
         given,
         "learner.budget_tokens",
@@ -31,48 +32,41 @@ def _budget(given: Given) -> Fate:
     )
 
 
-def _advantage_norm(given: Given) -> Fate:
+def advantage_norm(given: Given) -> Fate:
+    """The level at which advantages are normalized."""
     if given.source.get("group_adv_norm"):
         note = "over each prompt's group"
-        return Fate("translated", note, {"algorithm.normalize_advantages": "group"})
+        return translated({"algorithm.normalize_advantages": "group"}, note)
     scope = "batch" if given.value else "none"
-    return Fate("translated", settings={"algorithm.normalize_advantages": scope})
+    return translated({"algorithm.normalize_advantages": scope})
 
 
-def _value_norm(given: Given) -> Fate:
+def value_norm(given: Given) -> Fate:
+    """The kind of normalization of values, if there is any."""
     kind = given.sibling("value_norm_type", "exp") if given.value else "none"
-    return Fate("translated", settings={"algorithm.advantage.critic.value_norm": kind})
+    return translated({"algorithm.advantage.critic.value_norm": kind})
 
 
-def _dense(given: Given) -> Fate:
+def dense(given: Given) -> Fate:
+    """Rewards at the steps of a response, or at its end."""
     if not given.value:
-        return Fate("translated", "one reward at the end", {"reward.placement": "end"})
+        return translated({"reward.placement": "end"}, "one reward at the end")
     placement = "step_deltas" if given.source.get("reward_delta", True) else "steps"
-    return Fate("translated", "a score per complete code block", {"reward.placement": placement})
+    return translated({"reward.placement": placement}, "a score per complete code block")
 
 
-def _prompt_filter(given: Given) -> Fate:
+def prompt_filter(given: Given) -> Fate:
+    """Filter prompts that are solved too often, up to a share of them."""
     share = given.source.get("dataset_max_filter_percentage", 0)
     if not share or given.value >= given.source.get("ppo.max_reward_clip", 20.0):
-        return Fate("translated", "no prompt is filtered out", {"data.filter.above": None})
+        return translated({"data.filter.above": None}, "no prompt is filtered out")
     settings = {"data.filter.above": given.value, "data.filter.max_share": share}
-    return Fate("translated", settings=settings)
+    return translated(settings)
 
 
-def _wandb(given: Given) -> Fate:
+def wandb(given: Given) -> Fate:
+    """Weights & Biases, under the name of the experiment."""
     if given.value != "online":
-        return Fate("defaulted", "metrics go to the terminal, a file and TensorBoard")
+        return same("metrics go to the terminal, a file and TensorBoard")
     experiment = given.source.get("experiment_name", "areal")
     return to_wandb(given.sibling("project", None) or experiment)
-
-
-FUNCTIONS: Mapping[str, Function] = {
-    "sequence": _sequence,
-    "adam_betas": _adam_betas,
-    "budget": _budget,
-    "advantage_norm": _advantage_norm,
-    "value_norm": _value_norm,
-    "dense": _dense,
-    "prompt_filter": _prompt_filter,
-    "wandb": _wandb,
-}

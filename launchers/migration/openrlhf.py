@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from async_rl.launchers.migration.rules import Fate, Function, Given
+from async_rl.launchers.migration.rules import Fate, Given, refused, same, translated
 from async_rl.launchers.migration.shared import engines
 
 _ADVANTAGES = {
@@ -24,67 +22,74 @@ _CORRECTIONS = {
 _IS = "algo.advantage.is_correction"
 
 
-def _minibatches(given: Given) -> Fate:
+def minibatches(given: Given) -> Fate:
     """train.batch_size counts samples, rollout.batch_size prompts."""
     prompts = given.source.get("rollout.batch_size", 1024)
     samples = prompts * given.source.get("rollout.n_samples_per_prompt", 1)
     # Minibatches have equal sizes, so that their gradients have equal weight.
     if samples % given.value:
-        return Fate("refused", f"does not divide {samples} samples; set learner.minibatches")
+        return refused(f"does not divide {samples} samples; set learner.minibatches")
     return given.into(samples // given.value, f"{samples} samples / {given.value}")
 
 
-def _advantage(given: Given) -> Fate:
+def advantage(given: Given) -> Fate:
+    """The estimator, GRPO without its division under the name that it has here."""
     if given.value not in _ADVANTAGES:
-        return Fate("refused", f"{given.value} has no counterpart; see algorithm.advantage")
+        return refused(f"{given.value} has no counterpart; see algorithm.advantage")
     name = _ADVANTAGES[given.value]
     if name == "grpo" and given.sibling("no_std_norm", False):
         name = "dr_grpo"
     return given.into(name)
 
 
-def _engines(given: Given) -> Fate:
+def engine_gpus(given: Given) -> Fate:
+    """The engines, each on as many GPUs as it has parts."""
     if given.value is None:
-        return Fate("refused", "names no engine: set generators.count and generators.gpus_each")
+        return refused("names no engine: set generators.count and generators.gpus_each")
     width = given.sibling("tensor_parallel_size", 1)
-    return Fate("translated", settings=engines(given.value * width, width))
+    return translated(engines(given.value * width, width))
 
 
-def _ranks(given: Given) -> Fate:
+def ranks(given: Given) -> Fate:
+    """The learner's GPUs on all machines."""
     ranks = given.value * given.sibling("num_nodes", 1)
-    return Fate("translated", settings={"learner.ranks": ranks, "learner.gpus_each": 1})
+    return translated({"learner.ranks": ranks, "learner.gpus_each": 1})
 
 
-def _clip(given: Given) -> Fate:
+def clip(given: Given) -> Fate:
+    """One bound of the ratio, or two."""
     low, high = given.sibling("eps_clip_low_high", None) or (given.value, given.value)
     settings = {"algorithm.policy_loss.clip_low": low, "algorithm.policy_loss.clip_high": high}
-    return Fate("translated", settings=settings)
+    return translated(settings)
 
 
-def _kl(given: Given) -> Fate:
+def kl(given: Given) -> Fate:
+    """The KL in the reward or in the loss."""
     if not given.value:
-        return Fate("translated", "no KL term", {"algorithm.kl": "none"})
+        return translated({"algorithm.kl": "none"}, "no KL term")
     kind = "loss" if given.sibling("use_loss", False) else "reward"
     settings = {"algorithm.kl": kind, "algorithm.kl.coef": given.value}
-    return Fate("translated", settings=settings)
+    return translated(settings)
 
 
-def _kl_estimator(given: Given) -> Fate:
+def kl_estimator(given: Given) -> Fate:
+    """The estimate of the KL, as far as its place allows."""
     if not given.sibling("use_loss", False) or not given.sibling("init_coef", 0.01):
         if given.value == "k1":
-            return Fate("defaulted", "a KL in the reward is this estimate")
-        return Fate("refused", "a KL in the reward is k1; set algo.kl.use_loss")
+            return same("a KL in the reward is this estimate")
+        return refused("a KL in the reward is k1; set algo.kl.use_loss")
     if given.value == "k1":
-        return Fate("refused", "in the loss k1 has no expected gradient; set k3")
+        return refused("in the loss k1 has no expected gradient; set k3")
     return given.into(given.value)
 
 
-def _correction(given: Given) -> Fate:
+def correction(given: Given) -> Fate:
+    """The importance sampling of the rollout's log-probs."""
     if given.value == "off":
-        return Fate("translated", settings={"algorithm.policy_loss.correction": "none"})
+        return translated({"algorithm.policy_loss.correction": "none"})
     mode = given.source.get(f"{_IS}_mode", "mask")
     if given.source.get(f"{_IS}_gating", "ratio") != "ratio":
-        return Fate("refused", "bounds are of the ratio; see algorithm.policy_loss.correction")
+        return refused("bounds are of the ratio; see algorithm.policy_loss.correction")
     low, high = given.source.get(f"{_IS}_threshold", (0.5, 5.0))
     settings = {
         "algorithm.policy_loss.correction": _CORRECTIONS[given.value, mode],
@@ -92,32 +97,20 @@ def _correction(given: Given) -> Fate:
     }
     if mode == "mask":
         settings["algorithm.policy_loss.correction.min"] = low
-    return Fate("translated", settings=settings)
+    return translated(settings)
 
 
-def _reward_clip(given: Given) -> Fate:
+def reward_clip(given: Given) -> Fate:
+    """A symmetric range of rewards."""
     low, high = given.value
     if low != -high:
-        return Fate("refused", "reward.clip bounds the absolute value: the range is symmetric")
+        return refused("reward.clip bounds the absolute value: the range is symmetric")
     return given.into(high)
 
 
-def _age(given: Given) -> Fate:
+def age(given: Given) -> Fate:
+    """The age of data that the queue allows."""
     if not given.source.get("train.async_enable", False):
         return given.into(0, "synchronous; generation may run ahead here: raise it")
     # One batch is trained while the queue is full.
     return given.into(given.value + 1, "the queue and the batch in use")
-
-
-FUNCTIONS: Mapping[str, Function] = {
-    "minibatches": _minibatches,
-    "advantage": _advantage,
-    "engines": _engines,
-    "ranks": _ranks,
-    "clip": _clip,
-    "kl": _kl,
-    "kl_estimator": _kl_estimator,
-    "correction": _correction,
-    "reward_clip": _reward_clip,
-    "age": _age,
-}

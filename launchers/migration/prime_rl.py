@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from async_rl.launchers.migration.rules import Fate, Function, Given
+from async_rl.launchers.migration.rules import Fate, Given, refused, translated
 from async_rl.launchers.migration.shared import engines, to_wandb
 
 _SAMPLES = ("orchestrator.group_size", "orchestrator.rollouts_per_example")
@@ -14,50 +12,44 @@ _RESPONSE = (
 )
 
 
-def _batch(given: Given) -> Fate:
+def batch(given: Given) -> Fate:
     """A batch counts samples, buffer.groups_per_step prompts."""
     samples = next((given.source[key] for key in _SAMPLES if key in given.source), 1)
     if given.value % samples:
-        return Fate("refused", f"not a multiple of {samples} samples; set buffer.groups_per_step")
+        return refused(f"not a multiple of {samples} samples; set buffer.groups_per_step")
     return given.into(given.value // samples, f"{given.value} samples / {samples}")
 
 
-def _sequence(given: Given) -> Fate:
+def sequence(given: Given) -> Fate:
     """The length bounds prompt and response together."""
     response = next((given.source[key] for key in _RESPONSE if key in given.source), None)
     if response is None:
         # No key says how long prompts are.
         half = given.value // 2
         settings = {"data.max_prompt_tokens": given.value - half, "data.max_response_tokens": half}
-        return Fate("translated", "half for the prompt, half for the response", settings)
+        return translated(settings, "half for the prompt, half for the response")
     if response >= given.value:
         note = "the response may use all of it; a prompt has a separate limit"
-        return Fate("translated", note, {"data.max_response_tokens": response})
+        return translated({"data.max_response_tokens": response}, note)
     left = given.value - response
-    return Fate("translated", f"{given.value} - {response}", {"data.max_prompt_tokens": left})
+    return translated({"data.max_prompt_tokens": left}, f"{given.value} - {response}")
 
 
-def _engines(given: Given) -> Fate:
+def engine_gpus(given: Given) -> Fate:
+    """The engines, each on as many GPUs as it has parts."""
     width = given.source.get("inference.parallel.tp", 1)
     # The newer name wins over the older one.
     width = given.source.get("inference.vllm.tensor_parallel_size", width)
     settings = engines(given.value, width)
-    return Fate("translated", settings={**settings, "generation.vllm.tensor_parallel_size": width})
+    return translated({**settings, "generation.vllm.tensor_parallel_size": width})
 
 
-def _min_lr(given: Given) -> Fate:
+def min_lr(given: Given) -> Fate:
+    """The last learning rate becomes a share of the first."""
     peak = given.source.get("trainer.optim.lr", 1e-6)
     return given.into(min(round(given.value / peak, 6), 1.0), f"{given.value} / {peak}")
 
 
-def _wandb(given: Given) -> Fate:
+def wandb(given: Given) -> Fate:
+    """Weights & Biases, under the name of the project."""
     return to_wandb(given.value or "prime-rl")
-
-
-FUNCTIONS: Mapping[str, Function] = {
-    "batch": _batch,
-    "sequence": _sequence,
-    "engines": _engines,
-    "min_lr": _min_lr,
-    "wandb": _wandb,
-}

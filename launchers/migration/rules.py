@@ -31,6 +31,21 @@ class Fate(msgspec.Struct, frozen=True):
     settings: Settings = {}
 
 
+def translated(settings: Settings, note: str = "") -> Fate:
+    """Return the fate of a key that becomes these settings."""
+    return Fate("translated", note, settings)
+
+
+def same(reason: str) -> Fate:
+    """Return the fate of a key that needs no setting."""
+    return Fate("defaulted", reason)
+
+
+def refused(reason: str) -> Fate:
+    """Return the fate of a key whose meaning would be lost."""
+    return Fate("refused", reason)
+
+
 class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Another key that must have `value`; `default` is used if the source does not name it.
 
@@ -109,7 +124,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     def into(self, value: Any, note: str = "") -> Fate:
         """Return the fate that writes this value to the rule's settings."""
-        return Fate("translated", note, dict.fromkeys(self.rule.targets, value))
+        return translated(dict.fromkeys(self.rule.targets, value), note)
 
 
 Function = Callable[[Given], Fate]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from async_rl.launchers.migration.rules import Fate, Function, Given, Settings
+from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, same, translated
 
 # AReaL writes "all tokens" as a number above any vocabulary.
 _FULL_TOP_K = 1_000_000
@@ -38,7 +38,7 @@ def warmup_share(given: Given) -> Fate:
     steps = next((count for count in map(given.source.get, _STEPS) if _is_count(count)), None)
     if steps is None:
         problem = "a share of a number of steps that the file does not name"
-        return Fate("refused", f"{problem}; set {path}={value:g} x num_steps")
+        return refused(f"{problem}; set {path}={value:g} x num_steps")
     return given.into(round(value * steps), f"{value:g} x {steps}")
 
 
@@ -46,8 +46,8 @@ def epochs(given: Given) -> Fate:
     """Translate the number of epochs, unless the file names a number of steps."""
     for key in (*_STEPS, "rollout.total_rollout_steps"):
         if _is_count(given.source.get(key)):
-            return Fate("defaulted", f"{key} is given")
-    return Fate("translated", settings={"num_steps": None, "data.epochs": given.value})
+            return same(f"{key} is given")
+    return translated({"num_steps": None, "data.epochs": given.value})
 
 
 def _is_count(value: Any) -> bool:
@@ -58,23 +58,20 @@ def several_machines(given: Given) -> Fate:
     """Translate the number of machines: more than one form a Ray cluster of machines with GPUs."""
     # One machine needs no cluster.
     if given.value == 1:
-        return Fate("defaulted", "one machine")
+        return same("one machine")
     gpus = given.sibling("n_gpus_per_node", 8)
     settings = {"launcher": "ray", "launcher.nodes": given.value, "launcher.gpus_per_node": gpus}
-    return Fate("translated", f"ray start on {given.value} machines", settings)
+    return translated(settings, f"ray start on {given.value} machines")
 
 
 def halves(gpus: int, width: int) -> Fate:
     """Divide GPUs that the source used for both: half generate in engines of `width`, half
     train."""
     if gpus < 2:
-        return Fate(
-            "refused",
-            f"generation and training use separate GPUs: 2 or more, not {gpus}",
-        )
+        return refused(f"generation and training use separate GPUs: 2 or more, not {gpus}")
     ranks = max(1, gpus // 2)
     settings = engines(gpus - ranks, width) | learners(ranks)
-    return Fate("translated", "half for generation, half for training", settings)
+    return translated(settings, "half for generation, half for training")
 
 
 def engines(gpus: int, width: int) -> Settings:
@@ -99,7 +96,7 @@ def data_files(given: Given) -> Fate:
     if all(re.search(r"\.(jsonl?|parquet)$|[*]|://", name) for name in files):
         return given.into(files)
     path = given.rule.targets[0]
-    return Fate("refused", f"not the name of a file: download the rows and set {path}=[...]")
+    return refused(f"not the name of a file: download the rows and set {path}=[...]")
 
 
 def lora_targets(given: Given) -> Fate:
@@ -108,7 +105,7 @@ def lora_targets(given: Given) -> Fate:
     if given.value in (None, [], "all-linear", ["all-linear"]):
         return given.into([], "all linear layers except the output head")
     if not isinstance(given.value, list):
-        return Fate("refused", "a pattern of names: list them in model.lora.targets")
+        return refused("a pattern of names: list them in model.lora.targets")
     return given.into(given.value)
 
 
@@ -117,8 +114,8 @@ def token_budget(given: Given, path: str, keys: Sequence[str]) -> Fate:
     # One setting serves these calls, so it must fit into the memory of each.
     budget = min(filter(None, (given.value, *map(given.source.get, keys))), default=_NO_BUDGET)
     if budget >= _NO_BUDGET:
-        return Fate("defaulted", f"a pass has {path} tokens")
-    return Fate("translated", "the smallest budget of these calls", {path: budget})
+        return same(f"a pass has {path} tokens")
+    return translated({path: budget}, "the smallest budget of these calls")
 
 
 def forward_budget(given: Given) -> Fate:
@@ -129,8 +126,8 @@ def forward_budget(given: Given) -> Fate:
 def top_k(given: Given) -> Fate:
     """Refuse every support but the full one."""
     if given.value < 0 or given.value >= _FULL_TOP_K:
-        return Fate("defaulted", "the full support")
-    return Fate("refused", "log-probs would cover another support than the learner's; set -1")
+        return same("the full support")
+    return refused("log-probs would cover another support than the learner's; set -1")
 
 
 def to_wandb(project: Any) -> Fate:
@@ -138,17 +135,5 @@ def to_wandb(project: Any) -> Fate:
     # A setting that the launch then refuses would not help.
     if find_spec("wandb") is None:
         remedy = f"pip install 'async-rl[wandb]' and set monitoring.wandb={project}"
-        return Fate("refused", f"wandb is not installed here; {remedy}")
-    return Fate("translated", settings={"monitoring.wandb": str(project)})
-
-
-SHARED: Mapping[str, Function] = {
-    "warmup_share": warmup_share,
-    "epochs": epochs,
-    "several_machines": several_machines,
-    "betas": betas,
-    "data_files": data_files,
-    "lora_targets": lora_targets,
-    "top_k": top_k,
-    "forward_budget": forward_budget,
-}
+        return refused(f"wandb is not installed here; {remedy}")
+    return translated({"monitoring.wandb": str(project)})

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import msgspec
 
-from async_rl.launchers.migration.rules import Fate, Function, Given, Settings
+from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, same, translated
 from async_rl.launchers.migration.shared import engines, halves, learners, to_wandb
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -39,28 +38,31 @@ def _batch(given: Given) -> int:
     return int(given.source.get("data.train_batch_size", 1024))
 
 
-def _train_batch_size(given: Given) -> Fate:
+def train_batch_size(given: Given) -> Fate:
+    """The prompts of a step: one optimizer batch, or those between two requests for data."""
     if _is_async(given):
         note = f"ppo_mini_batch_size x {_REQUIRED}"
         return given.into(_batch(given), note)
     return given.into(given.value)
 
 
-def _gpus(given: Given) -> Fate:
+def gpus(given: Given) -> Fate:
+    """The GPUs of one machine, which the asynchronous trainer uses for training only."""
     width = given.source.get(f"{_ROLLOUT}.tensor_model_parallel_size", 1)
     gpus = given.value * given.source.get("trainer.nnodes", 1)
     if not _is_async(given):
         return halves(gpus, width)
-    return Fate("translated", "all train; rollout.n_gpus_per_node generate", learners(gpus))
+    return translated(learners(gpus), "all train; rollout.n_gpus_per_node generate")
 
 
-def _rollout_gpus(given: Given) -> Fate:
+def rollout_gpus(given: Given) -> Fate:
+    """The GPUs of the asynchronous trainer's engines."""
     width = given.source.get(f"{_ROLLOUT}.tensor_model_parallel_size", 1)
     settings = engines(given.value * given.sibling("nnodes", 1), width)
-    return Fate("translated", "engines on separate GPUs", settings)
+    return translated(settings, "engines on separate GPUs")
 
 
-def _staleness(given: Given) -> Fate:
+def staleness(given: Given) -> Fate:
     """The source lets (1 + threshold) x trigger batches be generated between two pushes."""
     trigger = given.sibling("trigger_parameter_sync_step", 4)
     # A small amount keeps 1.1 x 10 = 11.000000000000002 at 11.
@@ -68,53 +70,57 @@ def _staleness(given: Given) -> Fate:
     return given.into(bound, f"(1 + {given.value}) x {trigger} batches ahead, less the one in use")
 
 
-def _rollout_steps(given: Given) -> Fate:
+def rollout_steps(given: Given) -> Fate:
+    """A number of prompts becomes a number of steps."""
     if given.value is None:
-        return Fate("defaulted", "trainer.total_epochs decides")
+        return same("trainer.total_epochs decides")
     batch = _batch(given)
     return given.into(max(given.value // batch, 1), f"{given.value} prompts / {batch} a step")
 
 
-def _correction(given: Given) -> Fate:
+def correction(given: Given) -> Fate:
+    """The importance sampling of the rollout's log-probs."""
     if given.sibling("bypass_mode", False):
-        return Fate("defaulted", "bypass_mode=true: the ratio itself is to the behavior policy")
+        return same("bypass_mode=true: the ratio itself is to the behavior policy")
     if given.value not in _CORRECTIONS:
-        return Fate("refused", "see algorithm.policy_loss.correction")
+        return refused("see algorithm.policy_loss.correction")
     return given.into(_CORRECTIONS[given.value])
 
 
-def _aggregation(given: Given) -> Fate:
+def aggregation(given: Given) -> Fate:
+    """The mean or sum over tokens and sequences."""
     names = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean"}
     if given.value in names:
         return given.into(names[given.value])
     if given.value not in ("seq-mean-token-sum", "seq-mean-token-sum-norm"):
-        return Fate("refused", f"{given.value} has no counterpart; see algorithm.aggregation")
+        return refused(f"{given.value} has no counterpart; see algorithm.aggregation")
     settings: Settings = {"algorithm.aggregation": "sequence_sum"}
     if given.value == "seq-mean-token-sum":
         settings["algorithm.aggregation.tokens"] = 1
     elif given.sibling("loss_scale_factor", None):
         settings["algorithm.aggregation.tokens"] = given.sibling("loss_scale_factor", None)
-    return Fate("translated", "sums over a constant", settings)
+    return translated(settings, "sums over a constant")
 
 
-def _engine_arguments(given: Given) -> Fate:
+def engine_arguments(given: Given) -> Fate:
+    """Refuse arguments of an engine, which may be of another version here."""
     name = given.key.rpartition(".")[2]
-    return Fate(
-        "refused", f"set generation.vllm.extra=[{name}={given.value}] if the installed vLLM has it"
-    )
+    return refused(f"set generation.vllm.extra=[{name}={given.value}] if the installed vLLM has it")
 
 
-def _validation_before(given: Given) -> Fate:
+def validation_before(given: Given) -> Fate:
+    """An evaluation before the first step goes with evaluation at all."""
     if given.source.get("trainer.test_freq", -1) > 0:
         if given.value:
-            return Fate("defaulted", "the first evaluation is before the first step")
-        return Fate("refused", "the first evaluation is always before the first step")
+            return same("the first evaluation is before the first step")
+        return refused("the first evaluation is always before the first step")
     if not given.value:
-        return Fate("defaulted", "nothing is evaluated")
-    return Fate("refused", "evaluation.every_steps=0 never evaluates; set it to num_steps")
+        return same("nothing is evaluated")
+    return refused("evaluation.every_steps=0 never evaluates; set it to num_steps")
 
 
-def _logger(given: Given) -> Fate:
+def logger(given: Given) -> Fate:
+    """The sinks of metrics that exist here."""
     listed = [given.value] if isinstance(given.value, str) else given.value
     names = ["wandb" if name == "tracking" else str(name) for name in listed]
     # Names of loggers that have no counterpart.
@@ -133,44 +139,47 @@ def _logger(given: Given) -> Fate:
     settings["monitoring.tensorboard_port"] = 0 if has_board else None
     if reasons:
         return Fate("refused", "; ".join(reasons), settings)
-    return Fate("translated", "the terminal always shows progress", settings)
+    return translated(settings, "the terminal always shows progress")
 
 
-def _advantage(given: Given) -> Fate:
+def advantage(given: Given) -> Fate:
+    """The estimator, GRPO without its division under the name that it has here."""
     by_std = given.source.get("algorithm.norm_adv_by_std_in_grpo", True)
     if given.value == "grpo" and not by_std:
         note = "norm_adv_by_std_in_grpo=false"
-        return Fate("translated", note, {"algorithm.advantage": "dr_grpo"})
+        return translated({"algorithm.advantage": "dr_grpo"}, note)
     if given.value in _ADVANTAGES:
-        return Fate("translated", settings={"algorithm.advantage": given.value})
-    return Fate("refused", f"{given.value} has no counterpart; see algorithm.advantage")
+        return translated({"algorithm.advantage": given.value})
+    return refused(f"{given.value} has no counterpart; see algorithm.advantage")
 
 
-def _override_config(given: Given) -> Fate:
+def override_config(given: Given) -> Fate:
     """Translate every field together, because one setting contains them all."""
     listed = [
         f"{key.removeprefix(_OVERRIDES)}={msgspec.json.encode(value).decode()}"
         for key, value in given.source.items()
         if key.startswith(_OVERRIDES)
     ]
-    return Fate("translated", settings={"model.override_config": listed})
+    return translated({"model.override_config": listed})
 
 
-def _minibatches(given: Given) -> Fate:
+def minibatches(given: Given) -> Fate:
+    """The prompts of a minibatch become the number of minibatches."""
     batch = _batch(given)
     # Our minibatches are a number, so their sizes are equal.
     if batch % given.value:
         problem = f"does not divide data.train_batch_size={batch}"
-        return Fate("refused", f"{problem}; minibatches must have equal sizes")
+        return refused(f"{problem}; minibatches must have equal sizes")
     return given.into(batch // given.value, f"{batch} / {given.value}")
 
 
-def _offload(given: Given) -> Fate:
+def offload(given: Given) -> Fate:
+    """Three switches become one setting."""
     if given.sibling("param_offload", False) or given.sibling("grad_offload", False):
         note = "parameters and gradients leave the GPU together"
-        return Fate("translated", note, {"learner.offload": "parameters"})
+        return translated({"learner.offload": "parameters"}, note)
     offload = "optimizer" if given.sibling("optimizer_offload", False) else "none"
-    return Fate("translated", settings={"learner.offload": offload})
+    return translated({"learner.offload": offload})
 
 
 def _is_kl_in_reward(given: Given) -> bool:
@@ -180,61 +189,41 @@ def _is_kl_in_reward(given: Given) -> bool:
     return bool(given.source.get("algorithm.use_kl_in_reward", is_first))
 
 
-def _kl_in_reward(given: Given) -> Fate:
+def kl_in_reward(given: Given) -> Fate:
+    """The KL in the reward, if it is there."""
     coef = given.source.get("algorithm.kl_ctrl.kl_coef", 0.001)
     if not _is_kl_in_reward(given):
-        return Fate("defaulted", "actor.use_kl_loss decides")
+        return same("actor.use_kl_loss decides")
     if coef:
-        return Fate("translated", settings={"algorithm.kl": "reward", "algorithm.kl.coef": coef})
-    return Fate("translated", "no KL term", {"algorithm.kl": "none"})
+        return translated({"algorithm.kl": "reward", "algorithm.kl.coef": coef})
+    return translated({"algorithm.kl": "none"}, "no KL term")
 
 
-def _kl_loss(given: Given) -> Fate:
+def kl_loss(given: Given) -> Fate:
+    """The KL in the loss, unless it is in the reward."""
     in_reward = _is_kl_in_reward(given)
     # This project has one KL term.
     if given.value and in_reward:
-        return Fate(
-            "refused", "KL both in the reward and in the loss; the one in the reward is kept"
-        )
+        return refused("KL both in the reward and in the loss; the one in the reward is kept")
     coef = given.sibling("kl_loss_coef", 0.001)
     estimate = given.sibling("kl_loss_type", "low_var_kl")
     if given.value and coef and estimate in ("kl", "k1"):
         reason = "in the loss this estimate has no expected gradient; set it to low_var_kl"
-        return Fate("refused", f"kl_loss_type={estimate}: {reason}")
+        return refused(f"kl_loss_type={estimate}: {reason}")
     if given.value and coef:
         settings = {
             "algorithm.kl": "loss",
             "algorithm.kl.coef": coef,
             "algorithm.kl.estimator": _KL.get(estimate, "k3"),
         }
-        return Fate("translated", settings=settings)
+        return translated(settings)
     if in_reward:
-        return Fate("defaulted", "the KL is in the reward")
-    return Fate("translated", "no KL term", {"algorithm.kl": "none"})
+        return same("the KL is in the reward")
+    return translated({"algorithm.kl": "none"}, "no KL term")
 
 
-def _evaluation_samples(given: Given) -> Fate:
+def evaluation_samples(given: Given) -> Fate:
+    """Several samples of a prompt, unless they are greedy."""
     if given.value == 1 or given.sibling("do_sample", False):
-        return Fate("translated", settings={"evaluation.num_samples": given.value})
-    return Fate("refused", "all greedy samples of a prompt are equal; set do_sample=true")
-
-
-FUNCTIONS: Mapping[str, Function] = {
-    "train_batch_size": _train_batch_size,
-    "gpus": _gpus,
-    "rollout_gpus": _rollout_gpus,
-    "staleness": _staleness,
-    "rollout_steps": _rollout_steps,
-    "correction": _correction,
-    "aggregation": _aggregation,
-    "engine_arguments": _engine_arguments,
-    "validation_before": _validation_before,
-    "logger": _logger,
-    "advantage": _advantage,
-    "override_config": _override_config,
-    "minibatches": _minibatches,
-    "offload": _offload,
-    "kl_in_reward": _kl_in_reward,
-    "kl_loss": _kl_loss,
-    "evaluation_samples": _evaluation_samples,
-}
+        return translated({"evaluation.num_samples": given.value})
+    return refused("all greedy samples of a prompt are equal; set do_sample=true")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,8 @@ from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import app
 from async_rl.launchers.commands.migrate import REFUSED
 from async_rl.launchers.migration.rules import read_table
-from async_rl.launchers.migration.shared import SHARED
 from async_rl.launchers.migration.sources import arguments, flat, read_source
-from async_rl.launchers.migration.systems import FUNCTIONS, read
+from async_rl.launchers.migration.systems import SYSTEMS, read
 
 VERL = "verl_first"
 AREAL = "areal_first"
@@ -81,13 +82,25 @@ def test_a_key_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     assert [line.fate.kind for line in lines if line.key == "new_thing"] == ["refused"]
 
 
-def test_every_function_of_a_table_exists_and_is_used() -> None:
-    named = {name: read_table(name).rules.values() for name in FUNCTIONS}
-    used = {name: {rule.code for rule in rules if rule.code} for name, rules in named.items()}
-    assert {name: codes - SHARED.keys() for name, codes in used.items()} == {
-        name: set(functions) for name, functions in FUNCTIONS.items()
+def rule_functions(module: str) -> set[str]:
+    """Return the functions of a module of the package that decide a rule."""
+    members = vars(import_module(f"async_rl.launchers.migration.{module}"))
+    return {
+        name
+        for name, value in members.items()
+        if isfunction(value)
+        and value.__module__.endswith(f".{module}")
+        and signature(value).parameters.keys() == {"given"}
+        and not name.startswith("_")
     }
-    assert set().union(*used.values()) >= SHARED.keys()
+
+
+def test_every_function_of_a_table_exists_and_is_used() -> None:
+    shared = rule_functions("shared")
+    named = {name: {rule.code for rule in read_table(name).rules.values()} for name in SYSTEMS}
+    for name, codes in named.items():
+        assert codes - shared - {""} == rule_functions(name)
+    assert set().union(*named.values()) >= shared
 
 
 # Key, its other value, and what that becomes: settings of ours, or "defaulted", or "refused".
