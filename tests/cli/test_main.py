@@ -34,7 +34,7 @@ def test_the_verifier_starts_without_the_other_commands() -> None:
 @pytest.mark.parametrize("arguments", [["status", "--help"], ["--help"]])
 def test_other_commands_are_there_too(arguments: list[str]) -> None:
     done = ended(*arguments)
-    assert done.stdout.splitlines()[-1].startswith("0 ['compare', 'data', 'doctor'")
+    assert done.stdout.splitlines()[-1].startswith("0 ['certify', 'compare', 'convert'")
 
 
 def test_ctrl_c_during_the_imports_prints_no_traceback() -> None:

