@@ -35,7 +35,7 @@ from async_rl.learner import loading, models, optimizer, sharding
 from async_rl.learner.attention import VarlenPlan
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.models import LearnerModels
-from async_rl.learner.optimizer import Trained, model_optimizers
+from async_rl.learner.optimizer import MOMENTS, Trained, model_optimizers
 from async_rl.learner.sharding import Ranks
 from async_rl.planning.learner_memory import learner_memory
 from async_rl.planning.shape import shape_from_hf
@@ -108,12 +108,12 @@ def _peak(
         for batch in batches
     )
     tracker = FSDPMemTracker(learner.policy, trained["policy"][1].torch_optimizer)
-    others = [model for model in learner if model is not learner.policy]
-    moments = [o.torch_optimizer for name, (_, o) in trained.items() if name != "policy"]
-    tracker.track_external(*others, *moments)
     with tracker:
-        # Without gradients: makes the moments, which every later step finds.
-        for _, each in trained.values():
+        # The tracker knows the state of one optimizer; of the critic's it counts what is made now.
+        for name, (_, each) in trained.items():
+            if name != "policy":
+                for state in each.torch_optimizer.state.values():
+                    state.update({moment: torch.zeros_like(state[moment]) for moment in MOMENTS})
             each.apply(0.0)
         _update(config, learner, ranks, trained, row, wide, tracker)
     (peak,) = tracker.get_tracker_snapshot("peak").values()
