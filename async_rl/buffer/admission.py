@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from async_rl.buffer.groups import OpenGroup
-from async_rl.buffer.replay import Replay
+from async_rl.buffer.replay import Replay, remove_sorted
 from async_rl.core.types import NO_VERSION, GroupState, Purpose
 
 
@@ -101,9 +101,10 @@ class Admission:
         """The number of groups that this generator works on."""
         return len(self._by_generator.get(generator, ()))
 
-    def generators(self) -> set[str]:
+    @property
+    def generators(self) -> Collection[str]:
         """Generators that work on a group."""
-        return set(self._by_generator)
+        return self._by_generator.keys()
 
     def refusal(self, version: int, purposes: Collection[Purpose]) -> str:
         """Return why a generator at this version gets no ticket for these purposes, or an empty
@@ -249,9 +250,9 @@ class Admission:
     def _remove(self, group_id: int) -> OpenGroup:
         group = self.open.pop(group_id)
         if group.purpose is Purpose.TRAIN:
-            self._training.remove(group_id)
+            remove_sorted(self._training, group_id)
         if group.state is GroupState.ISSUED:
-            self._waiting[group.purpose].remove(group_id)
+            remove_sorted(self._waiting[group.purpose], group_id)
         else:
             others = self._by_generator[group.generator]
             others.remove(group_id)

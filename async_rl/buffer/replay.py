@@ -21,6 +21,7 @@ max_staleness versions of the learner's. When groups are dropped instead, fewer 
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -51,6 +52,11 @@ def _order(group: StoredGroup) -> tuple[bool, int, int]:
     return group.planned == NO_VERSION, group.planned, group.group_id
 
 
+def remove_sorted(numbers: list[int], number: int) -> None:
+    """Remove a number from a sorted list. `list.remove` would compare it with all before it."""
+    del numbers[bisect.bisect_left(numbers, number)]
+
+
 def _ids(groups: Iterable[StoredGroup]) -> tuple[int, ...]:
     return tuple(group.group_id for group in groups)
 
@@ -71,7 +77,10 @@ class Replay:
     ) -> None:
         """exact_until: buffer.age_rule=exact until this step; 0 without."""
         self.learner_version = learner_version
-        self.ready = {group.group_id: group for group in ready}
+        self.ready: dict[int, StoredGroup] = {}
+        # Ids of the ready groups without a plan, in order: each ticket that is handed out again is
+        # compared with them.
+        self._unplanned: list[int] = []
         self.leases: dict[int, tuple[StoredGroup, ...]] = {}
         self.groups_per_step = groups_per_step
         self.max_staleness = max_staleness_versions
@@ -81,6 +90,8 @@ class Replay:
         # waiting learner repeats its request after every put, and thousands of groups may be ready.
         self._compared_version = NO_VERSION
         self._new: set[int] = set()
+        for group in ready:
+            self.put(group)
         for group in sorted(leased, key=lambda group: (group.planned, group.group_id)):
             batch = self.leases.get(group.planned, ())
             self.leases[group.planned] = (*batch, group)
@@ -108,16 +119,19 @@ class Replay:
 
     def num_before(self, group_id: int) -> int:
         """Leased and ready groups that are trained before an unplanned group with this id."""
-        num_before = self.num_leased
-        for group in self.ready.values():
-            if group.planned != NO_VERSION or group.group_id < group_id:
-                num_before += 1
-        return num_before
+        num_planned = len(self.ready) - len(self._unplanned)
+        return self.num_leased + num_planned + bisect.bisect_left(self._unplanned, group_id)
 
     def put(self, group: StoredGroup) -> None:
         """The group is ready to be taken."""
         self.ready[group.group_id] = group
         self._new.add(group.group_id)
+        if group.planned == NO_VERSION:
+            bisect.insort(self._unplanned, group.group_id)
+
+    def _unready(self, group_id: int) -> None:
+        if self.ready.pop(group_id).planned == NO_VERSION:
+            remove_sorted(self._unplanned, group_id)
 
     def take(self, train_version: int, unfinished: Iterable[OpenGroup]) -> Take:
         """Lease the batch to be trained on weights of `train_version`.
@@ -153,7 +167,7 @@ class Replay:
             )
             return Take(dropped=dropped, waits_for=reason)
         for group in chosen:
-            del self.ready[group.group_id]
+            self._unready(group.group_id)
         self.leases[train_version] = tuple(replace(g, planned=train_version) for g in chosen)
         return Take(group_ids=_ids(chosen), dropped=dropped)
 
@@ -254,7 +268,7 @@ class Replay:
             candidates = [self.ready[i] for i in sorted(self._new & self.ready.keys())]
         dropped = _ids(g for g in candidates if self._is_over_age(g, train_version))
         for group_id in dropped:
-            del self.ready[group_id]
+            self._unready(group_id)
         self._compared_version = train_version
         self._new.clear()
         return dropped

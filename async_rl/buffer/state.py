@@ -64,7 +64,7 @@ class BufferState:
         self.drops: Counter[str] = Counter()
         self.num_refused = 0
         self._tickets = Tickets(config, prompts, recovered)
-        self.leases = Leases(config, self.admission.generators(), now_s)
+        self.leases = Leases(config, self.admission.generators, now_s)
         self.evaluations = EvaluationProgress(recovered)
         self.lives = Lives(recovered.lives)
         self._num_set_aside = Counter(recovered.set_aside)
@@ -83,7 +83,7 @@ class BufferState:
         """Return how many tickets of this purpose could be handed out now, at most."""
         return self.outage.num_allowed(
             self.admission.num_free(purpose),
-            is_generating=bool(self.admission.generators()),
+            is_generating=bool(self.admission.generators),
             now_s=now_s,
         )
 
@@ -222,7 +222,7 @@ class BufferState:
         """Lose the silent generators and the late tickets; return the names of the generators."""
         # A generator in the directory lives, though its only request may be parked for minutes.
         self.leases.heard(alive, now_s)
-        silent = self.leases.silent(self.admission.generators(), now_s)
+        silent = self.leases.silent(self.admission.generators, now_s)
         for name in silent:
             self.lose(name, f"silent for {self.leases.lease_s:g} s (3 x timeouts.call_s)")
         message = f"neither delivered nor reported as failed for {self.leases.ticket_s:g} s"

@@ -32,13 +32,7 @@ from async_rl.core.types import NO_VERSION
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import Manifest
 from async_rl.runtime.context import ProcessContext
-from async_rl.training.checkpoints import (
-    PUSHES_FILE,
-    VERSIONS_FILE,
-    Probed,
-    Published,
-    Pushed,
-)
+from async_rl.training.checkpoints import PUSHES_FILE, VERSIONS_FILE, Probed, Published, Pushed
 from async_rl.training.device import Device, expel
 from async_rl.training.operations import EnterDevice, LeaveDevice
 from async_rl.training.probe import Prober
@@ -132,7 +126,7 @@ class Pusher:
         async with self._changed:
             await self._changed.wait_for(
                 lambda: (
-                    not self._membership.loading
+                    not self._membership.is_loading
                     if self._device.is_shared
                     else self._membership.is_free
                 )
@@ -147,7 +141,7 @@ class Pusher:
         self._membership.close()
         try:
             async with asyncio.timeout(_SETTLE_S), self._changed:
-                await self._changed.wait_for(lambda: not self._membership.loading)
+                await self._changed.wait_for(lambda: not self._membership.is_loading)
         except TimeoutError:
             self._context.log.warning(
                 "version %d is still being loaded after %g s; the learner exits without waiting",
@@ -311,8 +305,13 @@ class Pusher:
         )
         if probed is not None and probed.problem:
             raise WeightsError(probed.problem)
-        await expel(self._context, cut_off, reason)
-        self._wake.set()
+        if cut_off:
+            await expel(self._context, cut_off, reason)
+        # Not after every answer: the loop looks at all members, and in a large fleet that would
+        # take seconds. As long as loads are open, an answer in time gives it nothing to do.
+        is_current = not reason and load.version == self._membership.version
+        if not (is_current and self._membership.is_loading):
+            self._wake.set()
 
     def _note(self, report: LoadReport, push_s: float) -> None:
         """Keep the times of the slowest generator for the newest version."""

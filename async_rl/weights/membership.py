@@ -108,6 +108,11 @@ class Membership:
         """The versions that are being loaded."""
         return {load.version for load in self._loads.values()}
 
+    @property
+    def is_loading(self) -> bool:
+        """A load is open."""
+        return bool(self._loads)
+
     def close(self) -> None:
         """Let no load start until the next version is published."""
         self._is_closed = True

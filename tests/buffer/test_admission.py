@@ -129,3 +129,61 @@ def test_restored_groups_keep_their_holders_and_their_order() -> None:
     assert second is not None
     assert (first.group_id, first.attempt) == (1, 3)
     assert (second.group_id, second.index) == (5, 4)
+
+
+class Counted(int):
+    """A group id that counts its comparisons."""
+
+    num = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.num += 1
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        Counted.num += 1
+        return int(self) < other
+
+    def __gt__(self, other: int) -> bool:
+        Counted.num += 1
+        return int(self) > other
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+
+def comparisons_of_a_group_handed_out_again(num_groups: int) -> float:
+    """Half of the fleet is lost, one group each; a quarter of the groups is ready."""
+    replay = Replay(groups_per_step=num_groups, max_staleness_versions=0, age_rule="drop")
+    for index in range(num_groups // 4):
+        replay.put(StoredGroup(group_id=Counted(index), oldest_version=0, newest_version=0))
+    groups = [
+        OpenGroup(
+            group_id=Counted(index),
+            purpose=Purpose.TRAIN,
+            index=index,
+            state=GroupState.GENERATING,
+            attempt=1,
+            generator=f"g{index}",
+            version=0,
+        )
+        for index in range(num_groups // 4, num_groups)
+    ]
+    desk = Admission(replay, num_steps=100, max_attempts=3, groups=groups)
+    lost = groups[: len(groups) // 2]
+    Counted.num = 0
+    for group in lost:
+        desk.return_ticket(group.group_id)
+    # Of some of them the result still arrives.
+    early, late = lost[: len(lost) // 2], lost[len(lost) // 2 :]
+    for group in late:
+        desk.close(group.group_id)
+    again = [hand_out(desk, generator="other") for _ in early]
+    assert [group.group_id for group in again if group is not None] == [g.group_id for g in early]
+    return Counted.num / len(lost)
+
+
+def test_handing_out_again_costs_each_group_the_same_in_a_large_fleet() -> None:
+    small, large = map(comparisons_of_a_group_handed_out_again, (64, 4096))
+    # Searches of sorted lists: the logarithm of the size. One scan would be hundreds.
+    assert large < 3 * small < 300

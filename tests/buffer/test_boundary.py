@@ -293,7 +293,7 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
                 pass
             await asyncio.wait_for(service._store.flush(), 10)
             # Whatever was accepted can be read, sampled and trained.
-            for name in service.state.admission.generators():
+            for name in list(service.state.admission.generators):
                 service.state.lose(name, "the end of the test")
             # Of an incarnation that no mutated message has replaced.
             work = await tickets(service, 0, generator="generator-1", incarnation="b")

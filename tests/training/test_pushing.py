@@ -19,8 +19,10 @@ from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
 from async_rl.protocol.weights import StoredFile
+from async_rl.runtime.directory import Directory
 from async_rl.training.checkpoints import PUSHES_FILE, VERSIONS_FILE, Published, Pushed
 from async_rl.weights.files import FileReader, FileSender
+from async_rl.weights.membership import Membership
 
 
 class Generator:
@@ -234,3 +236,57 @@ def test_a_file_that_cannot_be_written_ends_the_run_and_no_generator_is_blamed(
         learner.run(story)
     assert caught.group_contains(ConfigError, match="weights.transfer.path")
     assert learner.cut_off == []
+
+
+class InTurn:
+    """A fleet whose generators answer one after another."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def call(self, request: Message, *, timeout_s: float) -> Message:
+        if isinstance(request, Probe):
+            return Logprobs(version=-1, rows=[])
+        assert isinstance(request, LoadWeights)
+        async with self._turn:
+            for _ in range(5):  # the pusher's loop runs between two answers if it is woken
+                await asyncio.sleep(0)
+        return LoadReport(version=request.manifest.version, load_s=0.2, pause_s=0.1)
+
+
+def looks_at_the_fleet(
+    tmp_path: Path, num_members: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int]:
+    """How often one push looks at all members: in the directory, and for new loads."""
+    fleet = InTurn()
+    learner = Learner(tmp_path, dict.fromkeys(map(str, range(num_members)), fleet))
+    looks = [0, 0]
+
+    def counted(kind: type, name: str, index: int) -> None:
+        original = getattr(kind, name)
+
+        def call(*arguments: Any) -> Any:
+            looks[index] += 1
+            return original(*arguments)
+
+        monkeypatch.setattr(kind, name, call)
+
+    counted(Directory, "of_role", 0)
+    counted(Membership, "behind", 1)
+
+    async def story() -> None:
+        learner.serve(*map(str, range(num_members)))
+        await learner.pusher.publish(1)
+        await learner.pusher.live(1)
+
+    learner.run(story)
+    monkeypatch.undo()
+    return looks[0], looks[1]
+
+
+def test_a_push_looks_at_all_members_as_often_in_a_large_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = looks_at_the_fleet(tmp_path, 4, monkeypatch)
+    assert looks_at_the_fleet(tmp_path, 64, monkeypatch) == small
+    assert max(small) < 5
