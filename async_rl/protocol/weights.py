@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from async_rl.core.frozen import Value
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Message
 
 
 class TensorEntry(Value):
@@ -83,17 +83,16 @@ class Seat(Value, tag_field="type", tag=True):
     timeout_s: float
 
 
-class Meet(Message):
-    """A rank -> the rendezvous: answer once all ranks of the communicator are there."""
+class Written(Message):
+    """How often the key has been written by now."""
 
-    Reply: ClassVar[type] = Ok
-    communicator: str
+    number: int
 
 
 class Put(Message):
-    """A rank -> the rendezvous: write a value for the other ranks of the communicator."""
+    """A rank -> the rendezvous: write a value for its communicator, if it has none."""
 
-    Reply: ClassVar[type] = Ok
+    Reply: ClassVar[type] = Written
     communicator: str
     key: str
     value: bytes
@@ -112,21 +111,6 @@ class LookUp(Message):
     communicator: str
     keys: list[str]
     wait_s: float
-
-
-class Counted(Message):
-    """A counter after an addition."""
-
-    number: int
-
-
-class Count(Message):
-    """A rank -> the rendezvous: add to a counter, which starts at 0."""
-
-    Reply: ClassVar[type] = Counted
-    communicator: str
-    key: str
-    amount: int
 
 
 class DeviceBlock(Value, tag_field="type", tag=True):

@@ -173,7 +173,7 @@ class Broadcaster(Sender):
         # for ever.
         if before is None or not before.is_whole or before.members != load.members:
             self._name = f"{self._learner.life}.{load.number}"
-            self._rendezvous.open(self._name, len(devices))
+            self._rendezvous.open(self._name)
         self._seats = {}
         first_rank = 1
         for member in members:

@@ -5,7 +5,7 @@ Invariants
 - Every request and reply is encrypted and authenticated (CURVE) with a secret that only seats
   contain. A seat is part of an authenticated push, so nobody else lists, reads or writes a key: the
   addresses of gloo, the id of NCCL, and the connections that weights/gate.py admits.
-- A value belongs to one communicator and is refused in every other.
+- A value belongs to one communicator and is refused in every other. The first value of a key stays.
 - Ranks that have all met connect, whoever is lost meanwhile: connecting cannot be called off, and
   has no deadline with NCCL.
 """
@@ -14,54 +14,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
 from async_rl.core.errors import BroadcastBroken
-from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.weights import Count, Counted, Found, LookUp, Meet, Put, Seat
+from async_rl.core.loop_thread import LoopThread
+from async_rl.protocol.base import Message
+from async_rl.protocol.weights import Found, LookUp, Put, Seat, Written
 from async_rl.wire.keys import derived_keys
 from async_rl.wire.rpc import Handler, RpcClient, RpcServer
 
-T = TypeVar("T")
-
-_ANSWER_S = 30.0
+_PRESENT = "present"
+_VERDICT = "verdict"
+_ALL = b"all"
+_LOST = b"lost"
+_LOOK_S = 5.0
+"""A rank asks again after this time, so that it notices the end of the learner."""
+_ANSWER_S = 15.0
 """The server answers immediately, apart from the time that a request waits for other ranks."""
-
-
-class _LoopThread:
-    """An event loop in a thread of its own, for callers that block."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="rendezvous", daemon=True
-        )
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, from any other thread."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-class _Meeting:
-    """The ranks of one communicator, and the values that they share."""
-
-    def __init__(self, world_size: int) -> None:
-        self.num_missing = world_size
-        self.is_off = False
-        self.values: dict[str, bytes] = {}
-        self.changed = asyncio.Condition()
 
 
 class Rendezvous:
@@ -69,30 +43,20 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         self.secret = secrets.token_hex()
-        self._meetings: dict[str, _Meeting] = {}
-        self._thread = _LoopThread()
+        # By communicator and key, in the order in which they were written.
+        self.values: dict[str, dict[str, list[bytes]]] = {}
+        self._thread = LoopThread("rendezvous")
         self.address = self._thread.run(self._serve(host))
 
-    def open(self, communicator: str, world_size: int) -> None:
-        """Let so many ranks meet under a new name."""
-
-        async def add() -> None:
-            self._meetings[communicator] = _Meeting(world_size)
-
-        self._thread.run(add())
+    def open(self, communicator: str) -> None:
+        """Let ranks meet under a new name."""
+        self.values[communicator] = {}
 
     def call_off(self, communicator: str) -> None:
         """Let all ranks give up that wait for this communicator, now or later, unless all have met:
         then they connect.
         """
-
-        async def end() -> None:
-            meeting = self._meetings[communicator]
-            async with meeting.changed:
-                meeting.is_off = meeting.num_missing > 0
-                meeting.changed.notify_all()
-
-        self._thread.run(end())
+        self._thread.run(self._put(Put(communicator=communicator, key=_VERDICT, value=_LOST)))
 
     def close(self) -> None:
         """Close the server."""
@@ -100,8 +64,8 @@ class Rendezvous:
         self._thread.close()
 
     async def _serve(self, host: str) -> str:
-        handlers: dict[type[Message], Handler] = {}
-        handlers |= {Meet: self._meet, Put: self._put, LookUp: self._look_up, Count: self._count}
+        handlers: dict[type[Message], Handler] = {Put: self._put, LookUp: self._look_up}
+        self._changed = asyncio.Condition()
         self._server = RpcServer(host, 0, derived_keys(self.secret), handlers)
         self._serving = asyncio.create_task(self._server.serve(), name="rendezvous")
         return self._server.address
@@ -111,43 +75,26 @@ class Rendezvous:
         await asyncio.wait([self._serving])
         self._server.close()
 
-    async def _meet(self, request: Meet) -> Ok:
-        meeting = self._meeting(request)
-        async with meeting.changed:
-            meeting.num_missing -= 1
-            meeting.changed.notify_all()
-            await meeting.changed.wait_for(lambda: meeting.is_off or meeting.num_missing <= 0)
-        if meeting.is_off:
-            raise BroadcastBroken("the load was cancelled because a member was lost")
-        return Ok()
-
-    async def _put(self, request: Put) -> Ok:
-        meeting = self._meeting(request)
-        async with meeting.changed:
-            meeting.values[request.key] = request.value
-            meeting.changed.notify_all()
-        return Ok()
+    async def _put(self, request: Put) -> Written:
+        values = self._of(request.communicator).setdefault(request.key, [])
+        async with self._changed:
+            values.append(request.value)
+            self._changed.notify_all()
+        return Written(number=len(values))
 
     async def _look_up(self, request: LookUp) -> Found:
-        meeting = self._meeting(request)
-        values = meeting.values
+        values = self._of(request.communicator)
         try:
-            async with asyncio.timeout(request.wait_s), meeting.changed:
-                await meeting.changed.wait_for(lambda: all(key in values for key in request.keys))
+            async with asyncio.timeout(request.wait_s), self._changed:
+                await self._changed.wait_for(lambda: all(key in values for key in request.keys))
         except TimeoutError:
             return Found(values=None)
-        return Found(values=[values[key] for key in request.keys])
+        return Found(values=[values[key][0] for key in request.keys])
 
-    async def _count(self, request: Count) -> Counted:
-        values = self._meeting(request).values
-        number = int(values.get(request.key, b"0")) + request.amount
-        values[request.key] = b"%d" % number
-        return Counted(number=number)
-
-    def _meeting(self, request: Meet | Put | LookUp | Count) -> _Meeting:
-        if request.communicator not in self._meetings:
-            raise BroadcastBroken(f"there is no communicator {request.communicator}")
-        return self._meetings[request.communicator]
+    def _of(self, communicator: str) -> dict[str, list[bytes]]:
+        if communicator not in self.values:
+            raise BroadcastBroken(f"there is no communicator {communicator}")
+        return self.values[communicator]
 
 
 class SeatStore(dist.Store):  # type: ignore[name-defined,misc]
@@ -157,72 +104,63 @@ class SeatStore(dist.Store):  # type: ignore[name-defined,misc]
 
     def __init__(self, seat: Seat) -> None:
         super().__init__()
-        self._communicator = seat.communicator
-        self._timeout_s = seat.timeout_s
-        # torch reads each value right after it has waited for it: one request for both.
-        self._fetched: dict[str, bytes] = {}
-        self._thread = _LoopThread()
-        self._thread.run(self._connect(seat))
+        self._seat = seat
+        self._thread = LoopThread("rendezvous")
+        self._client = self._thread.run(_connect(seat))
 
     def meet(self) -> None:
         """Return once all ranks are here. Raises BroadcastBroken if they will not come."""
-        self._call(Meet(communicator=self._communicator), self._timeout_s)
+        if self.add(_PRESENT, 1) == self._seat.world_size:
+            self.set(_VERDICT, _ALL)
+        if self.get(_VERDICT) != _ALL:
+            raise BroadcastBroken("the load was cancelled because a member was lost")
 
     def set(self, key: str, value: bytes | str) -> None:
         """Write a value."""
-        data = value if isinstance(value, bytes) else value.encode()
-        self._call(Put(communicator=self._communicator, key=key, value=data))
+        self._put(key, value if isinstance(value, bytes) else value.encode())
+
+    def add(self, key: str, amount: int) -> int:
+        """Count up, from 0, and return the number. amount: 1."""
+        return self._put(key, b"")
 
     def get(self, key: str) -> bytes:
         """Wait for a value and return it."""
-        if key not in self._fetched:
-            self.wait([key])
-        return self._fetched.pop(key)
+        return self._wait([key], self._seat.timeout_s)[0]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return once the keys have values."""
-        wait_s = self._timeout_s if timeout is None else timeout.total_seconds()
-        if not self._fetch(keys, wait_s):
-            raise RuntimeError(f"no other rank wrote {', '.join(keys)} within {wait_s:g} s")
+        self._wait(keys, timeout.total_seconds() if timeout else self._seat.timeout_s)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether the keys have values."""
-        return self._fetch(keys, 0.0)
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which starts at 0, and return it."""
-        counted = self._call(Count(communicator=self._communicator, key=key, amount=amount))
-        return int(counted.number)
+        return self._look_up(keys, 0.0) is not None
 
     def close(self) -> None:
         """Close the connection."""
-        self._thread.run(self._leave())
+        self._thread.run(self._client.close())
         self._thread.close()
 
-    def _fetch(self, keys: Sequence[str], wait_s: float) -> bool:
-        request = LookUp(communicator=self._communicator, keys=list(keys), wait_s=wait_s)
-        found: Found = self._call(request, wait_s)
-        if found.values is not None:
-            self._fetched |= dict(zip(keys, found.values, strict=True))
-        return found.values is not None
+    def _wait(self, keys: Sequence[str], wait_s: float) -> list[bytes]:
+        deadline_s = time.monotonic() + wait_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            values = self._look_up(keys, min(left_s, _LOOK_S))
+            if values is not None:
+                return values
+        raise RuntimeError(f"no other rank wrote {', '.join(keys)} within {wait_s:g} s")
 
-    def _call(self, request: Message, wait_s: float = 0.0) -> Any:
-        return self._thread.run(self._answer(request, wait_s + _ANSWER_S))
+    def _put(self, key: str, value: bytes) -> int:
+        request = Put(communicator=self._seat.communicator, key=key, value=value)
+        written: Written = self._call(request, 0.0)
+        return written.number
 
-    async def _connect(self, seat: Seat) -> None:
-        self._client = RpcClient(seat.store, derived_keys(seat.secret))
-        self._end = asyncio.create_task(self._client.lost(), name="end of the learner")
+    def _look_up(self, keys: Sequence[str], wait_s: float) -> list[bytes] | None:
+        name = self._seat.communicator
+        found: Found = self._call(LookUp(communicator=name, keys=list(keys), wait_s=wait_s), wait_s)
+        return found.values
 
-    async def _answer(self, request: Message, timeout_s: float) -> Any:
-        call = asyncio.create_task(self._client.call(request, timeout_s=timeout_s))
-        # A learner that was killed answers nothing, and the next one waits for this rank.
-        await asyncio.wait({call, self._end}, return_when=asyncio.FIRST_COMPLETED)
-        if not call.done():
-            call.cancel()
-            raise BroadcastBroken("the learner has ended, or its connection was cut")
-        return call.result()
+    def _call(self, request: Message, wait_s: float) -> Any:
+        return self._thread.run(self._client.call(request, timeout_s=wait_s + _ANSWER_S))
 
-    async def _leave(self) -> None:
-        self._end.cancel()
-        await asyncio.wait([self._end])
-        await self._client.close()
+
+async def _connect(seat: Seat) -> RpcClient:
+    return RpcClient(seat.store, derived_keys(seat.secret))

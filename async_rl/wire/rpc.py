@@ -20,7 +20,7 @@ import functools
 import itertools
 import logging
 import operator
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self, cast
 
 import zmq
@@ -74,17 +74,6 @@ def _configure(socket: zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6 * _ZMTP_HEARTBEAT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
-
-
-async def _events(socket: zmq.asyncio.Socket, kinds: int) -> AsyncGenerator[object]:
-    """Yield each event of these kinds at a socket."""
-    monitor = socket.get_monitor_socket(kinds)
-    try:
-        while True:
-            yield await recv_monitor_message(monitor)
-    finally:
-        socket.disable_monitor()
-        monitor.close()  # an open socket would hold up the end of its context
 
 
 class Handlers:
@@ -172,18 +161,22 @@ class RpcServer:
                 task.add_done_callback(lambda _: self._slots.release())
 
     async def _name_strangers(self) -> None:
-        number = 0
-        async for _ in _events(self._socket, _REFUSED):
-            number += 1
-            # The first, the tenth, the hundredth: a stranger must not fill the log.
-            if number == 10 ** (len(str(number)) - 1):
-                _log.warning(
-                    "a process without the keys of this run has tried to use %s, and was refused"
-                    " (%d times by now); other users of this machine or network can do that, and"
-                    " read or change nothing",
-                    self.address,
-                    number,
-                )
+        monitor = self._socket.get_monitor_socket(_REFUSED)
+        try:
+            for number in itertools.count(1):
+                await recv_monitor_message(monitor)
+                # The first, the tenth, the hundredth: a stranger must not fill the log.
+                if number == 10 ** (len(str(number)) - 1):
+                    _log.warning(
+                        "a process without the keys of this run has tried to use %s, and was"
+                        " refused (%d times by now); other users of this machine or network can do"
+                        " that, and read or change nothing",
+                        self.address,
+                        number,
+                    )
+        finally:
+            self._socket.disable_monitor()
+            monitor.close()  # an open socket would hold up the end of its context
 
     async def _next(self) -> list[bytes]:
         """Return the frames of the next request."""
@@ -271,11 +264,6 @@ class RpcClient:
             future = self._pending.get(frames[0])
             if future is not None and not future.done():
                 future.set_result(frames[1])
-
-    async def lost(self) -> None:
-        """Return once a connection to the server has ended; a later call makes a new one."""
-        async with contextlib.aclosing(_events(self._socket, zmq.Event.DISCONNECTED)) as events:
-            await anext(events)
 
     async def close(self, *, linger_ms: int = _LINGER_MS) -> None:
         """Stop reading replies and fail the pending calls.

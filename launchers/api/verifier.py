@@ -4,13 +4,11 @@ a `with` block.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import IO, Any, Self, TypeVar
@@ -19,6 +17,7 @@ import msgspec
 
 from async_rl.composition.compose import verifier_config
 from async_rl.core.errors import ConfigError
+from async_rl.core.loop_thread import LoopThread
 from async_rl.core.types import AssertTest, CodeTest
 from async_rl.launchers.api.run import Overrides
 from async_rl.rewards.verifier.client import VerifierClient
@@ -51,20 +50,16 @@ class Verifier:
         self._words = as_words(settings)
         self._token = secrets.token_urlsafe(_TOKEN_BYTES)
         self._client = VerifierClient(verifier_config(self._words), self._token)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: LoopThread | None = None
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as resources:
             errors = resources.enter_context(tempfile.TemporaryFile())
             url = self._start_server(errors, resources)
-            loop = self._loop = asyncio.new_event_loop()
             # In a thread, because the cells of a notebook already run inside an event loop.
-            thread = threading.Thread(target=loop.run_forever, name="verifier", daemon=True)
-            thread.start()
-            resources.callback(loop.close)
-            resources.callback(thread.join)
-            resources.callback(loop.call_soon_threadsafe, loop.stop)
+            self._thread = LoopThread("verifier")
+            resources.callback(self._thread.close)
             resources.callback(lambda: self._result(self._client.close()))
             self._client.update_servers([url])
             self._resources = resources.pop_all()
@@ -72,7 +67,7 @@ class Verifier:
 
     def __exit__(self, *_: object) -> None:
         self._resources.close()
-        self._loop = None
+        self._thread = None
 
     def check(self, code: str, tests: Test | Sequence[Test], *, setup: str = "") -> VerifyResponse:
         """Run a program against tests and return its verdict, with one result per test that ran.
@@ -117,10 +112,10 @@ class Verifier:
         return words[2]
 
     def _result(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._loop is None:
+        if self._thread is None:
             coroutine.close()
             raise ConfigError("this verifier is not running; use it in its with block")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return self._thread.run(coroutine)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -165,7 +165,7 @@ def version() -> Iterator[Manifest]:
 
 def seats(num_ranks: int) -> tuple[Rendezvous, Seat]:
     rendezvous = Rendezvous("127.0.0.1")
-    rendezvous.open("one.1", num_ranks)
+    rendezvous.open("one.1")
     return rendezvous, Seat(
         communicator="one.1",
         backend="nccl",

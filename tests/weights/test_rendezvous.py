@@ -17,8 +17,9 @@ import torch
 import zmq
 
 from async_rl.core.codec import encode
-from async_rl.core.errors import BroadcastBroken
-from async_rl.protocol.weights import Count, LookUp, Meet, Put, Seat
+from async_rl.core.errors import BroadcastBroken, DeadlineExceeded
+from async_rl.protocol.weights import LookUp, Put, Seat
+from async_rl.weights import rendezvous as rendezvous_module
 from async_rl.weights.communicator import Communicator, broadcast, join
 from async_rl.weights.rendezvous import Rendezvous, SeatStore
 from async_rl.wire.keys import derived_keys
@@ -51,7 +52,7 @@ def seat(rendezvous: Rendezvous, name: str, *, world_size: int = 2) -> Seat:
 def stores(rendezvous: Rendezvous) -> Iterator[list[SeatStore]]:
     """Two ranks of `one`, which expects them, and one of `two`."""
     for name in ("one", "two"):
-        rendezvous.open(name, 2)
+        rendezvous.open(name)
     stores = [SeatStore(seat(rendezvous, name)) for name in ("one", "one", "two")]
     yield stores
     for store in stores:
@@ -66,8 +67,9 @@ def test_a_value_is_there_for_the_ranks_of_its_communicator_only(stores: list[Se
         first.set("a", b"\0\xff")
         first.set("b", "text")
         waiting.result(20)
+    second.set("a", "the first value stays")
     assert (second.get("a"), second.get("b"), first.get("a")) == (b"\0\xff", b"text", b"\0\xff")
-    assert [first.add("n", 2), second.add("n", -1)] == [2, 1]
+    assert [first.add("n", 1), second.add("n", 1)] == [1, 2]
     assert not other.check(["a"])
     with pytest.raises(RuntimeError, match=r"no other rank wrote a, c within 0\.01 s"):
         second.wait(["a", "c"], timedelta(seconds=0.01))
@@ -95,15 +97,19 @@ def test_ranks_that_have_all_met_connect_even_if_the_load_is_called_off_meanwhil
         join(seat(rendezvous, "three"), 1, CPU)
 
 
-def test_a_rank_gives_up_at_once_when_the_learner_has_ended() -> None:
+def test_a_rank_notices_the_end_of_the_learner_long_before_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rendezvous_module, "_LOOK_S", 0.1)
+    monkeypatch.setattr(rendezvous_module, "_ANSWER_S", 0.3)
     rendezvous = Rendezvous("127.0.0.1")
-    rendezvous.open("one", 2)
+    rendezvous.open("one")
     store = SeatStore(msgspec.structs.replace(seat(rendezvous, "one"), timeout_s=3000))
     store.set("a", b"")  # it is connected
     with ThreadPoolExecutor(1) as pool:
         meeting = pool.submit(store.meet)
         rendezvous.close()
-        with pytest.raises(BroadcastBroken, match="the learner has ended"):
+        with pytest.raises(DeadlineExceeded, match=f"{rendezvous.address} did not answer"):
             meeting.result(20)
     store.close()
 
@@ -111,7 +117,7 @@ def test_a_rank_gives_up_at_once_when_the_learner_has_ended() -> None:
 def test_ranks_of_a_broadcast_connect_in_a_tree(rendezvous: Rendezvous) -> None:
     """A rank that connected to all would wait a second for each, and fill the filter of gloo."""
     num_ranks = 9
-    rendezvous.open("one", num_ranks)
+    rendezvous.open("one")
     sent = torch.arange(64, dtype=torch.uint8)
     tensors = [sent] + [torch.zeros(64, dtype=torch.uint8) for _ in range(num_ranks - 1)]
 
@@ -126,8 +132,8 @@ def test_ranks_of_a_broadcast_connect_in_a_tree(rendezvous: Rendezvous) -> None:
     for group in groups:
         group.close()
     assert all(torch.equal(tensor, sent) for tensor in tensors)
-    values = rendezvous._meetings["one"].values
-    dials = {value for key, value in values.items() if "dials" in key and "," in key}
+    values = rendezvous.values["one"]
+    dials = {value[0] for key, value in values.items() if "dials" in key and "," in key}
     assert len(dials) == num_ranks - 1
 
 
@@ -137,8 +143,8 @@ def attacks(communicator: str) -> list[bytes]:
         encode(LookUp(communicator=communicator, keys=["0/1"], wait_s=0.0)),
         encode(Put(communicator=communicator, key="0/1", value=b"\0" * 100)),
         encode(Put(communicator=communicator, key="dials to 127.0.0.1:1, 1", value=b"[]")),
-        encode(Count(communicator=communicator, key="dials to 127.0.0.1:1", amount=1)),
-        encode(Meet(communicator=communicator)),
+        encode(Put(communicator=communicator, key="present", value=b"")),
+        encode(Put(communicator=communicator, key="verdict", value=b"lost")),
         *(
             encode(Put(communicator=communicator, key=f"flood {number}", value=b"x" * 10_000))
             for number in range(300)
@@ -180,7 +186,7 @@ def test_a_stranger_reads_and_changes_nothing_and_the_run_names_it(
     rendezvous: Rendezvous, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     over = threading.Event()
-    rendezvous.open("one", 2)
+    rendezvous.open("one")
     with ThreadPoolExecutor(3) as pool, caplog.at_level(logging.WARNING):
         stranger = pool.submit(be_a_stranger, rendezvous, kind, over)
         try:
@@ -200,6 +206,7 @@ def test_a_stranger_reads_and_changes_nothing_and_the_run_names_it(
         for rank in group:
             rank.close()
     assert f"without the keys of this run has tried to use {rendezvous.address}" in caplog.text
-    values = rendezvous._meetings["one"].values
+    values = rendezvous.values["one"]
     assert not [key for key in values if key.startswith("flood")]
-    assert len(values) <= 2 + 2 * 2  # the addresses of two ranks, and at most two dials
+    # Of two ranks: that they are there, the verdict, their addresses, and at most two dials.
+    assert len(values) <= 1 + 1 + 2 + 2 * 2
