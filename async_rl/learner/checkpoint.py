@@ -216,7 +216,7 @@ class Checkpointer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the live tensors by their names in a checkpoint; a number as one row."""
-        tensors = {_RANDOM: torch.get_rng_state(), **_gpu_random()}
+        tensors: dict[str, Tensor] = {}
         for name, (model, optimizer) in self._trained.items():
             names = _names(model)
             for parameter, state in optimizer.torch_optimizer.state.items():
@@ -226,9 +226,9 @@ class Checkpointer:
         if self._reference is not None:
             named = _names(self._reference).items()
             tensors |= {f"reference.{n}": x for x, n in named if isinstance(x, nn.Parameter)}
-        # Wide types first, so that each is aligned in the file.
-        in_order = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
-        return {name: x if x.ndim else x.unsqueeze(0) for name, x in in_order}
+        # Bytes last, so that every tensor is aligned in the file.
+        tensors |= {_RANDOM: torch.get_rng_state(), **_gpu_random()}
+        return {name: x if x.ndim else x.unsqueeze(0) for name, x in tensors.items()}
 
 
 @functools.cache
