@@ -50,20 +50,27 @@ def selection(store: Connection) -> Iterator[Statement]:
         for state, value in store.execute(_VALUES.format(column)):
             sides[state].append(value)
         kept, left = (np.array(values, np.float64) for values in sides.values())
-        yield _compared(f"trained groups are like generated ones: {name}", kept, left)
+        evidence = [f"trained: {_distribution(kept)}; left out: {_distribution(left)}"]
+        yield _compared(f"trained groups are like generated ones: {name}", kept, left, evidence)
     yield _attempts(store)
 
 
-def _compared(promise: str, kept: DoubleArray, left: DoubleArray) -> Statement:
-    evidence = [f"trained: {_distribution(kept)}; left out: {_distribution(left)}"]
+def _compared(
+    promise: str,
+    kept: DoubleArray,
+    left: DoubleArray,
+    evidence: list[str],
+    *,
+    is_one_sided: bool = False,
+) -> Statement:
     broken: list[str] = []
     if len(kept) and len(left):
         every = np.concatenate([kept, left])
-        p = rank_test(left, kept)
+        p = rank_test(left, kept, is_one_sided=is_one_sided)
         effect = (kept.mean() - every.mean()) / (abs(every.mean()) or 1.0)
         sentence = (
-            f"the mean of trained groups differs by {effect:+.1%} from that of generated ones;"
-            f" p = {p:.2g} (limit {LIMIT:.2g})"
+            f"without the {len(left)} that were left out the mean differs by {effect:+.1%} from"
+            f" that of all; p = {p:.2g} (limit {LIMIT:.2g}{', one-sided' * is_one_sided})"
         )
         is_biased = p < LIMIT and abs(effect) >= _LEAST_EFFECT
         (broken if is_biased else evidence).append(sentence)
@@ -78,22 +85,14 @@ def _attempts(store: Connection) -> Statement:
         f"{f'failed ({reason})' if reason else 'complete'}, s: {_distribution(np.array(seconds))}"
         for reason, seconds in by_reason.items()
     ]
-    complete = np.array(by_reason.pop("", []))
-    failed = np.array(
-        [s for why, every in by_reason.items() if why not in _NO_CHOICE for s in every]
+    failed = [s for why in by_reason if why and why not in _NO_CHOICE for s in by_reason[why]]
+    return _compared(
+        "attempts did not fail because they were long",
+        np.array(by_reason[""]),
+        np.array(failed),
+        evidence,
+        is_one_sided=True,
     )
-    broken: list[str] = []
-    if len(complete) and len(failed):
-        p = rank_test(failed, complete, is_one_sided=True)
-        ratio = failed.mean() / (complete.mean() or 1.0)
-        sentence = (
-            f"{len(failed)} attempts failed for a reason in themselves; their mean time is"
-            f" {ratio:.1%} of that of complete ones; p = {p:.2g} (one-sided, limit {LIMIT:.2g});"
-            " their tokens are not recorded"
-        )
-        (broken if p < LIMIT and ratio >= 1 + _LEAST_EFFECT else evidence).append(sentence)
-    promise = "attempts did not fail because they were long"
-    return statement("selection", promise, broken=broken, evidence=evidence)
 
 
 def _distribution(values: DoubleArray) -> str:
