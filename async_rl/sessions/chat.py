@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,11 +19,11 @@ from jinja2 import TemplateError
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import CallsRead, ReadCalls
-from async_rl.sessions.errors import Refused
+from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.record import Context, History, Record
 from async_rl.sessions.tools import assistant, calls_of, form_of, tool_call
 
-Message = Mapping[str, Any]
+Message = Json
 """role, content (text) and, if the role is assistant, tool_calls with arguments as a dict."""
 Reader = Callable[[ReadCalls], Awaitable[CallsRead]]
 """Lets a generator read the tool calls of an answer."""
@@ -84,7 +84,7 @@ class Chat:
 
     async def read_calls(
         self, tools: Sequence[Any], start: str, shown: str, written: str, token_ids: IntArray
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Return a complete answer as a message, its tool calls read by a generator.
 
         start: text that the policy did not write; shown: the answer as the agent sees it; written,
@@ -92,7 +92,7 @@ class Chat:
         ever read it, InfrastructureError if none answers.
         """
         if self._read is None:
-            raise Refused(400, f"tool calls of the form {self.form.name} cannot be read here")
+            raise Refused(f"tool calls of the form {self.form.name} cannot be read here")
         request = ReadCalls(
             parser=self.form.name,
             text=start + written,
@@ -102,7 +102,7 @@ class Chat:
         try:
             found = await self._read(request)
         except ConfigError as error:
-            raise Refused(400, str(error)) from error
+            raise Refused(str(error)) from error
         return assistant(shown, found.content, found.calls)
 
     def text_context(self, record: Record, text: str) -> Context:
@@ -149,9 +149,7 @@ class Chat:
                 # Some put the arguments of calls between other texts, and so need them as text.
                 return str(render([_with_text_arguments(message) for message in messages]))
         except (TemplateError, ValueError, TypeError) as error:
-            raise Refused(
-                400, f"the model's chat template refuses these messages: {error}"
-            ) from error
+            raise Refused(f"the model's chat template refuses these messages: {error}") from error
 
     def _plain(self, message: Message) -> str:
         text = str(message["content"])

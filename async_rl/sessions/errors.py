@@ -15,6 +15,8 @@ from starlette.types import ExceptionHandler
 
 from async_rl.core.errors import AsyncRLError
 
+Json = dict[str, Any]
+"""A JSON object."""
 _KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -27,7 +29,7 @@ _KINDS = {
 class Refused(AsyncRLError):
     """The request is answered by an error. code: OpenAI's name of the reason, where it has one."""
 
-    def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
@@ -42,10 +44,10 @@ def refusal_of(error: AsyncRLError) -> Refused:
     """Return the refusal for an error: any other than a refusal is a failure of the engine."""
     if isinstance(error, Refused):
         return error
-    return Refused(503, f"no engine answers: {error}", code="engine_unavailable")
+    return Refused(f"no engine answers: {error}", status=503, code="engine_unavailable")
 
 
-def error_of(refused: Refused) -> dict[str, Any]:
+def error_of(refused: Refused) -> Json:
     """Return the error in the form of both APIs: Anthropic's has `type` next to it, OpenAI's has
     more in it.
     """
@@ -67,7 +69,7 @@ async def _refuse(_: Request, error: Exception) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return await _refuse(request, Refused(error.status_code, message))
+    return await _refuse(request, Refused(message, status=error.status_code))
 
 
 async def _disconnected(_: Request, __: Exception) -> Response:

@@ -62,9 +62,9 @@ class Sessions:
         session = self._by_token.get(token_of(request))
         if session is None:
             raise Refused(
-                401,
                 "the token is missing, or its session is unknown or closed; send the"
                 " OPENAI_API_KEY that the agent was given",
+                status=401,
                 code="invalid_api_key",
             )
         return session

@@ -79,11 +79,11 @@ class _Endpoint:
     async def open(self, request: Request) -> Response:
         """Hand out a session, as soon as there is one within the time that the program waits."""
         if self._offers is None:
-            raise Refused(404, "this run starts its agents itself; set rollout.fn=external")
+            raise Refused("this run starts its agents itself; set rollout.fn=external", status=404)
         if not self._offers.accepts(token_of(request)):
             raise Refused(
-                401,
                 "the key is missing or wrong; send api_key of <run>/gateways/<gateway>.json",
+                status=401,
                 code="invalid_api_key",
             )
         wanted: _Wanted = read(await _body(request) or b"{}", _Wanted)
@@ -91,7 +91,9 @@ class _Endpoint:
         # No await from here on: a session that is taken reaches the program, or times out.
         offer = self._offers.take()
         if offer is None:
-            raise Refused(503, "no session waits for a program; try again", code="no_session")
+            raise Refused(
+                "no session waits for a program; try again", status=503, code="no_session"
+            )
         endpoint = dataclasses.asdict(Endpoint.of(offer.url, offer.token))
         head = {"object": "session", "task": offer.task, "anthropic_base_url": offer.url}
         return json_response({**head, **endpoint}, 201)
@@ -100,7 +102,9 @@ class _Endpoint:
         session = self._sessions.of(request)
         outcome: _Outcome = read(await _body(request) or b"{}", _Outcome)
         if self._offers is None:
-            raise Refused(409, "the run closes this session itself when its agent has exited")
+            raise Refused(
+                "the run closes this session itself when its agent has exited", status=409
+            )
         self._offers.end(session.token, outcome.error)
         session.close("its program has closed it")
         return json_response({"object": "session.ended"})
@@ -112,7 +116,7 @@ class _Endpoint:
     async def model(self, request: Request) -> Response:
         self._sessions.of(request)
         if request.path_params["name"] != MODEL:
-            raise Refused(404, f"only {MODEL!r} is served here", code="model_not_found")
+            raise Refused(f"only {MODEL!r} is served here", status=404, code="model_not_found")
         return json_response(_MODEL)
 
     async def task(self, request: Request) -> Response:
@@ -137,7 +141,7 @@ class _Endpoint:
         except (KeyError, TypeError, AttributeError) as error:
             # Forms read values inside of messages and tools without checking their types first.
             raise Refused(
-                400, f"a value in the request is missing or has the wrong type: {error!r}"
+                f"a value in the request is missing or has the wrong type: {error!r}"
             ) from error
         if exchange.is_streamed:
             # The first piece decides between an answer and an error in the form of the API.
@@ -199,5 +203,5 @@ def _reward_of(body: bytes) -> dict[str, float]:
     value = read(body, float | dict[str, float])
     parts = value if isinstance(value, dict) else {"reward": value}
     if not parts or not all(math.isfinite(part) for part in parts.values()):
-        raise Refused(400, f"a reward is a finite number or an object of them, not {value}")
+        raise Refused(f"a reward is a finite number or an object of them, not {value}")
     return parts

@@ -21,7 +21,7 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.chat import Chat, before_stop, certain, key_of
-from async_rl.sessions.errors import Refused
+from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.record import Context, History, Record
 from async_rl.sessions.tools import HERMES, as_text, calls_of, chosen, parse_answer
 from async_rl.sessions.usage import Usage
@@ -63,7 +63,7 @@ class Answer:
 
     number: int
     text: str
-    message: dict[str, Any]
+    message: Json
     written: Completion
     why: str
     num_prompt_tokens: int
@@ -93,7 +93,7 @@ class Session:
     write: Write
     limit: int
     max_turns: int
-    task: dict[str, Any]
+    task: Json
     run: Run
     usage: Usage = field(default_factory=Usage)
     token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
@@ -118,13 +118,13 @@ class Session:
     def require_open(self) -> None:
         """Raise Refused once the session is closed."""
         if self.closed:
-            raise Refused(410, f"the session has ended: {self.closed}", code="session_ended")
+            raise Refused(f"the session has ended: {self.closed}", status=410, code="session_ended")
 
     def chat_call(
         self,
         messages: Sequence[Any],
-        tools: list[dict[str, Any]],
-        choice: str | dict[str, Any] | None = None,
+        tools: list[Json],
+        choice: str | Json | None = None,
         *,
         max_tokens: int | None = None,
         stops: tuple[str, ...] = (),
@@ -170,7 +170,7 @@ class Session:
         number = self.record.begin(call.context, call.history, limit=limit)
         written: Completion | None = None
         seen = ""
-        message: dict[str, Any] | None = None
+        message: Json | None = None
         try:
             with self.usage.calling():
                 async for piece in self._pieces(call, number, limit):
@@ -197,7 +197,7 @@ class Session:
         on_text(text[len(seen) :])
         return self._answer(call, number, written, text, message)
 
-    async def _message(self, call: Call, written: Completion, text: str) -> dict[str, Any]:
+    async def _message(self, call: Call, written: Completion, text: str) -> Json:
         """Return a complete answer as a message, its tool calls read."""
         shown = call.start + text
         if call.in_pieces:
@@ -233,7 +233,7 @@ class Session:
             yield cut(written, slice(num_kept)), text, is_last
 
     def _finish(
-        self, number: int, call: Call, written: Completion, text: str, message: dict[str, Any]
+        self, number: int, call: Call, written: Completion, text: str, message: Json
     ) -> None:
         self.last_text = message["content"]
         self.usage.num_turns += 1
@@ -246,7 +246,7 @@ class Session:
                 self.record.texts[call.prompt + shown] = (number, shown)
 
     def _answer(
-        self, call: Call, number: int, written: Completion, text: str, message: dict[str, Any]
+        self, call: Call, number: int, written: Completion, text: str, message: Json
     ) -> Answer:
         why = "stop"
         if "tool_calls" in message:
@@ -272,7 +272,6 @@ class Session:
         if len(self.record.turns) >= self.max_turns:
             self.is_truncated = True
             raise Refused(
-                400,
                 f"the session has had {self.max_turns} answers, its limit (rollout.max_turns)",
                 code="too_many_turns",
             )
@@ -281,7 +280,6 @@ class Session:
         if num_tokens >= self.limit:
             self.is_truncated = True
             raise Refused(
-                400,
                 f"this call would start with {num_tokens} tokens in the session, whose limit is"
                 f" {self.limit} (data.max_response_tokens, every segment counted); shorten the"
                 " history or raise it",

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 import secrets
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from async_rl.core.frozen import frozen
-from async_rl.sessions.errors import Refused
+from async_rl.sessions.errors import Json, Refused
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 
@@ -40,7 +40,6 @@ class ToolForm:
         begin = self.named if name else self.required
         if not begin:
             raise Refused(
-                400,
                 f"tool_choice={choice} is not possible with this model, whose tool calls have the"
                 f" form {self.name}; leave it out, or set auto or none",
             )
@@ -70,9 +69,7 @@ def form_of(template: str, parser: str = "") -> ToolForm:
     return next(named, ToolForm(name=parser))
 
 
-def chosen(
-    tools: list[dict[str, Any]], choice: str | dict[str, Any] | None, form: ToolForm
-) -> tuple[list[dict[str, Any]], str]:
+def chosen(tools: list[Json], choice: str | Json | None, form: ToolForm) -> tuple[list[Json], str]:
     """Return the tools that the template shows, and the text that starts the answer.
 
     A choice other than `auto` is kept by starting the answer for the policy; that text is read,
@@ -89,7 +86,7 @@ def chosen(
         name = choice.get("function", choice).get("name")
         if any(tool.get("function", tool).get("name") == name for tool in tools):
             return tools, form.begin(str(choice), str(name))
-    raise Refused(400, f"tool_choice={choice} names none of the {len(tools)} tools")
+    raise Refused(f"tool_choice={choice} names none of the {len(tools)} tools")
 
 
 class _WrittenCall(msgspec.Struct):
@@ -97,25 +94,23 @@ class _WrittenCall(msgspec.Struct):
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-def calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
+def calls_of(message: Json) -> Sequence[Any]:
     """Return the tool calls of a message."""
     calls: Sequence[Any] = message.get("tool_calls") or ()
     return calls
 
 
-def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+def tool_call(call_id: str, name: str, arguments: Any) -> Json:
     """Return a tool call as messages of a chat template have it."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def as_text(text: str) -> dict[str, Any]:
+def as_text(text: str) -> Json:
     """Return an answer without tool calls as a message."""
     return {"role": "assistant", "content": text}
 
 
-def assistant(
-    text: str, content: str, calls: Sequence[tuple[str, str, str | bytes]]
-) -> dict[str, Any]:
+def assistant(text: str, content: str, calls: Sequence[tuple[str, str, str | bytes]]) -> Json:
     """Return an answer as a message. calls: the id, the name and the JSON arguments of each.
 
     Without calls, and if the arguments of one are not a JSON object, it is the whole text: the
@@ -124,7 +119,7 @@ def assistant(
     read = []
     for call_id, name, arguments in calls:
         try:
-            value = msgspec.json.decode(arguments, type=dict[str, Any])
+            value = msgspec.json.decode(arguments, type=Json)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return as_text(text)
         read.append(tool_call(call_id or f"call_{secrets.token_hex(12)}", name, value))
@@ -133,7 +128,7 @@ def assistant(
     return {**as_text(content), "tool_calls": read}
 
 
-def parse_answer(text: str) -> dict[str, Any]:
+def parse_answer(text: str) -> Json:
     """Return the policy's text as an assistant message, tool calls in the form HERMES parsed.
 
     A call that is not a JSON object with a name remains text.

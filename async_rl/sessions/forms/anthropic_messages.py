@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from async_rl.sessions.errors import Refused
+from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
     Count,
     Event,
@@ -29,11 +29,11 @@ _WHY = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 class MessagesRequest(Request, kw_only=True):
     """A request of messages."""
 
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[Json], msgspec.Meta(min_length=1)]
     max_tokens: Count
     system: str | list[Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tools: list[Json] | None = None
+    tool_choice: Json | None = None
     stop_sequences: list[str] | None = None
     stream: bool = False
 
@@ -41,7 +41,7 @@ class MessagesRequest(Request, kw_only=True):
 def messages(body: bytes, session: Session) -> Exchange:
     """Read a request of messages."""
     request = read_request(body, MessagesRequest)
-    converted: list[dict[str, Any]] = []
+    converted: list[Json] = []
     # This API has the system's text next to the messages.
     if request.system:
         converted.append({"role": "system", "content": text_of(request.system)})
@@ -70,12 +70,12 @@ def messages(body: bytes, session: Session) -> Exchange:
     return _MessagesExchange(request, [call], id=new_id("msg_"), type="message", role="assistant")
 
 
-def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
+def _chat_messages(message: Json) -> list[Json]:
     """Return the messages of a chat template for one message with blocks. Raises Refused."""
     role = message.get("role")
     content = message.get("content")
     if role not in ("user", "assistant"):
-        raise Refused(400, f"a message has the role {role!r}; use user or assistant")
+        raise Refused(f"a message has the role {role!r}; use user or assistant")
     if not isinstance(content, list):
         return [{"role": role, "content": text_of(content)}]
     # One message may have results of tools, text and calls, each in blocks.
@@ -95,7 +95,7 @@ def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
         else:
             texts.append(block)
     # Templates expect the results of tools before the user's next text.
-    converted: list[dict[str, Any]] = results
+    converted: list[Json] = results
     if texts or role == "assistant":
         converted = [*results, {"role": role, "content": text_of(texts)}]
     if calls:
@@ -110,7 +110,7 @@ class _MessagesExchange(Exchange):
         return {**self._head, "content": _blocks(answer), **_reason(answer), "usage": usage}
 
     def opened(self) -> list[Event]:
-        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self._head, **empty, "usage": self._usage(0)}
         # The length of the answer is not known yet; the last event has it.
         return [_event("message_start", message=message)]
@@ -142,8 +142,8 @@ class _MessagesExchange(Exchange):
         return {"input_tokens": num_prompt, "output_tokens": num_written}
 
 
-def _blocks(answer: Answer) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = []
+def _blocks(answer: Answer) -> list[Json]:
+    blocks: list[Json] = []
     if answer.content is not None:
         blocks.append({"type": "text", "text": answer.content})
     for call in answer.calls:
@@ -153,12 +153,12 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
     return blocks
 
 
-def _reason(answer: Answer) -> dict[str, Any]:
+def _reason(answer: Answer) -> Json:
     # The answer does not record whether a stop text or an end token finished it.
     return {"stop_reason": _WHY[answer.why], "stop_sequence": None}
 
 
-def _start(index: int, block: dict[str, Any]) -> Event:
+def _start(index: int, block: Json) -> Event:
     return _event("content_block_start", index=index, content_block=block)
 
 

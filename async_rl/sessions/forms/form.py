@@ -17,7 +17,7 @@ import msgspec
 
 from async_rl.core.errors import AsyncRLError
 from async_rl.sessions.endpoint import MODEL
-from async_rl.sessions.errors import Refused, error_of, refusal_of
+from async_rl.sessions.errors import Json, Refused, error_of, refusal_of
 from async_rl.sessions.session import Answer, Call, Session
 
 R = TypeVar("R", bound="Request")
@@ -78,7 +78,7 @@ def read(body: bytes, expected: Any) -> Any:
         return msgspec.json.decode(body, type=expected)
     # Deep nesting raises RecursionError.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, f"bad request: {error}") from error
+        raise Refused(f"bad request: {error}") from error
 
 
 def read_request(body: bytes, expected: type[R]) -> R:
@@ -86,9 +86,9 @@ def read_request(body: bytes, expected: type[R]) -> R:
     request: R = read(body, expected)
     if request.model != MODEL:
         raise Refused(
-            404,
             f"the model {request.model!r} is not served here; request {MODEL!r} (the variable"
             " OPENAI_MODEL of an agent has the name)",
+            status=404,
             code="model_not_found",
         )
     return request
@@ -97,7 +97,7 @@ def read_request(body: bytes, expected: type[R]) -> R:
 def refuse_unless(is_fine: bool, feature: str) -> None:
     """Raise Refused for a feature that would change the distribution that is trained."""
     if not is_fine:
-        raise Refused(400, f"{feature} is not supported by this endpoint; leave it out")
+        raise Refused(f"{feature} is not supported by this endpoint; leave it out")
 
 
 def refuse(request: Request, *names: str) -> None:
@@ -113,26 +113,26 @@ def text_of(content: Any, kinds: tuple[str, ...] = ("text",)) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise Refused(400, f"content is a {type(content).__name__}; send text")
+        raise Refused(f"content is a {type(content).__name__}; send text")
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if not isinstance(part, dict) or kind not in kinds:
-            raise Refused(400, f"a part of type {kind!r} is not supported; send text")
+            raise Refused(f"a part of type {kind!r} is not supported; send text")
         texts.append(str(part.get("text", "")))
     return "".join(texts)
 
 
-def arguments_of(text: Any) -> dict[str, Any]:
+def arguments_of(text: Any) -> Json:
     """Return the arguments of a tool call, which are an object, or JSON text of an object."""
     value = text
     if isinstance(text, str):
         try:
             value = msgspec.json.decode(text or "{}")
         except msgspec.DecodeError as error:
-            raise Refused(400, f"the arguments of a tool call are not JSON: {error}") from error
+            raise Refused(f"the arguments of a tool call are not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise Refused(400, "the arguments of a tool call are not a JSON object")
+        raise Refused("the arguments of a tool call are not a JSON object")
     return value
 
 

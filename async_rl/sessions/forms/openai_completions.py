@@ -15,7 +15,7 @@ import numpy as np
 
 from async_rl.core.types import IntArray
 from async_rl.sessions.chat import Chat
-from async_rl.sessions.errors import Refused
+from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
     Count,
     Event,
@@ -40,7 +40,7 @@ class _CompletionRequest(Request, kw_only=True):
     """The fields of both APIs."""
 
     stop: str | list[str] | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: Json | None = None
     # The limit of OpenAI's API.
     n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = 1
     logprobs: int | None = None
@@ -54,14 +54,14 @@ class _CompletionRequest(Request, kw_only=True):
 class ChatRequest(_CompletionRequest, kw_only=True):
     """A request of chat completions."""
 
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    messages: Annotated[list[Json], msgspec.Meta(min_length=1)]
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Json | None = None
     logit_bias: dict[str, float] | None = None
 
 
@@ -117,10 +117,10 @@ def completions(body: bytes, session: Session) -> Exchange:
         elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
             context = session.record.match_ids(_token_ids(prompt))
         else:
-            raise Refused(400, "a prompt is neither text nor a list of token ids")
+            raise Refused("a prompt is neither text nor a list of token ids")
         # An engine continues at least one token.
         if not len(context.token_ids):
-            raise Refused(400, "a prompt is empty; send at least one token")
+            raise Refused("a prompt is empty; send at least one token")
         call = Call(
             context=context,
             max_tokens=request.max_tokens,
@@ -130,18 +130,18 @@ def completions(body: bytes, session: Session) -> Exchange:
         )
         calls += [call] * (request.n or 1)
     if not calls:
-        raise Refused(400, "the request has no prompt; send at least one")
+        raise Refused("the request has no prompt; send at least one")
     return _TextExchange(request, calls, session.chat, "cmpl-", "text_completion")
 
 
-def message_of(message: dict[str, Any]) -> dict[str, Any]:
+def message_of(message: Json) -> Json:
     """Return a message of a request in the form of the chat templates. Raises Refused."""
     role = message.get("role")
     role = _ROLES.get(str(role), role)
     if role not in ("system", "user", "assistant", "tool"):
-        raise Refused(400, f"a message has the role {role!r}; use system, user, assistant or tool")
+        raise Refused(f"a message has the role {role!r}; use system, user, assistant or tool")
     # Only fields that templates read: a client may add others to a message that it repeats.
-    result: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
+    result: Json = {"role": role, "content": text_of(message.get("content"))}
     if role == "tool" and message.get("tool_call_id"):
         result["tool_call_id"] = str(message["tool_call_id"])
     calls = [
@@ -161,7 +161,7 @@ def _token_ids(prompt: list[int]) -> IntArray:
     # First as int64: int32 would wrap an id that is too large into a valid one.
     ids = np.array(prompt, np.int64)
     if ids.size and not 0 <= ids.min() <= ids.max() < 1 << 31:
-        raise Refused(400, f"token ids are {ids.min()} to {ids.max()}; send ids of the vocabulary")
+        raise Refused(f"token ids are {ids.min()} to {ids.max()}; send ids of the vocabulary")
     return ids.astype(np.int32)
 
 
@@ -195,12 +195,12 @@ class _TextExchange(Exchange):
         usage = {**self._chunk, "choices": [], "usage": _usage(answers)}
         return [*([("", usage)] if self._has_usage else []), ("", "[DONE]")]
 
-    def _event(self, index: int, content: dict[str, Any], answer: Answer | None = None) -> Event:
+    def _event(self, index: int, content: Json, answer: Answer | None = None) -> Event:
         return "", {**self._chunk, "choices": [self._choice(index, content, answer)]}
 
-    def _choice(self, index: int, content: dict[str, Any], answer: Answer | None) -> dict[str, Any]:
+    def _choice(self, index: int, content: Json, answer: Answer | None) -> Json:
         """Return a part of an answer, or the answer; only the last part has its end."""
-        end: dict[str, Any] = {"finish_reason": None, "logprobs": None}
+        end: Json = {"finish_reason": None, "logprobs": None}
         if answer is not None:
             end["finish_reason"] = answer.why
             if self._has_logprobs:
@@ -209,13 +209,13 @@ class _TextExchange(Exchange):
                 end["logprobs"] = self._logprobs(tokens, answer.written.logprobs.tolist())
         return {"index": index, **content, **end}
 
-    def _whole(self, answer: Answer) -> dict[str, Any]:
+    def _whole(self, answer: Answer) -> Json:
         return self._part(answer.text)
 
-    def _part(self, text: str) -> dict[str, Any]:
+    def _part(self, text: str) -> Json:
         return {"text": text}
 
-    def _logprobs(self, tokens: list[str], logprobs: list[float]) -> dict[str, Any]:
+    def _logprobs(self, tokens: list[str], logprobs: list[float]) -> Json:
         starts = np.cumsum([0, *map(len, tokens)])[:-1]
         return {
             "tokens": tokens,
@@ -241,15 +241,15 @@ class _ChatExchange(_TextExchange):
         events = [self._event(index, {"delta": {"tool_calls": calls}})] if calls else []
         return [*events, *super().done(index, answer)]
 
-    def _whole(self, answer: Answer) -> dict[str, Any]:
+    def _whole(self, answer: Answer) -> Json:
         message = {"role": "assistant", "content": answer.content, "refusal": None}
         calls = _calls(answer)
         return {"message": {**message, "tool_calls": calls} if calls else message}
 
-    def _part(self, text: str) -> dict[str, Any]:
+    def _part(self, text: str) -> Json:
         return {"delta": {"content": text} if text else {}}
 
-    def _logprobs(self, tokens: list[str], logprobs: list[float]) -> dict[str, Any]:
+    def _logprobs(self, tokens: list[str], logprobs: list[float]) -> Json:
         content = [
             {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
             for text, value in zip(tokens, logprobs, strict=True)
@@ -257,7 +257,7 @@ class _ChatExchange(_TextExchange):
         return {"content": content, "refusal": None}
 
 
-def _calls(answer: Answer) -> list[dict[str, Any]]:
+def _calls(answer: Answer) -> list[Json]:
     return [tool_call(call["id"], call["function"]["name"], json_of(call)) for call in answer.calls]
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from async_rl.sessions.errors import Refused
+from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
     Count,
     Event,
@@ -32,13 +32,13 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 class ResponsesRequest(Request, kw_only=True):
     """A request for a response."""
 
-    input: str | list[dict[str, Any]]
+    input: str | list[Json]
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
     max_output_tokens: Count | None = None
-    text: dict[str, Any] | None = None
+    text: Json | None = None
     include: list[str] | None = None
     background: bool | None = False
     conversation: Any = None
@@ -74,7 +74,6 @@ def _earlier(name: str | None, session: Session) -> Sequence[Any]:
         return ()
     if name not in session.responses:
         raise Refused(
-            400,
             f"previous_response_id={name!r} is not a response of this session; send the id of one,"
             " or the whole history as input",
             code="previous_response_not_found",
@@ -82,7 +81,7 @@ def _earlier(name: str | None, session: Session) -> Sequence[Any]:
     return session.responses[name]
 
 
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
+def _function(tool: Json) -> Json:
     """Return a tool in the form of the chat templates. Raises Refused."""
     kind = tool.get("type")
     refuse_unless(kind == "function", f"a tool of type {kind!r}")
@@ -90,11 +89,11 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": fields}
 
 
-def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _messages(given: str | list[Json]) -> list[Json]:
     """Return the messages of a chat template for the items of the input. Raises Refused."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    converted: list[dict[str, Any]] = []
+    converted: list[Json] = []
     for item in given:
         kind = item.get("type", "message")
         if kind == "message":
@@ -197,7 +196,7 @@ class _ResponsesExchange(Exchange):
             events.append(self._item("done", number, item))
         return events
 
-    def _call_written(self, number: int, item: dict[str, Any]) -> list[Event]:
+    def _call_written(self, number: int, item: Json) -> list[Event]:
         # The arguments come as one part, because only the whole answer shows the call.
         started = {**item, "arguments": "", "status": "in_progress"}
         place = {"item_id": item["id"], "output_index": number}
@@ -213,8 +212,8 @@ class _ResponsesExchange(Exchange):
         response = self.reply(answers)
         return [self._event(f"response.{response['status']}", response=response)]
 
-    def _items(self, answer: Answer) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
+    def _items(self, answer: Answer) -> list[Json]:
+        items: list[Json] = []
         if answer.content is not None:
             items.append(self._message("completed", [_text_part(answer.content)]))
         for call in answer.calls:
@@ -224,7 +223,7 @@ class _ResponsesExchange(Exchange):
             items.append({"type": "function_call", **of_call, **function})
         return items
 
-    def _message(self, status: str, content: list[Any]) -> dict[str, Any]:
+    def _message(self, status: str, content: list[Any]) -> Json:
         kind = {"type": "message", "role": "assistant", "status": status}
         return {"id": self._message_id, **kind, "content": content}
 
@@ -242,5 +241,5 @@ class _ResponsesExchange(Exchange):
         return name, {"type": name, "sequence_number": self._num_events - 1, **fields}
 
 
-def _text_part(text: str) -> dict[str, Any]:
+def _text_part(text: str) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
