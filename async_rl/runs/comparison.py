@@ -8,7 +8,6 @@ rate, the other numbers of the learner, the weights after it.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from async_rl.buffer.store.connection import STORE_FILE, Connection
-from async_rl.buffer.store.ledger import GroupRow, reading
+from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import batch_of, batch_rows
 from async_rl.composition import schema
 from async_rl.composition.schema import changes
 from async_rl.core.errors import AsyncRLError, InfrastructureError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import Group, Trajectory
+from async_rl.core.types import DoubleArray
 from async_rl.observability.catalogue import FIRST_SCREEN
 from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Report, Section, Table
@@ -38,10 +37,22 @@ _LEARNER = ("loss/", "policy/", "value/", "advantage/", "reward/")
 _TIMES = ("time/", "stage_s/", "wait_s/", "blocked_s/")
 _LEAST_S = 0.001  # of a stage that is listed
 _NEWEST_SHARE = 0.2  # of the steps: a mean over them hides the noise of single steps
+_PROMPTS = "prompts of the batch"
+_SAMPLES = "number of samples"
+_TOKEN = "sampled token"
+_MISSING = {
+    _PROMPTS: "the rows of the batch were compacted",
+    _SAMPLES: "the trajectories are not stored in both runs (recording=full)",
+}
+"""The reason why a subject is not known of both runs."""
 NOT_OBJECTIVE = ("run_name", "output_dir")
 
 Rows = Mapping[int, Mapping[str, float]]
 Pair = tuple[str, str]
+Key = tuple[str, str, int]
+"""A fact about a step: its subject, such as `reward`; where in the step; the number of the group in
+order of the prompts.
+"""
 
 
 def compare(one: Path, other: Path) -> Report:
@@ -127,16 +138,22 @@ def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> I
             for path, rows in zip(directories, metrics, strict=True)
         ]
         not_compared: dict[str, list[int]] = {}
-        for step, found in _differences(sides, steps):
-            if isinstance(found, str):
-                not_compared.setdefault(found, []).append(step)
-                continue
-            subject, where, values = found
-            yield f"the runs first differ at step {step}: {subject}, {where}"
-            for name, value in zip(names, values, strict=True):
-                yield f"  {name}: {value}"
-            # Later differences follow from the first one.
-            break
+        for step in steps:
+            one, other = (dict(_facts(side, step)) for side in sides)
+            known = {key[0] for key in one} & {key[0] for key in other}
+            for subject, reason in _MISSING.items():
+                if subject not in known:
+                    not_compared.setdefault(reason, []).append(step)
+                    break
+            found = next(_differences(one, other), None)
+            if found is not None:
+                (subject, where, _), position, values = found
+                place = where if np.ndim(values[0]) == 0 else f"{where} {position}"
+                yield f"the runs first differ at step {step}: {subject}, {place}"
+                for name, side, value in zip(names, sides, values, strict=True):
+                    yield f"  {name}: {_text(side, subject, np.atleast_1d(value)[position:])}"
+                # Later differences follow from the first one.
+                break
         else:
             yield f"no difference in the {len(steps)} steps that both runs have"
     for reason, missing in not_compared.items():
@@ -161,127 +178,73 @@ class _Side:
     checksums: Mapping[int, int]
 
 
-Sides = Sequence[_Side]
-Difference = tuple[str, str, Pair]
-"""The subject, such as `reward`; where in the step; the two values as text."""
-
-
-def _differences(sides: Sides, steps: Sequence[int]) -> Iterator[tuple[int, Difference | str]]:
-    """Yield (step, difference), causes first, or (step, reason why a part is not compared)."""
-    for step in steps:
-        parts = itertools.chain(
-            _weights(sides, "weights before the step", step - 1),
-            _batches(sides, step),
-            _metrics(sides, step),
-            _weights(sides, "weights after the step", step),
-        )
-        for found in parts:
-            yield step, found
-
-
-def _weights(sides: Sides, subject: str, version: int) -> Iterator[Difference]:
-    one, other = (side.checksums.get(version) for side in sides)
-    # A version that was not pushed has no checksum; the next pushed version shows the difference.
-    if one is not None and other is not None and one != other:
-        yield subject, f"checksum of version {version}", (f"{one:x}", f"{other:x}")
-
-
-def _batches(sides: Sides, step: int) -> Iterator[Difference | str]:
-    first, second = (batch_rows(side.store, step) for side in sides)
-    if not (first and second):
-        yield "the rows of the batch were compacted"
-        return
-    prompts = [[row.prompt_id for row in rows] for rows in (first, second)]
-    if sorted(prompts[0]) != sorted(prompts[1]):
-        yield from _of_lists("prompts of the batch", sorted(prompts[0]), sorted(prompts[1]))
-        return
+def _facts(side: _Side, step: int) -> Iterator[tuple[Key, Any]]:
+    """Yield the facts of a step, causes first. A value is one number or text, or a sequence."""
+    yield from _weights(side, "weights before the step", step - 1)
+    rows = batch_rows(side.store, step)
     # Groups of one prompt are compared at any position: the order is a later cause.
-    pairs = sorted(zip(_by_prompt(first), _by_prompt(second), strict=True))
-    one, other = (batch_of(side.store, step) for side in sides)
-    if one is None or other is None:
-        yield "the trajectories are not stored in both runs (recording=full)"
-    else:
-        for i, j in pairs:
-            yield from _samples(sides, first[i].prompt_id, one[i], other[j])
+    by_prompt = sorted(range(len(rows)), key=lambda i: rows[i].prompt_id)
+    prompts = [row.prompt_id for row in rows]
+    if rows:
+        yield (_PROMPTS, "group", 0), sorted(prompts)
+    groups = batch_of(side.store, step)
+    for number, i in enumerate(by_prompt if groups is not None else ()):
+        yield (_SAMPLES, f"prompt {prompts[i]}", number), len(groups[i].trajectories)
+        for index, sample in enumerate(groups[i].trajectories):
+            where = f"prompt {prompts[i]}, sample {index}, token"
+            yield (_TOKEN, where, number), sample.token_ids
+            yield ("version of a token", where, number), sample.versions
+            yield ("log-prob of the generator", where, number), sample.behavior_logprobs
+            yield ("trained tokens", where, number), sample.loss_mask
     # The rows outlive the trajectories.
-    for i, j in pairs:
-        yield from _rows(first[i], second[j])
-    yield from _of_lists("order of the batch", *prompts)
-
-
-def _samples(sides: Sides, prompt_id: str, first: Group, second: Group) -> Iterator[Difference]:
-    samples = itertools.zip_longest(first.trajectories, second.trajectories)
-    for index, (one, other) in enumerate(samples):
-        where = f"prompt {prompt_id}, sample {index}"
-        if one is None or other is None:
-            counts = str(len(first.trajectories)), str(len(second.trajectories))
-            yield "samples", where, counts
-            return
-        yield from _tokens(sides, where, one, other)
-        if one.score.reward != other.score.reward:
-            yield "reward", where, (str(one.score.reward), str(other.score.reward))
-
-
-def _tokens(sides: Sides, where: str, one: Trajectory, other: Trajectory) -> Iterator[Difference]:
-    for subject, left, right in (
-        ("sampled token", one.token_ids, other.token_ids),
-        ("version of a token", one.versions, other.versions),
-        ("log-prob of the generator", one.behavior_logprobs, other.behavior_logprobs),
-        ("trained tokens", one.loss_mask, other.loss_mask),
-    ):
-        position = _first_unequal(left, right)
-        if position is None:
-            continue
-        values = []
-        for side, array in zip(sides, (left, right), strict=True):
-            value = str(array[position]) if position < len(array) else "the end"
-            if subject == "sampled token" and value.isdecimal():
-                value += f" {side.decode([int(value)])!r}"
-            values.append(value)
-        yield subject, f"{where}, token {position}", (values[0], values[1])
-
-
-def _metrics(sides: Sides, step: int) -> Iterator[Difference]:
-    one, other = (side.metrics[step] for side in sides)
-    names = [name for name in one if name.startswith(_LEARNER) and name in other]
+    for number, i in enumerate(by_prompt):
+        row = rows[i]
+        where = f"prompt {row.prompt_id}"
+        yield ("number of tokens", where, number), row.num_tokens
+        yield ("oldest version", where, number), row.oldest_version
+        yield ("newest version", where, number), row.newest_version
+        yield ("reward", f"{where}, sample", number), row.rewards
+    if rows:
+        yield ("order of the batch", "group", 0), prompts
+    metrics = side.metrics[step]
     # The learning rate is an input of the step.
-    for name in sorted(names, key=lambda name: name not in _LEARNING_RATES):
-        values = one[name], other[name]
-        # NaN, a metric that the step did not report, differs from itself.
-        if values[0] != values[1] and not all(map(math.isnan, values)):
+    for name in sorted(metrics, key=lambda name: name not in _LEARNING_RATES):
+        if name.startswith(_LEARNER):
             subject = "learning rate" if name in _LEARNING_RATES else "metric"
-            yield subject, name, (f"{values[0]:.9g}", f"{values[1]:.9g}")
+            yield (subject, name, 0), metrics[name]
+    yield from _weights(side, "weights after the step", step)
 
 
-def _by_prompt(rows: Sequence[GroupRow]) -> list[int]:
-    """Return the positions of the groups, ordered by prompt."""
-    return sorted(range(len(rows)), key=lambda i: rows[i].prompt_id)
+def _weights(side: _Side, subject: str, version: int) -> Iterator[tuple[Key, str]]:
+    # A version that was not pushed has no checksum; the next pushed version shows the difference.
+    if version in side.checksums:
+        yield (subject, f"checksum of version {version}", 0), f"{side.checksums[version]:x}"
 
 
-def _rows(one: GroupRow, other: GroupRow) -> Iterator[Difference]:
-    for subject, first, second in (
-        ("number of tokens", one.num_tokens, other.num_tokens),
-        ("oldest version", one.oldest_version, other.oldest_version),
-        ("newest version", one.newest_version, other.newest_version),
-        ("reward", one.rewards, other.rewards),
-    ):
-        if first != second:
-            yield subject, f"prompt {one.prompt_id}", (str(first), str(second))
+def _differences(
+    first: Mapping[Key, Any], second: Mapping[Key, Any]
+) -> Iterator[tuple[Key, int, tuple[Any, Any]]]:
+    """Yield (fact, first position where its two values differ, the values), causes first."""
+    for key in filter(second.__contains__, first):
+        one, other = np.atleast_1d(first[key], second[key])
+        size = min(len(one), len(other))
+        left = one[:size]
+        right = other[:size]
+        # NaN, a metric that the step did not report, differs from itself.
+        are_nan = (left != left) & (right != right)
+        unequal = np.flatnonzero((left != right) & ~are_nan)
+        if len(unequal):
+            yield key, int(unequal[0]), (first[key], second[key])
+        # Arrays that are equal up to the end of the shorter one differ there.
+        elif len(one) != len(other):
+            yield key, size, (first[key], second[key])
 
 
-def _of_lists(subject: str, first: Sequence[str], second: Sequence[str]) -> Iterator[Difference]:
-    """Yield each position where two lists differ."""
-    pairs = itertools.zip_longest(first, second, fillvalue="none")
-    for index, (one, other) in enumerate(pairs):
-        if one != other:
-            yield subject, f"group {index}", (one, other)
-
-
-def _first_unequal(first: Any, second: Any) -> int | None:
-    """Return the first position where two arrays differ, or None."""
-    size = min(len(first), len(second))
-    unequal = np.flatnonzero(first[:size] != second[:size])
-    # Arrays that are equal up to the end of the shorter one differ there.
-    if len(unequal):
-        return int(unequal[0])
-    return None if len(first) == len(second) else size
+def _text(side: _Side, subject: str, values: DoubleArray) -> str:
+    """Return the first of these values for people."""
+    if not len(values):
+        return "none"
+    value = values[0]
+    if subject == _TOKEN:
+        return f"{value} {side.decode([int(value)])!r}"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
