@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from async_rl.launchers.commands.options import OutputDir, Run, console
-from async_rl.launchers.commands.reports import Html, print_report, refuse_existing, write_page
+from async_rl.launchers.commands.reports import print_report
 from async_rl.runs.directory import find_run
 from async_rl.runs.forecast import explain as explaining
 
 
-def explain(
-    run: Run = None,
-    html: Html = None,
-    output_dir: OutputDir = None,
-) -> None:
+def explain(run: Run = None, output_dir: OutputDir = None) -> None:
     """Show where a run's time went by process and stage, and predict the gain of changes.
 
-    Works on finished and on live runs. Examples: async-rl explain; async-rl explain my-run
-    --html why.html
+    Works on finished and on live runs; a page of `async-rl view` has the same. Examples: async-rl
+    explain; async-rl explain my-run
     """
-    run_dir = find_run(run, output_dir)
-    refuse_existing(html)
-    report = explaining.explain(run_dir)
+    report = explaining.explain(find_run(run, output_dir))
     console().print(f"{report.title}\n")
     print_report(report)
-    if html is not None:
-        write_page(html, report)

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,11 +31,11 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.commands.options import OutputDir, Run, console
-from async_rl.launchers.commands.replayed_table import Comparison
+from async_rl.launchers.commands.replayed_table import replayed
+from async_rl.launchers.commands.reports import print_report
 from async_rl.launchers.preflight.plan import spans
 from async_rl.planning.topology import processes
 from async_rl.runs.directory import find_run
-from async_rl.runs.metrics import RowReader
 from async_rl.runs.status import config_of
 from async_rl.training.replays import PLAN_FILE, Plan
 
@@ -52,9 +52,6 @@ def replay(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="another algorithm.* or learner.* setting"),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="directory in RUN/replays; default: the next number")
-    ] = None,
     output_dir: OutputDir = None,
 ) -> None:
     """Train the recorded batches of a run again and compare each step with the run.
@@ -69,24 +66,22 @@ def replay(
     _refuse(before, config, list(changed))
     first, last = _wanted(steps)
     # Before a directory is made: a refused replay leaves nothing.
-    start, last, checkpoint = choose(run_dir, first, last)
-    directory = _directory(run_dir, name)
-    _prepare(run_dir, directory, config, start=start, last=last, checkpoint=checkpoint)
+    start, last = choose(run_dir, first, last)
+    directory = _directory(run_dir)
+    _prepare(directory, config, start=start, last=last)
     terminal = console()
-    origin = "the start model" if checkpoint is None else f"the checkpoint of step {start}"
+    origin = f"the checkpoint of step {start}" if start else "the start model"
     terminal.print(f"replays steps {start + 1} to {last} of {run_dir.name} from {origin}")
     for path, (old, new) in changed.items():
         terminal.print(f"with {path}={schema.show(new)} (was {schema.show(old)})")
-    recorded = {int(row["step"]): row for row in RowReader(run_dir).new()}
-    comparison = Comparison(run_dir, recorded, is_changed=bool(changed))
-    terminal.print(comparison.header())
-    for line in _lines(directory, config):
-        terminal.print(comparison.row(line))
-    terminal.print(comparison.verdict(), soft_wrap=True)
+    terminal.print(f"its steps so far: {directory / 'metrics.jsonl'}", soft_wrap=True)
+    _train(directory, config)
+    report, is_broken = replayed(run_dir, directory, is_changed=bool(changed))
+    print_report(report)
     terminal.print(
         f"its curves: async-rl tensorboard {run_dir} {directory}", soft_wrap=True, style="dim"
     )
-    if comparison.is_broken:
+    if is_broken:
         raise typer.Exit(1)
 
 
@@ -116,8 +111,8 @@ def _refuse(before: RunConfig, config: RunConfig, changed: Sequence[str]) -> Non
     raise_if_any(problems)
 
 
-def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int, Path | None]:
-    """Return (version to start from, last step, its checkpoint or None for the start model).
+def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int]:
+    """Return (version to start from, 0 for the start model; last step).
 
     Without a first step, the longest recorded stretch up to the last step. Raises ConfigError
     if the batches or the checkpoint are missing.
@@ -142,10 +137,9 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
         # The nearest checkpoint: fewer steps are repeated before the first requested step.
         usable = [version for version in usable if version < first][-1:]
     for version in usable:
-        directory = checkpoints.directory_of(run_dir, version) if version else None
         # An older checkpoint replaces a damaged one; it only repeats more steps.
-        if directory is None or not damage(directory):
-            return version, end, directory
+        if not (version and damage(checkpoints.directory_of(run_dir, version))):
+            return version, end
     asked = "" if first is None else f" from step {first}"
     raise ConfigError(
         f"{run_dir.name} cannot be replayed{asked} to step {end}: its batches are recorded for"
@@ -155,79 +149,57 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
     )
 
 
-def _directory(run_dir: Path, name: str | None) -> Path:
-    """Create the replay's directory. Raises ConfigError if it exists."""
+def _directory(run_dir: Path) -> Path:
+    """Create the replay's directory."""
     replays = run_dir / "replays"
-    if name is None:
-        # After the largest number, not the count: a replay may have been deleted.
-        numbers = [int(path.name) for path in replays.glob("*") if path.name.isdecimal()]
-        name = str(max(numbers, default=0) + 1)
-    if Path(name).name != name or name in (".", ".."):
-        raise ConfigError(f"--name {name}: give a name of one word without /")
-    directory = replays / name
+    # After the largest number, not the count: a replay may have been deleted.
+    numbers = [int(path.name) for path in replays.glob("*") if path.name.isdecimal()]
+    directory = replays / str(max(numbers, default=0) + 1)
     try:
         directory.mkdir(parents=True)
-    except FileExistsError as error:
-        raise ConfigError(f"--name {name}: {directory} exists; choose another name") from error
     except OSError as error:
         raise ConfigError(f"{directory} cannot be made: {error.strerror}") from error
     return directory
 
 
-def _prepare(
-    run_dir: Path,
-    directory: Path,
-    config: RunConfig,
-    *,
-    start: int,
-    last: int,
-    checkpoint: Path | None,
-) -> None:
+def _prepare(directory: Path, config: RunConfig, *, start: int, last: int) -> None:
     from async_rl.data.prepare import prepare_model
 
     write_config(config, directory / "config.yaml")
     plan = Plan(
-        directory=str(directory),
-        run_dir=str(run_dir),
         model_path=str(prepare_model(config, lambda *_: None)),
         config=as_builtins(config),
-        checkpoint=None if checkpoint is None else str(checkpoint),
         start=start,
         last=last,
     )
     (directory / PLAN_FILE).write_bytes(msgspec.json.encode(plan))
 
 
-def _lines(directory: Path, config: RunConfig) -> Iterator[bytes]:
-    """Run the ranks and yield a JSON line per step. Raises InfrastructureError if one fails."""
+def _train(directory: Path, config: RunConfig) -> None:
+    """Run the ranks. Raises InfrastructureError if one fails."""
     # Threads decide the order of sums, so they are those that a run on this machine gets.
     specs = [spec for spec in processes(config, this_machine()) if spec.role == "learner"]
-    command = [sys.executable, "-m", "async_rl.training.replaying", str(directory / PLAN_FILE)]
+    command = [sys.executable, "-m", "async_rl.training.replaying", str(directory)]
     with contextlib.ExitStack() as stack:
-        ranks: list[subprocess.Popen[bytes]] = []
+        ranks: dict[Path, subprocess.Popen[bytes]] = {}
         for spec in specs:
-            log = stack.enter_context((directory / f"rank_{spec.rank}.log").open("wb"))
-            ranks.append(
-                subprocess.Popen(
-                    [*command, str(spec.rank), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    # Rank 0 alone prints steps; every log has the libraries of its rank.
-                    stdout=subprocess.PIPE if spec.rank == 0 else log,
-                    stderr=log,
-                    env={**os.environ, **spec.env},
-                )
+            path = directory / f"rank_{spec.rank}.log"
+            log = stack.enter_context(path.open("wb"))
+            ranks[path] = subprocess.Popen(
+                [*command, str(spec.rank), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **spec.env},
             )
-            stack.callback(_end, ranks[-1])
-        output = ranks[0].stdout
-        assert output is not None
-        yield from output
-        for spec, process in zip(specs, ranks, strict=True):
+            stack.callback(_end, ranks[path])
+        for path, process in ranks.items():
             if process.wait():
-                text = (directory / f"rank_{spec.rank}.log").read_text(errors="replace")
+                text = path.read_text(errors="replace")
                 reason = text.strip().splitlines()[-1:] or ["no reason given"]
                 raise InfrastructureError(
-                    f"rank {spec.rank} of the replay exited with code {process.returncode}:"
-                    f" {reason[0]}; all of it is in {directory / f'rank_{spec.rank}.log'}"
+                    f"a rank of the replay exited with code {process.returncode}: {reason[0]}; all"
+                    f" of it is in {path}"
                 )
 
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.text import Text
 
@@ -114,11 +113,6 @@ def _score(group: Group, sample: Trajectory) -> str:
     text = f"reward {score.reward:g} (mean of its group {mean:.2f})"
     for name, value in sorted(score.parts.items()):
         text += f", {name} {value:g}"
-    num_turns, num_segments = _turns_and_segments(sample)
-    if num_turns > 1:
-        text += f", {num_turns} turns"
-    if num_segments > 1:
-        text += f" in {num_segments} segments"
     if sample.is_truncated:
         text += ", cut at the length limit"
     # Functions alone run no test, and only programs compile.
@@ -130,14 +124,6 @@ def _score(group: Group, sample: Trajectory) -> str:
     if score.failure:
         text += f"\nfirst failure: {score.failure}"
     return text
-
-
-def _turns_and_segments(sample: Trajectory) -> tuple[int, int]:
-    """Return the answers of the policy in a sample, and the segments that they are in."""
-    num_turns = int((np.diff(sample.loss_mask.astype(int), prepend=0) > 0).sum())
-    # A first segment that follows the prompt has no entry in `starts`.
-    continues_prompt = not sample.starts or sample.starts[0] > sample.prompt_length
-    return num_turns, len(sample.starts) + continues_prompt
 
 
 def _why_none(run_dir: Path) -> str:

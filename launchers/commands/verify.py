@@ -2,7 +2,7 @@
 
 Invariants: every program of the file has exactly one verdict; an infrastructure error is retried
 and, if it persists, listed as such, never counted as a wrong program. The verdicts go to stdout,
-the progress bar to stderr.
+the progress to stderr.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from async_rl.composition.compose import verifier_config
 from async_rl.config.base import replace
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from async_rl.rewards.verifier.judging import Judge
     from async_rl.rewards.verifier.protocol import VerifyResponse
 
+_PROGRESS_EVERY = 64
 _TRIES = 3  # an infrastructure error is about the machine, not the program, and rarely repeats
 _UNUSABLE = "unusable row"
 _UNSCORED = {_UNUSABLE, *(verdict for verdict in Verdict if not verdict.is_score)}
@@ -190,29 +189,17 @@ async def _score(
     from async_rl.rewards.verifier.serving import open_service
 
     results: list[_Result] = []
-    columns = (
-        "verifying",
-        BarColumn(),
-        MofNCompleteColumn(),
-        "{task.fields[passed]} pass",
-        TimeRemainingColumn(),
-    )
     verifiers = replace(config.verifiers, cells=workers)
     async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
         level = service.cells.level
         typer.echo(f"{len(items)} programs, {workers} at a time, jail level {level}", err=True)
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            bar = progress.add_task("", total=len(items), passed=0)
-            num_passed = 0
 
-            async def score(item: _Item) -> None:
-                nonlocal num_passed
-                result = await _judge(service.judge, item, lines)
-                results.append(result)
-                num_passed += result.verdict == Verdict.PASS
-                progress.update(bar, advance=1, passed=num_passed)
+        async def score(item: _Item) -> None:
+            results.append(await _judge(service.judge, item, lines))
+            if len(results) % _PROGRESS_EVERY == 0:
+                typer.echo(f"{len(results)} of {len(items)} programs", err=True)
 
-            await for_each(items, score, workers)
+        await for_each(items, score, workers)
     return results
 
 

@@ -6,9 +6,6 @@ import asyncio
 import re
 import shutil
 import sqlite3
-import subprocess
-import sys
-import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,12 +22,12 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.heads import pack_group
 from async_rl.planning.scaling import fewest
 from async_rl.protocol.buffer import PutGroup
-from async_rl.runs.forecast.explain import best_change, live_rates
+from async_rl.runs.forecast.explain import best_change, explain, live_rates
 from async_rl.runs.forecast.recorded import read_times
 from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library
-from async_rl.runs.view.server import build_app
+from async_rl.runs.view.server import build_app, page_of
 
 GENERATION_S, SCORING_S, LEARNER_S, NUM_STEPS = 0.8, 0.2, 0.5, 12
 
@@ -82,41 +79,34 @@ async def make_history(path: Path, config: object) -> list[dict[str, float]]:
     return rows
 
 
-def test_a_page_shows_where_the_time_went_and_needs_no_other_file(
-    run_dir: Path, tmp_path: Path
-) -> None:
-    page = tmp_path / "why.html"
-    done = run_command(["explain", run_dir, "--html", page])
+def test_the_table_shows_where_the_time_went(run_dir: Path) -> None:
+    done = run_command(["explain", run_dir])
     assert done.returncode == 0, done.stderr
     assert "2400 steps/hour over 10 steps after the first 2" in done.stdout
     assert "this run makes 2400 steps/hour (+0%); the learner waits 67% of the time" in done.stdout
     assert "the clock of generator-0 differs from the clock of the buffer by 50.00 s" in done.stdout
-    text = page.read_text()
+    assert sum("█" in line for line in done.stdout.splitlines()) == 3
+
+
+def test_a_report_is_a_page_that_needs_no_other_file(run_dir: Path) -> None:
+    text = page_of(explain(run_dir))
     assert text.count("█</td>") == 3
     assert "a&lt;b&gt;run" in text
     assert "a<b>run" not in text
     assert not re.search(r"<script|<link|<img|https?://|url\(", text)
-    refused = run_command(["explain", run_dir, "--html", page])
-    assert (refused.returncode, "the file exists" in refused.stderr) == (2, True)
 
 
-def test_a_plan_says_where_each_input_comes_from(run_dir: Path, tmp_path: Path) -> None:
-    file = tmp_path / "here.json"
-    words = ["generators.count=1..2", "buffer.groups_per_step=2,4", "--steps", "100"]
-    done = run_command(["plan", run_dir, *words, "--prices", "2,3", "--save", file])
+def test_a_plan_says_where_each_input_comes_from(run_dir: Path) -> None:
+    words = ["generators.count=1..2", "buffer.groups_per_step=2,4"]
+    done = run_command(["plan", run_dir, *words])
     assert done.returncode == 0, done.stderr
     assert "measured in a<b>run: generation, scoring" in done.stdout
     assert "assumed: all of the learner's time grows with the tokens" in done.stdout
     for path in ("generators.count", "buffer.groups_per_step"):
         assert path in done.stdout
-    assert "hours to 100" in " ".join(done.stdout.split())
-    again = run_command(["plan", f"profile={file}", *words, "--prices", "2,3"])
-    assert again.returncode == 0, again.stderr
-    assert "from a profile of a<b>run: generation" in again.stdout
-    assert again.stdout.splitlines()[-4:] == done.stdout.splitlines()[-4:]
 
 
-def test_the_web_view_draws_a_plan_and_names_settings_without_a_known_effect(
+def test_the_web_view_has_a_plan_and_names_settings_without_a_known_effect(
     run_dir: Path,
 ) -> None:
     client = TestClient(build_app(Library(run_dir.parent), token="secret"))
@@ -124,12 +114,10 @@ def test_the_web_view_draws_a_plan_and_names_settings_without_a_known_effect(
     address = f"/runs/{quote(run_dir.name)}/plan"
     explained = client.get(address).text
     assert "2400 steps/hour over 10 steps after the first 2" in explained
-    assert "<figure" not in explained
     swept = "generators.count=1..4 buffer.max_staleness_versions=0,1,2"
     text = client.get(address, params={"set": swept}).text
-    # Three charts over the generators, with a line for each age bound.
-    assert (text.count("<figure"), text.count("<polyline")) == (3, 9)
-    assert 'data-label="buffer.max_staleness_versions=2"' in text
+    # A row for each number of generators and each age bound.
+    assert text[text.rindex("<tbody>") :].count("<tr>") == 12
     assert "measured in a&lt;b&gt;run" in text
     refused = client.get(address, params={"set": "generator.count=2"})
     assert (refused.status_code, "did you mean generators.count" in refused.text) == (404, True)
@@ -175,9 +163,6 @@ def test_a_plan_takes_the_setting_by_which_the_run_scores(run_dir: Path) -> None
     assert profile_of(run_dir, config).scenario.places == 8
     done = run_command(["plan", run_dir, "verifiers.cells=1,2", "verifiers.count=1,4"])
     assert done.returncode == 0, done.stderr
-    # A verifier takes 0.6 GB.
-    memory = [float(line.split()[-1]) for line in done.stdout.splitlines()[-4:]]
-    assert memory[1] - memory[0] == pytest.approx(3 * 0.6, abs=0.11)
     refused = run_command(["plan", run_dir, "reward.concurrency=2"])
     assert (refused.returncode, "as this run scores by verifiers.cells" in refused.stderr) == (
         2,
@@ -212,10 +197,8 @@ def test_what_cannot_be_forecast_is_refused_with_what_is_possible(
 ) -> None:
     for words, reason in (
         ([run_dir, "learner.lr=1"], "the forecast knows no effect of learner.lr"),
-        (["generators.count=2"], "name a run, profile=FILE, or --calibrate"),
-        ([f"profile={tmp_path}/none.json", "generators.count=2"], "name a file of --save"),
+        (["generators.count=2"], "generators.count=2"),
         ([run_dir, "generators.count=8", "--devices", "4"], "as many or fewer devices"),
-        ([run_dir, "generators.count=2", "--prices", "2"], "give two numbers"),
     ):
         refused = run_command(["plan", *words])
         assert (refused.returncode, reason in refused.stderr) == (2, True), refused.stderr
@@ -306,24 +289,3 @@ def test_a_run_of_other_settings_than_this_version_has_is_named_by_every_command
         assert refused.returncode == 2
         assert "new_setting=3: there is no such setting" in refused.stderr
         assert "read this run with the version that made it" in refused.stderr
-
-
-def test_a_stop_of_a_calibration_ends_its_run(tmp_path: Path) -> None:
-    """The run is a program that waits until it is asked to end, and reports both."""
-    played = tmp_path / "python"
-    played.write_text(
-        f"#!/bin/sh\ntrap 'touch {tmp_path}/ended; exit 0' TERM\n"
-        f"touch {tmp_path}/started\nfor i in $(seq 2000); do sleep 0.05; done\n"
-    )
-    played.chmod(0o700)
-    script = (
-        f"import sys; sys.executable = {str(played)!r}\n"
-        "from async_rl.launchers.commands.plan import _measured\n_measured(['conf=grpo_code'])"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) as planning:
-        while not (tmp_path / "started").exists():
-            assert planning.poll() is None
-            time.sleep(0.05)
-        planning.terminate()
-        planning.communicate(timeout=60)
-    assert (tmp_path / "ended").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +15,7 @@ from async_rl.runs.forecast.scenario import (
     Profile,
     Scenario,
     changed_works,
-    read_profile,
     with_values,
-    write_profile,
 )
 from async_rl.runs.forecast.simulation import simulate
 
@@ -178,8 +175,6 @@ def profile(times: Recorded) -> Profile:
         recorded=times,
         scenario=BASE,
         group_size=4,
-        generator_mb=1024,
-        total_mb=4096,
     )
 
 
@@ -222,21 +217,6 @@ def test_other_group_sizes_and_limits_change_length_and_load() -> None:
     unknown = [replace(work, lengths=()) for work in works]
     with pytest.raises(ConfigError, match="recording=times"):
         changed_works(unknown, replace(BASE, group_size=3))
-
-
-def test_a_profile_forecasts_as_the_run_does(tmp_path: Path) -> None:
-    file = tmp_path / "here.json"
-    written = profile(recorded(units=1.0, step_s=1.0, beside=0.3))
-    write_profile(written, file)
-    assert read_profile(file) == written
-    with pytest.raises(ConfigError, match="File exists"):
-        write_profile(written, file)
-    file.write_text('{"form": 0}')
-    with pytest.raises(ConfigError, match="has form 0"):
-        read_profile(file)
-    file.write_text("[]")
-    with pytest.raises(ConfigError, match="is not a profile"):
-        read_profile(file)
 
 
 def test_only_splits_of_the_devices_are_forecast() -> None:

@@ -1,7 +1,4 @@
-"""A run to forecast: its recorded times, its settings, and the same run with other settings.
-
-The times of a run can be written to a file, a profile, so that another machine can forecast.
-"""
+"""A run to forecast: its recorded times, its settings, and the same run with other settings."""
 
 from __future__ import annotations
 
@@ -10,18 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from async_rl.buffer.store.times import MOST_GROUPS
-from async_rl.composition.hardware import model_shape
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
-from async_rl.planning.estimate import memory_mb, total_memory_mb
 from async_rl.runs.forecast.recorded import Recorded, Work, read_times
 from async_rl.runs.forecast.scoring import setting_of
 
-_FORM = 3
 FIELDS = {
     "generators.count": "generators",
     "generation.max_concurrent_groups": "slots",
@@ -71,20 +63,15 @@ class Scenario:
 @frozen
 class Profile:
     """origin: name of the measured run. scenario: the settings of that run.
-    group_size: samples of a group. generator_mb, verifier_mb: memory of one process, total_mb: of
-    the whole run; None: unknown. place_setting: the setting that limits the samples scored at the
-    same time.
+    group_size: samples of a group. place_setting: the setting that limits the samples scored at
+    the same time.
     """
 
     origin: str
     recorded: Recorded
     scenario: Scenario
     group_size: int
-    generator_mb: int | None
-    total_mb: int | None
     place_setting: str = ""
-    verifier_mb: int = 0
-    form: int = _FORM
 
 
 def profile_of(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> Profile:
@@ -94,7 +81,6 @@ def profile_of(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
     if config.devices.are_handed_over:
         raise ConfigError("placement=colocated: turns of generators and learner are not simulated")
     recorded = read_times(run_dir, config, most=most)
-    shape = model_shape(config)
     place_setting, places = setting_of(config)
     return Profile(
         origin=run_dir.name,
@@ -113,42 +99,8 @@ def profile_of(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> 
             ranks=config.learner.ranks,
         ),
         group_size=config.generation.group_size,
-        generator_mb=None if shape is None else memory_mb(config, "generator", shape),
-        total_mb=None if shape is None else total_memory_mb(config, shape),
         place_setting=place_setting,
-        verifier_mb=memory_mb(config, "verifier", shape),
     )
-
-
-def write_profile(profile: Profile, file: Path) -> None:
-    """Write a profile. Raises ConfigError if the file exists or cannot be written."""
-    try:
-        # A profile that was measured on a large machine must not be overwritten by mistake.
-        with file.open("xb") as target:
-            target.write(msgspec.json.encode(profile))
-    except OSError as error:
-        raise ConfigError(f"--save {file}: {error.strerror}; choose another file") from error
-
-
-def read_profile(file: Path) -> Profile:
-    """Read a profile. Raises ConfigError if this version cannot read it."""
-    try:
-        content = file.read_bytes()
-        # The form first: a profile of another version has other fields, and an error about a field
-        # would not say what to do.
-        form = msgspec.json.decode(content, type=dict[str, object]).get("form")
-        if form != _FORM:
-            raise ConfigError(
-                f"profile={file}: has form {form}, this version reads {_FORM}; write it again with"
-                " async-rl plan RUN --save FILE"
-            )
-        return msgspec.json.decode(content, type=Profile)
-    except OSError as error:
-        raise ConfigError(f"profile={file}: {error.strerror}; name a file of --save") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"profile={file}: is not a profile ({error}); name a file of --save"
-        ) from error
 
 
 def with_values(profile: Profile, chosen: Values) -> Scenario:

@@ -20,7 +20,7 @@ from async_rl.observability.catalogue import FIRST_SCREEN, describe
 from async_rl.runs.certificate.certify import certify
 from async_rl.runs.comparison import compare
 from async_rl.runs.forecast.explain import explain, stages_by_role
-from async_rl.runs.forecast.plan import Options, plan, sweep
+from async_rl.runs.forecast.plan import plan, sweep
 from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Graph, Report, Section, Series
@@ -146,7 +146,7 @@ def plan_page(visit: Visit) -> Content:
     reports = [explain(run.path)]
     if words:
         swept = sweep(words.split())
-        reports.append(plan(profile_of(run.path, config_of(run.path)), swept, Options()))
+        reports.append(plan(profile_of(run.path, config_of(run.path)), swept))
     return {"page": "plan", "run": run, "reports": reports, "words": words}
 
 

@@ -162,8 +162,6 @@ def test_commands_in_the_documents_run_as_they_stand_there(
         for words in commands
         if len(words) >= LENGTHS.get(words[0], 1)
         and not any(word.startswith("/data/") for word in words)
-        # A calibration is a run of its own, which takes a minute of the suite.
-        and not any(word.startswith(("--calibrate", "profile=")) for word in words)
     ]
     assert ["migrate", "experiment.yaml"] in complete
     monkeypatch.chdir(folder)
