@@ -187,8 +187,8 @@ def _facts(side: _Side, step: int) -> Iterator[tuple[Key, Any]]:
     prompts = [row.prompt_id for row in rows]
     if rows:
         yield (_PROMPTS, "group", 0), sorted(prompts)
-    groups = batch_of(side.store, step)
-    for number, i in enumerate(by_prompt if groups is not None else ()):
+    groups = batch_of(side.store, step) or []
+    for number, i in enumerate(by_prompt if groups else ()):
         yield (_SAMPLES, f"prompt {prompts[i]}", number), len(groups[i].trajectories)
         for index, sample in enumerate(groups[i].trajectories):
             where = f"prompt {prompts[i]}, sample {index}, token"
