@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from async_rl.core.assert_tests import asked_by
 from async_rl.core.types import CallTest
 
-_ERRORS = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
-
 
 class Call(NamedTuple):
     """One call of the program's function on plain arguments, and the value that is right. types:
@@ -46,9 +44,12 @@ def calls_of(setup: str, code: str, own: frozenset[str]) -> tuple[Call, ...] | N
     if setup.strip():
         return None
     names = asked_by(setup, code, own).names
+    # Of a test that does not compile, too.
+    if not names:
+        return None
     try:
         calls = tuple(_calls(ast.parse(code).body))
-    except _ERRORS:
+    except (ValueError, TypeError, RecursionError):
         return None
     return calls if calls and names.issuperset(call.function for call in calls) else None
 
