@@ -11,7 +11,6 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -69,33 +68,9 @@ def row_problems(config: RunConfig, *, has_functions: bool = True) -> Iterator[s
                 yield f"{setting}: {draft}"
             elif setting == "data.train_files":
                 drafts.append(draft)
-    yield from _length_problems(config, drafts)
     if has_functions:
         yield from _reward_problems(config, drafts)
     yield from _image_problems(config, drafts)
-
-
-def _length_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]:
-    """Yield that prompts are too long, if the tokenizer is on this machine: without the chat
-    template, which only makes them longer.
-    """
-    data = config.data
-    tokenizer = Path(data.tokenizer or config.model.path or "") / "tokenizer.json"
-    if data.truncation not in ("error", "drop") or not drafts or not tokenizer.is_file():
-        return
-    from tokenizers import Tokenizer
-
-    # Without transformers, whose import takes longer than all other checks.
-    encoder = Tokenizer.from_file(str(tokenizer))
-    lengths = [len(encoder.encode(draft.text).ids) for draft in drafts]
-    long = [n for n, length in enumerate(lengths) if length > data.max_prompt_tokens]
-    # With truncation=drop a run needs only some prompts that fit.
-    if long and (data.truncation == "error" or len(long) == len(drafts)):
-        yield (
-            f"data.train_files: {drafts[long[0]].origin}: the prompt has {lengths[long[0]]} tokens"
-            f" or more, over data.max_prompt_tokens={data.max_prompt_tokens}; raise it, or set"
-            " data.truncation to drop (skip such rows), left, right or middle (cut them)"
-        )
 
 
 def _image_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]:

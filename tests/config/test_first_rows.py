@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 from tables import table
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 from async_rl.composition.compose import compose
 from async_rl.launchers.preflight.first_rows import row_problems
@@ -59,23 +56,6 @@ def test_an_engine_or_a_root_file_system_that_is_missing_is_named(tmp_path: Path
     (listed,) = problems(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}/none}}")
     assert "none is not a directory of this machine" in listed
     assert problems(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}}}") == []
-
-
-def test_prompts_that_are_too_long_are_named_where_the_tokenizer_is_here(
-    tmp_path: Path,
-) -> None:
-    tokenizer = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    long: dict[str, object] = {**GOOD, "prompt": "add the numbers " * 40}
-    words = [f"data.tokenizer={tmp_path}", "data.max_prompt_tokens=64"]
-    (listed,) = problems(tmp_path, [GOOD, long], *words)
-    assert "row 2: the prompt has" in listed
-    assert "over data.max_prompt_tokens=64" in listed
-    assert problems(tmp_path, [GOOD], *words) == []
-    assert problems(tmp_path, [GOOD, long], *words, "data.truncation=drop") == []
-    assert len(problems(tmp_path, [long], *words, "data.truncation=drop")) == 1
-    assert problems(tmp_path, [long], *words, "data.truncation=left") == []
 
 
 def test_rows_that_may_be_dropped_are_no_problem(tmp_path: Path) -> None:

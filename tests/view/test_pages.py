@@ -42,7 +42,7 @@ def text(client: TestClient, address: str) -> str:
 
 PAGES = (
     "/",
-    "/curves?run=one&run=two&smoothing=0.6&section=eval",
+    "/curves?run=one&run=two&section=eval",
     "/runs/one",
     "/runs/one?step=1",
     "/runs/one/samples",
@@ -87,16 +87,6 @@ def test_curves_of_two_runs_share_their_axes(client: TestClient) -> None:
     assert [(colour, label) for colour, _, label in lines] == [("0", "one"), ("1", "two")]
     ends = [float(points.split()[-1].partition(",")[2]) for _, points, _ in lines]
     assert ends[0] < ends[1], "the larger value is higher"
-
-
-def test_a_smoothed_curve_lags_behind_the_measured_one(client: TestClient) -> None:
-    page = text(client, "/curves?run=one&smoothing=0.9")
-    measured = re.search(r'class="c0 measured" points="([^"]+)"', page)
-    smooth = re.search(r'class="c0" points="([^"]+)"', page)
-    assert measured is not None
-    assert smooth is not None
-    last = [float(m[1].split()[-1].partition(",")[2]) for m in (measured, smooth)]
-    assert last[0] < last[1]
 
 
 def test_the_history_of_a_prompt_is_drawn_by_version_even_if_it_has_one_group(

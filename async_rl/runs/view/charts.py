@@ -5,7 +5,6 @@ Pure. Coordinates are in units of the drawing, whose origin is the upper left co
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -43,12 +42,11 @@ NUM_COLOURS = 8
 
 @frozen
 class Line:
-    """One run's curve: points of an SVG polyline, smoothed and as measured."""
+    """One run's curve: points of an SVG polyline."""
 
     label: str
     colour: int
     points: str
-    measured: str
 
 
 @frozen
@@ -71,47 +69,28 @@ class Chart:
     y_ticks: list[Tick]
 
 
-def line_chart(graph: Graph, *, smoothing: float = 0.0) -> Chart | None:
-    """Return the drawing of a graph; None if no series has a value.
-
-    smoothing: weight of the past in an exponential mean, 0 (none) to below 1.
-    """
+def line_chart(graph: Graph) -> Chart | None:
+    """Return the drawing of a graph; None if no series has a value."""
     drawn = [(colour, series) for colour, series in enumerate(graph.series) if len(series.xs)]
     if not drawn:
         return None
-    # Spikes of the measured curve may leave the drawing, so that a smoothed one fills it.
-    smooth = [smoothed(series.ys, smoothing) for _, series in drawn]
     x = _span(np.concatenate([series.xs for _, series in drawn]), is_padded=False)
-    y = _span(np.concatenate(smooth), is_padded=True)
+    y = _span(np.concatenate([series.ys for _, series in drawn]), is_padded=True)
     return Chart(
         graph=graph,
         lines=[
             Line(
                 label=series.label,
                 colour=colour % NUM_COLOURS,
-                points=_points(series.xs, ys, x, y),
-                measured=_points(series.xs, series.ys, x, y) if smoothing else "",
+                points=_points(series.xs, series.ys, x, y),
             )
-            for (colour, series), ys in zip(drawn, smooth, strict=True)
+            for colour, series in drawn
         ],
         x=x,
         y=y,
         x_ticks=_ticks(x, _ACROSS),
         y_ticks=_ticks(y, _UP),
     )
-
-
-def smoothed(values: DoubleArray, weight: float) -> DoubleArray:
-    """Return the exponential mean of the values so far, without a pull to 0 at the start."""
-    if not weight:
-        return values
-    sums = itertools.accumulate(
-        values.tolist(), lambda past, value: weight * past + (1 - weight) * value, initial=0.0
-    )
-    # Without the division the first values would be drawn towards 0.
-    norms = 1 - weight ** np.arange(1, len(values) + 1)
-    result: DoubleArray = np.array(list(sums)[1:]) / norms
-    return result
 
 
 def ticks(low: float, high: float) -> list[float]:

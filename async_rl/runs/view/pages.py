@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -38,12 +38,10 @@ _MOST_RUNS = 8  # of one page of curves: as many as there are colours
 
 class Query(Filter, frozen=True, kw_only=True, omit_defaults=True):
     """The parameters of a page's address: the filter of groups, and on other pages the names of
-    runs, the smoothing, axis and section of curves, and the words of `async-rl plan`.
+    runs, the axis and section of curves, and the words of `async-rl plan`.
     """
 
     run: tuple[str, ...] = ()
-    # At a weight of 1 the mean of the past would never change.
-    smoothing: Annotated[float, msgspec.Meta(ge=0.0, le=0.99)] = 0.0
     x: Literal["step", "time_s"] = "step"
     section: str = ""
     words: str = msgspec.field(default="", name="set")
