@@ -56,7 +56,7 @@ def main() -> None:
             "/runs/long",
             f"/runs/long?step={step // 2}",
             "/curves?run=long",
-            "/curves?run=long&section=section1&smoothing=0.9",
+            "/curves?run=long&section=section1",
             "/runs/long/samples",
             f"/runs/long/samples?step={step // 2}",
             "/runs/long/samples?failed=1&truncated=1",
@@ -65,7 +65,6 @@ def main() -> None:
             "/runs/long/samples?text=nowhere",
             f"/runs/long/groups/{last}",
             "/runs/long/prompt?prompt_id=p17",
-            "/pair?run=long&run=long",
         ):
             times = []
             for _ in range(options.rounds + 1):

@@ -49,8 +49,6 @@ PAGES = (
     "/runs/one/samples?sort=worst&failed=1&text=text",
     "/runs/one/groups/1",
     "/runs/one/prompt?prompt_id=t1",
-    "/pair?run=one&run=two",
-    "/pair?run=one&run=two&prompt_id=t1",
     "/compare?run=one&run=two",
 )
 
@@ -156,13 +154,6 @@ def test_the_certificate_is_a_page_of_the_run(client: TestClient) -> None:
     assert "certificate of one" in page
     assert "the ledger and the checkpoints keep their promises" in page
     assert page.count("<td>cannot be known</td>") >= 3, "the run has no record of pushes and starts"
-
-
-def test_responses_of_two_runs_are_side_by_side(client: TestClient) -> None:
-    listed = text(client, "/pair?run=one&run=two")
-    assert "prompt_id=t1" in listed
-    page = text(client, "/pair?run=one&run=two&prompt_id=t1")
-    assert page.count("<article") == 4
 
 
 @pytest.mark.parametrize(("address", "reason"), table(__file__, "wrong"))

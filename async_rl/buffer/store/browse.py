@@ -18,7 +18,6 @@ from async_rl.core.types import FloatArray, Group
 PAGE = 50
 WINDOW = 20_000
 """Newest groups that sorting and counting look at: a tenth of a second of one core."""
-_COMPARED = 1000  # newest stored groups of each run, compared for common prompts
 _SORTS = {
     "newest": "group_id DESC",
     "best": "reward_mean DESC, group_id DESC",
@@ -126,16 +125,3 @@ def spans(store: Connection, step: int) -> dict[int, list[Span]]:
         ]
         for group in groups
     }
-
-
-def common_prompts(store: Connection, other: Connection) -> list[tuple[str, str, str]]:
-    """Return (prompt id, purpose, text) of the prompts with responses in both stores, the newest in
-    this store first.
-    """
-    stored = (
-        "SELECT prompt_id, purpose, text FROM (SELECT group_id FROM blobs ORDER BY group_id DESC"
-        " LIMIT ?) JOIN groups USING (group_id) JOIN prompts USING (purpose, prompt_id) GROUP BY"
-        " prompt_id, purpose ORDER BY max(group_id) DESC"
-    )
-    known = {row[:2] for row in other.execute(stored, (_COMPARED,))}
-    return [row for row in store.execute(stored, (_COMPARED,)) if row[:2] in known][:PAGE]

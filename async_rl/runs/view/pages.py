@@ -32,7 +32,6 @@ from async_rl.runs.view.tokens import Token, tokens_of
 Content = dict[str, Any]
 _STEPS_OF_MEAN = 20
 _MOST_WATERFALL = 40
-_NUM_PAIRED = 4
 _MOST_RUNS = 8  # of one page of curves: as many as there are colours
 
 
@@ -252,26 +251,6 @@ def prompt_page(visit: Visit) -> Content:
         series=(Series(label=run.name, xs=xs, ys=ys),),
     )
     return {"run": run, "prompt_id": prompt_id, "prompt": prompt, "rows": rows, "graph": graph}
-
-
-def pair_page(visit: Visit) -> Content:
-    """Return the newest stored responses of two runs to one prompt, side by side; without a prompt
-    the prompts that both have.
-    """
-    first, second = visit.two_runs()
-    prompt_id = visit.query.prompt_id
-    chosen = Filter(stored=True, prompt_id=prompt_id, purpose=visit.query.purpose)
-    content: Content = {"first": first, "second": second, "prompt_id": prompt_id}
-    with first.store() as one, second.store() as other:
-        if not prompt_id:
-            return content | {"common": browse.common_prompts(one, other)}
-        sides = []
-        for run, store in ((first, one), (second, other)):
-            row = next(iter(browse.page_of(store, chosen, most=1)), None)
-            stored = None if row is None else browse.trajectories(store, row.group_id)
-            sides.append((run, row, _responses(run, stored)[:_NUM_PAIRED]))
-        prompt = browse.prompt_text(one, chosen.purpose, prompt_id)
-    return content | {"sides": sides, "prompt": prompt}
 
 
 def _responses(run: RunView, read: tuple[Group, FloatArray | None] | None) -> list[Response]:

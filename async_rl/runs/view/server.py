@@ -60,7 +60,6 @@ _PAGES: tuple[tuple[str, str, Callable[[Visit], pages.Content]], ...] = (
     ("/runs/{run}/prompt", "prompt.html", pages.prompt_page),
     ("/runs/{run}/plan", "report.html", pages.plan_page),
     ("/runs/{run}/certificate", "report.html", pages.certificate_page),
-    ("/pair", "pair.html", pages.pair_page),
     ("/compare", "report.html", pages.compare_page),
 )
 
