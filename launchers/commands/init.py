@@ -63,7 +63,6 @@ class Template(enum.StrEnum):
     """What a new task is an example of."""
 
     CODE = "code"
-    MATH = "math"
     REWARD = "reward"
     TOOL = "tool"
     AGENT = "agent"
@@ -71,7 +70,6 @@ class Template(enum.StrEnum):
 
 _PARTS = {
     Template.CODE: ("grpo_code", 64, "", ""),
-    Template.MATH: ("ppo_math", 256, "", ""),
     Template.REWARD: (
         "grpo_code",
         64,
@@ -117,15 +115,8 @@ def init(
     """Write a small working task as a start for your own: problems with tests, a configuration and
     a test.
 
-    Examples: async-rl init my_task; async-rl init my_task --template reward; async-rl init sums
-    --template math --model /models/mine
+    Examples: async-rl init my_task; async-rl init my_task --template reward
     """
-    # Its training text has no sums.
-    if template is Template.MATH and model is None:
-        raise ConfigError(
-            "--template math: the embedded model writes programs only; give --model <directory or"
-            " hub name>"
-        )
     try:
         directory.mkdir(parents=True)
     except OSError as error:
@@ -133,16 +124,12 @@ def init(
             f"{directory}: cannot be made ({error.strerror}); give a directory that does not"
             " exist yet"
         ) from error
-    train, held_out = _sums() if template is Template.MATH else _rows()
+    train, held_out = _rows()
     base, length, extra, example = _PARTS[template]
     for name, rows in (("train.jsonl", train), ("held_out.jsonl", held_out)):
         (directory / name).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     conf = _CONF.format(base=base, length=length, model=model or _embedded_model(base))
-    texts = {"conf.yaml": conf + extra}
-    check = f"data check {directory}/train.jsonl conf={directory}/conf.yaml"
-    if template is not Template.MATH:
-        texts["test_task.py"] = _TEST
-        check = f"verify {directory}/train.jsonl --references"
+    texts = {"conf.yaml": conf + extra, "test_task.py": _TEST}
     if template is Template.REWARD:
         texts["reward.py"] = _REWARD
     elif example:
@@ -154,7 +141,7 @@ def init(
         f"{directory}: train.jsonl ({len(train)} problems), held_out.jsonl ({len(held_out)}),"
         f" {', '.join(texts)}"
     )
-    typer.echo(f"check the data:  async-rl {check}")
+    typer.echo(f"check the data:  async-rl verify {directory}/train.jsonl --references")
     typer.echo(f"run it:          async-rl launch conf={directory}/conf.yaml")
 
 
@@ -164,21 +151,6 @@ def _embedded_model(base: str) -> Path:
     from async_rl.data.prepare import prepare_model
 
     return prepare_model(compose(base), lambda _, text: typer.echo(text, err=True))
-
-
-def _sums() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Return training and held-out sums, whose answers are numbers in words."""
-    rows: list[dict[str, object]] = [
-        {
-            "id": f"{a}+{b}",
-            "prompt": f"What is {a} + {b}? End with #### and the number.",
-            "tests": [{"kind": "answer", "rule": "gsm8k", "expected": f"#### {a + b}"}],
-        }
-        for a in range(20, 40)
-        for b in range(11, 43)
-    ]
-    # Every fifth sum is held out, so both parts have all sizes.
-    return [row for n, row in enumerate(rows) if n % 5], rows[::5]
 
 
 def _rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:

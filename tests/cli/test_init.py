@@ -42,7 +42,7 @@ def test_a_new_task_has_a_configuration_that_composes_and_data_that_pass_their_o
     assert tested.returncode == 0, tested.stdout
 
 
-@pytest.mark.parametrize("template", ["code", "math", "reward", "tool", "agent"])
+@pytest.mark.parametrize("template", ["code", "reward", "tool", "agent"])
 def test_every_template_composes_and_passes_the_checks_of_a_launch(
     tmp_path: Path, async_rl: Any, template: str
 ) -> None:
@@ -64,12 +64,7 @@ def test_every_template_composes_and_passes_the_checks_of_a_launch(
     assert str(moved) in own.get(template, str(moved))
 
 
-def test_a_task_in_words_needs_a_model_that_writes_words_and_a_directory_of_its_own(
-    tmp_path: Path, async_rl: Any
-) -> None:
-    code, _, err = async_rl("init", str(tmp_path / "sums"), "--template", "math")
-    assert code == 2
-    assert "the embedded model writes programs only; give --model" in err
+def test_a_task_needs_a_directory_of_its_own(tmp_path: Path, async_rl: Any) -> None:
     code, _, err = async_rl("init", str(tmp_path))
     assert code == 2
     assert "does not exist yet" in err

@@ -23,7 +23,7 @@ from async_rl.runs.forecast.explain import explain, stages_by_role
 from async_rl.runs.forecast.plan import plan, sweep
 from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.metrics import newest_rows
-from async_rl.runs.report import Graph, Report, Section, Series
+from async_rl.runs.report import Graph, Section, Series
 from async_rl.runs.samples import pieces, verdicts_of
 from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library, RunView, differences
@@ -154,15 +154,16 @@ def certificate_page(visit: Visit) -> Content:
 
 
 def compare_page(visit: Visit) -> Content:
-    """Return the comparison of the two chosen runs."""
-    return {"page": "compare", "reports": [comparison(*visit.two_runs())]}
-
-
-def comparison(first: RunView, second: RunView) -> Report:
-    """Return the first difference of two runs, their settings, results, times and curves."""
+    """Return the first difference of the two chosen runs, their settings, results, times and
+    curves.
+    """
+    first, second = visit.two_runs()
     graphs = Section(graphs=tuple(_curves([first, second], Query())["graphs"]))
     report = compare(first.path, second.path)
-    return replace(report, sections=(*report.sections, graphs))
+    return {
+        "page": "compare",
+        "reports": [replace(report, sections=(*report.sections, graphs))],
+    }
 
 
 def run_page(visit: Visit) -> Content:
