@@ -31,6 +31,9 @@ _TICK_S, _TICK_MS = 0.02, 20
 # again in a separate child, with the whole limit. Without this rule, a program that times out in
 # its second test would use the limit twice.
 _SHARED_SHARE = 0.25
+# A program whose tasks exit during each look may have waited for the machine: a third of its idle
+# time counts as sleep. Not none of it, or threads without end would hold the cell.
+_UNSEEN_FACTOR = 3
 # Bytes of the result file that are searched for a second frame when watching starts.
 _FIRST_FRAMES = 4096
 # Low bits of the kernel's clock id for the CPU time of a process (CPUCLOCK_SCHED).
@@ -128,7 +131,7 @@ def _measured(
 ) -> list[tuple[int, int]] | Ending:
     """Wait for what the poller reports, or for the limit that is exceeded first."""
     clocks = [(~pid << 3) | _CLOCK_OF_PROCESS for pid in pids]
-    asleep = 0.0
+    last_cpu, asleep = 0.0, 0.0
     size, run_cpu = os.fstat(result).st_size, 0.0
     has_shared = spec.num_tests > 1 and os.pread(result, _FIRST_FRAMES, 0).count(b"\n") > 1
     tasks = Tasks(proc)
@@ -142,11 +145,15 @@ def _measured(
         elapsed = min(time.monotonic() - before, 2 * _TICK_S)
         try:
             cpu = sum(map(time.clock_gettime, clocks))
-            processes = [tasks.progress(_number_in_host(proc, pid)) for pid in pids]
         except OSError:
             continue  # a child has just exited; the next poll reports it
-        # A test and its program: each waits for the other.
-        asleep += _asleep_s(elapsed, processes, take_turns=True)
+        try:
+            processes = [tasks.progress(_number_in_host(proc, pid)) for pid in pids]
+            # A test and its program: each waits for the other.
+            asleep += _asleep_s(elapsed, processes, take_turns=True)
+        except OSError:  # a task has exited during the look
+            asleep += max(0.0, elapsed - (cpu - last_cpu)) / _UNSEEN_FACTOR
+        last_cpu = cpu
         new_size = os.fstat(result).st_size
         # A run has finished: the next run starts with an unused share of the CPU time.
         if new_size != size:
