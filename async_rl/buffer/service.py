@@ -247,6 +247,7 @@ class BufferService:
                 undone = await self._store.reader.trained_after(request.version)
                 self.state.sync(request.version, undone)
                 await self._confirm()
+                await self._store.secure()  # no other life gets this number after a power loss
                 self._synced = request
             return Synced(life=self.state.lives.newest)
 
@@ -303,7 +304,7 @@ class BufferService:
         return self._parked.waits_for(self._learner_waits_for)
 
     async def changed(self) -> None:
-        """Wait for the next change of the state."""
+        """Wait for the next change."""
         await self._changed.wait()
 
     # ---- inside

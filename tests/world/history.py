@@ -295,7 +295,9 @@ class History:
             if not (world.broken_loads or {name, "learner-0"} & hit):
                 problems.append(f"a healthy generator was removed: {text}")
         calm_kinds = world.kinds_of_faults <= {"scale", "jump", "slow_disk"}
-        if calm_kinds and not (world.broken_loads or world.failed_verdicts):
+        # A scripted agent ends when a request is refused, as where its tokens are used up.
+        has_failed_agents = bool(world.warnings("agent_failed"))
+        if calm_kinds and not (world.broken_loads or world.failed_verdicts or has_failed_agents):
             again = one("SELECT count(*) FROM groups WHERE attempt > 1")
             if again:
                 problems.append(f"{again} groups were made more than once, and nothing was lost")

@@ -18,6 +18,7 @@ FOUND = {
     2050: "a learner that the supervisor's answers did not reach ended the run",
     2064: "samples of two histories in one evaluation",
     2126: "a request that a broken connection lost ended the run",
+    3117: "the number of a life that a power loss took was given to another life",
     3197: "an answer that nobody read was trained, because its sibling was refused",
     3291: "a generator that returned after its replacement, and each took the other's tickets",
 }
