@@ -23,6 +23,8 @@ from yaml import YAMLError
 
 from async_rl.core.errors import ConfigError
 
+Values = dict[str, Any]
+"""By dotted key."""
 _PROBLEMS = (
     OmegaConfBaseException,
     HydraException,
@@ -35,7 +37,7 @@ _OVERRIDE = re.compile(r"\+{0,2}([\w.]+)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"^\s*(?:export\s+)?(\w+)=(\S*)\s*$", re.MULTILINE)
 
 
-def read_source(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_source(file: Path, overrides: Sequence[str] = ()) -> Values:
     """Return the values of a file by dotted key, with `key=value` arguments on top.
 
     Raises ConfigError if it cannot be read.
@@ -55,7 +57,7 @@ def read_source(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return source | arguments(shlex.join(overrides))
 
 
-def arguments(text: str) -> dict[str, Any]:
+def arguments(text: str) -> Values:
     """Return the values of `--name value`, `--name=value` and `key=value` in a command line or in a
     shell script, whose plain assignments of variables are filled in.
     """
@@ -66,7 +68,7 @@ def arguments(text: str) -> dict[str, Any]:
     # An assignment is no argument of the command.
     lines = [line for line in text.splitlines() if not _VARIABLE.match(line)]
     words = shlex.split("\n".join(lines), comments=True)
-    source: dict[str, Any] = {}
+    source: Values = {}
     flag = ""
     for word in (Template(word).safe_substitute(variables) for word in words):
         override = _OVERRIDE.fullmatch(word.removeprefix("--"))
@@ -104,7 +106,7 @@ def _value(text: str) -> Any:
     return text
 
 
-def _of_yaml(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def _of_yaml(file: Path, overrides: Sequence[str]) -> Values:
     raw = OmegaConf.load(file)
     # Only files of hydra have this key; other yaml files are complete.
     parts = raw.get("defaults") if OmegaConf.is_dict(raw) else None
@@ -117,7 +119,7 @@ def _of_yaml(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return flat(dict(tree))
 
 
-def _composed(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def _composed(file: Path, overrides: Sequence[str]) -> Values:
     """Compose a file of hydra from the files of its package."""
     path = file.resolve()
     packages = re.findall(r"(?:pkg|file)://([\w./]+)", path.read_text())
@@ -151,11 +153,11 @@ def _directories(path: Path, package: str) -> list[Path]:
 def flat(
     tree: Any,
     prefix: str = "",
-) -> dict[str, Any]:
+) -> Values:
     """Return the leaves by dotted key. An empty mapping is a leaf, so that it is mentioned too."""
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
-    leaves: dict[str, Any] = {}
+    leaves: Values = {}
     for name, value in tree.items():
         leaves.update(flat(value, f"{prefix}.{name}" if prefix else str(name)))
     return leaves

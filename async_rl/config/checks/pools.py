@@ -58,7 +58,7 @@ def _problems_of(config: RunConfig, name: str, pool: PoolConfig) -> Iterator[str
         )
     elif name in _TAKEN:
         yield f"{path}: {name} is a reserved name; choose another"
-    given = {key: value for key, value in as_builtins(pool).items()}
+    given = as_builtins(pool)
     for key in _OF_VLLM:
         if key in given and not config.generation.provided.reads_vllm:
             yield (
