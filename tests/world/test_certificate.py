@@ -95,7 +95,7 @@ def test_a_generator_that_is_cut_off_and_a_version_that_it_missed_are_listed(
 ) -> None:
     world = story(
         tmp_path,
-        [Fault(6.5, "stop", ("generator-1", 500.0))],
+        [Fault(6.2, "stop", ("generator-1", 500.0))],
         timeouts__start_s=30.0,
         timeouts__call_s=30.0,
         num_steps=40,

@@ -35,7 +35,7 @@ def test_a_generator_that_hangs_in_a_push_is_cut_off_and_no_other(tmp_path: Path
     # A push is cut off after 10 s (start_s / 3), long before the silence of 45 s (1.5 call_s).
     world = story(
         tmp_path,
-        [Fault(6.5, "stop", ("generator-1", 500.0))],
+        [Fault(6.2, "stop", ("generator-1", 500.0))],
         timeouts__start_s=30.0,
         timeouts__call_s=30.0,
         num_steps=40,

@@ -79,7 +79,7 @@ def test_a_task_that_init_wrote_is_checked_and_verified(tmp_path: Path) -> None:
 DOCS = Path(__file__).parents[3] / "docs"
 ELSEWHERE = (
     "launch",  # tests/repo/test_documented_launches.py
-    *("stop", "resume", "export", "verifier", "init", "scale", "eval"),
+    *("stop", "resume", "export", "verifier", "init", "scale", "eval", "convert"),
     *("view", "tensorboard", "replay", "compare"),
 )
 """Commands that start or end something, or serve until Ctrl-C: tests of their own run them."""
