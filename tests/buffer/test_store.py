@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -86,14 +87,17 @@ async def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
             assert after.trajectories[0].score == before.trajectories[0].score
 
 
-def test_the_statements_of_a_change_are_one_item_of_the_queue(tmp_path: Path) -> None:
-    """A transaction has whole items, so a crash leaves all statements of a change or none."""
-    store = open_store(tmp_path)  # its thread, which takes items, is not started
-    write(store, 0)
-    changed = [store._queue.get() for _ in range(store._queue.qsize())]
-    kinds = [type(item[0]) for item in changed if isinstance(item, tuple)]
-    assert kinds == [changes.Admitted, changes.Completed]
-    store._files.close()
+async def test_a_change_that_fails_leaves_no_part_of_itself(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        ticket = admitted(store, 0)
+        await store.flush()
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as other:
+            # The trajectories can be stored, and then the change of state cannot.
+            other.execute("DROP TABLE transitions")
+            store.write(completed(make_group(ticket)))
+            with pytest.raises(InfrastructureError, match="transitions"):
+                await store.flush()
+            assert other.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
 
 
 async def test_others_read_while_it_writes(tmp_path: Path) -> None:
