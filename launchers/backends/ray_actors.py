@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,11 @@ _WITH_SUPERVISOR = ("buffer", "learner")
 
 
 class _Actor(NodeProcess):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # Ray's umask lets others read the logs of this actor's process.
+        os.umask(0o077)
+
     async def address(self) -> str:
         """Return the address of the actor's node."""
         return str(ray.util.get_node_ip_address())

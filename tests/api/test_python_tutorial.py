@@ -30,4 +30,4 @@ def test_the_tutorial_runs_from_start_to_end(
     assert shown[1].startswith("0 None") or shown[1].startswith("1 ")
     assert any(line.startswith("running ") for line in shown)
     assert "stopped" in shown
-    assert shown[-3:] == ["wrong_answer", "pass ", "wrong_answer assert f(2) == 5 failed for 4"]
+    assert shown[-3:] == ["wrong_answer", "pass ", "wrong_answer f(2) returned 4, not 5"]

@@ -127,4 +127,3 @@ def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(
         assert np.array(sample["behavior_logprobs"])[mask].tolist() == expected
     shown = async_rl("rollouts", str(run.run_dir)).stdout
     assert "gateway-0" in shown
-    assert "2 turns" in shown

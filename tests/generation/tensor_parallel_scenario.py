@@ -21,6 +21,7 @@ from generation_support import make_model
 from async_rl.composition.compose import compose
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
+from async_rl.weights.rendezvous import Rendezvous
 
 
 async def main(path: Path) -> dict[str, Any]:
@@ -56,8 +57,16 @@ async def killed_in_a_push(scenario: play.Scenario) -> dict[str, Any]:
     manifest = scenario.manifest(play.LAST + 1)
     seat = await scenario.seat(play.LAST + 1)
     # One rank more than will ever come.
+    size = seat.world_size + 1
+    rendezvous = Rendezvous("127.0.0.1")
+    rendezvous.open("incomplete", size)
     seat = msgspec.structs.replace(
-        seat, communicator="incomplete", world_size=seat.world_size + 1, timeout_s=120.0
+        seat,
+        communicator="incomplete",
+        world_size=size,
+        timeout_s=120.0,
+        store=rendezvous.address,
+        secret=rendezvous.secret,
     )
     loading = asyncio.create_task(play.refusal(engine.load_weights(manifest, seat)))
     await asyncio.sleep(1)
