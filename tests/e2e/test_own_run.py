@@ -176,6 +176,10 @@ def follow(run: async_rl.Run) -> Own:
     ended = run.stop()
     left = [member.pid for member in status.members if psutil.pid_exists(member.pid)]
     seen_steps += [step["step"] for step in steps]
+    # A person repairs the function. Else the resumed run may have no prompt left but those that it
+    # fails on, and would take them for an outage of the scoring for minutes.
+    mine = run.directory.parent / "mine.py"
+    mine.write_text(MINE.replace('sample.row.get("how", "good")', '"good"'))
     again = async_rl.open_run(run.directory)
     resumed = async_rl.resume(again, {"num_steps": ended.step + 2, "generators.count": 1})
     with pytest.raises(async_rl.ConfigError, match="is running"):
@@ -253,7 +257,8 @@ def test_a_stopped_run_has_left_and_is_resumed_to_its_end(own: Own) -> None:
 
 def test_rows_of_both_sources_are_answered_judged_and_trained(own: Own) -> None:
     """A program in the sandbox, or a number; 2 * 0.5 is the reward of one's own."""
-    trained = {name: reward for name, reward, _ in groups_of(own.resumed, "state='trained'")}
+    groups = groups_of(own.resumed, "state='trained'")
+    trained = {name: reward for name, reward, _ in groups if name not in FAILURES}
     programs = {f"add-{number}": 2.0 - number % 2 for number in range(8)}
     assert trained == programs | {f"ann-{number}": 2.0 - number % 2 for number in range(4)}
     shown = command("rollouts", str(own.resumed.directory), "--num", "40").stdout

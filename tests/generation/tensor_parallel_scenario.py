@@ -57,13 +57,12 @@ async def killed_in_a_push(scenario: play.Scenario) -> dict[str, Any]:
     manifest = scenario.manifest(play.LAST + 1)
     seat = await scenario.seat(play.LAST + 1)
     # One rank more than will ever come.
-    size = seat.world_size + 1
     rendezvous = Rendezvous("127.0.0.1")
-    rendezvous.open("incomplete", size)
+    rendezvous.open("incomplete")
     seat = msgspec.structs.replace(
         seat,
         communicator="incomplete",
-        world_size=size,
+        world_size=seat.world_size + 1,
         timeout_s=120.0,
         store=rendezvous.address,
         secret=rendezvous.secret,
