@@ -62,8 +62,9 @@ class _Names(dict[str, Any]):
         return self.find(name)
 
 
-# Made in the zygote: a copy in each child would touch, and so copy, the page of each builtin.
-_NAMES = _Names(vars(builtins))
+# Filled in the zygote, once preload.py has completed the builtins: a copy in each child would
+# touch, and so copy, the page of each builtin.
+_NAMES = _Names()
 
 
 class Tests(Runner):
@@ -295,7 +296,8 @@ _ANSWERED = b'-1 l 0 0\n0 v 0 {"o":[0,""]}\n0 v 0 9\n'
 
 
 def warm_up() -> None:
-    """As `programs.warm_up`, for a test and its program."""
+    """As `programs.warm_up`, for a test and its program. The builtins must be complete."""
+    _NAMES.update(vars(builtins))
     spec = JobSpec(Mode.JUDGE, 1, 1.0, 1 << 20, 1 << 16)
     for _ in range(WARM_RUNS):
         (requests, ask), (answers, answer), result = os.pipe(), os.pipe(), os.memfd_create("warm")

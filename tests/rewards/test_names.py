@@ -39,10 +39,6 @@ STYLES = {
 }
 
 
-# What the module `site` adds is not in every judge, and a judge may have its own `open`.
-LEFT_OUT = ("exit", "quit", "input", "help", "copyright", "credits", "license", "open")
-
-
 def uses() -> dict[str, str]:
     """A use of each name that is true exactly if F(3) is 9 and the name is not the program's."""
     found = {
@@ -52,7 +48,7 @@ def uses() -> dict[str, str]:
         "math": "math.sqrt(F(3)) == 3.0",
     }
     for name, value in vars(builtins).items():
-        if name.startswith("_") or not callable(value) or name in LEFT_OUT:
+        if name.startswith("_") or not callable(value) or name in ("exit", "quit", "input", "help"):
             continue
         found[name] = f"{name} is __import__('builtins').{name} and F(3) == 9"
         if name not in ("print", "breakpoint", "open", "dir", "vars", "id", "object", "iter"):
