@@ -49,6 +49,11 @@ def _make_ready(groups: str, reason: str) -> tuple[str, str]:
     )
 
 
+def storable(text: str) -> str:
+    """Return the text as the store keeps it: with a replacement character for each NUL."""
+    return text.replace("\0", "\ufffd")
+
+
 @frozen
 class Leaver:
     """A prompt that leaves: its index among the training prompts, its id and its mean reward."""

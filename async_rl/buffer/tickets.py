@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from async_rl.buffer.changes import Admitted, Leaver, PromptsLeft
+from async_rl.buffer.changes import Admitted, Leaver, PromptsLeft, storable
 from async_rl.buffer.checks import check_group
 from async_rl.buffer.groups import OpenGroup, Recovered
 from async_rl.config.run import RunConfig
@@ -35,7 +35,7 @@ class Tickets:
         # Otherwise a group would be generated for one prompt and trained as another one.
         for group in recovered.open:
             expected = recovered.prompt_ids[group.group_id]
-            prompt_id = prompts.prompt(group.purpose, group.index).prompt_id
+            prompt_id = storable(prompts.prompt(group.purpose, group.index).prompt_id)
             if prompt_id != expected:
                 raise ProtocolError(
                     f"group {group.group_id} was issued for prompt {expected}, but the data now has"
@@ -51,12 +51,14 @@ class Tickets:
     def admitted(self, group: OpenGroup) -> Admitted:
         """The change that records a new group."""
         prompt = self._prompts.prompt(group.purpose, group.index)
+        prompt_id = storable(prompt.prompt_id)
+        data_source, text = storable(prompt.data_source), storable(prompt.text)
         return Admitted(
             group=group,
-            prompt_id=prompt.prompt_id,
-            data_source=prompt.data_source,
-            text=prompt.text,
-            checksum=checksum(prompt.prompt_id, group.purpose, prompt.data_source, prompt.text),
+            prompt_id=prompt_id,
+            data_source=data_source,
+            text=text,
+            checksum=checksum(prompt_id, group.purpose, data_source, text),
             num_samples=self._num_samples(group.purpose),
         )
 

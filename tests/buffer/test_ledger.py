@@ -9,8 +9,10 @@ import sqlite3
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from buffer_support import (
+    FakePrompts,
     commit,
     fail,
     make_config,
@@ -38,10 +40,10 @@ from async_rl.config.base import replace
 from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.heads import pack_group
-from async_rl.core.types import GroupState
+from async_rl.core.types import GroupState, Prompt, Purpose
 from async_rl.launchers import cli
 from async_rl.launchers.commands.ledger import drop_group
-from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.buffer import FailGroup, PutGroup
 from async_rl.runs.certificate.certify import promise_of
 from async_rl.training.checkpoints import directory_of
 
@@ -60,6 +62,45 @@ async def make_history(path: Path) -> None:
             await train(service, version)
         await sync(service, 2)
         await take(service, 2)
+
+
+class ForeignPrompts(FakePrompts):
+    """Texts of data sets that were read from damaged pages, with a NUL and with its escape."""
+
+    TEXT = "a\0b \\u0000 \\\\u0000 \\\0 caf\u00e9 \U0001f600 'quoted' :name"
+
+    def prompt(self, purpose: Purpose, index: int) -> Prompt:
+        prompt = super().prompt(purpose, index)
+        return msgspec.structs.replace(
+            prompt, prompt_id=f"{prompt.prompt_id} {self.TEXT}", text=self.TEXT
+        )
+
+
+async def test_any_text_of_a_prompt_or_a_message_is_kept_to_its_end(tmp_path: Path) -> None:
+    async with opened(tmp_path, CONFIG, ForeignPrompts()) as service:
+        first, second = await tickets(service, 0, credit=2)
+        await put(service, first)
+        await service.fail_group(
+            FailGroup(
+                group_id=second.group_id,
+                attempt=1,
+                generator="generator-0",
+                reason="scoring_failed",
+                message=ForeignPrompts.TEXT,
+            )
+        )
+        await take(service, 0)
+    assert problems(tmp_path, CONFIG) == []
+    kept = ForeignPrompts.TEXT.replace("\0", "\ufffd")
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as connection:
+        assert {text for (text,) in connection.execute("SELECT text FROM prompts")} == {kept}
+        dropped = "SELECT message FROM groups WHERE state='dropped'"
+        assert connection.execute(dropped).fetchall() == [(kept,)]
+    # Open groups are compared with the data by the id of their prompt.
+    async with opened(tmp_path, CONFIG, ForeignPrompts()) as service:
+        await tickets(service, 0)
+    async with opened(tmp_path, CONFIG, ForeignPrompts()) as service:
+        assert service.state.admission.open
 
 
 @pytest.fixture

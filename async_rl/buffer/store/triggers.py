@@ -35,6 +35,10 @@ _PAYLOADS = (
 )
 
 
+# The escape of NUL in JSON, after an even number of backslashes.
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+
 def create_triggers(connection: Connection) -> None:
     """Create the view and its triggers, of this connection only."""
     connection.execute("PRAGMA temp_store=memory")
@@ -64,7 +68,9 @@ def apply(connection: Connection, rows: Sequence[Row]) -> None:
 
 
 def _execute(connection: Connection, sql: str, rows: Sequence[object], **data: bytes) -> None:
-    connection.execute(sql, {"rows": msgspec.json.encode(rows).decode(), **data})
+    # SQLite ends a text of JSON at a NUL, and would lose the rest (`changes.storable`).
+    text = _NUL.sub(r"\1\\ufffd", msgspec.json.encode(rows).decode())
+    connection.execute(sql, {"rows": text, **data})
 
 
 def _joined(parts: Sequence[bytes]) -> tuple[bytes, list[tuple[int, int]]]:
