@@ -117,7 +117,7 @@ class Tests(Runner):
         except BaseException as error:  # noqa: BLE001  a test that raises has failed
             # Some tests end in sys.exit(0).
             problem = None if isinstance(error, SystemExit) and not error.code else error
-        # Before everything: the test may have caught the exception and gone on.
+        # First: the test may have caught the exception and continued.
         if self._settled is not None:
             return self._settled
         if problem is not None and isinstance(problem.__cause__, _Raised):
@@ -163,7 +163,7 @@ class Tests(Runner):
 
     def _global(self, name: str) -> Any:
         found = self._ask("global", name)
-        # That the program has the name is no answer of it yet.
+        # An object means that the program has the name; it has not computed anything yet.
         self._num_answers -= isinstance(found, Object)
         return found
 

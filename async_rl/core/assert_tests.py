@@ -57,7 +57,7 @@ def asked_by(setup: str, code: str, own: frozenset[str] = frozenset()) -> Asked:
     """Read a test with its setup. own: names that the row says the program defines."""
     try:
         with warnings.catch_warnings():
-            # A test of a data set may have an invalid escape; that is no fault of the verifier.
+            # A test of a data set may have an invalid escape, which the verifier need not report.
             warnings.simplefilter("ignore")
             tables = [symtable.symtable(text, "test", "exec") for text in (setup, code)]
             modules = [ast.parse(text) for text in (setup, code)]

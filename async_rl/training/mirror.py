@@ -121,7 +121,7 @@ class Mirror:
             shutil.rmtree(partial, ignore_errors=True)
             for path in sorted(self._fs.find(self._root)):
                 name = path.strip("/").removeprefix(self._root.strip("/") + "/")
-                # A name of an object store is no path until now.
+                # An object store accepts any name, and here it becomes a path.
                 if ".." in Path(name).parts:
                     raise ConfigError(
                         f"{self._url}: {name} leads out of the run; remove it from the storage, and"

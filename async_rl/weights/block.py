@@ -118,7 +118,7 @@ class SharedTensors:
         self._entries, self._total_bytes = layout(specs)
         # CLOEXEC: a child that inherited the descriptor would keep the memory of a dead learner.
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        os.fchmod(self._fd, 0o600)  # it has no name, but is open to everybody by its mode
+        os.fchmod(self._fd, 0o600)  # /proc names it, and its first mode is 777
         try:
             os.ftruncate(self._fd, self._total_bytes)
             self._map = mmap.mmap(self._fd, self._total_bytes)

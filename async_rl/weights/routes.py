@@ -144,7 +144,7 @@ class Route:
             if not sender.reads_block:
                 release()
             sender.took = max(sender.took, (manifest.version, took_s))
-            # What took long to write takes as long to read, and the readers share the way.
+            # Reading a file may take as long as writing it, and all readers share the storage.
             more_s = round(sender.took[1] * num_readers)
             request = LoadWeights(manifest=manifest, source=source, handover=handover)
             try:

@@ -176,7 +176,7 @@ def audit(connection: Connection, promise: Promise) -> Audit:
 
     problems = [] if schema_of(connection) == expected_schema() else [_OTHER_TABLES]
     problems += selected(_DAMAGED)
-    # What a damaged file says about promises would be reported as their breach.
+    # A damaged file would be reported as a breach of promises.
     if not problems:
         problems = [*_histories(connection, promise), *_gaps(connection), *selected(_BROKEN)]
     num_more = len(problems) - _MAX_REPORTED

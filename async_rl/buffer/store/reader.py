@@ -73,7 +73,7 @@ _ACTIVE = (
     f"SELECT group_id FROM {_OPEN_ROWS} UNION ALL SELECT group_id FROM ({_READY}) UNION ALL SELECT"
     f" group_id FROM ({_LEASED})"
 )
-# Of the groups that may still be trained only: all rows of a long run take seconds.
+# Only groups that may still be trained: to compare all rows of a long run takes seconds.
 _DAMAGED_ROWS = (
     f"SELECT group_id FROM (SELECT * FROM groups NOT INDEXED WHERE group_id IN ({_ACTIVE}) EXCEPT"
     f" SELECT * FROM groups INDEXED BY groups_copy WHERE group_id IN ({_ACTIVE}))"

@@ -44,7 +44,7 @@ def calls_of(setup: str, code: str, own: frozenset[str]) -> tuple[Call, ...] | N
     if setup.strip():
         return None
     names = asked_by(setup, code, own).names
-    # Of a test that does not compile, too.
+    # A test that does not compile asks for no name either.
     if not names:
         return None
     try:

@@ -120,8 +120,8 @@ def _ask(checker: Checker, given: Any, emitted: Returned | Printed, expected: An
     try:
         value = emitted.read()
         answer = checker(given, value, expected)
-    # Whatever it raises, the value of the program made it: without a verdict the program would
-    # have chosen not to be judged.
+    # The value of the program caused the exception: without a verdict the program would have
+    # chosen not to be judged.
     except Exception as error:  # noqa: BLE001
         return rejected(f"the checker raised {type(error).__name__}: {error}")
     # A checker that forgets to return must be seen.
