@@ -42,10 +42,7 @@ from async_rl.launchers.endings import run
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models.",
     no_args_is_help=True,
-    epilog=(
-        "async-rl --install-completion makes the Tab key complete commands, runs, configurations"
-        " and settings."
-    ),
+    add_completion=False,
     pretty_exceptions_enable=False,
 )
 # In the order of --help.

@@ -29,7 +29,7 @@ from async_rl.core.gpus import read_gpus
 from async_rl.core.machine import Machine, chosen_gpus, this_machine
 from async_rl.launchers.commands import findings
 from async_rl.launchers.commands.findings import ENGINES, PACKAGES, Finding
-from async_rl.launchers.commands.options import complete_run, console, open_table
+from async_rl.launchers.commands.options import console, open_table
 from async_rl.runs.directory import default_output_dir, find_run
 from async_rl.training import checkpoints
 
@@ -48,7 +48,6 @@ def doctor(
         typer.Argument(
             metavar="[RUN]",
             help="name or directory of a run whose checkpoints to check too; default: none",
-            autocompletion=complete_run,
         ),
     ] = None,
     directory: Annotated[

@@ -25,7 +25,6 @@ from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.export import saved_version
 from async_rl.launchers.commands.options import (
     OutputDir,
-    complete_setting,
     split_conf,
 )
 from async_rl.runs.directory import default_output_dir, find_run
@@ -56,7 +55,6 @@ def evaluate(
         typer.Argument(
             metavar="[conf=NAME] [key=value ...]",
             help="settings; without conf= the settings of the run",
-            autocompletion=complete_setting,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,

@@ -17,8 +17,6 @@ from async_rl.launchers.api import starting
 from async_rl.launchers.backends.backend import job_to_submit
 from async_rl.launchers.commands.options import (
     OutputDir,
-    complete_run,
-    complete_setting,
     console,
     split_conf,
 )
@@ -34,7 +32,6 @@ def launch(
         typer.Argument(
             metavar="conf=NAME [key=value ...]",
             help="a name from conf/ or your own yaml file, and settings that differ from it",
-            autocompletion=complete_setting,
         ),
     ],
     dry_run: Annotated[
@@ -95,7 +92,6 @@ def resume(
                 "name or directory of a run that finished or was killed, or the URL of its copy:"
                 " <checkpoint.mirror>/<name>"
             ),
-            autocompletion=complete_run,
         ),
     ],
     settings: Annotated[

@@ -14,7 +14,7 @@ from async_rl.config.pool_sizes import role_of
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api.run import open_run
-from async_rl.launchers.commands.options import OutputDir, complete_run
+from async_rl.launchers.commands.options import OutputDir
 from async_rl.runs.directory import find_run
 from async_rl.runs.status import config_of
 
@@ -28,7 +28,6 @@ def scale(
                 "a run (default: the newest), then generators=N, verifiers=N, gateways=N, or a pool"
                 " as status shows it"
             ),
-            autocompletion=complete_run,
         ),
     ],
     is_forced: Annotated[

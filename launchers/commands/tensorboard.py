@@ -11,7 +11,7 @@ import typer
 
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.extras import require
-from async_rl.launchers.commands.options import OutputDir, complete_run
+from async_rl.launchers.commands.options import OutputDir
 from async_rl.runs.directory import all_runs, default_output_dir, find_run, is_directory_of_runs
 
 
@@ -21,7 +21,6 @@ def tensorboard(
         typer.Argument(
             metavar="[RUN ...|DIR]",
             help="names or directories of runs, or a directory of runs; default: all runs",
-            autocompletion=complete_run,
         ),
     ] = None,
     port: Annotated[

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.options import OutputDir, complete_run
+from async_rl.launchers.commands.options import OutputDir
 from async_rl.runs.directory import default_output_dir, find_run, is_directory_of_runs
 
 _TOKEN_BYTES = 24
@@ -25,7 +25,6 @@ def view(
         typer.Argument(
             metavar="[RUN|DIR]",
             help="name or directory of a run, or a directory of runs; default: output_dir of conf/",
-            autocompletion=complete_run,
         ),
     ] = None,
     host: Annotated[
