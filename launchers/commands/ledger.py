@@ -27,9 +27,7 @@ from async_rl.buffer.store.ledger import (
     OF_STEP,
     LedgerGroup,
     LedgerSummary,
-    LeftPrompt,
     histories,
-    left_prompts,
     reading,
 )
 from async_rl.buffer.store.ledger import summary as summarize
@@ -51,7 +49,7 @@ _CLEAN = (
     "clean: every group is in one state, none is lost, none was trained twice, none was over age;"
     " every checkpoint has its checksums"
 )
-Answer = Sequence[LedgerGroup] | tuple[LeftPrompt, ...] | LedgerSummary | Audit
+Answer = Sequence[LedgerGroup] | LedgerSummary | Audit
 
 
 def ledger(
@@ -59,9 +57,6 @@ def ledger(
     prompt: Annotated[str | None, typer.Option(help="the groups of this prompt")] = None,
     step: Annotated[int | None, typer.Option(help="the groups that this step trained")] = None,
     state: Annotated[str | None, typer.Option(help="the groups in this state")] = None,
-    left: Annotated[
-        bool, typer.Option("--left", help="the prompts that data.filter removed")
-    ] = False,
     summary: Annotated[bool, typer.Option("--summary", help="counts; the default")] = False,
     audit: Annotated[
         bool,
@@ -77,11 +72,12 @@ def ledger(
 
     Examples: async-rl ledger; async-rl ledger my-run --step 12; async-rl ledger my-run --audit
     """
-    named = [value is not None for value in (prompt, step, state, drop)]
+    of_groups = {OF_PROMPT: prompt, OF_STEP: step, OF_STATE: state}
+    chosen = [(which, value) for which, value in of_groups.items() if value is not None]
     # Each is another question to the store, with another form of answer.
-    if sum([*named, left, summary, audit]) > 1:
+    if len(chosen) + sum([drop is not None, summary, audit]) > 1:
         raise ConfigError(
-            "give only one of --prompt, --step, --state, --left, --summary, --audit and --drop"
+            "give only one of --prompt, --step, --state, --summary, --audit and --drop"
         )
     if state is not None and state not in tuple(GroupState):
         raise ConfigError(f"--state {state}: a group is one of {', '.join(GroupState)}")
@@ -93,14 +89,8 @@ def ledger(
         return
     answer: Answer
     with reading(run_dir / STORE_FILE) as store:
-        if prompt is not None:
-            answer = histories(store, OF_PROMPT, prompt)
-        elif step is not None:
-            answer = histories(store, OF_STEP, step)
-        elif state is not None:
-            answer = histories(store, OF_STATE, state)
-        elif left:
-            answer = left_prompts(store)
+        if chosen:
+            answer = histories(store, *chosen[0])
         elif audit:
             answer = audited(run_dir, config_of(run_dir), store)
         else:
@@ -119,8 +109,6 @@ def _show(terminal: Console, answer: Answer) -> None:
             _show_audit(terminal, answer)
         case LedgerSummary():
             _show_summary(terminal, answer)
-        case tuple():
-            _show_left(terminal, answer)
         case _:
             _show_groups(terminal, answer)
 
@@ -185,13 +173,6 @@ def _show_summary(terminal: Console, summary: LedgerSummary) -> None:
 
 def _listed(counts: dict[str, int]) -> str:
     return "  ".join(f"{name} {number}" for name, number in counts.items())
-
-
-def _show_left(terminal: Console, prompts: Sequence[LeftPrompt]) -> None:
-    table = open_table("prompt", "mean reward", "absent from position")
-    for prompt in prompts:
-        table.add_row(prompt.prompt_id, f"{prompt.score:.3g}", str(prompt.position))
-    terminal.print(table if prompts else "no prompt left the data")
 
 
 def _show_groups(terminal: Console, groups: Sequence[LedgerGroup]) -> None:

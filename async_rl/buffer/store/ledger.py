@@ -39,7 +39,6 @@ _HISTORY = (
     "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE group_id=?"
     " ORDER BY transition_id"
 )
-_LEFT = "SELECT prompt_id, position, score, left_s FROM left_prompts ORDER BY position, prompt_id"
 
 
 def _counts(query: str) -> str:
@@ -143,17 +142,6 @@ class LedgerGroup(GroupRow, frozen=True, kw_only=True):
     history: list[Transition]
 
 
-class LeftPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt that left the training data: its mean reward, and the first position that was issued
-    without it.
-    """
-
-    prompt_id: str
-    position: int
-    score: float
-    left_s: float
-
-
 class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The run in counts. dropped: training groups by reason; staleness: trained groups by age in
     versions; num_compacted: groups that have no rows any more (config/run.py: KEPT_GROUPS).
@@ -214,11 +202,6 @@ def histories(store: Connection, which: str, value: str | int) -> list[LedgerGro
         )
         for row in group_rows(store, f"{which} ORDER BY group_id", value)
     ]
-
-
-def left_prompts(store: Connection) -> tuple[LeftPrompt, ...]:
-    """Return the prompts that left the training data, oldest first."""
-    return tuple(select(store, LeftPrompt, _LEFT))
 
 
 def summary(store: Connection) -> LedgerSummary:
