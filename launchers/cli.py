@@ -33,7 +33,6 @@ from async_rl.launchers.commands.rollouts import show_rollouts
 from async_rl.launchers.commands.scale import scale
 from async_rl.launchers.commands.status import status
 from async_rl.launchers.commands.stop import stop
-from async_rl.launchers.commands.tensorboard import tensorboard
 from async_rl.launchers.commands.verifier import verifier
 from async_rl.launchers.commands.verify import verify
 from async_rl.launchers.commands.view import view
@@ -51,7 +50,6 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "status": status,
     "runs": list_runs,
     "view": view,
-    "tensorboard": tensorboard,
     "logs": logs,
     "stop": stop,
     "resume": resume,

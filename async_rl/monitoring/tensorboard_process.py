@@ -20,7 +20,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from async_rl.core.errors import InfrastructureError
@@ -34,25 +33,23 @@ _PREFIX = "ASYNC_RL_TENSORBOARD_PREFIX"
 
 
 class TensorBoard:
-    """A running TensorBoard with these runs under their names. log: the file for its output.
-    Raises InfrastructureError if `port` is taken; 0 takes a free one.
+    """A running TensorBoard of a run. log: the file for its output. Raises InfrastructureError if
+    `port` is taken; 0 takes a free one.
     """
 
-    def __init__(self, run_dirs: Sequence[Path], *, host: str, port: int, log: Path) -> None:
+    def __init__(self, run_dir: Path, *, host: str, port: int, log: Path) -> None:
         port = _claim(host, port)
-        # TensorBoard calls a run after its directory, and the event files of each are in
-        # <run>/tensorboard. Its --logdir_spec could name them, but reads with a slower loader.
+        # TensorBoard calls a run after its directory, and its event files are in
+        # <run>/tensorboard. Its --logdir_spec could name it, but reads with a slower loader.
         self._logdir = tempfile.TemporaryDirectory(prefix="async-rl-tensorboard-")
-        for run_dir in run_dirs:
-            target = (run_dir / "tensorboard").absolute()
-            Path(self._logdir.name, run_dir.name).symlink_to(target)
-        self.title = ", ".join(run_dir.name for run_dir in run_dirs)
+        target = (run_dir / "tensorboard").absolute()
+        Path(self._logdir.name, run_dir.name).symlink_to(target)
         prefix = f"/{secrets.token_urlsafe()}"
         self.url = f"http://{host}:{port}{prefix}/#custom_scalars"
         command = [sys.executable, "-m", "async_rl.monitoring.tensorboard_process"]
         command += [str(os.getpid()), "--logdir", self._logdir.name]
         command += ["--host", host, "--port", str(port)]
-        command += ["--window_title", self.title, "--reload_interval", _RELOAD_S]
+        command += ["--window_title", run_dir.name, "--reload_interval", _RELOAD_S]
         command += ["--load_fast", "false"]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
@@ -74,10 +71,6 @@ class TensorBoard:
     def is_running(self) -> bool:
         """False once it has exited; its log has the reason."""
         return self._process.poll() is None
-
-    def wait(self) -> int:
-        """Wait until it exits, and return its exit status."""
-        return self._process.wait()
 
     def close(self) -> None:
         """End TensorBoard and its children."""

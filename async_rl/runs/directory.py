@@ -77,12 +77,6 @@ def find_run(run: str | None, output_dir: Path | None) -> Path:
     raise ConfigError(f"{run}: neither a run in {output_dir} nor the directory of one{hint}")
 
 
-def is_directory_of_runs(path: Path) -> bool:
-    """Return whether the path is a directory, but not the directory of a run."""
-    path = path.expanduser()
-    return path.is_dir() and not (path / "config.yaml").is_file()
-
-
 def all_runs(output_dir: Path) -> list[Path]:
     """Return the directories of all runs, newest first."""
     configs = sorted(

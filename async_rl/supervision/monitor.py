@@ -75,7 +75,7 @@ class Monitor:
             port = config.monitoring.tensorboard_port
             if port is not None:
                 file = log_path(run_dir, "tensorboard")
-                board = TensorBoard([run_dir], host=host, port=port, log=file)
+                board = TensorBoard(run_dir, host=host, port=port, log=file)
                 self.tensorboard_url = outputs.enter_context(contextlib.closing(board)).url
                 log.info("TensorBoard at %s", self.tensorboard_url)
             self.prometheus_url = ""

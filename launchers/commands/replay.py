@@ -78,9 +78,6 @@ def replay(
     _train(directory, config)
     report, is_broken = replayed(run_dir, directory, is_changed=bool(changed))
     print_report(report)
-    terminal.print(
-        f"its curves: async-rl tensorboard {run_dir} {directory}", soft_wrap=True, style="dim"
-    )
     if is_broken:
         raise typer.Exit(1)
 

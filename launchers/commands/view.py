@@ -14,7 +14,7 @@ import typer
 
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.options import OutputDir
-from async_rl.runs.directory import default_output_dir, find_run, is_directory_of_runs
+from async_rl.runs.directory import default_output_dir, find_run
 
 _TOKEN_BYTES = 24
 
@@ -63,7 +63,7 @@ def _where(run: str | None, output_dir: Path | None) -> tuple[Path, str]:
         directory = output_dir or default_output_dir()
     else:
         directory = Path(run).expanduser()
-        if not is_directory_of_runs(directory):
+        if not directory.is_dir() or (directory / "config.yaml").is_file():
             run_dir = find_run(run, output_dir)
             # The page has the other runs of the directory as well.
             return run_dir.parent, f"/runs/{quote(run_dir.name, safe='')}"

@@ -48,7 +48,7 @@ def fetch(url: str) -> bytes:
 
 def open_board(run_dir: Path, *, port: int = 0) -> TensorBoard:
     return TensorBoard(
-        [run_dir],
+        run_dir,
         host="127.0.0.1",
         port=port,
         log=run_dir / "logs" / "tensorboard.log",
@@ -132,7 +132,7 @@ def test_tensorboard_dies_with_a_killed_parent(tmp_path: Path) -> None:
     script = (
         "import sys, signal; from pathlib import Path; from"
         " async_rl.monitoring.tensorboard_process import TensorBoard\nboard ="
-        f" TensorBoard([Path({str(tmp_path)!r})], host='127.0.0.1',"
+        f" TensorBoard(Path({str(tmp_path)!r}), host='127.0.0.1',"
         f" port=0, log=Path({str(tmp_path / 'log')!r}))\n"
         "sys.stdout.write(f'{board.pid} {board.url}\\n'); sys.stdout.flush();"
         " signal.pause()"

@@ -80,7 +80,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 ELSEWHERE = (
     "launch",  # tests/repo/test_documented_launches.py
     *("stop", "resume", "export", "verifier", "init", "scale", "eval", "convert"),
-    *("view", "tensorboard", "replay", "compare"),
+    *("view", "replay", "compare"),
 )
 """Commands that start or end something, or serve until Ctrl-C: tests of their own run them."""
 EXAMPLES = {
