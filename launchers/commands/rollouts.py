@@ -24,6 +24,7 @@ from async_rl.core.types import Group, Trajectory
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.runs.directory import find_run
 from async_rl.runs.samples import Decode, decoder, stored_rollouts, verdicts_of
+from async_rl.runs.view.export import lines
 
 
 def show_rollouts(
@@ -39,9 +40,7 @@ def show_rollouts(
     ] = 3,
     export: Annotated[
         Path | None,
-        typer.Option(
-            help="write every stored sample of --step and --failed to this .jsonl or .parquet file"
-        ),
+        typer.Option(help="write every stored sample of --step and --failed to this .jsonl file"),
     ] = None,
     output_dir: OutputDir = None,
 ) -> None:
@@ -49,7 +48,7 @@ def show_rollouts(
     pages of `async-rl view` colour the tokens too.
 
     Examples: async-rl rollouts; async-rl rollouts --step 12 --failed; async-rl rollouts my-run
-    --best --num 10; async-rl rollouts my-run --export samples.parquet
+    --best --num 10; async-rl rollouts my-run --export samples.jsonl
     """
     # One sample of each group is shown, and it is one of the two.
     if best and worst:
@@ -138,21 +137,17 @@ def _why_none(run_dir: Path) -> str:
 
 def write(run_dir: Path, file: Path, chosen: Filter) -> int:
     """Write the stored samples of the groups that pass a filter, and return their number. Raises
-    ConfigError for an unknown format or a file that exists.
+    ConfigError for a file that exists.
     """
-    from async_rl.runs.view.export import FORMS, rows  # pyarrow takes a while to import
-
-    form = FORMS.get(file.suffix.removeprefix("."))
-    if form is None:
-        raise ConfigError(f"--export {file}: name a file with the suffix .jsonl or .parquet")
     if file.exists():
         raise ConfigError(f"--export {file}: the file exists; choose another name or delete it")
-    number = itertools.count()
-    # Counted while they stream: a store may hold more samples than memory.
-    samples = (row for row in rows(run_dir, decoder(run_dir), chosen) if next(number) >= 0)
+    number = 0
     with file.open("wb") as target:
-        target.writelines(form.stream(samples))
-    return next(number)
+        # One by one: a store may hold more samples than memory.
+        for line in lines(run_dir, decoder(run_dir), chosen):
+            target.write(line)
+            number += 1
+    return number
 
 
 def choose(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 from tables import table
@@ -164,19 +162,11 @@ def test_a_wrong_address_is_explained(client: TestClient, address: str, reason: 
 
 
 @pytest.mark.parametrize("query", ["", "?failed=1", "?step=2"])
-def test_downloads_agree_and_decode(client: TestClient, query: str) -> None:
+def test_a_download_has_every_sample_that_the_filter_leaves(client: TestClient, query: str) -> None:
     lines = client.get(f"/runs/one/trajectories.jsonl{query}").text.splitlines()
     rows = [json.loads(line) for line in lines]
-    table = pq.read_table(
-        io.BytesIO(client.get(f"/runs/one/trajectories.parquet{query}").content)
-    ).to_pylist()
     assert len(rows) == {"": 12, "?failed=1": 2, "?step=2": 4}[query]
-    for row, other in zip(rows, table, strict=True):
-        assert row == other | {
-            "parts": dict(other["parts"]),
-            "behavior_logprobs": row["behavior_logprobs"],
-            "advantages": row["advantages"],
-        }
+    for row in rows:
         assert len(row["token_ids"]) == len(row["versions"]) == len(row["loss_mask"])
         if row["step"] == 2:
             assert len(row["advantages"]) == len(row["token_ids"]) - row["prompt_length"]

@@ -88,7 +88,7 @@ def build_app(library: Library, *, token: str) -> ASGIApp:
         routes=[
             *(page(*row) for row in _PAGES),
             Route(
-                "/runs/{run}/trajectories.{form}",
+                "/runs/{run}/trajectories.jsonl",
                 lambda request: _download(_visit(library, request)),
                 methods=["GET"],
             ),
@@ -122,15 +122,11 @@ def serve(
 
 
 def _download(visit: Visit) -> Response:
-    suffix = visit.path["form"]
-    form = export.FORMS.get(suffix)
-    if form is None:
-        raise ConfigError(f"no such format: {suffix}; there are {', '.join(export.FORMS)}")
     run = visit.run
     return StreamingResponse(
-        form.stream(export.rows(run.path, run.decode, visit.query)),
-        media_type=form.media_type,
-        headers={"content-disposition": f'attachment; filename="{run.name}.{suffix}"'},
+        export.lines(run.path, run.decode, visit.query),
+        media_type="application/x-ndjson",
+        headers={"content-disposition": f'attachment; filename="{run.name}.jsonl"'},
     )
 
 
