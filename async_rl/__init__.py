@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     )
     from async_rl.launchers.api.run import Run, launch, open_run, resume
     from async_rl.launchers.api.verifier import Verifier
-    from async_rl.runs.metrics import Metrics
     from async_rl.runs.samples import Sample
     from async_rl.runs.status import RunState, RunStatus
 
@@ -35,7 +34,6 @@ __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "InfrastructureError",
-    "Metrics",
     "Run",
     "RunFailed",
     "RunState",
@@ -53,7 +51,6 @@ _MODULES = {
     "ConfigError": "core.errors",
     "DeadlineExceeded": "core.errors",
     "InfrastructureError": "core.errors",
-    "Metrics": "runs.metrics",
     "Run": "launchers.api.run",
     "RunFailed": "core.errors",
     "RunState": "runs.status",

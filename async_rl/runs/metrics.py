@@ -6,59 +6,17 @@ import array
 import itertools
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from async_rl.core.extras import require
 from async_rl.core.jsonl import lines_backwards
 from async_rl.core.types import DoubleArray
 
-if TYPE_CHECKING:
-    import pandas
-
 STEP = "step"
-
-
-class Metrics(Mapping[str, DoubleArray]):
-    """The metrics of a run by name: float64 arrays [rows], one row per learner step.
-
-    A mapping, so `metrics["reward/mean"]`, `name in metrics` and `dict(metrics)` work. `step`
-    counts learner steps (0 is the first evaluation), `time_s` is seconds since the start of the
-    run, and docs/metrics.md has the unit of every other name. A value is NaN where the step did not
-    report the metric.
-
-    Raises:
-        KeyError: No step has reported a metric of this name.
-    """
-
-    def __init__(self, columns: Mapping[str, Iterable[float]]) -> None:
-        self._columns = {
-            name: np.array(column, dtype=np.float64) for name, column in columns.items()
-        }
-
-    def __getitem__(self, name: str) -> DoubleArray:
-        return self._columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a DataFrame with the same columns.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        require("pandas", "to_pandas()")
-        import pandas
-
-        return pandas.DataFrame(self._columns)
 
 
 class RowReader:
@@ -132,10 +90,10 @@ class Curves:
         """The metrics that at least one row has, without the step and its time."""
         return sorted(self._columns.keys() - {STEP, "time_s"})
 
-    def columns(self) -> Metrics:
+    def columns(self) -> dict[str, DoubleArray]:
         """Return a copy of all columns."""
         with self._lock:
-            return Metrics(self._columns)
+            return {name: np.array(column) for name, column in self._columns.items()}
 
     def last(self, name: str) -> float | None:
         """Return the newest value of a metric, or None if no row has it."""

@@ -15,6 +15,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DeadlineExceeded, RunFailed
 from async_rl.core.machine import this_machine
 from async_rl.core.os import owner_only
+from async_rl.core.types import DoubleArray
 from async_rl.launchers.api import starting
 from async_rl.protocol.membership import PoolCount
 from async_rl.runs.certificate.certify import certify
@@ -27,7 +28,7 @@ from async_rl.runs.control import (
     wait_for_run,
 )
 from async_rl.runs.directory import find_run
-from async_rl.runs.metrics import Curves, Metrics, RowReader
+from async_rl.runs.metrics import Curves, RowReader
 from async_rl.runs.samples import MOST_GROUPS, Sample, samples
 from async_rl.runs.status import RunState, RunStatus, config_of, status_of
 
@@ -176,8 +177,13 @@ class Run:
         """
         return certify(self.directory)
 
-    def metrics(self) -> Metrics:
-        """Return the metrics of all steps so far as columns, float64 [steps] each."""
+    def metrics(self) -> dict[str, DoubleArray]:
+        """Return the metrics by name, float64 [rows] each, one row per learner step so far.
+
+        `step` counts learner steps (0 is the first evaluation), `time_s` is seconds since the start
+        of the run, and docs/metrics.md has the unit of every other name. A value is NaN where the
+        step did not report the metric.
+        """
         curves = Curves(self.directory)
         curves.refresh()
         return curves.columns()

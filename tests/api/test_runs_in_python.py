@@ -169,12 +169,6 @@ def test_metrics_are_columns_with_nan_where_a_step_reported_nothing(
     assert run.config.num_steps == 3
 
 
-def test_without_pandas_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ConfigError, match=r"to_pandas\(\) needs .*; pip install pandas"):
-        async_rl.Metrics({"step": [1.0]}).to_pandas()
-
-
 def test_rows_of_a_replaced_file_are_read_again_only_if_they_changed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     reader = RowReader(tmp_path)
