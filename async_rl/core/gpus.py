@@ -7,29 +7,24 @@ without the driver, and the variable may name devices that do not exist.
 from __future__ import annotations
 
 import contextlib
-import itertools
 
 import pynvml
 
 from async_rl.core.frozen import frozen
-
-_P2P_READ = 0  # pynvml 13 declares its constant for it as the tuple (0,), which ctypes refuses
 
 
 @frozen
 class Gpu:
     """One device.
 
-    memory_mb: its whole memory.  is_mig: whether it is divided into instances (MIG).  num_nvlinks:
-    active NVLink connections.  numa_node: the memory node that it is attached to, None where the
-    driver does not report one.
+    memory_mb: its whole memory.  is_mig: whether it is divided into instances (MIG).
+    numa_node: the memory node that it is attached to, None where the driver does not report one.
     """
 
     uuid: str
     name: str
     memory_mb: int
     is_mig: bool = False
-    num_nvlinks: int = 0
     numa_node: int | None = None
 
 
@@ -38,13 +33,11 @@ class Gpus:
     """The answer of the driver.
 
     driver: its version.  devices: in the driver's order, as with CUDA_DEVICE_ORDER=
-    PCI_BUS_ID.  without_p2p: pairs of positions whose devices cannot read each other's memory.
-    problem: the reason if the driver did not answer, else empty.
+    PCI_BUS_ID.  problem: the reason if the driver did not answer, else empty.
     """
 
     driver: str = ""
     devices: tuple[Gpu, ...] = ()
-    without_p2p: tuple[tuple[int, int], ...] = ()
     problem: str = ""
 
 
@@ -58,13 +51,9 @@ def read_gpus() -> Gpus:
     try:
         num = pynvml.nvmlDeviceGetCount()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(num)]
-        pairs = itertools.combinations(range(num), 2)
         return Gpus(
             driver=pynvml.nvmlSystemGetDriverVersion(),
             devices=tuple(_gpu(handle) for handle in handles),
-            without_p2p=tuple(
-                (one, other) for one, other in pairs if not _has_p2p(handles[one], handles[other])
-            ),
         )
     except pynvml.NVMLError as error:
         return Gpus(problem=str(error))
@@ -75,25 +64,15 @@ def read_gpus() -> Gpus:
 def _gpu(handle: object) -> Gpu:
     is_mig = False
     numa_node = None
-    num_nvlinks = 0
-    # Some devices lack one of these three facts, and are usable without it.
+    # Some devices lack one of these two facts, and are usable without it.
     with contextlib.suppress(pynvml.NVMLError):
         is_mig = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     with contextlib.suppress(pynvml.NVMLError):
         numa_node = int(pynvml.nvmlDeviceGetNumaNodeId(handle))
-    with contextlib.suppress(pynvml.NVMLError):
-        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-            num_nvlinks += int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
     return Gpu(
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         name=pynvml.nvmlDeviceGetName(handle),
         memory_mb=pynvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20,
         is_mig=is_mig,
-        num_nvlinks=num_nvlinks,
         numa_node=numa_node,
     )
-
-
-def _has_p2p(one: object, other: object) -> bool:
-    status = pynvml.nvmlDeviceGetP2PStatus(one, other, _P2P_READ)
-    return bool(status == pynvml.NVML_P2P_STATUS_OK)

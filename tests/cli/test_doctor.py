@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.gpus import Gpu, Gpus
 from async_rl.core.machine import Machine
 from async_rl.launchers.commands import doctor as doctor_command
@@ -16,17 +15,13 @@ from async_rl.launchers.commands.findings import (
     Finding,
     of_cores,
     of_disk,
-    of_files,
     of_gpus,
     of_jail,
     of_memory,
     of_packages,
     of_python,
-    of_ray,
     of_shared_memory,
-    of_slurm,
 )
-from async_rl.training import checkpoints
 
 INSTALLED: dict[str, str | None] = dict.fromkeys(
     ("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard"), "1"
@@ -75,17 +70,9 @@ def of_driver(num: int) -> Gpus:
         (of_shared_memory(64, num_gpus=0), "weak", "64 MB free"),
         (of_shared_memory(500, num_gpus=0), "ok", "500 MB free"),
         (of_shared_memory(500, num_gpus=2), "weak", "500 MB free"),
-        (of_files(-1), "ok", "no limit"),
-        (of_files(256), "weak", "256"),
         (of_disk("/d", 9, 400.0, 2.0), "ok", "400 MB/s"),
         (of_disk("/d", 9, 40.0, 2.0), "weak", "40 MB/s"),
         (of_disk("/d", 9, 400.0, 70.0), "weak", "70.0 ms"),
-        (of_ray("2.60", ""), "ok", "starts its own"),
-        (of_ray("2.60", "127.0.0.1:1"), "weak", "127.0.0.1:1 does not answer"),
-        (of_ray(None, ""), "weak", "not installed"),
-        (of_slurm("/usr/bin/sbatch", "/usr/bin/srun"), "ok", "/usr/bin/sbatch"),
-        (of_slurm("/usr/bin/sbatch", None), "weak", "no srun"),
-        (of_slurm(None, None), "ok", "no sbatch"),
         (of_jail(1, []), "ok", "namespaces"),
         (of_jail(2, ["no user namespaces"]), "weak", "no user namespaces"),
         (of_jail(0, ["nothing works"]), "bad", "nothing works"),
@@ -112,32 +99,9 @@ def test_the_exit_code_is_one_only_if_no_run_can_work(
 
 def test_it_looks_at_this_machine_and_leaves_nothing_behind(tmp_path: Path, async_rl: Any) -> None:
     code, shown, _ = async_rl("doctor", "--directory", str(tmp_path / "not" / "yet"))
-    subjects = "interpreter packages cores memory GPUs files shared ports disk jail"
+    subjects = "interpreter packages cores memory GPUs shared disk jail"
     assert [subject for subject in subjects.split() if subject not in shown] == []
     assert code == (1 if "bad" in shown else 0)
     assert list(tmp_path.iterdir()) == []
     _, shown, _ = async_rl("doctor", "--directory", "/proc/self")
     assert re.search("bad +disk", shown)
-
-
-def test_the_checkpoints_of_a_run_are_compared_with_their_checksums(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, async_rl: Any
-) -> None:
-    monkeypatch.setattr(doctor_command, "examine", lambda *_: [])
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/config.yaml").write_text("")
-    for version in (5, 10):
-        directory = checkpoints.directory_of(tmp_path / "mine", version)
-        directory.mkdir(parents=True)
-        (directory / "0.bin").write_bytes(bytes(100))
-        write_sums(directory, sums_of(directory))
-
-    def shown() -> tuple[int, str]:
-        code, out, _ = async_rl("doctor", str(tmp_path / "mine"))
-        return code, " ".join(out.split())
-
-    assert (shown()[0], "mine: 2 have their checksums" in shown()[1]) == (0, True)
-    (directory / "0.bin").write_bytes(bytes(99) + b"x")
-    code, text = shown()
-    assert code == 1
-    assert "step_000010 is damaged: 0.bin does not have" in text

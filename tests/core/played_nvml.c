@@ -1,15 +1,14 @@
 /* A library that answers like NVIDIA's NVML, for tests on machines without a GPU.
 
 PLAYED_DRIVER is the driver's version; without it the library fails to start, as it does without a
-loaded kernel module. PLAYED_GPUS lists the devices as memory_gb:mig:nvlinks:numa, separated by
-commas; a negative number stands for "not supported". PLAYED_P2P=0 means that no pair of devices
-can read each other's memory. */
+loaded kernel module. PLAYED_GPUS lists the devices as memory_gb:mig:numa, separated by commas;
+a negative number stands for "not supported". */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { OK = 0, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9 };
-typedef struct { long memory_gb; int mig, nvlinks, numa; } Device;
+typedef struct { long memory_gb; int mig, numa; } Device;
 static Device devices[16];
 static int num_devices;
 
@@ -20,7 +19,7 @@ int nvmlInitWithFlags(unsigned flags) {
     if (list) strncpy(copy, list, sizeof copy - 1);
     for (num_devices = 0; (item = strtok_r(rest, ",", &rest)); num_devices++) {
         Device *d = &devices[num_devices];
-        sscanf(item, "%ld:%d:%d:%d", &d->memory_gb, &d->mig, &d->nvlinks, &d->numa);
+        sscanf(item, "%ld:%d:%d", &d->memory_gb, &d->mig, &d->numa);
     }
     return OK;
 }
@@ -38,14 +37,3 @@ int nvmlDeviceGetMigMode(void *d, unsigned *now, unsigned *later) {
     return OK;
 }
 int nvmlDeviceGetNumaNodeId(void *d, int *node) { *node = ((Device *)d)->numa; return *node < 0 ? NOT_SUPPORTED : OK; }
-int nvmlDeviceGetNvLinkState(void *d, unsigned link, unsigned *active) {
-    int links = ((Device *)d)->nvlinks;
-    *active = (int)link < links;
-    return links < 0 ? NOT_SUPPORTED : OK;
-}
-int nvmlDeviceGetP2PStatus(void *a, void *b, int kind, int *status) {
-    char *p2p = getenv("PLAYED_P2P");
-    (void)a, (void)b, (void)kind;
-    *status = p2p && *p2p == '0';
-    return OK;
-}

@@ -13,7 +13,6 @@ import pytest
 from async_rl.core.gpus import Gpu, Gpus
 from async_rl.core.machine import visible_gpus
 from async_rl.launchers.commands import findings
-from async_rl.launchers.commands.findings import of_gpu_links
 
 SOURCE = Path(__file__).with_name("played_nvml.c")
 
@@ -46,28 +45,20 @@ def read(played: Path, **variables: str) -> Gpus:
 
 
 def test_the_driver_reports_every_device_and_what_it_lacks(played: Path) -> None:
-    gpus = read(played, PLAYED_DRIVER="580.65.06", PLAYED_GPUS="80:0:18:0,80:1:18:1,40:-1:-1:-1")
+    gpus = read(played, PLAYED_DRIVER="580.65.06", PLAYED_GPUS="80:0:0,80:1:1,40:-1:-1")
     assert gpus.driver == "580.65.06"
     assert gpus.devices == (
-        Gpu(uuid="GPU-0", name="Played 80 GB", memory_mb=81920, num_nvlinks=18, numa_node=0),
+        Gpu(uuid="GPU-0", name="Played 80 GB", memory_mb=81920, numa_node=0),
         Gpu(
             uuid="GPU-1",
             name="Played 80 GB",
             memory_mb=81920,
             is_mig=True,
-            num_nvlinks=18,
             numa_node=1,
         ),
         Gpu(uuid="GPU-2", name="Played 40 GB", memory_mb=40960),
     )
-    assert (gpus.without_p2p, gpus.problem) == ((), "")
-
-
-def test_pairs_without_peer_access_are_reported(played: Path) -> None:
-    gpus = read(
-        played, PLAYED_DRIVER="580", PLAYED_GPUS="80:0:0:0,80:0:0:0,80:0:0:0", PLAYED_P2P="0"
-    )
-    assert gpus.without_p2p == ((0, 1), (0, 2), (1, 2))
+    assert gpus.problem == ""
 
 
 def test_a_driver_that_does_not_start_is_a_problem_and_no_gpus(played: Path) -> None:
@@ -76,7 +67,7 @@ def test_a_driver_that_does_not_start_is_a_problem_and_no_gpus(played: Path) -> 
     assert "Driver Not Loaded" in gpus.problem
 
 
-PAIR = "80:0:18:0,80:0:18:1"
+PAIR = "80:0:0,80:0:1"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +100,6 @@ def test_doctor_asks_the_driver(
 
 def two(**changes: object) -> Gpus:
     one: dict[str, object] = {"uuid": "GPU-a", "name": "H100", "memory_mb": 80 << 10}
-    one["num_nvlinks"] = 18
     devices = (Gpu(**one), Gpu(**{**one, "uuid": "GPU-b", **changes}))  # type: ignore[arg-type]
     return Gpus(driver="580.65", devices=devices)
 
@@ -128,14 +118,6 @@ def test_each_weakness_of_gpus_has_its_verdict(gpus: Gpus, state: str, words: st
     finding = findings.of_gpus(machine, gpus, None, "2.29")
     assert (finding.state, words in finding.result) == (state, True)
     assert (finding.remedy == "") == (state == "ok")
-
-
-def test_links_name_the_way_data_take() -> None:
-    assert of_gpu_links(two()).result == "NVLink, 18 links per GPU; one memory node"
-    assert "P2P over PCIe" in of_gpu_links(two(num_nvlinks=0)).result
-    apart = Gpus(driver="580", devices=two(numa_node=1).devices, without_p2p=((0, 1),))
-    assert of_gpu_links(apart).state == "weak"
-    assert "such as 0 and 1; memory nodes 1" in of_gpu_links(apart).result
 
 
 @pytest.mark.parametrize(
