@@ -138,6 +138,7 @@ class RpcServer:
         self._socket.curve_server = True
         self._socket.curve_publickey = keys.server_public.encode()
         self._socket.curve_secretkey = keys.server_secret.encode()
+        self._monitor = self._socket.get_monitor_socket(_REFUSED)
         try:
             self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -161,22 +162,17 @@ class RpcServer:
                 task.add_done_callback(lambda _: self._slots.release())
 
     async def _name_strangers(self) -> None:
-        monitor = self._socket.get_monitor_socket(_REFUSED)
-        try:
-            for number in itertools.count(1):
-                await recv_monitor_message(monitor)
-                # The first, the tenth, the hundredth: a stranger must not fill the log.
-                if number == 10 ** (len(str(number)) - 1):
-                    _log.warning(
-                        "a process without the keys of this run has tried to use %s, and was"
-                        " refused (%d times by now); other users of this machine or network can do"
-                        " that, and read or change nothing",
-                        self.address,
-                        number,
-                    )
-        finally:
-            self._socket.disable_monitor()
-            monitor.close()  # an open socket would hold up the end of its context
+        for number in itertools.count(1):
+            await recv_monitor_message(self._monitor)
+            # The first, the tenth, the hundredth: a stranger must not fill the log.
+            if number == 10 ** (len(str(number)) - 1):
+                _log.warning(
+                    "a process without the keys of this run has tried to use %s, and was"
+                    " refused (%d times by now); other users of this machine or network can do"
+                    " that, and read or change nothing",
+                    self.address,
+                    number,
+                )
 
     async def _next(self) -> list[bytes]:
         """Return the frames of the next request."""
@@ -197,8 +193,8 @@ class RpcServer:
     def close(self) -> None:
         """Close the socket; queued replies may leave for one more second."""
         self._authenticator.stop()
-        self._socket.close()
-        self._context.term()
+        # With every socket of it: one that stays open would hold up the end for ever.
+        self._context.destroy()
 
     def __enter__(self) -> Self:
         return self
@@ -277,7 +273,7 @@ class RpcClient:
                 future.set_exception(Unavailable(f"the connection to {self.address} was closed"))
         self._socket.close(linger=linger_ms)
         if self._owns_context:
-            self._context.term()
+            self._context.destroy()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,6 +1,7 @@
 """Facts about requests and replies over ZeroMQ."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -180,6 +181,19 @@ async def test_an_unexpected_exception_in_a_handler_ends_the_server(keys: Keys) 
     with pytest.raises(ExceptionGroup) as caught:
         task.result()
     assert caught.group_contains(ZeroDivisionError)
+
+
+async def test_a_server_closes_although_its_task_has_not_ended(keys: Keys) -> None:
+    server = RpcServer("127.0.0.1", 0, keys, {RequestWork: empty})
+    task = asyncio.create_task(server.serve())
+    async with RpcClient(server.address, keys) as client:
+        await client.call(ask(1), timeout_s=5)
+    # Of the thread only its end is looked at: a server that waits for a socket waits for ever.
+    closing = threading.Thread(target=server.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    task.cancel()
 
 
 def test_every_request_names_its_reply() -> None:
