@@ -1,16 +1,15 @@
-"""The number of generators that a run needs, from the steps per second that it would make with each
-of several numbers.
+"""The number of generators that a run needs, from two shares of time.
 
-A forecast from recorded times gives these rates. Without a forecast they follow from two shares of
-time: with n generators that are held back a share h of the time, and a learner that waits a share
-w, n * (1 - h) * g groups are generated per second and (1 - w) * c are trained. In the long run both
+With n generators that are held back a share h of the time, and a learner that waits a share w,
+n * (1 - h) * g groups are generated per second and (1 - w) * c are trained. In the long run both
 are equal, so a learner that never waits trains c = g * n * (1 - h) / (1 - w) groups per second, and
 n * (1 - h) / (1 - w) generators make as many and are never held back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 
 from async_rl.core.frozen import frozen
 
@@ -26,7 +25,7 @@ _LEAST_GAIN = 0.25
 # long response or one save must not change the number.
 TOLERANCE = 0.1
 
-# A smaller number suffices if it is nearly as fast as the fastest: when growing at 95 %, when
+# A smaller number suffices if it is nearly as fast as the balance: when growing at 95 %, when
 # shrinking at 98 %. With one limit, a rate at the limit would go to and fro between two numbers.
 _GROWS_TO = 0.95
 _SHRINKS_TO = 0.98
@@ -74,38 +73,6 @@ def balanced(count: int, *, learner_waits: float, held_back: float) -> float:
     return min(count * (1.0 - held_back) / max(1.0 - learner_waits, 1e-9), count * 1000.0)
 
 
-def candidates(count: int, bounds: Sequence[int]) -> list[int]:
-    """Return the numbers of generators to forecast, `count` first."""
-    least, most = bounds
-    numbers = {count // 2, count - 1, count + 1, count + count // 2, 2 * count} - {count}
-    return [count, *sorted(n for n in numbers if least <= n <= most)]
-
-
-def rates_by_shares(count: int, window: Window, bounds: Sequence[int]) -> dict[int, float]:
-    """Return the steps per second with each allowed number of generators, relative to those of a
-    learner that never waits. Only the present number is known in a run that is in balance.
-    """
-    if not (window.is_starved or window.is_crowded):
-        return {count: 1.0}
-    least, most = bounds
-    numbers = range(least, min(most, _MOST_GROWTH * count) + 1)
-    balance = balanced(
-        count + window.others, learner_waits=window.learner_waits, held_back=window.held_back
-    )
-    return {number: min(1.0, (number + window.others) / balance) for number in numbers}
-
-
-def fewest(count: int, rates: Mapping[int, float]) -> int:
-    """Return the fewest generators that are nearly as fast as the fastest number.
-
-    rates: steps per second by number of generators, the present number `count` among them.
-    """
-    best = max(rates.values())
-    grown = min(number for number, rate in rates.items() if rate >= _GROWS_TO * best)
-    shrunk = min(number for number, rate in rates.items() if rate >= _SHRINKS_TO * best)
-    return grown if grown > count else min(shrunk, count)
-
-
 @frozen
 class _Trial:
     """The state before generators were added: their number, and tokens per second of all."""
@@ -127,14 +94,8 @@ class Steering:
         self._most = max(bounds, default=0)
         self._trial: _Trial | None = None
 
-    def decide(
-        self, count: int, window: Window, forecast: Mapping[int, float] | None = None
-    ) -> Decision:
-        """Decide the number of generators after a window with `count` of them.
-
-        forecast: steps per second by number of generators. A forecast without `count` is from
-        before a change, so the shares of time decide.
-        """
+    def decide(self, count: int, window: Window) -> Decision:
+        """Decide the number of generators after a window with `count` of them."""
         least, most = self._bounds
         trial = self._trial
         self._trial = None
@@ -147,20 +108,19 @@ class Steering:
             refuted = self._refuted(trial, count, window)
             if refuted is not None:
                 return refuted
-        if forecast and count in forecast:
-            rates = forecast
-            shown = (f"{rate * 3600:.0f} with {number}" for number, rate in sorted(rates.items()))
-            reason = f"forecast from recorded times, in steps/hour: {', '.join(shown)}"
-        else:
-            rates = rates_by_shares(count, window, self._bounds)
-            waits = window.learner_waits
-            held_back = window.held_back
-            balance = balanced(count + window.others, learner_waits=waits, held_back=held_back)
-            reason = (
-                f"the learner waits {waits:.0%} of the time, generators are held back"
-                f" {held_back:.0%}: {balance:.1f} generators would balance"
-            )
-        wanted = min(fewest(count, rates), max(count, self._most))
+        present = count + window.others
+        waits = window.learner_waits
+        held_back = window.held_back
+        balance = balanced(present, learner_waits=waits, held_back=held_back)
+        reason = (
+            f"the learner waits {waits:.0%} of the time, generators are held back {held_back:.0%}:"
+            f" {balance:.1f} generators would balance"
+        )
+        wanted = count
+        if window.is_starved or window.is_crowded:
+            enough = (_GROWS_TO if balance > present else _SHRINKS_TO) * balance
+            wanted = max(math.ceil(enough) - window.others, least)
+        wanted = min(wanted, _MOST_GROWTH * count, max(count, self._most))
         if wanted > count:
             self._trial = _Trial(count=count, tokens_per_s=window.tokens_per_s)
         return Decision(wanted=wanted, reason=reason)

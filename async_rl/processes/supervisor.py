@@ -30,7 +30,6 @@ from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control
 from async_rl.runtime.directory import Connections, Peer
 from async_rl.supervision import outcome as outcomes
-from async_rl.supervision.autoscaling import Forecast
 from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.guests import Guests
@@ -49,22 +48,17 @@ _FINAL_EVALUATION_S = 60.0  # the final numbers are worth a minute, not an endle
 _CLOSE_S = 10.0  # generators, verifiers and the buffer have nothing to save
 
 
-def run_supervised(
-    *, config: RunConfig, run_dir: Path, launcher: Launcher, forecast: Forecast
-) -> int:
+def run_supervised(*, config: RunConfig, run_dir: Path, launcher: Launcher) -> int:
     """Run `config` in `run_dir` to its end; return the exit code. No process outlives the call."""
-    supervisor = Supervisor(config=config, run_dir=run_dir, launcher=launcher, forecast=forecast)
+    supervisor = Supervisor(config=config, run_dir=run_dir, launcher=launcher)
     return asyncio.run(supervisor.run())
 
 
 class Supervisor:
     """The supervisor of one run."""
 
-    def __init__(
-        self, *, config: RunConfig, run_dir: Path, launcher: Launcher, forecast: Forecast
-    ) -> None:
+    def __init__(self, *, config: RunConfig, run_dir: Path, launcher: Launcher) -> None:
         self._config = config
-        self._forecast = forecast
         self._run_dir = run_dir.absolute()
         self._launcher = launcher
         self._log = configure_logging(self._run_dir, "supervisor")
@@ -177,7 +171,6 @@ class Supervisor:
             registry=self._registry,
             connect=connections,
             headroom=Headroom(self._config, model_path, free_memory_mb),
-            forecast=self._forecast,
             log=self._log,
         )
         stall_watch = StallWatch(self._registry, self._liveness, self._config.timeouts)

@@ -1,51 +1,30 @@
-"""The autoscaler: decides how many generators a run needs, from a forecast of the run or, without
-one, from the shares of time of its members.
+"""The autoscaler: decides how many generators a run needs, from the shares of time of its members.
 
-takes: a function that forecasts; the registry
+takes: the registry
 returns: the number of generators from now on, and the reason
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-
 from async_rl.config.pools import GENERATORS, evaluates_only
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.monitoring.bottleneck import mean_rates, total_rate
-from async_rl.planning.scaling import Decision, Steering, Window, candidates
+from async_rl.planning.scaling import Decision, Steering, Window
 from async_rl.protocol.membership import Member
 from async_rl.supervision.registry import Registry
-
-_REST = 20  # a forecast takes at most a twentieth of one core
-
-Forecast = Callable[[Sequence[int]], Mapping[int, float]]
-"""Steps per second by the number of training generators; the first number is the present one.
-Raises ConfigError or InfrastructureError with the reason why there is no forecast.
-"""
 
 
 class Autoscaler:
     """The decisions of one run."""
 
-    def __init__(
-        self, config: RunConfig, registry: Registry, forecast: Forecast, log: logging.Logger
-    ) -> None:
+    def __init__(self, config: RunConfig, registry: Registry) -> None:
         self._config = config
         self._registry = registry
-        self._forecast = forecast
-        self._log = log
         self._steering = Steering(config.generators.autoscale)
         self._before: list[Member] = []
         self._count_before = 0
-        self._rates: dict[int, float] = {}
-        self._rests_until_s = 0.0
-        self._no_forecast = ""
 
-    async def decide(self) -> Decision | None:
+    def decide(self) -> Decision | None:
         """Return the decision after the window since the last call; None if nothing is to change,
         or if not all training generators served for the whole window.
         """
@@ -78,24 +57,5 @@ class Autoscaler:
             tokens_per_s=total_rate(members, before, "generator", "tokens_generated"),
             others=sum(wanted.values()),
         )
-        if before and time.monotonic() >= self._rests_until_s:
-            await self._update_rates(candidates(count, bounds), window.others)
-        decision = self._steering.decide(count, window, self._rates)
+        decision = self._steering.decide(count, window)
         return decision if decision.wanted != count else None
-
-    async def _update_rates(self, numbers: Sequence[int], others: int) -> None:
-        """Forecast the rates of these numbers of generators in the pool."""
-        start_s = time.monotonic()
-        reason = ""
-        self._rates = {}
-        try:
-            # In a thread: a large run takes seconds, and members must get their answers meantime.
-            rates = await asyncio.to_thread(self._forecast, [n + others for n in numbers])
-            self._rates = {number - others: rate for number, rate in rates.items()}
-        except (ConfigError, InfrastructureError) as error:
-            reason = str(error)
-        # Logged once: the reason of a young run contains its number of steps, so it always differs.
-        if reason and not self._no_forecast:
-            self._log.info("no forecast: %s; autoscaling uses the shares of time", reason)
-        self._no_forecast = reason
-        self._rests_until_s = time.monotonic() + _REST * (time.monotonic() - start_s)

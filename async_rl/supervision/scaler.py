@@ -1,8 +1,7 @@
 """Keeps as many processes of each pool as are wanted, while the other processes and the learner
 continue.
 
-takes: counts from people (`async-rl scale`); with generators.autoscale a forecast from the run's
-recorded times, or the members' shares of time
+takes: counts from people (`async-rl scale`); with generators.autoscale the members' shares of time
 waits for: the next interval of the autoscaler; the end of processes that leave
 returns: specs to the fleet; `<run>/scale.json`, so that a resumed run has the same counts
 woken by: the clock, a process that has left
@@ -41,7 +40,7 @@ from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining
 from async_rl.protocol.generator import Drain
 from async_rl.protocol.membership import Member
 from async_rl.runtime.directory import Connections, Incarnation
-from async_rl.supervision.autoscaling import Autoscaler, Forecast
+from async_rl.supervision.autoscaling import Autoscaler
 from async_rl.supervision.child import Child
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.registry import Registry
@@ -81,12 +80,11 @@ class Scaler:
         registry: Registry,
         connect: Connections,
         headroom: Headroom,
-        forecast: Forecast,
         log: logging.Logger,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._autoscaler = Autoscaler(config, registry, forecast, log)
+        self._autoscaler = Autoscaler(config, registry)
         self._headroom = headroom
         self._machine = machine
         self._fleet = fleet
@@ -233,7 +231,7 @@ class Scaler:
         """Decide every timeouts.autoscale_s."""
         while True:
             await asyncio.sleep(self._config.timeouts.autoscale_s)
-            decision = await self._autoscaler.decide()
+            decision = self._autoscaler.decide()
             if decision is not None and self._has_memory_for(decision):
                 self._want(GENERATORS, decision.wanted, decision.reason)
                 self._reconcile()

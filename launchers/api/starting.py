@@ -8,7 +8,6 @@ configuration in the run's directory is complete before the first process starts
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import subprocess
 import sys
@@ -71,7 +70,6 @@ def supervise(config: RunConfig, run_dir: Path) -> int:
     from async_rl.monitoring.terminal import Terminal
     from async_rl.processes.supervisor import run_supervised
     from async_rl.runs.certificate.origin import note_origin
-    from async_rl.runs.forecast.explain import live_rates
     from async_rl.runs.status import result_lines
 
     note_origin(run_dir)
@@ -79,7 +77,6 @@ def supervise(config: RunConfig, run_dir: Path) -> int:
         config=config,
         run_dir=run_dir,
         launcher=backend_of(config).make(run_dir, config),
-        forecast=functools.partial(live_rates, run_dir, config),
     )
     # The run is complete; a closed terminal must not change its exit code.
     with contextlib.suppress(OSError):

@@ -14,9 +14,8 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
-from rich.text import Text
 
 from async_rl.launchers.api.run import ended
 from async_rl.launchers.commands.options import OutputDir, Run, console
@@ -29,7 +28,6 @@ from async_rl.runs.status import result_lines, status_of
 _REDRAW_S = 1.0
 _RATES_OVER = 10
 """Pictures: rates and the bottleneck cover about the last ten seconds."""
-_FORECAST_EVERY_S = 30.0  # of a large run it takes seconds
 
 
 def status(
@@ -41,8 +39,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     output_dir: OutputDir = None,
 ) -> None:
-    """Show the work and the waits of each process, the part that delays the run, and the
-    change that would help most.
+    """Show the work and the waits of each process, and the part that delays the run.
 
     Examples: async-rl status; async-rl status --watch; async-rl status my-run --json
     """
@@ -59,7 +56,6 @@ def status(
             console().print(_without_answer(run_dir), soft_wrap=True)
         else:
             console().print(_picture(reply, None))
-            console().print(_forecast(run_dir), soft_wrap=True)
 
 
 def _watch(run_dir: Path) -> None:
@@ -86,29 +82,17 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
 
     answers: collections.deque[StatusReply] = collections.deque(maxlen=_RATES_OVER)
     last = ""
-    line = Text()
-    line_s = -_FORECAST_EVERY_S
     # A run that starts has a process before it has a socket.
     while (reply := ask_status(run_dir)) is not None or living_pid(run_dir) is not None:
         if reply is None:
             yield _without_answer(run_dir)
         else:
             before = answers[0] if answers else None
-            # A simulation of the run may take longer than a redraw.
-            if time.monotonic() - line_s >= _FORECAST_EVERY_S:
-                line = _forecast(run_dir)
-                line_s = time.monotonic()
-            yield Group(_picture(reply, before, last), line)
+            yield _picture(reply, before, last)
             past = before.members if before is not None else ()
             last = bottleneck(training_members(reply), past, last=last)
             answers.append(reply)
         time.sleep(_REDRAW_S)
-
-
-def _forecast(run_dir: Path) -> Text:
-    from async_rl.runs.forecast.explain import best_change
-
-    return Text(best_change(run_dir), style="cyan")
 
 
 def _picture(reply: StatusReply, before: StatusReply | None, last: str = "") -> RenderableType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import shutil
 import sqlite3
@@ -16,13 +17,12 @@ from starlette.testclient import TestClient
 from warm_processes import run_command
 
 from async_rl.buffer.store.schema import SCHEMA_VERSION
+from async_rl.buffer.store.times import group_times
 from async_rl.composition.compose import write_config
 from async_rl.config import base
-from async_rl.core.errors import ConfigError
 from async_rl.core.heads import pack_group
-from async_rl.planning.scaling import fewest
 from async_rl.protocol.buffer import PutGroup
-from async_rl.runs.forecast.explain import best_change, explain, live_rates
+from async_rl.runs.forecast.explain import explain
 from async_rl.runs.forecast.recorded import read_times
 from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.status import config_of
@@ -123,37 +123,14 @@ def test_the_web_view_has_a_plan_and_names_settings_without_a_known_effect(
     assert (refused.status_code, "did you mean generators.count" in refused.text) == (404, True)
 
 
-def test_a_live_run_is_forecast_for_the_autoscaler_and_for_status(
-    run_dir: Path, tmp_path: Path
+def test_a_long_run_is_explained_by_its_newest_groups(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One generator makes both groups of a step at once, so a second one gains nothing."""
-    config = config_of(run_dir)
-    rates = live_rates(run_dir, config, [1, 2])
-    assert rates == {1: pytest.approx(2 / 3), 2: pytest.approx(2 / 3)}
-    assert fewest(2, live_rates(run_dir, config, [2, 1])) == 1
-    line = best_change(run_dir)
-    assert line.startswith("forecast: +100% with buffer.max_staleness_versions=1 ")
-    with pytest.raises(ConfigError, match="recording=off"):
-        live_rates(run_dir, base.replace(config, recording="off"), [1])
-    slower = Path(shutil.copytree(run_dir, tmp_path / "slower"))
-    with sqlite3.connect(slower / "store.sqlite") as store:
-        store.execute("UPDATE steps SET committed_s=committed_s + version")
-    with pytest.raises(ConfigError, match=r"differs from the measured one by \+"):
-        live_rates(slower, config, [1])
-    assert "the simulated rate differs" in best_change(slower)
-    with sqlite3.connect(slower / "store.sqlite") as store:
-        store.execute("DELETE FROM steps WHERE version > 7")
-    with pytest.raises(ConfigError, match="has 7 recorded steps; at least 8"):
-        live_rates(slower, config, [1])
-    assert "no forecast: slower has 7 recorded steps" in best_change(slower)
-
-
-def test_a_long_run_is_explained_by_its_newest_groups(run_dir: Path) -> None:
-    config = config_of(run_dir)
-    recorded = read_times(run_dir, config, most=18)
+    newest = functools.partial(group_times, most=18)
+    monkeypatch.setattr("async_rl.runs.forecast.recorded.group_times", newest)
+    recorded = read_times(run_dir, config_of(run_dir))
     assert (recorded.first_step, len(recorded.train)) == (4, 18)
     assert recorded.steps_per_s == pytest.approx(2 / 3)
-    assert profile_of(run_dir, config, most=18).scenario.num_steps == 9
 
 
 def test_a_plan_takes_the_setting_by_which_the_run_scores(run_dir: Path) -> None:

@@ -68,8 +68,8 @@ def test_a_resume_that_fails_before_its_learner_starts_is_at_the_step_of_its_che
     config = compose(
         "grpo_code", ["run_name=mine", "num_steps=9", "monitoring.tensorboard_port=null"]
     )
-    nothing: Any = None  # nothing is launched or forecast
-    status = run_supervised(config=config, run_dir=run_dir, launcher=nothing, forecast=nothing)
+    nothing: Any = None  # nothing is launched
+    status = run_supervised(config=config, run_dir=run_dir, launcher=nothing)
     assert status == 1
     said = capsys.readouterr().out
     assert "the run has failed at step 6 of 9" in said

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -42,8 +42,6 @@ class ScaledRun:
 
     def __init__(self, config: RunConfig, run_dir: Path, machine: Machine = MACHINE) -> None:
         self.free_mb = 100_000
-        self.rates: dict[int, float] | None = None
-        self.num_forecasts = 0
         self.registry = virtual_registry()
         self.registry.wanted = wanted_counts(config, run_dir)
         self.launcher = ScriptedLauncher(self.serve, run_dir / "out")
@@ -66,15 +64,8 @@ class ScaledRun:
             registry=self.registry,
             connect=connect,
             headroom=headroom,
-            forecast=self.forecast,
             log=log,
         )
-
-    def forecast(self, numbers: Sequence[int]) -> dict[int, float]:
-        self.num_forecasts += 1
-        if self.rates is None:
-            raise ConfigError("the test has no recording")
-        return {number: self.rates[number] for number in numbers}
 
     def serve(self, spec: ProcessSpec, process: Scripted) -> None:
         message = Register(name=spec.name, role=spec.role, pid=process.pid, address="")
@@ -316,46 +307,3 @@ def test_the_autoscaler_adds_nobody_where_memory_does_not_suffice_and_says_so(
 
     with_run(config, tmp_path, act)
     assert "10 MB are free" in caplog.text
-
-
-def test_the_forecast_decides_where_it_contradicts_the_shares_of_time(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The learner waits half the time, but a second generator would gain nothing until the forecast
-    says otherwise.
-    """
-    config = compose("grpo_code", [*AUTOSCALED, "generators.count=2"])
-    caplog.set_level(logging.INFO)
-
-    async def act(run: ScaledRun) -> None:
-        run.rates = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
-        await run.until("buffer", "learner-0", "verifier-0", "generator-0", "generator-1")
-        await work_until(run, lambda: run.registry.wanted["generators"] != 2)
-        assert run.registry.wanted["generators"] == 1
-
-    with_run(config, tmp_path, act)
-    assert (
-        "forecast from recorded times, in steps/hour: 3600 with 1, 3600 with 2, 3600 with 3"
-        in caplog.text
-    )
-
-
-def test_without_a_forecast_the_shares_decide_and_the_reason_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = compose("grpo_code", AUTOSCALED)
-    caplog.set_level(logging.INFO)
-
-    async def act(run: ScaledRun) -> None:
-        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        await work_until(
-            run,
-            lambda: run.registry.wanted["generators"] != 1,
-            # In balance, until the forecast was asked for three times.
-            waiting=lambda: 0.5 if run.num_forecasts >= 3 else 0.0,
-        )
-
-    with_run(config, tmp_path, act)
-    text = "no forecast: the test has no recording; autoscaling uses the shares of time"
-    assert caplog.text.count(text) == 1
-    assert "generators would balance" in caplog.text

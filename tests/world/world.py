@@ -264,7 +264,6 @@ class World:
             config=self.config,
             run_dir=self.run_dir,
             launcher=parts.Launcher(self),
-            forecast=lambda counts: {},
         )
         return await run.run()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +29,6 @@ _LEAST_GAIN = 0.02  # of a change that is listed: a forecast is hardly more exac
 _NUM_CHANGES = 3
 _NOTED_S = 0.05  # a difference of clocks that is reported, beyond its own error
 _TRUSTED_ERROR = 0.1
-_LIVE_STEPS = 24  # enough for a mean, few enough that a changed number of generators shows soon
 
 
 def explain(run_dir: Path) -> Report:
@@ -225,44 +223,3 @@ def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
     # Evaluations use generators that could train.
     if base.evaluate_every_steps:
         yield {"evaluation.every_steps": 0}, "a separate pool for evaluation"
-
-
-def best_change(run_dir: Path) -> str:
-    """Return the change that would make a live run fastest, or why there is no forecast."""
-    try:
-        found = predict(_newest(run_dir, config_of(run_dir)))
-    except (ConfigError, InfrastructureError) as error:
-        return f"no forecast: {error}"
-    if abs(found.error) > _TRUSTED_ERROR:
-        return (
-            f"no forecast: the simulated rate differs from the measured one by {found.error:+.0%}"
-        )
-    if not found.changes:
-        return "forecast: no single change would make it 2 % faster"
-    best = found.changes[0]
-    return f"forecast: {best.gain:+.0%} with {best.text}; async-rl explain has others"
-
-
-def live_rates(run_dir: Path, config: RunConfig, numbers: Sequence[int]) -> dict[int, float]:
-    """Return the forecast steps per second by the number of training generators.
-
-    numbers: the first is the present number. Raises ConfigError if the recording is off or too
-    short, or if the simulation of the present number misses the measured rate.
-    """
-    if config.recording == "off":
-        raise ConfigError("recording=off")
-    profile = _newest(run_dir, config)
-    rates = {
-        number: simulate(replace(profile.scenario, generators=number), profile.recorded).steps_per_s
-        for number in numbers
-    }
-    # A simulation that misses the present rate says nothing about other numbers of generators.
-    error = rates[numbers[0]] / profile.recorded.steps_per_s - 1
-    if abs(error) > _TRUSTED_ERROR:
-        raise ConfigError(f"the simulated rate differs from the measured one by {error:+.0%}")
-    return rates
-
-
-def _newest(run_dir: Path, config: RunConfig) -> Profile:
-    """Return the times of the newest steps of a live run."""
-    return profile_of(run_dir, config, most=_LIVE_STEPS * config.buffer.groups_per_step)

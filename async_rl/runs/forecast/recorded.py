@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from async_rl.buffer.store.times import (
-    MOST_GROUPS,
     GroupTimes,
     group_times,
     step_times,
@@ -87,14 +86,11 @@ class Recorded:
     left_out_s: float = 0.0
 
 
-def read_times(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> Recorded:
-    """Read the times of the newest groups. Raises ConfigError if there are too few steps.
-
-    most: groups to read.
-    """
+def read_times(run_dir: Path, config: RunConfig) -> Recorded:
+    """Read the times of the newest groups. Raises ConfigError if there are too few steps."""
     groups = [
         group
-        for group in group_times(run_dir, most=most)
+        for group in group_times(run_dir)
         # Generators that only evaluate do not delay generators that train.
         if not evaluates_only(config, group.generator)
     ]

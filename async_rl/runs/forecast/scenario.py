@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from async_rl.buffer.store.times import MOST_GROUPS
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
@@ -74,13 +73,13 @@ class Profile:
     place_setting: str = ""
 
 
-def profile_of(run_dir: Path, config: RunConfig, *, most: int = MOST_GROUPS) -> Profile:
-    """Return the measured times of the newest `most` groups. Raises ConfigError if they are too few
+def profile_of(run_dir: Path, config: RunConfig) -> Profile:
+    """Return the measured times of the newest groups. Raises ConfigError if they are too few
     or if the order of events of the run is not simulated.
     """
     if config.devices.are_handed_over:
         raise ConfigError("placement=colocated: turns of generators and learner are not simulated")
-    recorded = read_times(run_dir, config, most=most)
+    recorded = read_times(run_dir, config)
     place_setting, places = setting_of(config)
     return Profile(
         origin=run_dir.name,
