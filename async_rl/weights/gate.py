@@ -21,7 +21,7 @@ import ctypes
 import socket
 import struct
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,14 +87,17 @@ def connect_privately(
     return group
 
 
-def require_room(num_ranks: int, *, is_one_machine: bool) -> None:
-    """Raise InfrastructureError if the filters of this kernel are too small for a group whose ranks
-    all connect to each other.
+def rank_problems(num_ranks: int, *, is_one_machine: bool) -> Iterator[str]:
+    """Yield why learner ranks, which all connect to each other, are too many for the filters of
+    this kernel.
     """
     hosts = ["127.0.0.1"] if is_one_machine else [f"10.{i >> 8}.{i & 255}.1" for i in range(2**16)]
     peers = [(hosts[i % len(hosts)], i % 2**16) for i in range(num_ranks - 1)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        _admit(listener.fileno(), peers)
+        try:
+            _admit(listener.fileno(), peers)
+        except InfrastructureError as error:
+            yield f"learner.ranks={num_ranks}: {error}"
 
 
 class _Gate:

@@ -22,17 +22,13 @@ def plan(
             metavar="KEY=VALUE[,VALUE]...", help="values; every combination is forecast"
         ),
     ] = None,
-    devices: Annotated[
-        int | None, typer.Option(min=2, help="only splits into generators and ranks of so many")
-    ] = None,
     output_dir: OutputDir = None,
 ) -> None:
     """Forecast steps per hour, waits and age with other settings.
 
-    Examples: async-rl plan my-run generators.count=1..4 buffer.max_staleness_versions=0,2;
-    async-rl plan my-run --devices 8
+    Examples: async-rl plan my-run generators.count=1..4 buffer.max_staleness_versions=0,2
     """
-    swept = planning.sweep(settings or [], devices=devices)
+    swept = planning.sweep(settings or [])
     run_dir = find_run(run, output_dir)
     profile = profile_of(run_dir, config_of(run_dir))
-    print_report(planning.plan(profile, swept, devices=devices))
+    print_report(planning.plan(profile, swept))

@@ -45,7 +45,7 @@ from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import package_paths
 from async_rl.training import checkpoints
 from async_rl.training.mirror import Mirror
-from async_rl.weights.gate import require_room
+from async_rl.weights.gate import rank_problems
 from async_rl.wire.addresses import host_for_people
 
 _ALGORITHM_PLUGINS = {
@@ -76,7 +76,8 @@ def _problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iter
     if run_dir is None:
         yield from _mirror_problems(config)
     yield from _network_problems(config)
-    yield from _rank_problems(config)
+    # The ranks of a broadcast connect in a tree.
+    yield from rank_problems(config.learner.ranks, is_one_machine=config.launcher.is_one_machine)
     yield from backend_of(config).problems(config)
     yield from _package_problems(config)
     verifier_problems = list(_verifier_problems(config.sandbox, config.reward))
@@ -244,14 +245,6 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
                 f"{path}={port}: cannot be used on {host} ({problem}); choose another port, or 0"
                 " for a free one"
             )
-
-
-def _rank_problems(config: RunConfig) -> Iterator[str]:
-    """Yield why the ranks of the learner cannot connect; those of a broadcast connect in a tree."""
-    try:
-        require_room(config.learner.ranks, is_one_machine=config.launcher.is_one_machine)
-    except InfrastructureError as error:
-        yield f"learner.ranks={config.learner.ranks}: {error}"
 
 
 def _bind(host: str, port: int) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.core.errors import ConfigError
-from async_rl.runs.forecast.plan import forecasts, sweep
+from async_rl.runs.forecast.plan import plan, sweep
 from async_rl.runs.forecast.recorded import Recorded, Work, works_of
 from async_rl.runs.forecast.scenario import (
     Profile,
@@ -219,8 +219,14 @@ def test_other_group_sizes_and_limits_change_length_and_load() -> None:
         changed_works(unknown, replace(BASE, group_size=3))
 
 
-def test_only_splits_of_the_devices_are_forecast() -> None:
-    given = profile(recorded(units=1.0, step_s=1.0))
-    swept = sweep(["generators.count=1..3", "learner.ranks=1..3"])
-    splits = [tuple(chosen.values()) for chosen, _, _ in forecasts(given, swept, 4)]
-    assert splits == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]
+def test_a_plan_refuses_more_ranks_than_a_private_group_can_have() -> None:
+    """The kernel's filter has 4,096 instructions, whatever memory net.core.optmem_max allows."""
+    alone = profile(recorded(units=1.0, step_s=1.0))
+    assert len(plan(alone, sweep(["learner.ranks=1,2"])).sections) == 1
+    reason = "a filter of the kernel cannot hold 4999 ranks of gloo .*use fewer ranks"
+    with pytest.raises(ConfigError, match=rf"learner\.ranks=5000: {reason}"):
+        plan(alone, sweep(["learner.ranks=2,5000"]))
+    # Ranks of one machine share its address in the filter; machines have one each.
+    on_machines = replace(alone, is_one_machine=False)
+    with pytest.raises(ConfigError, match=r"learner\.ranks=900: .*899 ranks"):
+        plan(on_machines, sweep(["learner.ranks=900"]))

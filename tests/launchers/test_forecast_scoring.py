@@ -15,7 +15,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.runs.forecast.explain import predict
 from async_rl.runs.forecast.recorded import Recorded, Work
 from async_rl.runs.forecast.scenario import changed_works, with_values
-from async_rl.runs.forecast.scoring import alone_s, read_scoring, seen_places
+from async_rl.runs.forecast.scoring import alone_s, read_scoring
 from async_rl.runs.forecast.simulation import simulate
 
 JUDGED = replace(BASE, places=4)
@@ -74,36 +74,6 @@ def test_waiting_for_a_place_is_no_time_of_scoring(num_places: int) -> None:
     written, scored = queue(num_places, random.exponential(1.25 / num_places, 600), seconds)
     assert np.mean(scored - written) > 1.3 * np.mean(seconds)
     assert alone_s(written, scored, num_places) == pytest.approx(seconds)
-    # The settings allow more, as for a function that holds the interpreter's lock.
-    assert seen_places(written, scored, 64) == num_places
-
-
-def test_no_limit_is_seen_where_every_sample_is_scored_at_once() -> None:
-    random = np.random.default_rng(5)
-    written = np.cumsum(random.exponential(0.2, 600))
-    assert seen_places(written, written + random.exponential(1.0, 600), 64) == 0
-    assert seen_places(written, written + random.uniform(0.9, 1.1, 600), 0) == 0
-
-
-def test_a_scorer_that_many_calls_share_counts_as_few_places() -> None:
-    """One core for all calls: n at once take n times as long."""
-    random = np.random.default_rng(6)
-    written = np.cumsum(random.exponential(0.25, 600))
-    left, ends, now, arrived = {}, np.zeros(600), 0.0, 0
-    while arrived < 600 or left:
-        coming = written[arrived] if arrived < 600 else np.inf
-        first = min(left, key=left.__getitem__) if left else -1
-        end = now + left[first] * len(left) if left else np.inf
-        passed = (min(end, coming) - now) / max(len(left), 1)
-        left = {index: own - passed for index, own in left.items()}
-        now = min(end, coming)
-        if end <= coming:
-            ends[first] = now
-            del left[first]
-        else:
-            left[arrived] = random.uniform(0.15, 0.25)
-            arrived += 1
-    assert seen_places(written, ends, 64) == 1
 
 
 def test_larger_groups_are_scored_as_the_next_ones() -> None:
@@ -131,11 +101,6 @@ def test_a_forecast_changes_the_setting_by_which_this_run_scores() -> None:
     assert (wider.places, wider.verifiers) == (8, 3)
     with pytest.raises(ConfigError, match="as this run scores by"):
         with_values(cells, {"reward.concurrency": 8})
-    # What was seen is of each verifier, and more calls at once do not raise it.
-    seen = replace(judged(), seen_places=2)
-    assert rate(replace(JUDGED, places=64), seen) == pytest.approx(1 / 8, rel=0.02)
-    assert rate(replace(JUDGED, verifiers=2), seen) == pytest.approx(1 / 4, rel=0.02)
-    assert simulate(replace(JUDGED, places=1), seen).steps_per_s == pytest.approx(1 / 16, rel=0.02)
 
 
 def scored_groups(num_places: int, own_s: float) -> list[GroupTimes]:
@@ -156,23 +121,23 @@ def scored_groups(num_places: int, own_s: float) -> list[GroupTimes]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "num_places", "own_s", "per_unit", "seen"),
+    ("settings", "num_places", "own_s", "per_unit"),
     [
-        (("verifiers.cells=2", "verifiers.count=2"), 4, 0.1, 1, 0),
+        (("verifiers.cells=2", "verifiers.count=2"), 4, 0.1, 1),
         # Programs longer than 0.5 s leave their cells for spare ones, as many again.
-        (("verifiers.cells=2",), 4, 0.8, 2, 0),
-        (("verifiers.count=2", "reward.terms.mine=a:b"), 2, 0.8, 1, 1),
+        (("verifiers.cells=2",), 4, 0.8, 2),
+        (("reward.concurrency=2", "reward.terms.mine=a:b"), 2, 0.8, 1),
     ],
 )
 def test_the_seconds_of_each_sample_without_waiting_are_read_with_the_places(
-    settings: tuple[str, ...], num_places: int, own_s: float, per_unit: int, seen: float
+    settings: tuple[str, ...], num_places: int, own_s: float, per_unit: int
 ) -> None:
     config = compose_unchecked("grpo_code", settings)
     groups = scored_groups(num_places, own_s)
     waits = np.concatenate([group.samples[:, 3] - 1.0 for group in groups])
     assert waits.mean() > 1.3 * own_s
-    seconds, *places = read_scoring(groups, config)
-    assert places == [per_unit, seen]
+    seconds, places_per_unit = read_scoring(groups, config)
+    assert places_per_unit == per_unit
     assert np.concatenate(seconds) == pytest.approx(own_s, rel=0.12)
     assert [len(own) for own in seconds] == [4] * 150
 

@@ -12,10 +12,10 @@ from async_rl.buffer.store.times import clock_offsets, group_times
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.frozen import frozen
-from async_rl.runs.forecast.recorded import read_times
+from async_rl.runs.forecast.recorded import WARM_SHARE
 from async_rl.runs.forecast.scenario import Profile, Values, profile_of, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
-from async_rl.runs.metrics import newest_rows
+from async_rl.runs.metrics import newest_row, newest_rows
 from async_rl.runs.report import Report, Section, Table
 from async_rl.runs.status import config_of
 
@@ -27,6 +27,7 @@ _BAR = 30  # characters for the whole time
 _LEAST_SHARE = 0.01  # of a stage that is listed
 _LEAST_GAIN = 0.02  # of a change that is listed: a forecast is hardly more exact
 _NUM_CHANGES = 3
+_MOST_STEPS = 5_000  # enough for a mean; the rows of a long run are gigabytes
 _NOTED_S = 0.05  # a difference of clocks that is reported, beyond its own error
 _TRUSTED_ERROR = 0.1
 
@@ -34,43 +35,30 @@ _TRUSTED_ERROR = 0.1
 def explain(run_dir: Path) -> Report:
     """Report the seconds of each stage of a run, live or finished, and the gain of changes.
 
-    Raises ConfigError or InfrastructureError if not even the metrics of a step are recorded.
+    Raises ConfigError if not even the metrics of a step are recorded.
     """
     config = config_of(run_dir)
-    title, first_step, steps_per_s = _measured(run_dir, config)
-    stages = tuple(_stages(run_dir, first_step, steps_per_s))
+    newest = int(newest_row(run_dir).get("step", 0))
+    rows = newest_rows(run_dir, max(newest - _MOST_STEPS, 0) + 1)
+    # The run fills its buffer first, so these steps are left out.
+    measured = {step: row for step, row in rows.items() if "time/step_s" in row}
+    kept = sorted(measured)[round(WARM_SHARE * len(measured)) :]
+    if not kept:
+        raise ConfigError(f"{run_dir.name} has no step yet; there is nothing to explain")
+    measured = {step: measured[step] for step in kept}
+    steps_per_s = len(kept) / sum(row["time/step_s"] for row in measured.values())
+    stages = tuple(_stages(measured.values(), steps_per_s))
     table = Table(columns=("process", "", "stage", "s/step", "share", ""), rows=stages)
-    forecast = Section(lines=tuple(_forecast(run_dir, config)))
-    return Report(title=title, sections=(Section(table=table), forecast))
-
-
-def _measured(run_dir: Path, config: RunConfig) -> tuple[str, int, float]:
-    """Return a title, the first step of the means, and the steps per second."""
-    paused_s = 0.0
-    try:
-        recorded = read_times(run_dir, config)
-    except InfrastructureError:
-        # Without a readable store the metrics still have the seconds of each stage.
-        step_s = [r["time/step_s"] for r in newest_rows(run_dir, 1).values() if "time/step_s" in r]
-        if not step_s:
-            raise
-        num_steps = len(step_s)
-        num_warm = 0
-        begin = 1
-        steps_per_s = num_steps / sum(step_s)
-    else:
-        num_steps = len(recorded.step_s)
-        num_warm = recorded.num_warm
-        begin = recorded.first_step
-        steps_per_s = recorded.steps_per_s
-        paused_s = recorded.left_out_s
-    first_step = begin + num_warm
-    where = f"after the first {num_warm}" if begin == 1 else f"from step {first_step}"
-    title = f"{run_dir.name}: {steps_per_s * 3600:.0f} steps/hour over {num_steps - num_warm} steps"
-    title = f"{title} {where}"
-    if paused_s:
-        title += f"; left out: {paused_s:.0f} s around restarts of the learner"
-    return title, first_step, steps_per_s
+    return Report(
+        title=(
+            f"{run_dir.name}: {steps_per_s * 3600:.0f} steps/hour over {len(kept)} steps from step"
+            f" {kept[0]}"
+        ),
+        sections=(
+            Section(table=table),
+            Section(lines=tuple(_forecast(run_dir, config))),
+        ),
+    )
 
 
 class Stage(NamedTuple):
@@ -103,10 +91,8 @@ def stages_by_role(rows: Collection[Mapping[str, float]]) -> dict[str, list[Stag
     }
 
 
-def _stages(run_dir: Path, first_step: int, steps_per_s: float) -> Iterator[tuple[str, ...]]:
+def _stages(rows: Collection[Mapping[str, float]], steps_per_s: float) -> Iterator[tuple[str, ...]]:
     """Yield the cells of the stages by role, with their share of a step."""
-    # The row of step 0 has an evaluation only.
-    rows = [row for row in newest_rows(run_dir, first_step).values() if "time/step_s" in row]
     for role, stages in stages_by_role(rows).items():
         for kind, stage, seconds in stages:
             share = seconds * steps_per_s

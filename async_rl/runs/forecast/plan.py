@@ -7,10 +7,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from async_rl.composition.problems import nearest
+from async_rl.config.checks.run import raise_if_any
 from async_rl.core.errors import ConfigError
 from async_rl.runs.forecast.scenario import FIELDS, Profile, Scenario, Values, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
 from async_rl.runs.report import Report, Section, Table
+from async_rl.weights.gate import rank_problems
 
 _MAY_BE_ZERO = ("buffer.max_staleness_versions", "evaluation.every_steps")
 _MOST_ROWS = 400  # a table of this length is still read; a simulation takes about 10 ms
@@ -22,14 +24,10 @@ Sweep = Mapping[str, Sequence[float]]
 """The values to forecast, by setting."""
 
 
-def sweep(settings: Sequence[str], *, devices: int | None = None) -> Sweep:
-    """Read KEY=VALUE[,VALUE]... and KEY=A..B; without settings every split of the devices.
-
-    Raises ConfigError for a setting whose effect is unknown.
+def sweep(settings: Sequence[str]) -> Sweep:
+    """Read KEY=VALUE[,VALUE]... and KEY=A..B. Raises ConfigError for a setting whose effect is
+    unknown.
     """
-    # The default question about a number of devices is how to divide them.
-    if devices is not None and not settings:
-        settings = [f"generators.count=1..{devices - 1}", f"learner.ranks=1..{devices - 1}"]
     swept: dict[str, list[float]] = {}
     for word in settings:
         path, _, text = word.partition("=")
@@ -74,15 +72,17 @@ def _speed(word: str, text: str) -> float:
     return speed
 
 
-def plan(profile: Profile, swept: Sweep, *, devices: int | None = None) -> Report:
-    """Forecast every combination of the values. devices: generators and learner ranks together, at
-    most. Raises ConfigError if no combination is left.
+def plan(profile: Profile, swept: Sweep) -> Report:
+    """Forecast every combination of the values. Raises ConfigError for more learner ranks than can
+    connect to each other.
     """
-    rows = list(forecasts(profile, swept, devices))
-    if not rows:
-        raise ConfigError(f"--devices {devices}: no combination has as many or fewer devices")
+    raise_if_any(
+        problem
+        for ranks in swept.get("learner.ranks", ())
+        for problem in rank_problems(int(ranks), is_one_machine=profile.is_one_machine)
+    )
     columns = (*swept, "steps/hour", "groups/hour", "learner waits", "generators idle", "age")
-    cells = tuple(tuple(_cells(*row)) for row in rows)
+    cells = tuple(tuple(_cells(*row)) for row in forecasts(profile, swept))
     section = Section(
         lines=tuple(_inputs(profile, swept)),
         table=Table(columns=columns, rows=cells),
@@ -90,15 +90,12 @@ def plan(profile: Profile, swept: Sweep, *, devices: int | None = None) -> Repor
     return Report(title="Forecasts with other settings", sections=(section,))
 
 
-def forecasts(
-    profile: Profile, swept: Sweep, devices: int | None
-) -> Iterator[tuple[Values, Scenario, Forecast]]:
-    """Yield the values of each combination that fits the devices, and its forecast."""
+def forecasts(profile: Profile, swept: Sweep) -> Iterator[tuple[Values, Scenario, Forecast]]:
+    """Yield the values of each combination, and its forecast."""
     for values in itertools.product(*swept.values()):
         chosen = dict(zip(swept, values, strict=True))
         scenario = with_values(profile, chosen)
-        if devices is None or scenario.generators + scenario.ranks <= devices:
-            yield chosen, scenario, simulate(scenario, profile.recorded)
+        yield chosen, scenario, simulate(scenario, profile.recorded)
 
 
 def _inputs(profile: Profile, swept: Sweep) -> Iterator[str]:

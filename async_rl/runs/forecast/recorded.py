@@ -37,7 +37,7 @@ _LARGEST_ERROR = 0.2  # standard error of the share
 _GRID = 9
 _ROUNDS = 6
 _SEEN = 0.999999  # of the error without a slowdown; a smaller difference is rounding
-_WARM_SHARE = 0.2  # of the steps: the run fills its buffer, so they are left out of rates
+WARM_SHARE = 0.2  # of the steps: the run fills its buffer, so they are left out of rates
 
 
 @frozen
@@ -67,8 +67,7 @@ class Recorded:
     a batch, if their numbers differed enough to see it. push_s: from the commit of a step until
     generators have its weights. steps_per_s: measured after the warm-up steps. first_step: of the
     times; they belong to the newest groups. places_per_unit: places of a verifier for each
-    unit of the setting; seen_places: of a verifier, where the recording shows fewer; 0: as set.
-    left_out_s: of steps in which a learner started, with the time when the run was stopped.
+    unit of the setting.
     """
 
     train: tuple[Work, ...]
@@ -82,8 +81,6 @@ class Recorded:
     by_tokens: float | None = None
     first_step: int = 1
     places_per_unit: int = 1
-    seen_places: float = 0.0
-    left_out_s: float = 0.0
 
 
 def read_times(run_dir: Path, config: RunConfig) -> Recorded:
@@ -111,7 +108,7 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
     own_s = column("time/step_s", math.nan) - column("time/wait_batch_s", 0.0)
     push_s = column("weights/push_s", math.nan)
     works, beside = works_of(groups)
-    scores, places_per_unit, seen_places = read_scoring(groups, config)
+    scores, places_per_unit = read_scoring(groups, config)
     works = [replace(work, scores=own) for work, own in zip(works, scores, strict=True)]
 
     def of_purpose(purpose: Purpose) -> tuple[Work, ...]:
@@ -119,7 +116,7 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
         return tuple(work for work, group in pairs if group.purpose == purpose)
 
     # At least one step, whose commit is where the first measured span starts.
-    num_warm = max(1, round(_WARM_SHARE * len(steps)))
+    num_warm = max(1, round(WARM_SHARE * len(steps)))
     measured_s = [committed[step] for step in steps[num_warm - 1 :]]
     # Steps in which a learner started include the time when the run was stopped.
     spans_s = [
@@ -140,8 +137,6 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
         by_tokens=_share_by_tokens(own_s, column("length/response_mean", math.nan)),
         first_step=steps[0],
         places_per_unit=places_per_unit,
-        seen_places=seen_places,
-        left_out_s=measured_s[-1] - measured_s[0] - sum(spans_s),
     )
 
 

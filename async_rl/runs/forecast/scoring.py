@@ -1,8 +1,7 @@
 """The scoring of samples: the number of places, and the seconds of each sample.
 
 A sample that waits for a place is recorded as one that is scored for longer. The waits follow from
-the order of arrival and the number of places: the settings', or a smaller one that the recording
-shows (calls that share a core or a lock, a server that limits its clients).
+the order of arrival and the number of places in the settings.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import DoubleArray
 from async_rl.rewards.verifier.protocol import SLOW_S
 
-_NEWEST = 2048  # samples, which show the number of places
-_MOST_SEEN = 33
-_CLEARER = 0.8  # of the spread with the places of the settings; a smaller difference is chance
 _QUICK = 0.1  # quantile of seconds: of samples that hardly wait
 
 
@@ -62,12 +58,12 @@ def setting_of(config: RunConfig) -> tuple[str, int]:
 
 def read_scoring(
     groups: Sequence[GroupTimes], config: RunConfig
-) -> tuple[list[tuple[float, ...]], int, float]:
-    """Return for each group the seconds of each sample's scoring without waiting; the places for
-    each unit of the setting; and a verifier's places that the recording shows, 0 if no fewer.
+) -> tuple[list[tuple[float, ...]], int]:
+    """Return for each group the seconds of each sample's scoring without waiting, and the places
+    for each unit of the setting.
     """
     if not all(len(group.samples) for group in groups):
-        return [() for _ in groups], 1, 0.0
+        return [() for _ in groups], 1
     moments = [
         (group.handed_out_s + sample[2], group.handed_out_s + sample[3])
         for group in groups
@@ -78,11 +74,9 @@ def read_scoring(
     # A slow program leaves its cell to the next and moves to a spare one.
     is_slow = np.quantile(scored - written, _QUICK) > SLOW_S
     per_unit = 1 + bool(is_slow and path == "verifiers.cells")
-    most = value * per_unit * config.verifiers.count
-    seen = seen_places(written[-_NEWEST:], scored[-_NEWEST:], most)
-    own = iter(alone_s(written, scored, seen or most).tolist())
-    seconds = [tuple(itertools.islice(own, len(group.samples))) for group in groups]
-    return seconds, per_unit, seen / config.verifiers.count
+    number = value * per_unit * config.verifiers.count
+    own = iter(alone_s(written, scored, number).tolist())
+    return [tuple(itertools.islice(own, len(group.samples))) for group in groups], per_unit
 
 
 def alone_s(written_s: DoubleArray, scored_s: DoubleArray, number: int) -> DoubleArray:
@@ -97,30 +91,6 @@ def alone_s(written_s: DoubleArray, scored_s: DoubleArray, number: int) -> Doubl
         places.end_s(written_s[index], own_s)
         seconds[index] = own_s
     return seconds
-
-
-def seen_places(written_s: DoubleArray, scored_s: DoubleArray, most: int) -> int:
-    """Return the number of places, below `most`, with which the work of samples clearly differs
-    least, if n samples share the places when they are more; 0 if there is none. most: 0 is no
-    limit.
-    """
-    moments = np.concatenate([written_s, scored_s])
-    order = np.argsort(moments, kind="stable")
-    # Between two moments the number of samples in scoring is constant.
-    in_flight = np.cumsum(np.where(order < len(written_s), 1, -1))[:-1]
-
-    def spread(number: int) -> float:
-        speeds = np.minimum(1.0, (number or math.inf) / np.maximum(in_flight, 1))
-        shared = progress_s(moments[order], speeds, written_s, scored_s)
-        # A scorer may share its places among all samples, or queue the samples; the better fit
-        # counts.
-        both = (shared, alone_s(written_s, scored_s, number))
-        return min(
-            float(np.mean(np.abs(own / max(float(np.median(own)), 1e-6) - 1))) for own in both
-        )
-
-    best = min(range(1, min(most or _MOST_SEEN, _MOST_SEEN)), key=spread, default=0)
-    return best if best and spread(best) < _CLEARER * spread(most) else 0
 
 
 def progress_s(

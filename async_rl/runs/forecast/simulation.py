@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -263,8 +262,7 @@ def _num_places(
     scenario: Scenario, recorded: Recorded, works: Sequence[Work], num_eval_groups: int
 ) -> int:
     """Return the places of all verifiers, 0 if no sample can ever wait for one."""
-    limits = [scenario.places * recorded.places_per_unit, recorded.seen_places]
-    number = math.ceil(scenario.verifiers * min(filter(None, limits), default=0))
+    number = scenario.verifiers * scenario.places * recorded.places_per_unit
     most_groups = (scenario.max_staleness_versions + 1) * scenario.groups_per_step
     most_samples = (most_groups + num_eval_groups) * max(len(work.scores) for work in works)
     return number if number < most_samples else 0
