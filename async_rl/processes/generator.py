@@ -80,7 +80,7 @@ class Generator:
 
     def __init__(self, context: ProcessContext, open_engine: OpenEngine) -> None:
         self._context = context
-        self._files = FileReader(context.model_path)
+        self._files = FileReader()
         self._learner_life = 0
         tokenizer = load_tokenizer(context.config, context.model_path)
         self._tool_calls = ToolCalls(tokenizer)

@@ -49,8 +49,7 @@ class StoredFile(Value, tag_field="type", tag=True):
     """A safetensors file at an fsspec URL.
 
     base: null = the file has all tensors; otherwise what changed since that version.
-    scaling: null = it has weights; otherwise an adapter, whose products are multiplied by this and
-    added to the weights of the model's directory.
+    scaling: null = it has weights; otherwise an adapter, whose products are multiplied by this.
     checksum: of the bytes of an adapter's file.
     """
 

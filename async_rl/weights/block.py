@@ -139,14 +139,12 @@ class SharedTensors:
         """
         return self.write_bytes(version, map(tensor_bytes, tensors))
 
-    def write_bytes(self, version: int, tensors: Iterable[Bytes | None]) -> Manifest:
-        """As `write`, from the bytes of each tensor. None keeps the tensor that the block has."""
+    def write_bytes(self, version: int, tensors: Iterable[Bytes]) -> Manifest:
+        """As `write`, from the bytes of each tensor."""
         # An odd counter until the version is complete: a reader then refuses the block.
         self._writes += 1
         self._put_header(version, 2 * self._writes - 1)
         for entry, data in zip(self._entries, tensors, strict=True):
-            if data is None:
-                continue
             if data.size != entry.size_bytes:
                 raise WeightsError(
                     f"{entry.name} has {data.size} bytes, {entry.size_bytes} were announced"

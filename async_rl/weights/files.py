@@ -3,11 +3,10 @@ memory.
 
 A file has one version, its tensors in the manifest's order, version and checksum in its metadata;
 any reader of safetensors opens it. Calls block for as long as the storage takes.
-Where an adapter is trained, the file has the adapter, and generators add its products to the
-weights of the model's directory. Otherwise, where all tensors have 16 bits, a member that has the
-previous version gets a file with the changes.
+Engines that apply an adapter get a file with the adapter. For other engines, where all tensors have
+16 bits, a member that has the previous version gets a file with the changes.
 Invariant: a generator receives the URL of a file only after the file is complete, and compares the
-content, or its block after changes or products, with the manifest of the push.
+content, or its block after changes, with the manifest of the push.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 import fsspec
@@ -26,7 +24,7 @@ import numpy as np
 from async_rl.core.errors import BaseMissing, ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile
-from async_rl.weights.adapters import Adapter, BaseWeights
+from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import (
     SharedTensors,
     SharedTensorsReader,
@@ -66,7 +64,6 @@ class FileSender(Sender):
         self._work: dict[str, asyncio.Task[Any]] = {}
         # By member: the version of the file that was offered to it last.
         self._newest_of: dict[Life, int] = {}
-        self._needs_all_tensors: set[Life] = set()
         self._compared_words: Words | None = None
         self._compared_version = NO_VERSION
 
@@ -77,19 +74,14 @@ class FileSender(Sender):
             self._work = {}
         previous = self._newest_of.get(life)
         self._newest_of[life] = manifest.version
-        # A second request for this version: the member could not use the first file. It gets all
-        # tensors now, and no adapter in this life.
-        if previous == manifest.version:
-            self._needs_all_tensors.add(life)
         adapter = self._learner.exporter.adapter
-        if adapter is not None and (
-            self._learner.is_applied or life not in self._needs_all_tensors
-        ):
+        if self._learner.is_applied and adapter is not None:
             return await self._once(
                 "write adapter", self._write_adapter, manifest, self._loading, adapter
             )
         # Before the first file: when it is complete, the learner may write another version.
         changes = await self._once("compare weights", self._compare, manifest)
+        # A second request for this version comes from a member that could not use the changes.
         if changes is None or previous != changes[0]:
             return await self._once("write weights", self.write, manifest, self._loading)
         return await self._once(
@@ -212,13 +204,10 @@ def _remove_earlier_lives(fs: fsspec.AbstractFileSystem, folder: str) -> None:
 class FileReader:
     """Reads a file once per generator, into a block that all of its ranks map.
 
-    The block is reused as long as the tensors keep their shapes. model_path: the directory of the
-    base model of an adapter.
+    The block is reused as long as the tensors keep their shapes.
     """
 
-    def __init__(self, model_path: Path) -> None:
-        self._base = BaseWeights(model_path)
-        self._is_whole = False
+    def __init__(self) -> None:
         self._block: SharedTensors | None = None
         self._announced: Manifest | None = None
         self._one_at_a_time = threading.Lock()
@@ -233,8 +222,7 @@ class FileReader:
         """Read the file into the block and return the manifest of the block.
 
         Raises WeightsError unless the result has the manifest's checksum. It is the subclass
-        BaseMissing if the file has changes that do not fit the block, or an adapter that does not
-        fit the model's directory: another file may then help.
+        BaseMissing if the file has changes that do not fit the block: another file may then help.
         """
         with self._one_at_a_time:
             try:
@@ -250,25 +238,16 @@ class FileReader:
             except WeightsError as error:
                 # The block is neither version now; all tensors will replace it.
                 self.close()
-                if source.base is None and source.scaling is None:
+                if source.base is None:
                     raise
                 raise BaseMissing(str(error)) from error
-            self._is_whole = True
         return local
 
     def _read(self, file: IO[bytes], source: StoredFile, manifest: Manifest) -> Manifest:
         block = self._block_for(manifest)
-        # Weights without a product are the same in every version.
-        keeps_frozen = self._is_whole
-        # A failure below leaves a mixture.
-        self._is_whole = False
         if source.base is not None:
             changes = Changes.from_bytes(file.read())
             return block.change(manifest.version, source.base, changes)
-        if source.scaling is not None:
-            adapter = Adapter.from_bytes(file.read(), source.scaling)
-            tensors = self._base.tensors(manifest, adapter, only_changed=keeps_frozen)
-            return block.write_bytes(manifest.version, tensors)
         expected = _header(manifest)
         if file.read(len(expected)) != expected:
             raise WeightsError(
@@ -293,7 +272,6 @@ class FileReader:
         if self._block is not None:
             self._block.close()
             self._block = None
-            self._is_whole = False
 
     def __enter__(self) -> Self:
         return self

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from async_rl.config.generation import LoraAdapter, ModelConfig
 from async_rl.core.errors import ConfigError
-from async_rl.weights.adapters import Adapter, merge
+from async_rl.weights.adapters import Adapter
 
 _NAME = "default"
 _PREFIX = "base_model.model."
@@ -127,10 +127,9 @@ def _merged(layer: Any, weight: Tensor) -> Tensor:
     up = layer.lora_B[_NAME].weight
     scaling = layer.scaling[_NAME]
     if not isinstance(weight, DTensor):
-        return merge(weight, up, down, scaling)
-    rows = merge(weight.to_local(), up.to_local(), down.full_tensor(), scaling)
+        return torch.addmm(weight, up, down, alpha=scaling)
     return DTensor.from_local(
-        rows,
+        torch.addmm(weight.to_local(), up.to_local(), down.full_tensor(), alpha=scaling),
         weight.device_mesh,
         weight.placements,
         run_check=False,

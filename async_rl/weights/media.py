@@ -36,9 +36,7 @@ class Exporter(Protocol):
 
     @property
     def adapter(self) -> Adapter | None:
-        """The adapter of the published version, while its block may not be overwritten; None if all
-        weights are trained.
-        """
+        """The adapter of the published version; None if all weights are trained."""
 
 
 @frozen

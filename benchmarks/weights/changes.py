@@ -93,7 +93,7 @@ class Form:
 
     def __init__(self, folder: Path, *, sends_changes: bool) -> None:
         self._sends_changes = sends_changes
-        self._reader = FileReader(folder)
+        self._reader = FileReader()
         self._sender = sender_through(folder)
 
     def push(self, manifest: Manifest) -> tuple[float, int]:

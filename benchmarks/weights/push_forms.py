@@ -47,7 +47,7 @@ async def generate(model: Path, keys: Path, kind: str) -> None:
     config = settings(model, f"generation.engine={kind}")
     prepare_environment(config, [])
     engine = await engine_opener(config, model)()
-    files = FileReader(model)
+    files = FileReader()
 
     async def load(request: LoadWeights) -> Any:
         manifest, source = await asyncio.to_thread(files.localize, request.manifest, request.source)

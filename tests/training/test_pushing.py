@@ -37,7 +37,7 @@ class Generator:
         self.may_read.set()
         self._hangs = hangs
         self._shares_memory = shares_memory
-        self._files = FileReader(Path("no model"))
+        self._files = FileReader()
 
     async def call(self, request: Message, *, timeout_s: float) -> Message:
         if isinstance(request, Probe):

@@ -28,21 +28,17 @@ NUM_WORDS = 200_000
 
 
 class Generator:
-    """Reads files as a generator does; `bases` and `scalings` have what each load was asked to
-    build on.
-    """
+    """Reads files as a generator does; `bases` has what each load was asked to build on."""
 
     def __init__(self, name: str) -> None:
         self.member = replace(MEMBER, name=name)
         self.bases: list[int | None] = []
-        self.scalings: list[float | None] = []
-        self.files = FileReader(Path("no model"))
+        self.files = FileReader()
         self.manifest: Manifest | None = None
 
     async def call(self, request: LoadWeights, *, timeout_s: float) -> LoadReport:
         assert isinstance(request.source, StoredFile)
         self.bases.append(request.source.base)
-        self.scalings.append(request.source.scaling)
         self.manifest = self.files.fetch(request.source, request.manifest)
         return LoadReport(version=request.manifest.version, load_s=0.0, pause_s=0.0)
 

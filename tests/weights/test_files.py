@@ -7,15 +7,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 
 from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_spec, tensor_views
+from async_rl.weights.block import (
+    SharedTensors,
+    SharedTensorsReader,
+    checksum,
+    tensor_spec,
+    tensor_views,
+)
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.media import LearnerSide
 
@@ -26,7 +34,7 @@ TENSORS = {
 }
 
 
-def sender(folder: str, adapter: Adapter | None = None) -> FileSender:
+def sender(folder: str, adapter: Adapter | None = None, *, is_applied: bool = False) -> FileSender:
     nothing: Any = None
     exporter: Any = SimpleNamespace(adapter=adapter)
     return FileSender(
@@ -38,6 +46,7 @@ def sender(folder: str, adapter: Adapter | None = None) -> FileSender:
             device=torch.device("cpu"),
             exporter=exporter,
             push_s=60,
+            is_applied=is_applied,
         )
     )
 
@@ -57,7 +66,7 @@ def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) ->
     files = sender(
         f"memory://{tmp_path.name}" if place == "memory" else str(tmp_path / "deep" / "weights")
     )
-    with publisher() as weights, FileReader(Path("no model")) as reader:
+    with publisher() as weights, FileReader() as reader:
         for version in (1, 2):
             announced = weights.write(version, [tensor + version for tensor in TENSORS.values()])
             found = reader.fetch(files.write(announced), announced)
@@ -74,6 +83,24 @@ def test_any_reader_of_safetensors_opens_the_file(tmp_path: Path) -> None:
         url = files.write(weights.write(7, TENSORS.values())).url
     found = load_file(url.removeprefix("file://"))
     assert all(torch.equal(found[name], TENSORS[name]) for name in TENSORS)
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+async def test_only_engines_that_apply_an_adapter_get_its_file_once_for_all_members(
+    is_applied: bool, tmp_path: Path
+) -> None:
+    adapter = Adapter(tensors={"lora_A": torch.ones(2, 3)}, scaling=2.0)
+    files = sender(str(tmp_path), adapter, is_applied=is_applied)
+    load: Any = None
+    with publisher() as weights:
+        manifest = weights.write(7, TENSORS.values())
+        found = [await files.source(manifest, load, (name, 1)) for name in "ab"]
+    assert found[0] == found[1]
+    content = Path(found[0].url.removeprefix("file://")).read_bytes()
+    assert set(load_tensors(content)) == ({"lora_A"} if is_applied else set(TENSORS))
+    assert found[0].scaling == (2.0 if is_applied else None)
+    if is_applied:
+        assert found[0].checksum == checksum(np.frombuffer(content, np.uint8))
 
 
 def test_old_versions_are_deleted_unless_somebody_reads_them(tmp_path: Path) -> None:
@@ -101,7 +128,7 @@ def test_old_versions_are_deleted_unless_somebody_reads_them(tmp_path: Path) -> 
 def test_a_damaged_file_is_refused(
     tmp_path: Path, damage: Callable[[bytes], bytes], problem: str
 ) -> None:
-    with publisher() as weights, FileReader(Path("no model")) as reader:
+    with publisher() as weights, FileReader() as reader:
         announced = weights.write(1, TENSORS.values())
         stored = sender(str(tmp_path)).write(announced)
         path = Path(stored.url.removeprefix("file://"))
@@ -111,7 +138,7 @@ def test_a_damaged_file_is_refused(
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
-    with publisher() as weights, FileReader(Path("no model")) as reader:
+    with publisher() as weights, FileReader() as reader:
         stored = sender(str(tmp_path)).write(weights.write(1, TENSORS.values()))
         with pytest.raises(WeightsError, match="does not have the version 2"):
             reader.fetch(stored, weights.write(2, TENSORS.values()))
@@ -131,7 +158,7 @@ def test_a_place_that_cannot_be_written_is_named_with_its_setting(tmp_path: Path
 def test_a_missing_file_names_the_setting(tmp_path: Path) -> None:
     with (
         publisher() as weights,
-        FileReader(Path("no model")) as reader,
+        FileReader() as reader,
         pytest.raises(WeightsError, match=r"cannot be read from .*\(weights.transfer.path\)"),
     ):
         reader.fetch(StoredFile(url=str(tmp_path / "none")), weights.write(1, TENSORS.values()))
