@@ -1,15 +1,13 @@
 """Copies of a run at any fsspec URL (s3://, gs://, hdfs://, a directory). Each can be resumed.
 
 In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the ledger
-`ledger_<v>.sqlite` of the newest of them, and in `files/` the configurations and metrics.jsonl, in
-numbered parts because object stores cannot append. A file `step_<v>.complete` is written last and
-deleted first: object stores have no rename. It has the checkpoint's checksums, because a run that
-went back may save another checkpoint of that version.
+`ledger_<v>.sqlite` of the newest of them, and in `files/` the configurations and records. A file
+`step_<v>.complete` is written last and deleted first: object stores have no rename. It has the
+checkpoint's checksums, because a run that went back may save another checkpoint of that version.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from pathlib import Path
@@ -25,12 +23,10 @@ from async_rl.core.os import sync, sync_tree
 from async_rl.training import checkpoints
 
 _DONE = ".complete"
-_RECORDS = ("config*.yaml", SCALE_FILE, "versions.jsonl", "events.jsonl")
+# Whole at each copy, as the ledger is, which is larger: object stores cannot append.
+_RECORDS = ("config*.yaml", SCALE_FILE, "versions.jsonl", "events.jsonl", "metrics.jsonl")
 _FILES = "files/"
 """A separate folder: next to the checkpoints they would make the copy look like a run."""
-_METRICS = "metrics.jsonl"
-_PART_BYTES = 4 * 2**20
-"""An update copies the last part again, and 100,000 steps (350 MB) are fewer than 100 parts."""
 
 
 class Mirror:
@@ -44,8 +40,6 @@ class Mirror:
         except (ValueError, ImportError, OSError) as error:
             raise InfrastructureError(f"checkpoint.mirror={url} cannot be used: {error}") from error
         self._root = f"{root.rstrip('/')}/{run_dir.name}"
-        # The metrics file only shrinks when another learner starts, which has its own mirror.
-        self._copied_bytes = 0
 
     def update(self) -> None:
         """Copy new checkpoints and delete copies of checkpoints that the run no longer keeps.
@@ -131,8 +125,6 @@ class Mirror:
                     self._get(path, partial / "checkpoints" / name)
                 elif name == _ledger(copied[-1]):
                     self._get(path, partial / STORE_FILE)
-                elif name.startswith(f"{_FILES}{_METRICS}."):
-                    self._append(path, partial / _METRICS)
                 elif name.startswith(_FILES):
                     self._get(path, partial / name.removeprefix(_FILES))
             # Last: an interrupted fetch must not leave a directory that looks like a run.
@@ -182,30 +174,6 @@ class Mirror:
         copy.unlink()
         for path in (path for pattern in _RECORDS for path in self._run_dir.glob(pattern)):
             self._put(path, _FILES + path.name)
-        if (self._run_dir / _METRICS).exists():
-            self._put_metrics()
-
-    def _put_metrics(self) -> None:
-        """Copy the parts of metrics.jsonl that are new or have grown."""
-        first = self._copied_bytes // _PART_BYTES
-        folder = f"{self._root}/{_FILES.rstrip('/')}"
-        written = []
-        with (self._run_dir / _METRICS).open("rb") as file:
-            file.seek(first * _PART_BYTES)
-            for number in itertools.count(first):
-                part = file.read(_PART_BYTES)
-                if not part:
-                    break
-                written.append(f"{_METRICS}.{number:06d}")
-                self._fs.pipe_file(f"{folder}/{written[-1]}", part)
-                self._sync_file(f"{folder}/{written[-1]}")
-            self._copied_bytes = file.tell()
-        if first == 0:
-            # Parts of a longer file, before the learner went back, and the single file of 0.1.
-            for path in self._fs.ls(folder, detail=False, refresh=True):
-                name = path.rpartition("/")[2]
-                if name.startswith(_METRICS) and name not in written:
-                    self._fs.rm_file(path)
 
     def _put(self, path: Path, name: str) -> None:
         target = f"{self._root}/{name}"
@@ -213,11 +181,6 @@ class Mirror:
         self._fs.makedirs(folder, exist_ok=True)
         self._fs.put_file(str(path), target)
         self._sync_file(target)
-
-    def _append(self, path: str, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("ab") as file:
-            file.write(self._fs.cat_file(path))
 
     def _get(self, path: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,6 @@ import pytest
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.training import mirror as mirror_module
 from async_rl.training.checkpoints import directory_of, versions
 from async_rl.training.mirror import Mirror
 
@@ -114,38 +113,3 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     make(tmp_path / "run", 5)
     with pytest.raises(InfrastructureError, match="cannot be written"):
         Mirror(str(tmp_path / "file"), tmp_path / "run").update()
-
-
-def test_only_new_parts_of_the_metrics_are_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirror_module, "_PART_BYTES", 10)
-    run_dir, url = tmp_path / "run", str(tmp_path / "elsewhere")
-    files = tmp_path / "elsewhere/run/files"
-    metrics = run_dir / "metrics.jsonl"
-
-    def update(mirror: Mirror, version: int, text: str) -> None:
-        make(run_dir, version)
-        record(run_dir, version)
-        metrics.write_text(text)
-        mirror.update()
-
-    def brought_back(name: str) -> str:
-        back = tmp_path / name / "run"
-        Mirror(url, back).fetch()
-        return (back / "metrics.jsonl").read_text()
-
-    mirror = Mirror(url, run_dir)
-    update(mirror, 5, "step 1\nstep 2\nstep 3\n")
-    assert brought_back("first") == metrics.read_text()
-    names = ["metrics.jsonl.000000", "metrics.jsonl.000001", "metrics.jsonl.000002"]
-    assert sorted(path.name for path in files.glob("metrics*")) == names
-    for name in names[:2]:
-        (files / name).write_text("marked    ")
-    update(mirror, 10, "step 1\nstep 2\nstep 3\nstep 4\nstep 5\n")
-    assert [(files / name).read_text() for name in names[:2]] == ["marked    "] * 2
-    assert (files / names[2]).read_text() == "\nstep 4\nst"
-    # The learner went back and started again: another mirror, and a shorter file.
-    (files / "metrics.jsonl").write_text("the whole file, by an older version")
-    update(Mirror(url, run_dir), 15, "step 1\nother\n")
-    assert brought_back("second") == "step 1\nother\n"
