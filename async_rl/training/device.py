@@ -77,10 +77,6 @@ class Device:
         """Return the seconds beyond timeouts.push_s that a push to this life may take."""
         return 0.0
 
-    def metrics(self) -> dict[str, float]:
-        """Shares of the time since the last call."""
-        return {}
-
 
 def learner_device(gpus: float) -> torch.device:
     """Return the one GPU that this rank sees, or the CPU. Raises ConfigError without CUDA."""
@@ -113,7 +109,6 @@ class SharedDevice(Device):
         self._handovers = Handovers(time.time_ns())
         self._pushed: set[Life] = set()
         self._answered = asyncio.Event()
-        self._shares = _Shares()
 
     @property
     def handover(self) -> int:
@@ -127,7 +122,6 @@ class SharedDevice(Device):
 
     async def take(self, enter: Callable[[], Awaitable[T]]) -> T:
         """Order all generators to sleep, then move the learner to the device with `enter`."""
-        self._shares.begin(Phase.SWITCHING)
         with self._context.activity.waiting("the device: generators go to sleep"):
             # The first list of members: before it the generators on the device are unknown.
             await self._context.directory.changed(-1)
@@ -138,18 +132,14 @@ class SharedDevice(Device):
                     await self._context.directory.changed_or(self._answered)
             self._handovers.take()
         with self._context.activity("moving to the device"):
-            result = await enter()
-        self._shares.begin(Phase.LEARNING)
-        return result
+            return await enter()
 
     async def give_back(self, leave: Callable[[], Awaitable[None]]) -> None:
         """Move the learner off the device with `leave`; the next pushes wake the generators."""
-        self._shares.begin(Phase.SWITCHING)
         with self._context.activity("moving off the device"):
             await leave()
         # Not before the learner has left: from now on a push may wake a generator.
         self._handovers.give_back()
-        self._shares.begin(Phase.GENERATING)
 
     def first_load_s(self, life: Life) -> float:
         """The first push to a life also starts its engine."""
@@ -157,10 +147,6 @@ class SharedDevice(Device):
         # Noted before the load: a repeated push does not start the engine again.
         self._pushed.add(life)
         return extra_s
-
-    def metrics(self) -> dict[str, float]:
-        """Shares of the time since the last call."""
-        return self._shares.since_last()
 
     def _start_s(self, life: Life) -> float:
         """Seconds that the engine of a life may still need to start."""
@@ -191,33 +177,3 @@ class SharedDevice(Device):
             self._handovers.sleeps(life)
         # Also after an expulsion, so that `take` reads the directory again.
         self._answered.set()
-
-
-_SHARES = {
-    Phase.GENERATING: "device/generating_share",
-    Phase.SWITCHING: "device/switching_share",
-    Phase.LEARNING: "device/learning_share",
-}
-
-
-class _Shares:
-    """Seconds per phase."""
-
-    def __init__(self) -> None:
-        self._phase = Phase.SWITCHING
-        self._since_s = time.monotonic()
-        self._seconds = dict.fromkeys(Phase, 0.0)
-
-    def begin(self, phase: Phase) -> None:
-        now_s = time.monotonic()
-        self._seconds[self._phase] += now_s - self._since_s
-        self._phase = phase
-        self._since_s = now_s
-
-    def since_last(self) -> dict[str, float]:
-        self.begin(self._phase)
-        # Two calls in the same instant have no shares.
-        total_s = sum(self._seconds.values()) or 1.0
-        shares = {name: self._seconds[phase] / total_s for phase, name in _SHARES.items()}
-        self._seconds = dict.fromkeys(Phase, 0.0)
-        return shares

@@ -325,5 +325,5 @@ class Pusher:
             self._push_times[name] = max(self._push_times[name], value)
 
     def metrics(self) -> dict[str, float]:
-        """Return the times of the newest push, the last probe, and shares of a shared device."""
-        return {**self._push_times, **self._prober.metrics, **self._device.metrics()}
+        """Return the times of the newest push and the last probe."""
+        return self._push_times | self._prober.metrics

@@ -37,11 +37,11 @@ def test_handovers_continue_after_a_sleeping_generator_died_and_end_in_order_dur
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 0, run.terminal
     assert "the run has stopped at step" in run.terminal
-    shares = [
-        sum(row[f"device/{phase}_share"] for phase in ("generating", "learning", "switching"))
-        for row in run.rows[1:]
-    ]
-    assert shares == pytest.approx([1.0] * len(shares))
+    for seconds in (
+        "blocked_s/generator/generation_sleeps",
+        "stage_s/learner/moving_to_the_device",
+    ):
+        assert any(row.get(seconds, 0.0) > 0 for row in run.rows), seconds
     assert max(row["staleness/max_versions"] for row in run.rows[1:]) <= 2
     assert max(row["weights/probe_abs_max"] for row in run.rows[1:]) < 1e-3
     assert run.audit()["problems"] == []
