@@ -37,9 +37,6 @@ _UPSTREAM = {
 }
 """The parts of a run that can let the learner wait: share of time, and remedy."""
 
-_MARGIN = 0.1
-"""Share of time. Without it, a balanced run would name another bottleneck in every report."""
-
 
 class _Shares(NamedTuple):
     """Mean shares of time of the learner and of the generators that serve. With agents the gateways
@@ -103,11 +100,9 @@ def _shares(members: Sequence[Member], before: Sequence[Member]) -> _Shares | No
     return found._replace(writing=found.writing - outside, outside=outside)
 
 
-def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last: str = "") -> str:
+def bottleneck(members: Sequence[Member], before: Sequence[Member] = ()) -> str:
     """Return one sentence that names what delays the learner's steps most, with the measured
     shares; empty if unknown.
-
-    last: the previous sentence. Its bottleneck is kept until another is worse by _MARGIN.
     """
     starting = sorted(m.name for m in members if m.state == "starting")
     if starting:
@@ -115,15 +110,7 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
     shares = _shares(members, before)
     if shares is None:
         return ""
-    previous = last.partition(":")[0]
-    at_work = shares.at_work
-    waits = shares.waits
-    # The previous answer gets a bonus, so that it changes only for a clear reason.
-    if previous == "the learner":
-        at_work += _MARGIN
-    elif previous in _UPSTREAM:
-        waits += _MARGIN
-    if at_work >= waits:
+    if shares.at_work >= shares.waits:
         return (
             f"the learner: at work {shares.at_work:.0%} of the time, generators held back by"
             f" admission {shares.held_back:.0%}; {_LEARNER_RELIEF}"
@@ -134,10 +121,6 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
         "admission": shares.held_back,
         "scoring": shares.unscored,
     }
-    # A copy: the sentence shows the measured share, without the bonus.
-    weights = dict(upstream)
-    if previous in weights:
-        weights[previous] += _MARGIN
-    name = max(weights, key=weights.__getitem__)
+    name = max(upstream, key=upstream.__getitem__)
     reason = _UPSTREAM[name].format(upstream[name])
     return f"{name}: the learner waits {shares.waits:.0%} of the time, {reason}"

@@ -60,12 +60,9 @@ def render(
     *,
     before: StatusReply | None = None,
     rewards: Sequence[float] = (),
-    last: str = "",
 ) -> RenderableType:
     """The whole answer. now_s: Unix time; before: an earlier answer, for the rates;
     rewards: of the steps so far.
-
-    last: the bottleneck's sentence in the picture before.
     """
     now_s = time.time() if now_s is None else now_s
     past = before.members if before is not None else []
@@ -97,21 +94,21 @@ def render(
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
     else:
-        head.append(_diagnosis(reply, past, last))
+        head.append(_diagnosis(reply, past))
     return Group(head, _processes(reply, past, now_s))
 
 
-def _diagnosis(reply: StatusReply, past: Sequence[Member], last: str) -> Text:
+def _diagnosis(reply: StatusReply, past: Sequence[Member]) -> Text:
     """Name the silent processes; if all answer, the bottleneck."""
     # Shares of time of a run with a silent process would name the wrong bottleneck.
     silent = [member.name for member in reply.members if member.state == "silent"]
     if silent:
         return Text(f"\nno heartbeat from: {', '.join(silent)}", style="bold red")
-    sentence = bottleneck(training_members(reply), past, last=last)
+    sentence = bottleneck(_training_members(reply), past)
     return Text(f"\nbottleneck: {sentence}" if sentence else "", style="cyan")
 
 
-def training_members(reply: StatusReply) -> list[Member]:
+def _training_members(reply: StatusReply) -> list[Member]:
     """All but the generators that only evaluate."""
     # Generators that only evaluate wait by design.
     aside = {pool.pool for pool in reply.pools if pool.work == "evaluation"}

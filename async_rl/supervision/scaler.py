@@ -10,9 +10,8 @@ woken by: the clock, a process that has left
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -108,15 +107,8 @@ class Scaler:
         """Set the number of processes of these pools. Raises ConfigError, and changes nothing, if
         that is not possible.
 
-        `generators.big` may be called `big`. is_forced: also when the free memory seems too small.
+        is_forced: also when the free memory seems too small.
         """
-        names = _short_names(pool_counts(self._config))
-        for short, pool in names.items():
-            if short != pool and short in wanted and pool in wanted:
-                raise ConfigError(
-                    f"{short}={wanted[short]}: {short} and {pool} are the same pool; give it once"
-                )
-        wanted = {names.get(pool, pool): count for pool, count in wanted.items()}
         # All checks come before the first change, so that a request is done as a whole or not at
         # all.
         raise_if_any(self._refusals(wanted))
@@ -147,8 +139,7 @@ class Scaler:
         for pool, count in wanted.items():
             if pool not in pools:
                 problems.append(
-                    f"{pool}={count}: there is no such pool; {_nearest(pool, pools)}this run has"
-                    f" {', '.join(pools)}"
+                    f"{pool}={count}: there is no such pool; this run has {', '.join(pools)}"
                 )
             if not 0 <= count <= SEATS_PER_POOL:
                 problems.append(f"{pool}={count}: give a number from 0 to {SEATS_PER_POOL}")
@@ -244,15 +235,3 @@ class Scaler:
             self._log.warning("%s; not added: %s", decision.reason, problems[0])
         self._is_memory_reported = bool(problems)
         return not problems
-
-
-def _short_names(pools: Iterable[str]) -> dict[str, str]:
-    """Map `big` and `generators.big` to `generators.big`."""
-    names = {pool: pool for pool in pools}
-    return names | {pool.removeprefix(f"{GENERATORS}."): pool for pool in pools}
-
-
-def _nearest(name: str, pools: Iterable[str]) -> str:
-    names = _short_names(pools)
-    matches = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {names[matches[0]]}? " if matches else ""

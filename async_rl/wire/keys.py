@@ -50,16 +50,10 @@ def derived_keys(secret: str) -> Keys:
 
 def create_keys(directory: Path) -> Keys:
     """Create new keys and write them to `directory`/keys.json with mode 600."""
-    server_public, server_secret = zmq.curve_keypair()
     # One pair for all clients of the run: keys of single processes would have to be distributed
-    # while it runs.
-    client_public, client_secret = zmq.curve_keypair()
-    keys = Keys(
-        server_public=server_public.decode(),
-        server_secret=server_secret.decode(),
-        client_public=client_public.decode(),
-        client_secret=client_secret.decode(),
-        token=secrets.token_urlsafe(32),
+    # while it runs. The token is sent over HTTP, so it shares no secret with the keys.
+    keys = msgspec.structs.replace(
+        derived_keys(secrets.token_hex()), token=secrets.token_urlsafe(32)
     )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(directory / "keys.json", msgspec.json.encode(keys))

@@ -38,7 +38,7 @@ def scale(
     """Change how many generators, verifiers or gateways (of agents) a live run has.
 
     Examples: async-rl scale generators=4; async-rl scale my-run generators=2 verifiers=2; async-rl
-    scale generators.big=3 small=1
+    scale generators.big=3 generators.small=1
     """
     # A pool is given with its count; the first word without one names a run.
     run = None if "=" in words[0] else words[0]

@@ -77,30 +77,24 @@ def _watch(run_dir: Path) -> None:
 
 def _pictures(run_dir: Path) -> Iterator[RenderableType]:
     """Yield one picture each second while the run is alive."""
-    from async_rl.monitoring.bottleneck import bottleneck
-    from async_rl.monitoring.status import training_members
-
     answers: collections.deque[StatusReply] = collections.deque(maxlen=_RATES_OVER)
-    last = ""
     # A run that starts has a process before it has a socket.
     while (reply := ask_status(run_dir)) is not None or living_pid(run_dir) is not None:
         if reply is None:
             yield _without_answer(run_dir)
         else:
             before = answers[0] if answers else None
-            yield _picture(reply, before, last)
-            past = before.members if before is not None else ()
-            last = bottleneck(training_members(reply), past, last=last)
+            yield _picture(reply, before)
             answers.append(reply)
         time.sleep(_REDRAW_S)
 
 
-def _picture(reply: StatusReply, before: StatusReply | None, last: str = "") -> RenderableType:
+def _picture(reply: StatusReply, before: StatusReply | None) -> RenderableType:
     from async_rl.monitoring.status import render
 
     rows = RowReader(Path(reply.run_dir)).new()
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    return render(reply, before=before, rewards=rewards, last=last)
+    return render(reply, before=before, rewards=rewards)
 
 
 def _without_answer(run_dir: Path) -> str:

@@ -173,7 +173,9 @@ def scale(story: Story) -> None:
     names = [f"generators.{name}" for name in ("big", "small", "judge")]
     run.until(lambda: counts(run) == dict.fromkeys(names, (1, 1)) | rest, "one of each pool")
     run.until(lambda: SMALL_ONE in generators(run.run_dir, GENERATING), "a group of the small one")
-    done = async_rl("scale", str(run.run_dir), "generators.big=2", "small=0", "judge=0")
+    done = async_rl(
+        "scale", str(run.run_dir), "generators.big=2", "generators.small=0", "generators.judge=0"
+    )
     assert done.returncode == 0, done.stderr
     story.scaled = done.stdout
     there = dict(zip(names, [(2, 2), (0, 0), (0, 0)], strict=True)) | rest
@@ -182,7 +184,7 @@ def scale(story: Story) -> None:
     story.steps_on(4, "four steps without an evaluator")
     story.status = async_rl("status", str(run.run_dir)).stdout
     story.told["buffer without judge"] = run.member("buffer")
-    done = async_rl("scale", str(run.run_dir), "judge=1")
+    done = async_rl("scale", str(run.run_dir), "generators.judge=1")
     assert done.returncode == 0, done.stderr
     run.until(lambda: run.step >= story.without_judge + 4, "the evaluations that had to wait")
     story.learner_pids.append(run.pid_of("learner-0"))

@@ -180,25 +180,6 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest_bar() -> None:
     assert "reward ▁█ 0.20 to 0.80" in shown(reply([]), rewards=(0.2, 0.8))
 
 
-def test_a_run_in_balance_keeps_the_name_of_its_bottleneck() -> None:
-    """Half the learner's time each way: what was named stays until something else is worse by a
-    tenth.
-    """
-    a_little_work, a_little_wait = (
-        [learner(52, 48), generator(60, 0, 40)],
-        [learner(48, 52), generator(60, 0, 40)],
-    )
-    assert bottleneck(a_little_wait).startswith("generation")
-    assert bottleneck(a_little_wait, last="the learner: at work").startswith("the learner")
-    assert bottleneck(a_little_work, last="generation: the learner waits").startswith("generation")
-    assert bottleneck(
-        [learner(40, 60), generator(60, 0, 40)], last="the learner: at work"
-    ).startswith("generation")
-    assert bottleneck(
-        [learner(20, 80), generator(45, 0, 50)], last="generation: the learner waits"
-    ).startswith("generation")
-
-
 def pool(name: str, wanted: int, work: str) -> PoolCount:
     return PoolCount(pool=name, wanted=wanted, starting=0, live=wanted, draining=0, work=work)
 

@@ -150,16 +150,16 @@ POOLS = ("generators.pools={big:{count:1,work:train},judge:{count:1,work:evaluat
 START = ("buffer", "learner-0", "verifier-0", "generator-0", "generator-big-0", "generator-judge-0")
 
 
-def test_each_pool_is_scaled_by_itself_by_either_name_and_kept_for_a_later_life(
+def test_each_pool_is_scaled_by_itself_and_kept_for_a_later_life(
     tmp_path: Path,
 ) -> None:
     config = compose("grpo_code", POOLS)
 
     async def act(run: ScaledRun) -> None:
         await run.until(*START)
-        run.scaler.scale({"generators.big": 3, "judge": 0}, "test", is_forced=False)
+        run.scaler.scale({"generators.big": 3, "generators.judge": 0}, "test", is_forced=False)
         await run.until(*START[:-1], "generator-big-1", "generator-big-2")
-        run.scaler.scale({"big": 1, "generators": 2}, "test", is_forced=False)
+        run.scaler.scale({"generators.big": 1, "generators": 2}, "test", is_forced=False)
         await run.until(*START[:-1], "generator-1")
         found = {pool.pool: (pool.wanted, pool.live, pool.work) for pool in run.registry.pools()}
         assert found == {
@@ -180,7 +180,7 @@ def test_each_pool_is_scaled_by_itself_by_either_name_and_kept_for_a_later_life(
 
 
 @pytest.mark.parametrize(("wanted", "remedy"), table(__file__, "wrong_pools"))
-def test_a_wrong_pool_is_told_with_the_nearest_right_one(
+def test_a_wrong_pool_is_told_with_those_that_the_run_has(
     tmp_path: Path, wanted: dict[str, int], remedy: str
 ) -> None:
     async def act(run: ScaledRun) -> None:
