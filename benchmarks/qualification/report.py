@@ -86,7 +86,7 @@ def described(machine: Machine, gpus: Gpus) -> dict[str, str]:
     }
     for index, gpu in enumerate(gpus.devices):
         mig = ", MIG" if gpu.is_mig else ""
-        facts[f"GPU {index}"] = f"{gpu.name}, {gpu.memory_mb} MB, {gpu.num_nvlinks} NVLinks{mig}"
+        facts[f"GPU {index}"] = f"{gpu.name}, {gpu.memory_mb} MB{mig}"
     return facts
 
 
