@@ -10,7 +10,7 @@ import re
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,8 +19,6 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar_metadata
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
-from tensorboard.plugins.hparams import summary_v2 as hparams
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -30,13 +28,6 @@ from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.observability.catalogue import FIRST_SCREEN, describe, with_unit
 
-_FIRST_COLUMNS = (
-    "algorithm.advantage.kind",
-    "generation.group_size",
-    "learner.optimizer.lr",
-    "num_steps",
-    "run_name",
-)
 _FLUSH_S = 2
 _MAX_QUEUED = 1000
 _BUCKETS = 30
@@ -82,15 +73,10 @@ class EventFile:
         self._add(text_pb(name, markdown), step)
 
     def describe_run(self, config: RunConfig) -> None:
-        """Write the first screen, the settings as hyper-parameters, and the configuration as
-        text.
-        """
-        settings = as_builtins(config)
+        """Write the first screen, and the configuration as text."""
         self._add(_first_screen(), 0)
-        for summary in _hyper_parameters(dict(_leaves("", settings))):
-            self._add(summary, 0)
         # Markdown shows text with an indent of four spaces unchanged.
-        text = textwrap.indent(msgspec.yaml.encode(settings).decode(), "    ")
+        text = textwrap.indent(msgspec.yaml.encode(as_builtins(config)).decode(), "    ")
         self.text("run/config", text, 0)
         self.flush()
 
@@ -160,33 +146,3 @@ def _first_screen() -> summary_pb2.Summary:
         tensor=tensor_util.make_tensor_proto(layout.SerializeToString(), dtype=np.object_),
     )
     return summary
-
-
-def _hyper_parameters(
-    settings: Mapping[str, bool | int | float | str],
-) -> Iterator[summary_pb2.Summary]:
-    """Yield the settings of the run for TensorBoard's table of runs, with the numbers to watch."""
-    watched = [name for _, names in FIRST_SCREEN for name in names]
-    # The table shows the first of the metrics only.
-    watched.sort(key=lambda name: name != "eval/pass_at_1")
-    # No domains: TensorBoard would take the domains of one run for all, and hide the other runs.
-    columns = [hparams.HParam(name) for name in settings]
-    summary = hparams.hparams_config_pb(columns, [hparams.Metric(name) for name in watched])
-    content = summary.value[0].metadata.plugin_data
-    described = HParamsPluginData.FromString(content.content)
-    for column in described.experiment.hparam_infos:
-        # The table shows five columns: those that are marked as different, then by name.
-        column.differs = column.name in _FIRST_COLUMNS
-    content.content = described.SerializeToString()
-    yield summary
-    yield hparams.hparams_pb(dict(settings))
-
-
-def _leaves(path: str, value: object) -> Iterator[tuple[str, bool | int | float | str]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(f"{path}.{key}" if path else str(key), inner)
-    elif isinstance(value, bool | int | float | str):
-        yield path, value
-    else:
-        yield path, str(value)

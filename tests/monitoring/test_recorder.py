@@ -15,7 +15,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.util import tensor_util
 
 from async_rl.config.base import replace
@@ -235,16 +234,6 @@ def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen
         for name in ("eval/pass_at_1", "eval/pass_at_1_error")
         if any(re.search(p, name) for p in patterns)
     ] == ["eval/pass_at_1"]
-    hparams = values[0, "_hparams_/session_start_info"].metadata.plugin_data.content
-    assert b"learner.optimizer.lr" in hparams
-    table = HParamsPluginData.FromString(
-        values[0, "_hparams_/experiment"].metadata.plugin_data.content
-    ).experiment
-    assert table.metric_infos[0].name.tag == "eval/pass_at_1", "the only one that is shown at first"
-    first = {column.name for column in table.hparam_infos if column.differs}
-    assert {"run_name", "learner.optimizer.lr"} <= first
-    assert len(first) == 5
-    assert not any(column.WhichOneof("domain") for column in table.hparam_infos)
 
 
 def test_the_recorder_needs_neither_torch_nor_tensorflow() -> None:
