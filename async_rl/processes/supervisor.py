@@ -50,8 +50,11 @@ _CLOSE_S = 10.0  # generators, verifiers and the buffer have nothing to save
 
 def run_supervised(*, config: RunConfig, run_dir: Path, launcher: Launcher) -> int:
     """Run `config` in `run_dir` to its end; return the exit code. No process outlives the call."""
-    supervisor = Supervisor(config=config, run_dir=run_dir, launcher=launcher)
-    return asyncio.run(supervisor.run())
+
+    async def run() -> int:
+        return await Supervisor(config=config, run_dir=run_dir, launcher=launcher).run()
+
+    return asyncio.run(run())
 
 
 class Supervisor:
@@ -113,12 +116,8 @@ class Supervisor:
     async def _until_over_or_stopped(self, keys: Keys, monitor: Monitor) -> None:
         """Supervise the run; an immediate stop cancels that, which kills the children."""
         supervising = asyncio.create_task(self._supervise(keys, monitor), name="supervise")
-        immediate = asyncio.create_task(self._stop.immediate.wait(), name="immediate stop")
-        await asyncio.wait({supervising, immediate}, return_when=asyncio.FIRST_COMPLETED)
-        immediate.cancel()
         # The `finally` blocks below kill the children and close the launcher.
-        if not supervising.done():
-            supervising.cancel()
+        self._stop.immediate.add_done_callback(lambda _: supervising.cancel())
         try:
             await supervising
         except asyncio.CancelledError:
@@ -133,11 +132,10 @@ class Supervisor:
             prepare(self._run_dir, self._console.preparing, model=model, prompts=self._prompts),
             name="prepare",
         )
-        stop = asyncio.create_task(self._stop.graceful.wait(), name="stop")
         try:
-            started: set[asyncio.Future[Any]] = {model, preparing, stop}
+            started: set[asyncio.Future[Any]] = {model, preparing, self._stop.graceful}
             await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
-            if self._stop.graceful.is_set():
+            if self._stop.graceful.done():
                 return
             if preparing.done():
                 preparing.result()
@@ -148,8 +146,7 @@ class Supervisor:
                 await self._launcher.close()
         finally:
             preparing.cancel()
-            stop.cancel()
-            await asyncio.gather(preparing, stop, return_exceptions=True)
+            await asyncio.gather(preparing, return_exceptions=True)
 
     async def _with_children(
         self,
@@ -244,25 +241,20 @@ class Supervisor:
 
     async def _until_over(self, fleet: Fleet, tasks: list[asyncio.Task[None]]) -> None:
         """Wait until the learner finished or a stop was requested; raise the cause of a failure."""
-        done = asyncio.create_task(fleet.learner_done.wait(), name="learner done")
-        stop = asyncio.create_task(self._stop.graceful.wait(), name="stop")
-        try:
-            ends: set[asyncio.Future[Any]] = {done, stop, fleet.failed, *tasks}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if fleet.failed.done():
-                raise fleet.failed.result()
-            # A task that returns before it is stopped has failed; after the learner's end that is
-            # irrelevant.
-            for task in tasks:
-                if task.done() and not done.done():
-                    task.result()
-        finally:
-            done.cancel()
-            stop.cancel()
+        done = fleet.learner_done
+        ends: set[asyncio.Future[Any]] = {done, self._stop.graceful, fleet.failed, *tasks}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if fleet.failed.done():
+            raise fleet.failed.result()
+        # A task that returns before it is stopped has failed; after the learner's end that is
+        # irrelevant.
+        for task in tasks:
+            if task.done() and not done.done():
+                task.result()
 
     async def _end_children(self, fleet: Fleet, monitor: Monitor) -> None:
         """Stop the learner, which saves; wait for the last evaluation; stop the other processes."""
-        was_requested = self._stop.graceful.is_set()
+        was_requested = self._stop.graceful.done()
         self._console.note(
             "stopping: the learner finishes its step and saves (Ctrl-C again to stop immediately)"
             if was_requested
@@ -289,7 +281,7 @@ class Supervisor:
 
     def _report_end(self, cause: str, step: int) -> int:
         """Report the end on the terminal, in the log and in `state.json`; return the exit code."""
-        is_stopped = self._stop.graceful.is_set() or self._stop.immediate.is_set()
+        is_stopped = self._stop.graceful.done() or self._stop.immediate.done()
         if cause:
             outcome = "failed"
             self._log.error("%s", cause)

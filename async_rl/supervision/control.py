@@ -45,11 +45,14 @@ second a request takes 0.20 ms instead of 0.25.
 
 
 class StopRequest:
-    """Requests to stop the run: `graceful` after the step and a checkpoint, or `immediate`."""
+    """Requests to stop the run: `graceful` after the step and a checkpoint, or `immediate`. Each is
+    done once it is requested.
+    """
 
     def __init__(self) -> None:
-        self.graceful = asyncio.Event()
-        self.immediate = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self.graceful: asyncio.Future[None] = loop.create_future()
+        self.immediate: asyncio.Future[None] = loop.create_future()
 
     def handle_signals(self) -> None:
         """Stop on SIGTERM, Ctrl-C and a closed terminal; a second Ctrl-C stops immediately."""
@@ -60,13 +63,18 @@ class StopRequest:
 
     def request(self, message: StopRun) -> None:
         """Stop as a person requests it."""
-        (self.graceful if message.is_graceful else self.immediate).set()
+        _request(self.graceful if message.is_graceful else self.immediate)
 
     def _on_signal(self, number: signal.Signals) -> None:
         # A batch system may send SIGTERM twice; only a person interrupts twice on purpose.
-        if self.graceful.is_set() and number == signal.SIGINT:
-            self.immediate.set()
-        self.graceful.set()
+        if self.graceful.done() and number == signal.SIGINT:
+            _request(self.immediate)
+        _request(self.graceful)
+
+
+def _request(stop: asyncio.Future[None]) -> None:
+    if not stop.done():
+        stop.set_result(None)
 
 
 @frozen

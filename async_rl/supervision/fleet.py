@@ -93,8 +93,9 @@ class Fleet:
         self._log = log
         self._group = asyncio.TaskGroup()
         self.events: asyncio.Queue[Lost | Left] = asyncio.Queue()
-        self.learner_done = asyncio.Event()
-        self.failed: asyncio.Future[RunFailed] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.learner_done: asyncio.Future[None] = loop.create_future()
+        self.failed: asyncio.Future[RunFailed] = loop.create_future()
 
     async def run(self) -> None:
         """Keep every process until a stop starts and all processes have exited."""
@@ -211,7 +212,7 @@ class Fleet:
         while not (self._stopping.is_set() or children[0].is_leaving):
             end = await self._live_together(children)
             if end is None:
-                self.learner_done.set()
+                self.learner_done.set_result(None)
                 return ""
             if self._stopping.is_set() or end.child.is_leaving:
                 return ""

@@ -48,9 +48,9 @@ class Guests:
     async def until_none(self, fleet: Fleet, stop: StopRequest, console: Console) -> None:
         """After the learner's last step, wait until no other run is left, or a stop."""
         is_noted = False
-        while fleet.learner_done.is_set() and self.names:
+        while fleet.learner_done.done() and self.names:
             # A person or a failure does not wait for other runs.
-            if stop.graceful.is_set() or fleet.failed.done():
+            if stop.graceful.done() or fleet.failed.done():
                 return
             if not is_noted:
                 console.note(

@@ -122,7 +122,7 @@ def test_a_learner_that_asks_to_be_started_again_is_restarted_and_0_is_its_end(
     async def main() -> tuple[list[str], bool, bool]:
         world = World("learner", tmp_path, on_start)
         await world.fleet.run()
-        return world.reasons, world.fleet.learner_done.is_set(), world.fleet.failed.done()
+        return world.reasons, world.fleet.learner_done.done(), world.fleet.failed.done()
 
     assert virtually(main()) == (["learner-0 asked to be started again"], True, False)
 
@@ -146,7 +146,7 @@ def test_ranks_of_the_learner_end_and_start_together_and_the_lost_one_is_the_cau
     async def main() -> tuple[list[str], int, bool]:
         world = World("learner", tmp_path, on_start, ranks=2)
         await world.fleet.run()
-        return world.lost, len(world.launcher.started), world.fleet.learner_done.is_set()
+        return world.lost, len(world.launcher.started), world.fleet.learner_done.done()
 
     assert virtually(main()) == (["learner-0", "learner-1"], 4, True)
 

@@ -18,7 +18,7 @@ async def _received(*numbers: signal.Signals) -> tuple[bool, bool]:
         os.kill(os.getpid(), number)
         await asyncio.sleep(0)
     await asyncio.sleep(0.01)
-    return stop.graceful.is_set(), stop.immediate.is_set()
+    return stop.graceful.done(), stop.immediate.done()
 
 
 @pytest.mark.parametrize(
