@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from async_rl.core.codec import encode
 from async_rl.core.frozen import Value, frozen
@@ -100,6 +101,41 @@ class PackedSample(Value):
     clock: tuple[float, ...] = ()
 
 
+class PackedTrajectory(Value):
+    """A sample of a packed group with its prompt, as a rank of the learner reads it. The bytes are
+    as in PackedGroup.
+    """
+
+    prompt: bytes
+    sample: PackedSample
+    token_ids: bytes
+    behavior_logprobs: bytes
+
+    def as_of(self, version: int) -> PackedTrajectory:
+        """Return it with this version in place of every later one."""
+        runs = [(length, min(of, version), trained) for length, of, trained in self.sample.runs]
+        return replace(self, sample=replace(self.sample, runs=runs))
+
+    def unpacked(self) -> Trajectory:
+        """Return the sample with an array per fact about its tokens."""
+        prompt = np.frombuffer(self.prompt, _INT)
+        tokens = np.frombuffer(self.token_ids, _INT)
+        logprobs = np.frombuffer(self.behavior_logprobs, _FLOAT)
+        runs = [(len(prompt), NO_VERSION, False), *self.sample.runs]
+        lengths, versions, is_trained = zip(*runs, strict=True)
+        return Trajectory(
+            token_ids=np.concatenate([prompt, tokens]),
+            prompt_length=len(prompt),
+            loss_mask=np.repeat(np.array(is_trained), lengths),
+            behavior_logprobs=np.concatenate([np.zeros(len(prompt), np.float32), logprobs]),
+            versions=np.repeat(np.array(versions, np.int32), lengths),
+            is_truncated=self.sample.is_truncated,
+            score=self.sample.score,
+            starts=self.sample.starts,
+            clock=self.sample.clock,
+        )
+
+
 class PackedGroup(GroupFields, kw_only=True):
     """A group whose samples have one prompt, as few objects: the buffer checks and stores thousands
     per second without a Python object per sequence of tokens.
@@ -135,31 +171,22 @@ class PackedGroup(GroupFields, kw_only=True):
             baseline=None if self.baseline is None else heads[-1],
         )
 
-    def trajectory(self, number: int) -> Trajectory:
-        """Return a member of the group as a trajectory."""
-        member = self.members[number]
+    def member(self, number: int) -> PackedTrajectory:
+        """Return a member of the group with its own tokens."""
+        sample = self.members[number]
         start = sum(other.response_length for other in self.members[:number])
-        length = member.response_length
-        prompt = np.frombuffer(self.prompt, _INT)
-        tokens = np.frombuffer(self.token_ids, _INT, length, start * _INT.itemsize)
-        logprobs = np.frombuffer(self.behavior_logprobs, _FLOAT, length, start * _FLOAT.itemsize)
-        runs = [(len(prompt), NO_VERSION, False), *member.runs]
-        lengths, versions, is_trained = zip(*runs, strict=True)
-        return Trajectory(
-            token_ids=np.concatenate([prompt, tokens]),
-            prompt_length=len(prompt),
-            loss_mask=np.repeat(np.array(is_trained), lengths),
-            behavior_logprobs=np.concatenate([np.zeros(len(prompt), np.float32), logprobs]),
-            versions=np.repeat(np.array(versions, np.int32), lengths),
-            is_truncated=member.is_truncated,
-            score=member.score,
-            starts=member.starts,
-            clock=member.clock,
+        # Token ids and log-probs have 4 bytes each.
+        part = slice(4 * start, 4 * (start + sample.response_length))
+        return PackedTrajectory(
+            prompt=self.prompt,
+            sample=sample,
+            token_ids=self.token_ids[part],
+            behavior_logprobs=self.behavior_logprobs[part],
         )
 
     def unpacked(self) -> Group:
         """Return the group with its trajectories."""
-        members = [self.trajectory(number) for number in range(len(self.members))]
+        members = [self.member(number).unpacked() for number in range(len(self.members))]
         return Group(
             **_facts(self),
             trajectories=members[: len(self.samples)],

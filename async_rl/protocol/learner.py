@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from async_rl.core.heads import GroupHead, SampleId
-from async_rl.core.types import FloatArray, Trajectory
+from async_rl.core.heads import GroupHead, PackedTrajectory, SampleId
+from async_rl.core.types import FloatArray
 from async_rl.protocol.base import Message, Ok
 
 
@@ -46,7 +46,7 @@ class TakeBatch(FromLearner, kw_only=True):
 class Sequences(Message):
     """The requested sequences, in the order of the request."""
 
-    trajectories: list[Trajectory]
+    trajectories: list[PackedTrajectory]
 
 
 class ReadSequences(FromLearner, kw_only=True):

@@ -133,7 +133,7 @@ class Parts:
             read = ReadSequences(life=request.life, train_version=version, samples=chunk)
             reply: Sequences = await self._call_buffer(read)
             # In order of the request, so they pair with `own` of the part.
-            trajectories += reply.trajectories
+            trajectories += [packed.unpacked() for packed in reply.trajectories]
         # During the calls another batch may have replaced this one, which was dropped.
         # Compared by content: rank 0 may have sent the same request again.
         if self._requests.get(version) == request:

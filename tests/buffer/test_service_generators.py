@@ -50,7 +50,7 @@ async def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
         assert [g.group_id for g in (await take(service, 0)).groups] == [0, 1]
         sequences = await service.read_sequences(ReadSequences(train_version=0, samples=[(0, 0)]))
         assert isinstance(sequences, Sequences)
-        assert sequences.trajectories[0].versions.tolist() == [-1, -1, 0, 0, 0]
+        assert sequences.trajectories[0].unpacked().versions.tolist() == [-1, -1, 0, 0, 0]
         await commit(service, 1, [0, 1])
     assert states(tmp_path) == {0: "trained", 1: "trained", 2: "ready", 3: "ready"}
 

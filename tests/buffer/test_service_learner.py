@@ -206,7 +206,7 @@ async def test_tokens_of_discarded_weights_count_as_the_version_that_trains_them
         assert samples
         read = await service.read_sequences(ReadSequences(train_version=1, samples=samples))
         assert isinstance(read, Sequences)
-        assert {int(sample.versions.max()) for sample in read.trajectories} == {1}
+        assert {int(sample.unpacked().versions.max()) for sample in read.trajectories} == {1}
 
 
 async def test_a_start_that_is_reported_twice_undoes_steps_once(tmp_path: Path) -> None:

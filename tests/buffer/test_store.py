@@ -175,7 +175,7 @@ async def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: 
         assert ready[: len(acknowledged)] == acknowledged
         assert ready == list(range(len(ready)))
         groups = await store.reader.groups(ready)
-        assert [len(g.trajectory(0).token_ids) for g in groups] == [20_002] * len(ready)
+        assert [len(g.member(0).unpacked().token_ids) for g in groups] == [20_002] * len(ready)
         assert store.reader._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 

@@ -159,29 +159,6 @@ def test_a_checkpoint_of_other_base_weights_is_refused(model_path: Path, tmp_pat
         make_trainer(other, "grpo_code", *LORA).load(tmp_path / "step_1")
 
 
-@pytest.mark.parametrize(
-    "extra", [(), ("model.dtype=bfloat16",), ("model.lora.targets=[q_proj,down_proj]",)]
-)
-def test_base_files_and_adapter_make_every_bit_of_the_published_weights(
-    extra: tuple[str, ...], model_path: Path
-) -> None:
-    base = load_file(model_path / "model.safetensors")
-    trainer = stepped(model_path, *extra, steps=0)
-    for version in range(3):
-        adapter = trainer.adapter()
-        assert adapter is not None
-        published = weights_of(trainer)
-        merged = {n: adapter.merged(n, base[n]).to(t.dtype) for n, t in published.items()}
-        assert all(torch.equal(merged[n], t) for n, t in published.items())
-        assert {n for n in base if adapter.changes(n)} == {
-            n.removeprefix("base_model.model.").replace("lora_A.", "")
-            for n in adapter_of(trainer)
-            if "lora_A" in n
-        }
-        trainer.step(make_groups(seed=version, version=version), version)
-    assert any(not torch.equal(t, published[n]) for n, t in weights_of(trainer).items())
-
-
 def test_a_run_that_trains_all_weights_has_no_adapter(model_path: Path) -> None:
     assert make_trainer(model_path, "grpo_code").adapter() is None
 

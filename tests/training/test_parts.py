@@ -13,8 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.core.codec import encode
-from async_rl.core.heads import GroupHead, head_of
+from async_rl.core.codec import decode, encode
+from async_rl.core.heads import (
+    GroupHead,
+    PackedGroup,
+    PackedTrajectory,
+    head_of,
+    pack_group,
+)
 from async_rl.core.types import Group, Trajectory
 from async_rl.protocol.base import Ok
 from async_rl.protocol.learner import KeepAdvantages, ReadSequences, Sequences
@@ -30,8 +36,8 @@ class Buffer:
     """Has the groups of a batch, and remembers the messages that it sent."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        self._groups = {group.group_id: group for group in groups}
-        self.sent: list[list[Trajectory]] = []
+        self._groups = {g.group_id: decode(pack_group(g), PackedGroup) for g in groups}
+        self.sent: list[list[PackedTrajectory]] = []
         self.kept: dict[tuple[int, int], list[float]] = {}
         self.gate = asyncio.Event()
         self.gate.set()
@@ -42,7 +48,7 @@ class Buffer:
             self.kept.update(zip(request.samples, rows, strict=True))
             return Ok()
         await self.gate.wait()
-        found = [self._groups[name].trajectories[n] for name, n in request.samples]
+        found = [self._groups[name].member(n) for name, n in request.samples]
         self.sent.append(found)
         return Sequences(trajectories=found)
 
@@ -79,9 +85,10 @@ def test_the_parts_of_the_ranks_are_the_batch_each_sequence_once_in_bounded_mess
             for s, trajectory in zip(part.own, part.trajectories, strict=True):
                 assert s not in found
                 found[s] = trajectory
-        assert [found[s] for s in range(len(everything))] == everything
+        assert encode([found[s] for s in range(len(everything))]) == encode(everything)
         for chunk in buffer.sent:
-            assert len(chunk) == 1 or sum(len(t.token_ids) for t in chunk) <= limit
+            sizes = [len(t.unpacked().token_ids) for t in chunk]
+            assert len(chunk) == 1 or sum(sizes) <= limit
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(taking, "_CHUNK_TOKENS", limit)
@@ -100,7 +107,7 @@ def test_a_batch_that_was_dropped_meanwhile_does_not_replace_the_next_one() -> N
         buffer.gate.set()
         await mine.fetch(fetch_of([head_of(second)]), [0])
         await slow
-        assert mine.pop(0).trajectories == second.trajectories
+        assert encode(mine.pop(0).trajectories) == encode(second.trajectories)
 
     asyncio.run(story())
 
@@ -144,13 +151,14 @@ def long_group(group: Group, *, length: int, rng: np.random.Generator) -> Group:
     import msgspec
 
     written = np.arange(length) >= 8
+    prompt = rng.integers(0, 150_000, 8, dtype=np.int32)
     samples = [
         msgspec.structs.replace(
             sample,
-            token_ids=rng.integers(0, 150_000, length, dtype=np.int32),
+            token_ids=np.append(prompt, rng.integers(0, 150_000, length - 8, dtype=np.int32)),
             prompt_length=8,
             loss_mask=written,
-            behavior_logprobs=-rng.random(length, dtype=np.float32),
+            behavior_logprobs=np.where(written, -rng.random(length, dtype=np.float32), 0),
             versions=np.where(written, 3, -1).astype(np.int32),
         )
         for sample in group.trajectories

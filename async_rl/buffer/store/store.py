@@ -28,8 +28,8 @@ from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.writer import Writer
 from async_rl.core.checksums import checksum
 from async_rl.core.errors import ProtocolError
-from async_rl.core.heads import PackedGroup, SampleId
-from async_rl.core.types import FloatArray, Purpose, Trajectory
+from async_rl.core.heads import PackedGroup, PackedTrajectory, SampleId
+from async_rl.core.types import FloatArray, Purpose
 
 _LEAST_FREE_BYTES = 5 * 10**9
 _LEAST_FREE_SHARE = 0.1
@@ -145,7 +145,9 @@ class Store(Writer):
             self._groups.update(zip(missing, groups, strict=True))
         return [self._groups[group_id] for group_id in group_ids]
 
-    async def sequences(self, samples: Sequence[SampleId], train_version: int) -> list[Trajectory]:
+    async def sequences(
+        self, samples: Sequence[SampleId], train_version: int
+    ) -> list[PackedTrajectory]:
         """Return samples of complete groups as the learner of this version trains them.
 
         Later versions in them are weights that were discarded when the learner went back, and
@@ -154,12 +156,8 @@ class Store(Writer):
         """
         ids = {group_id for group_id, _ in samples}
         groups = {group.group_id: group for group in await self.groups(ids)}
-        found = [groups[group_id].trajectory(number) for group_id, number in samples]
         return [
-            msgspec.structs.replace(sample, versions=np.minimum(sample.versions, train_version))
-            if sample.versions.max(initial=0) > train_version
-            else sample
-            for sample in found
+            groups[group_id].member(number).as_of(train_version) for group_id, number in samples
         ]
 
     def keep_advantages(self, advantages: Iterable[tuple[SampleId, FloatArray]]) -> None:
