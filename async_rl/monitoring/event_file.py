@@ -75,8 +75,9 @@ class EventFile:
     def describe_run(self, config: RunConfig) -> None:
         """Write the first screen, and the configuration as text."""
         self._add(_first_screen(), 0)
+        settings = as_builtins(config)
         # Markdown shows text with an indent of four spaces unchanged.
-        text = textwrap.indent(msgspec.yaml.encode(as_builtins(config)).decode(), "    ")
+        text = textwrap.indent(msgspec.yaml.encode(settings).decode(), "    ")
         self.text("run/config", text, 0)
         self.flush()
 
