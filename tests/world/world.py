@@ -596,9 +596,6 @@ class _Nothing:
 class _Reader:
     """Weights in the world need no file."""
 
-    def __init__(self, model_path: Path) -> None:
-        pass
-
     def localize(self, manifest: Any, source: Any) -> Any:
         return manifest, source
 
