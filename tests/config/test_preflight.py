@@ -235,6 +235,16 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert problems(tmp_path, f"monitoring.tensorboard_port={port}") == []
 
 
+def test_more_ranks_than_a_filter_of_gloo_holds_are_refused(tmp_path: Path) -> None:
+    limit = "a filter of the kernel cannot hold"
+    few, many = (
+        problems(tmp_path, f"learner.ranks={n}", f"buffer.groups_per_step={2 * n}")
+        for n in (4000, 5000)
+    )
+    assert not any(limit in line for line in few)
+    assert any(f"learner.ranks=5000: {limit} 4999 ranks of gloo" in line for line in many)
+
+
 def test_a_host_that_is_not_this_machine_is_named(tmp_path: Path) -> None:
     (line,) = problems(tmp_path, "network.host=192.0.2.1")
     assert line.startswith("network.host=192.0.2.1: not an address of this machine")
