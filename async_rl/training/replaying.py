@@ -1,8 +1,8 @@
 """One rank that trains the recorded batches of a run again, without generators and buffer:
-`python -m async_rl.training.replaying DIRECTORY RANK PARENT_PID`.
+`python -m async_rl.training.replaying DIRECTORY MODEL_PATH START LAST PARENT_PID RANK`.
 
 takes: batches from the run's store, a checkpoint · waits for: the other ranks · writes (rank 0):
-metrics.jsonl, versions.jsonl and TensorBoard events in the replay's directory, as a run does
+metrics.jsonl and versions.jsonl in the replay's directory, as a run does
 Invariant: with the settings, ranks and threads of the run, the weights have the same bits as in the
 run: a step depends on the checkpoint, its batch and its version only.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -28,28 +27,30 @@ from async_rl.core.errors import AsyncRLError, DataError
 from async_rl.core.os import die_with_parent
 from async_rl.learner import sharding
 from async_rl.learner.trainer import Trainer
-from async_rl.monitoring.event_file import EventFile
 from async_rl.training import checkpoints
-from async_rl.training.replays import PLAN_FILE, Plan
 from async_rl.weights.block import SharedTensors
 
 _LOOPBACK = "127.0.0.1"
 _COLLECTIVE_S = 1800.0
 
 
-def replay(directory: Path, rank: int) -> Iterator[tuple[int, int, Mapping[str, float]]]:
-    """Train the steps of the plan in this directory, all ranks in the same order, and yield (step,
-    checksum of the weights after it as in `Published`, metrics). The checksum is 0 above rank 0.
+def replay(
+    directory: Path, model_path: Path, versions: range, rank: int
+) -> Iterator[tuple[int, int, Mapping[str, float]]]:
+    """Train the steps after these versions, all ranks in the same order, and yield (step, checksum
+    of the weights after it as in `Published`, metrics). The checksum is 0 above rank 0.
+
+    directory: `<run>/replays/<n>`, with the configuration.  versions: the first one is of a
+    checkpoint, or 0 for the start model.
     """
-    plan = msgspec.json.decode((directory / PLAN_FILE).read_bytes(), type=Plan)
     run_dir = directory.parents[1]
-    trainer = _trainer(plan, directory, rank)
-    if plan.start:
-        trainer.load(checkpoints.directory_of(run_dir, plan.start))
+    trainer = _trainer(directory, model_path, rank)
+    if versions.start:
+        trainer.load(checkpoints.directory_of(run_dir, versions.start))
     # The same block as in the run, so that the checksums can be compared.
     publisher = SharedTensors(trainer.tensor_specs())
     with publisher, reading(run_dir / STORE_FILE) as stored:
-        for version in range(plan.start, plan.last):
+        for version in versions:
             # Every rank reads the whole batch from the store: no buffer is there to divide it.
             groups = batch_of(stored, version + 1)
             if groups is None:
@@ -68,8 +69,8 @@ def replay(directory: Path, rank: int) -> Iterator[tuple[int, int, Mapping[str, 
             yield version + 1, checksum, result.scalars
 
 
-def _trainer(plan: Plan, directory: Path, rank: int) -> Trainer:
-    config = RunConfig.model_validate(plan.config)
+def _trainer(directory: Path, model_path: Path, rank: int) -> Trainer:
+    config = RunConfig.model_validate(msgspec.yaml.decode((directory / "config.yaml").read_bytes()))
     ranks = config.learner.ranks
     device = torch.device("cuda", 0) if config.learner.gpus_each else torch.device("cpu")
     if ranks > 1:
@@ -78,7 +79,7 @@ def _trainer(plan: Plan, directory: Path, rank: int) -> Trainer:
         sharding.join(store, rank, ranks, host=_LOOPBACK, device=device, timeout_s=_COLLECTIVE_S)
     return Trainer(
         config,
-        Path(plan.model_path),
+        model_path,
         rank=rank,
         world_size=ranks,
         device=device,
@@ -89,25 +90,22 @@ def _trainer(plan: Plan, directory: Path, rank: int) -> Trainer:
 def _write(directory: Path, steps: Iterator[tuple[int, int, Mapping[str, float]]]) -> None:
     """Rank 0: write each step to the files of the replay, which a user follows while it runs."""
     started_s = time.monotonic()
-    with closing(EventFile(directory / "tensorboard")) as events:
-        for step, checksum, metrics in steps:
-            row = {"step": step, "time_s": round(time.monotonic() - started_s, 3), **metrics}
-            records.append(directory / "metrics.jsonl", [row])
-            published = checkpoints.Published(version=step, checksum=checksum)
-            records.append(directory / checkpoints.VERSIONS_FILE, [published])
-            for name, value in metrics.items():
-                events.scalar(name, value, step)
+    for step, checksum, metrics in steps:
+        row = {"step": step, "time_s": round(time.monotonic() - started_s, 3), **metrics}
+        records.append(directory / "metrics.jsonl", [row])
+        published = checkpoints.Published(version=step, checksum=checksum)
+        records.append(directory / checkpoints.VERSIONS_FILE, [published])
 
 
 def main() -> int:
     """Run one rank; return its exit code."""
     directory = Path(sys.argv[1])
-    rank = int(sys.argv[2])
-    parent_pid = int(sys.argv[3])
+    model_path = Path(sys.argv[2])
+    start, last, parent_pid, rank = map(int, sys.argv[3:])
     # Before the model is loaded: an interrupted command must not leave ranks behind.
     die_with_parent(parent_pid)
     try:
-        steps = replay(directory, rank)
+        steps = replay(directory, model_path, range(start, last), rank)
         if rank == 0:
             _write(directory, steps)
         else:

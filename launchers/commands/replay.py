@@ -7,16 +7,13 @@ is loaded; the processes exit with the command.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from async_rl.buffer.store.connection import STORE_FILE
@@ -25,7 +22,6 @@ from async_rl.buffer.store.trajectories import complete_steps
 from async_rl.composition import schema
 from async_rl.composition.compose import recompose, write_config
 from async_rl.composition.schema import changes
-from async_rl.config.base import as_builtins
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
@@ -37,17 +33,18 @@ from async_rl.launchers.preflight.plan import spans
 from async_rl.planning.topology import processes
 from async_rl.runs.directory import find_run
 from async_rl.runs.status import config_of
-from async_rl.training.replays import PLAN_FILE, Plan
 
 _CHANGEABLE = ("algorithm.", "learner.")
-_STEPS = re.compile(r"(\d+)?\.\.(\d+)?")
 
 
 def replay(
     run: Run = None,
-    steps: Annotated[
-        str, typer.Option(metavar="A..B", help="steps to train; default: all that are recorded")
-    ] = "..",
+    first: Annotated[
+        int | None, typer.Option(min=1, help="first step; default: of the longest recorded stretch")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="last step; default: the last recorded one")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="another algorithm.* or learner.* setting"),
@@ -56,7 +53,7 @@ def replay(
 ) -> None:
     """Train the recorded batches of a run again and compare each step with the run.
 
-    Examples: async-rl replay; async-rl replay my-run --steps 5..12; async-rl replay my-run
+    Examples: async-rl replay; async-rl replay my-run --first 5 --last 12; async-rl replay my-run
     --set learner.optimizer.lr=1e-4 --set algorithm.policy_loss=gspo
     """
     run_dir = find_run(run, output_dir)
@@ -64,33 +61,21 @@ def replay(
     config = recompose(run_dir / "config.yaml", settings or [])
     changed = changes(before, config)
     _refuse(before, config, list(changed))
-    first, last = _wanted(steps)
     # Before a directory is made: a refused replay leaves nothing.
-    start, last = choose(run_dir, first, last)
+    start, end = choose(run_dir, first, last)
     directory = _directory(run_dir)
-    _prepare(directory, config, start=start, last=last)
+    write_config(config, directory / "config.yaml")
     terminal = console()
     origin = f"the checkpoint of step {start}" if start else "the start model"
-    terminal.print(f"replays steps {start + 1} to {last} of {run_dir.name} from {origin}")
+    terminal.print(f"replays steps {start + 1} to {end} of {run_dir.name} from {origin}")
     for path, (old, new) in changed.items():
         terminal.print(f"with {path}={schema.show(new)} (was {schema.show(old)})")
     terminal.print(f"its steps so far: {directory / 'metrics.jsonl'}", soft_wrap=True)
-    _train(directory, config)
+    _train(directory, config, start=start, end=end)
     report, is_broken = replayed(run_dir, directory, is_changed=bool(changed))
     print_report(report)
     if is_broken:
         raise typer.Exit(1)
-
-
-def _wanted(steps: str) -> tuple[int | None, int | None]:
-    """Read A..B; A, B or both may be missing."""
-    match = _STEPS.fullmatch(steps)
-    if match is None:
-        raise ConfigError(f"--steps {steps}: give A..B, A.. or ..B, for example --steps 5..12")
-    first, last = (None if text is None else int(text) for text in match.groups())
-    if first is not None and (first < 1 or (last is not None and last < first)):
-        raise ConfigError(f"--steps {steps}: the first step is 1, and A is at most B")
-    return first, last
 
 
 def _refuse(before: RunConfig, config: RunConfig, changed: Sequence[str]) -> None:
@@ -132,7 +117,7 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
     usable = [version for version in usable if version < end]
     if first is not None:
         # The nearest checkpoint: fewer steps are repeated before the first requested step.
-        usable = [version for version in usable if version < first][-1:]
+        usable = [version for version in usable if version < first <= end][-1:]
     for version in usable:
         # An older checkpoint replaces a damaged one; it only repeats more steps.
         if not (version and damage(checkpoints.directory_of(run_dir, version))):
@@ -159,49 +144,31 @@ def _directory(run_dir: Path) -> Path:
     return directory
 
 
-def _prepare(directory: Path, config: RunConfig, *, start: int, last: int) -> None:
+def _train(directory: Path, config: RunConfig, *, start: int, end: int) -> None:
+    """Run the ranks, which exit with this process. Raises InfrastructureError if one fails."""
     from async_rl.data.prepare import prepare_model
 
-    write_config(config, directory / "config.yaml")
-    plan = Plan(
-        model_path=str(prepare_model(config, lambda *_: None)),
-        config=as_builtins(config),
-        start=start,
-        last=last,
-    )
-    (directory / PLAN_FILE).write_bytes(msgspec.json.encode(plan))
-
-
-def _train(directory: Path, config: RunConfig) -> None:
-    """Run the ranks. Raises InfrastructureError if one fails."""
+    model_path = prepare_model(config, lambda *_: None)
     # Threads decide the order of sums, so they are those that a run on this machine gets.
     specs = [spec for spec in processes(config, this_machine()) if spec.role == "learner"]
     command = [sys.executable, "-m", "async_rl.training.replaying", str(directory)]
-    with contextlib.ExitStack() as stack:
-        ranks: dict[Path, subprocess.Popen[bytes]] = {}
-        for spec in specs:
-            path = directory / f"rank_{spec.rank}.log"
-            log = stack.enter_context(path.open("wb"))
+    command += [str(model_path), str(start), str(end), str(os.getpid())]
+    ranks: dict[Path, subprocess.Popen[bytes]] = {}
+    for spec in specs:
+        path = directory / f"rank_{spec.rank}.log"
+        with path.open("wb") as log:
             ranks[path] = subprocess.Popen(
-                [*command, str(spec.rank), str(os.getpid())],
+                [*command, str(spec.rank)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **spec.env},
             )
-            stack.callback(_end, ranks[path])
-        for path, process in ranks.items():
-            if process.wait():
-                text = path.read_text(errors="replace")
-                reason = text.strip().splitlines()[-1:] or ["no reason given"]
-                raise InfrastructureError(
-                    f"a rank of the replay exited with code {process.returncode}: {reason[0]}; all"
-                    f" of it is in {path}"
-                )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a rank that still runs, for example after Ctrl-C."""
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+    for path, process in ranks.items():
+        if process.wait():
+            text = path.read_text(errors="replace")
+            reason = text.strip().splitlines()[-1:] or ["no reason given"]
+            raise InfrastructureError(
+                f"a rank of the replay exited with code {process.returncode}: {reason[0]}; all of"
+                f" it is in {path}"
+            )

@@ -42,7 +42,7 @@ def test_a_replay_ends_with_the_weights_of_the_run_bit_for_bit(killed: Path) -> 
 
 
 def test_a_replay_with_another_setting_differs_and_says_what_it_is_worth(killed: Path) -> None:
-    done = async_rl("replay", str(killed), "--steps", "..2", "--set", "learner.optimizer.lr=3e-3")
+    done = async_rl("replay", str(killed), "--last", "2", "--set", "learner.optimizer.lr=3e-3")
     assert done.returncode == 0, done.stderr
     assert "with learner.optimizer.lr=0.003 (was " in done.stdout
     assert "equal" not in done.stdout.partition("weights\n")[2].partition(" s\n")[0]
@@ -53,13 +53,13 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(killed: Path, copied
     refused = async_rl("replay", str(killed), "--set", "generation.temperature=0.7")
     assert refused.returncode == 2
     assert "only algorithm.* and learner.* can change" in refused.stderr
-    refused = async_rl("replay", str(killed), "--steps", "6..13")
+    refused = async_rl("replay", str(killed), "--first", "6", "--last", "13")
     assert refused.returncode == 2
     assert f"its batches are recorded for steps 1 to {LAST}" in refused.stderr
     with changing(copied) as store:
         group = first_group(store, step=1)
         store.execute("DELETE FROM blobs WHERE group_id=?", (group.group_id,))
-    refused = async_rl("replay", str(copied), "--steps", "1..2")
+    refused = async_rl("replay", str(copied), "--first", "1", "--last", "2")
     assert refused.returncode == 2
     assert f"recorded for steps 2 to {LAST}" in refused.stderr
 
@@ -74,7 +74,7 @@ def test_a_replay_names_the_step_whose_batch_was_damaged(copied: Path) -> None:
         steps = [change(step, reward=step.reward + 0.5) for step in sample.score.steps]
         damaged = change(sample, score=change(sample.score, steps=steps))
         put(store, change(group, trajectories=[damaged, *group.trajectories[1:]]))
-    done = async_rl("replay", str(copied), "--steps", "..8")
+    done = async_rl("replay", str(copied), "--last", "8")
     assert done.returncode == 1, done.stderr
     assert "replays steps 7 to 8 of run from the checkpoint of step 6" in done.stdout
     assert "the weights differ from the run's from step 8 on" in done.stdout
@@ -83,7 +83,7 @@ def test_a_replay_names_the_step_whose_batch_was_damaged(copied: Path) -> None:
 def test_a_run_is_explained_and_forecast_from_its_recorded_times(killed: Path) -> None:
     done = async_rl("explain", str(killed))
     assert done.returncode == 0, done.stderr
-    assert "steps/hour over 10 steps after the first 2" in done.stdout
+    assert "steps/hour over 10 steps from step 3" in done.stdout
     assert "generating" in done.stdout
     assert "simulated from its recorded times" in done.stdout
     done = async_rl("plan", str(killed), "generators.count=1,2")
