@@ -134,7 +134,7 @@ def _validated(tree: Tree, given: Overrides, source: Source) -> RunConfig:
     # An override wins over the file, so a wrong value of both is the fault of the override.
     in_file = dict(schema.flatten(source.content)).keys() - dict(given.values).keys()
     problems = given.problems + [
-        f"{source.place(path)}: {text}" if path in in_file else text
+        f"conf={source.conf}: {text}" if path in in_file else text
         for path, text in problems_of(tree).items()
     ]
     if problems:

@@ -2,7 +2,7 @@
 
 Invariants: hydra's job features (working directory, logging, output folders) are never used; an
 error of yaml, OmegaConf or hydra, whose messages name their own classes and search paths, becomes a
-ConfigError with the file and the line.
+ConfigError with the file.
 """
 
 from __future__ import annotations
@@ -56,30 +56,6 @@ class Source:
     def directories(self) -> list[Path]:
         """The folders with groups of files (task, model, algorithm, hardware) to choose from."""
         return [CONF_DIR] if self.path is None else [self.path.resolve().parent, CONF_DIR]
-
-    def place(self, setting: str) -> str:
-        """Return the file and the line that sets a setting, or the file alone."""
-        node = None if self.path is None else yaml.compose(self.path.read_text())
-        line = None
-        for name in setting.split("."):
-            pairs = node.value if isinstance(node, yaml.MappingNode) else []
-            matches = [(key, value) for key, value in pairs if key.value == name]
-            if not matches:
-                break
-            line = matches[-1][0].start_mark.line + 1
-            node = matches[-1][1]
-        return _place(self.conf, line)
-
-    def place_of_text(self, text: str) -> str:
-        """Return the file and the first line with this text, or the file alone."""
-        lines = [] if self.path is None else self.path.read_text().splitlines()
-        return _place(
-            self.conf, next((number for number, line in enumerate(lines, 1) if text in line), None)
-        )
-
-
-def _place(conf: str, line: int | None) -> str:
-    return f"conf={conf}" if line is None else f"conf={conf}, line {line}"
 
 
 def source_of(conf: str) -> Source:
@@ -183,7 +159,7 @@ def resolved(tree: Tree, source: Source) -> Tree:
 
 @contextlib.contextmanager
 def readable_errors(source: Source, groups: Sequence[str]) -> Iterator[None]:
-    """Raise ConfigError, with the file and the line, for an error of hydra, OmegaConf or yaml.
+    """Raise ConfigError, with the file, for an error of hydra, OmegaConf or yaml.
 
     groups: the overrides that choose files.
     """
@@ -197,7 +173,7 @@ def readable_errors(source: Source, groups: Sequence[str]) -> Iterator[None]:
             reason = " ".join(str(error).split())
             raise ConfigError(f"conf={source.conf}: {reason}") from error
         raise ConfigError(
-            f"{source.place(key)}: the ${{...}} in {key} cannot be resolved; it must name a"
+            f"conf={source.conf}: the ${{...}} in {key} cannot be resolved; it must name a"
             " setting, as in ${num_steps}"
         ) from error
 
@@ -210,7 +186,7 @@ def _missing(source: Source, groups: Sequence[str], error: MissingConfigExceptio
         hint = "; a model is named by model.path" if group == "model" else ""
         return f"{group}={name}: conf/{group}/ has {', '.join(options)}{hint}"
     return (
-        f"{source.place_of_text(name)}: defaults name {group or 'a file'} {name}, which does not"
+        f"conf={source.conf}: defaults name {group or 'a file'} {name}, which does not"
         f" exist; there are {', '.join(options)}"
     )
 
@@ -232,7 +208,7 @@ def _unreadable(conf: str, path: Path, error: Exception) -> str:
             f"not readable as yaml at {shown!r}; look for a bracket or a quote that is not"
             " closed, and for a missing colon, here and in the lines before"
         )
-    return f"{_place(conf, number + 1)}: {reason}"
+    return f"conf={conf}, line {number + 1}: {reason}"
 
 
 def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:

@@ -64,7 +64,7 @@ def main() -> None:
             "/runs/long/samples?text=number+4321",
             "/runs/long/samples?text=nowhere",
             f"/runs/long/groups/{last}",
-            "/runs/long/prompt?prompt_id=p17",
+            "/runs/long/samples?prompt_id=p17",
         ):
             times = []
             for _ in range(options.rounds + 1):

@@ -26,6 +26,7 @@ from benchmarks.qualification.catalogue import (
 )
 from benchmarks.qualification.report import Result, as_html, make_report
 from benchmarks.qualification.running import judge
+from benchmarks.qualification.runs import num_alive_nodes
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
 
@@ -95,8 +96,6 @@ def _ray_nodes() -> int:
     """Return the machines of the Ray cluster that RAY_ADDRESS names; 1 without one."""
     if not os.environ.get("RAY_ADDRESS") or missing("ray", "launcher=ray"):
         return 1
-    from async_rl.launchers.backends.ray_actors import num_alive_nodes
-
     return max(1, num_alive_nodes())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +27,23 @@ def here(scratch: Path, settings: list[str]) -> Numbers:
 
 def over_ray(scratch: Path, settings: list[str]) -> Numbers:
     """Run on the Ray cluster that RAY_ADDRESS or this machine names."""
-    # Here: a run on one machine needs no ray.
-    from async_rl.launchers.backends.ray_actors import num_alive_nodes
-
     numbers = _run(scratch, with_defaults(["launcher.shared_run_dir=false"], settings))
     numbers["nodes"] = float(num_alive_nodes())
     return numbers
+
+
+def num_alive_nodes() -> int:
+    """Return the machines of the cluster that RAY_ADDRESS or this machine names; 0 without one."""
+    import ray  # a run on one machine needs no ray
+
+    try:
+        ray.init(address="auto", logging_level=logging.ERROR)
+    except ConnectionError:
+        return 0
+    try:
+        return sum(bool(node["Alive"]) for node in ray.nodes())
+    finally:
+        ray.shutdown()
 
 
 def _run(scratch: Path, settings: list[str]) -> Numbers:

@@ -284,18 +284,6 @@ class RayLauncher:
             file.write(data)
 
 
-def num_alive_nodes() -> int:
-    """Return the machines of the cluster that RAY_ADDRESS or this machine names; 0 without one."""
-    try:
-        ray.init(address="auto", logging_level=logging.ERROR)
-    except ConnectionError:
-        return 0
-    try:
-        return sum(bool(node["Alive"]) for node in ray.nodes())
-    finally:
-        ray.shutdown()
-
-
 def _this_address() -> str:
     return str(ray.util.get_node_ip_address())
 

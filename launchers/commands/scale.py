@@ -6,17 +6,15 @@ returns immediately, and `status` shows the progress.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
-from async_rl.config.pool_sizes import role_of
-from async_rl.core.errors import ConfigError
-from async_rl.core.machine import this_machine
+from async_rl.config.checks.run import raise_if_any
 from async_rl.launchers.api.run import open_run
 from async_rl.launchers.commands.options import OutputDir
 from async_rl.runs.directory import find_run
-from async_rl.runs.status import config_of
 
 
 def scale(
@@ -43,42 +41,26 @@ def scale(
     # A pool is given with its count; the first word without one names a run.
     run = None if "=" in words[0] else words[0]
     wanted = counts(words[1:] if run else words)
-    run_dir = find_run(run, output_dir)
-    pools = open_run(run_dir).scale(is_forced=is_forced, **wanted)
-    for pool in pools:
+    opened = open_run(find_run(run, output_dir))
+    for pool in opened.scale(is_forced=is_forced, **wanted):
         state = f"live {pool.live}, starting {pool.starting}, draining {pool.draining}"
         typer.echo(f"{pool.pool}: wanted {pool.wanted}; now {state}")
-
-    config = config_of(run_dir).generators
-    number = sum(pool.wanted for pool in pools if role_of(pool.pool) == "generator")
-    cores = len(config.cores or this_machine().cores)
-    # A warning only: more generators than cores are slow but correct.
-    if config_of(run_dir).launcher.is_one_machine and not config.gpus_each and number > cores:
-        have = f"{cores} core{'s' * (cores > 1)}"
-        typer.echo(
-            f"warning: {number} generators share {have}, so each becomes slower; more than"
-            f" {cores} rarely help",
-            err=True,
-        )
 
 
 def counts(words: list[str]) -> dict[str, int]:
     """Parse `POOL=COUNT` words. Raises ConfigError with a line per wrong one."""
-    problems: list[str] = []
-    wanted: dict[str, int] = {}
-    for word in words:
-        pool, equals, number = word.partition("=")
-        if not equals or not pool:
-            problems.append(f"{word}: is not of the form POOL=COUNT, as in generators=4")
-        elif not number.isdecimal():
-            problem = f"{number or 'nothing'} is not a number of processes"
-            problems.append(f"{word}: {problem}; write {pool}=4")
-        elif pool in wanted:
-            problems.append(f"{word}: {pool} is given twice; give it once")
-        else:
-            wanted[pool] = int(number)
+    pools = [word.partition("=")[0] for word in words]
+    problems = [
+        f"{word}: is not of the form POOL=COUNT, as in generators=4"
+        for word in words
+        if not re.fullmatch(r"[^=]+=\d+", word)
+    ]
+    problems += [
+        f"{pool} is given twice; give it once"
+        for pool in dict.fromkeys(pools)
+        if pools.count(pool) > 1
+    ]
     if not words:
         problems.append("no count is given; write for example async-rl scale generators=4")
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return wanted
+    raise_if_any(problems)
+    return {pool: int(word.rpartition("=")[2]) for pool, word in zip(pools, words, strict=True)}

@@ -321,7 +321,7 @@ def test_problems_in_a_users_file_name_the_file(tmp_path: Path) -> None:
         "defaults: [ppo_code]\nbufer: {groups_per_step: 4}\nlearner: {ranks: two}\nseed: x\n"
     )
     lines = problem("seed=y", conf=str(file)).splitlines()
-    assert [line.startswith(f"conf={file}, line ") for line in lines] == [False, True, True]
+    assert [line.startswith(f"conf={file}: ") for line in lines] == [False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ PAGES = (
     "/runs/one/samples",
     "/runs/one/samples?sort=worst&failed=1&text=text",
     "/runs/one/groups/1",
-    "/runs/one/prompt?prompt_id=t1",
+    "/runs/one/samples?prompt_id=t1",
     "/compare?run=one&run=two",
 )
 
@@ -83,17 +83,6 @@ def test_curves_of_two_runs_share_their_axes(client: TestClient) -> None:
     assert [(colour, label) for colour, _, label in lines] == [("0", "one"), ("1", "two")]
     ends = [float(points.split()[-1].partition(",")[2]) for _, points, _ in lines]
     assert ends[0] < ends[1], "the larger value is higher"
-
-
-def test_the_history_of_a_prompt_is_drawn_by_version_even_if_it_has_one_group(
-    client: TestClient,
-) -> None:
-    page = text(client, "/runs/one/prompt?prompt_id=t2")
-    assert "mean reward by policy version" in page
-    (points,) = re.findall(r'<polyline class="c0" points="([^"]+)"', page)
-    first, second = [point.split(",") for point in points.split()]
-    assert float(second[0]) - float(first[0]) == 6
-    assert first[1] == second[1]
 
 
 def test_one_section_of_metrics_is_shown(client: TestClient) -> None:

@@ -231,29 +231,6 @@ def group_page(visit: Visit) -> Content:
     return {"run": run, "row": row, "prompt": prompt, "responses": _responses(run, stored)}
 
 
-def prompt_page(visit: Visit) -> Content:
-    """Return a prompt with its newest groups. Raises ConfigError if it is unknown."""
-    run = visit.run
-    prompt_id = visit.query.prompt_id
-    chosen = Filter(prompt_id=prompt_id, purpose=visit.query.purpose)
-    with run.store() as store:
-        prompt = browse.prompt_text(store, chosen.purpose, prompt_id)
-        rows = browse.page_of(store, chosen, most=browse.PAGE)
-    if not prompt and not rows:
-        raise ConfigError(f"{run.name} has no prompt {prompt_id}")
-    scored = [row for row in reversed(rows) if row.reward_mean is not None]
-    # By the version that wrote the responses, since the step that trained them may come much later.
-    xs = np.array([row.newest_version or 0 for row in scored], dtype=np.float64)
-    ys = np.array([row.reward_mean for row in scored], dtype=np.float64)
-    graph = Graph(
-        title="mean reward by policy version",
-        unit="reward",
-        meaning="",
-        series=(Series(label=run.name, xs=xs, ys=ys),),
-    )
-    return {"run": run, "prompt_id": prompt_id, "prompt": prompt, "rows": rows, "graph": graph}
-
-
 def _responses(run: RunView, read: tuple[Group, FloatArray | None] | None) -> list[Response]:
     if read is None:
         return []

@@ -57,7 +57,6 @@ _PAGES: tuple[tuple[str, str, Callable[[Visit], pages.Content]], ...] = (
     ("/runs/{run}", "run.html", pages.run_page),
     ("/runs/{run}/samples", "samples.html", pages.sample_list),
     ("/runs/{run}/groups/{group_id:int}", "group.html", pages.group_page),
-    ("/runs/{run}/prompt", "prompt.html", pages.prompt_page),
     ("/runs/{run}/plan", "report.html", pages.plan_page),
     ("/runs/{run}/certificate", "report.html", pages.certificate_page),
     ("/compare", "report.html", pages.compare_page),
