@@ -80,14 +80,12 @@ def _problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iter
     yield from rank_problems(config.learner.ranks, is_one_machine=config.launcher.is_one_machine)
     yield from backend_of(config).problems(config)
     yield from _package_problems(config)
-    verifier_problems = list(_verifier_problems(config.sandbox, config.reward))
-    yield from verifier_problems
+    yield from _verifier_problems(config.sandbox, config.reward)
     if config.data.train_files:
-        # Imports the reading of data and the calling of reward functions, which --help and runs of
-        # the embedded task do not need.
+        # Imports the reading of data, which --help and runs of the embedded task do not need.
         from async_rl.launchers.preflight.first_rows import row_problems
 
-        yield from row_problems(config, has_functions=not verifier_problems)
+        yield from row_problems(config)
     yield from _problem(load_rollout, config.rollout)
     yield from _plugin_problems(config)
     # Workers look the program up in the same PATH.

@@ -1,4 +1,4 @@
-"""What is found in the first rows of data files and in reward functions before a run starts."""
+"""What is found in the first rows of data files before a run starts."""
 
 from __future__ import annotations
 
@@ -12,27 +12,14 @@ from async_rl.composition.compose import compose
 from async_rl.launchers.preflight.first_rows import row_problems
 
 GOOD = {"prompt": "add the numbers", "tests": [{"kind": "stdin", "input": "1", "output": "1"}]}
-REWARDS = """
-import time
-def good(sample): return float(sample.row["level"])
-def misspelt(sample): return sample.row["levle"]
-def text(sample): return "high"
-def picky(sample):
-    if "```" not in sample.response: raise ValueError("no code")
-    return 1.0
-def slow(sample): time.sleep(60)
-async def awaited(sample): return {"a": 1.0}
-"""
 
 
 def problems(tmp_path: Path, rows: list[dict[str, object]] | str, *words: str) -> list[str]:
     file = tmp_path / "rows.jsonl"
     text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
     file.write_text(text)
-    (tmp_path / "mine.py").write_text(REWARDS)
     overrides = [f"data.train_files=[{file}]", "model.path=owner/name", "evaluation.every_steps=0"]
-    overrides += [word.replace("mine:", f"{tmp_path}/mine.py:") for word in words]
-    return list(row_problems(compose("grpo_code", overrides)))
+    return list(row_problems(compose("grpo_code", [*overrides, *words])))
 
 
 @pytest.mark.parametrize(("rows", "reason"), table(__file__, "unusable"))
@@ -65,44 +52,3 @@ def test_rows_that_may_be_dropped_are_no_problem(tmp_path: Path) -> None:
 def test_later_rows_are_left_to_the_run(tmp_path: Path) -> None:
     assert problems(tmp_path, [GOOD] * 20 + [{}]) == []
     assert len(problems(tmp_path, [GOOD] * 19 + [{}])) == 1
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        ("good", ""),
-        ("picky", ""),
-        ("awaited", ""),
-        ("misspelt", r"raised KeyError: 'levle' (.*mine.py:4)"),
-        ("text", "returned 'high'; return a finite number"),
-    ],
-)
-def test_a_reward_function_that_always_fails_is_refused_with_its_line(
-    tmp_path: Path, function: str, reason: str
-) -> None:
-    rows: list[dict[str, object]] = [{"prompt": "x", "level": 0.5}] * 3
-    name = f"reward.terms.own=mine:{function}"
-    listed = problems(tmp_path, rows, name)
-    if not reason:
-        assert listed == []
-        return
-    assert len(listed) == 1, listed
-    assert f"mine.py:{function}: it fails on every one of the first rows" in listed[0]
-    before, _, after = reason.partition("(.*")
-    assert before in listed[0]
-    assert after in listed[0]
-
-
-def test_a_function_of_one_source_is_tried_on_its_rows_only(tmp_path: Path) -> None:
-    rows: list[dict[str, object]] = [{**GOOD, "data_source": "one"}]
-    own = "reward.terms.own=mine:misspelt"
-    assert problems(tmp_path, rows, own, "reward.terms.own.sources=[other]") == []
-    assert "raised KeyError" in problems(tmp_path, rows, own, "reward.terms.own.sources=[one]")[0]
-
-
-def test_a_slow_function_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from async_rl.launchers.preflight import first_rows
-
-    monkeypatch.setattr(first_rows, "_TRIAL_S", 0.5)
-    rows: list[dict[str, object]] = [{"prompt": "x", "level": 1}]
-    assert problems(tmp_path, rows, "reward.terms.own=mine:slow") == []
