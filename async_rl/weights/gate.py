@@ -17,7 +17,9 @@ A dropped packet is repeated by the kernel after a second, so ranks connect in a
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
+import os
 import socket
 import struct
 import threading
@@ -73,12 +75,15 @@ def connect_privately(
     accept yet. connect: returns once all ranks are connected. Raises InfrastructureError if a
     stranger connected before the filter was in place.
     """
+    opened: list[Any] = []
     with _ONE_OPENS:
-        before = {end.fd for end in _sockets(psutil.CONN_LISTEN)}
-        device = listen()
-        (listener,) = (end for end in _sockets(psutil.CONN_LISTEN) if end.fd not in before)
+        # Again if another part of this process opened a listener at the same time.
+        while len(opened) != 1:
+            before = _listeners().keys()
+            device = listen()
+            opened = [end for inode, end in _listeners().items() if inode not in before]
     # From now on the kernel drops all packets. A stranger that was faster is found by `check`.
-    gate = _Gate(store, size, listener)
+    gate = _Gate(store, size, opened[0])
     try:
         group = connect(device)
     finally:
@@ -161,6 +166,17 @@ def _dials(target: _End) -> str:
 
 def _dial(target: _End, number: int) -> str:
     return f"{_dials(target)}, {number}"
+
+
+def _listeners() -> dict[int, Any]:
+    """Return the listening sockets of this process by inode: the number of a descriptor that
+    another thread closes is that of the next listener.
+    """
+    found = {}
+    for end in _sockets(psutil.CONN_LISTEN):
+        with contextlib.suppress(OSError):  # closed since
+            found[os.fstat(end.fd).st_ino] = end
+    return found
 
 
 def _sockets(status: str) -> list[Any]:

@@ -53,6 +53,25 @@ def test_the_filter_admits_each_announced_address_with_its_port_and_no_other(
     assert {end for end in ends if connects(listener, end)} == set(admitted[:2])
 
 
+@pytest.mark.parametrize("num_at_once", [1, 2])
+def test_the_listener_is_found_although_others_open_and_close_theirs(num_at_once: int) -> None:
+    """gloo closes the listeners of an earlier group in a thread of its own."""
+    earlier = socket.create_server(("127.0.0.1", 0))
+    opened: list[socket.socket] = []
+
+    def listen() -> socket.socket:
+        earlier.close()  # its descriptor is free for the next listener
+        for _ in range(1 if opened else num_at_once):
+            opened.append(socket.create_server(("127.0.0.1", 0)))
+        return opened[-1]
+
+    found = gate.connect_privately(None, 1, listen=listen, connect=lambda listener: listener)
+    assert found is opened[-1]
+    assert not connects(found, ("127.0.0.1", 0))
+    for listener in opened:
+        listener.close()
+
+
 def test_every_peer_of_a_long_filter_is_admitted(listener: socket.socket) -> None:
     """Blocks of more ports than a jump can skip."""
     with socket.socket() as probe:
