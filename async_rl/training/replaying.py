@@ -9,6 +9,7 @@ run: a step depends on the checkpoint, its batch and its version only.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -118,4 +119,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    # Threads of gloo that wait for work abort the process when it ends in the usual way.
+    os._exit(code)
