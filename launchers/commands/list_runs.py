@@ -12,7 +12,7 @@ from async_rl.launchers.commands.reports import print_report
 from async_rl.runs.directory import default_output_dir
 from async_rl.runs.report import Report, Section, Table
 from async_rl.runs.view.library import Library, Summary
-from async_rl.runs.view.texts import duration, number, size
+from async_rl.runs.view.texts import duration, number
 
 
 def list_runs(
@@ -21,7 +21,7 @@ def list_runs(
         typer.Argument(metavar="[DIR]", help="directory of runs; default: output_dir of conf/"),
     ] = None,
 ) -> None:
-    """List the runs of a directory: state, step, held-out result, duration, size.
+    """List the runs of a directory: state, step, held-out result, duration.
 
     Examples: async-rl runs; async-rl runs /data/runs
     """
@@ -31,7 +31,7 @@ def list_runs(
     if not summaries:
         console().print(f"no run in {directory}; start one with async-rl launch conf=ppo_code")
         return
-    titles = "run,state,step,held-out pass@1,best,reward,duration,size,settings"
+    titles = "run,state,step,held-out pass@1,best,reward,duration,settings"
     table = Table(columns=tuple(titles.split(",")), rows=tuple(map(_cells, summaries)))
     print_report(Report(title="", sections=(Section(table=table),)))
 
@@ -45,6 +45,5 @@ def _cells(run: Summary) -> tuple[str, ...]:
         run.best,
         number(run.reward),
         duration(run.result.duration_s),
-        size(run.size_bytes),
         run.settings,
     )

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 from collections import namedtuple
 from pathlib import Path
 
@@ -219,20 +218,6 @@ def test_a_resumed_run_needs_only_what_is_not_on_the_disk_yet(
     with_free(needed_mb - 16)
     with pytest.raises(ConfigError, match=rf"the run needs about {needed_mb - 16} MB"):
         with_free(needed_mb - 17)
-
-
-def test_a_port_in_use_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        (board,) = problems(tmp_path, f"monitoring.tensorboard_port={port}")
-        assert problems(tmp_path, "monitoring.tensorboard_port=null") == []
-        (prometheus,) = problems(tmp_path, f"monitoring.prometheus_port={port}")
-    assert board.startswith(
-        f"monitoring.tensorboard_port={port}: cannot be used on 127.0.0.1 (Address already in use);"
-        " choose another port"
-    )
-    assert prometheus.startswith(f"monitoring.prometheus_port={port}: cannot be used")
-    assert problems(tmp_path, f"monitoring.tensorboard_port={port}") == []
 
 
 def test_more_ranks_than_a_filter_of_gloo_holds_are_refused(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""The runs that the web view shows: their settings, metrics, state and size, each read when its
-file changed and remembered otherwise.
+"""The runs that the web view shows: their settings, metrics and state, each read when its file
+changed and remembered otherwise.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
@@ -34,7 +33,6 @@ from async_rl.runs.status import (
     state_of,
 )
 
-_SIZE_S = 60.0  # the files of a long run take a while to count
 _STATE_S = 1.0
 _KEPT = 4096  # runs; each keeps some kilobytes
 # The model and the objective distinguish runs for a reader.
@@ -54,7 +52,6 @@ class Summary:
     num_steps: int
     settings: str
     result: Result
-    size_bytes: int
 
     @property
     def held_out(self) -> str:
@@ -116,7 +113,6 @@ class RunView:
             num_steps=int(self.settings.get("num_steps", 0)),
             settings=", ".join(str(value) for value in values if value),
             result=result_of(self.curves),
-            size_bytes=_size_of(self.path, int(time.monotonic() / _SIZE_S)),
         )
 
     def store(self) -> AbstractContextManager[Connection]:
@@ -176,14 +172,3 @@ def _settings(run_dir: Path, _changed_ns: int) -> dict[str, Any]:
 @functools.lru_cache(_KEPT)
 def _state_of(run: RunView, _second: int) -> tuple[RunState, str]:
     return state_of(run.path)
-
-
-@functools.lru_cache(_KEPT)
-def _size_of(run_dir: Path, _minute: int) -> int:
-    total = 0
-    for path in run_dir.rglob("*"):
-        with contextlib.suppress(OSError):  # the run deletes files at the same time
-            # Links are not followed: their targets are not part of this run.
-            status = path.lstat()
-            total += status.st_size if not path.is_dir() else 0
-    return total
