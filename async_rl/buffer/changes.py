@@ -147,7 +147,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     group_id: int
     summary: Summary
     generation_s: float
-    started_s: float
     rewards: Sequence[float]
     parts: Mapping[str, float]
 
@@ -165,7 +164,7 @@ class Completed(Change):
             " num_trained_tokens=:summary.num_trained_tokens, reward_mean=:summary.reward_mean,"
             " pass_rate=:summary.pass_rate, response_length_mean=:summary.response_length_mean,"
             " truncated_share=:summary.truncated_share, generation_s=:generation_s,"
-            " started_s=:started_s, times=:times, rewards=:rewards, parts=:parts",
+            " times=:times, rewards=:rewards, parts=:parts",
         ),
         _note(_ONE, version=":summary.oldest_version"),
     )
@@ -282,7 +281,6 @@ def completed(group: PackedGroup, summary: Summary, payload: bytes) -> Completed
         group_id=group.group_id,
         summary=summary,
         generation_s=group.generation_s,
-        started_s=group.started_s,
         rewards=[sample.score.reward for sample in samples],
         parts=means_by_name(sample.score.parts for sample in samples),
     )

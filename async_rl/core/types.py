@@ -285,9 +285,7 @@ class Trajectory(Value):
 
 
 class GroupFields(Value):
-    """The facts about a group besides its samples. started_s: Unix seconds of the generator's
-    clock.
-    """
+    """The facts about a group besides its samples."""
 
     group_id: int
     attempt: int
@@ -297,7 +295,6 @@ class GroupFields(Value):
     generator: str
     admitted_version: int
     generation_s: float
-    started_s: float = 0.0
 
 
 class Group(GroupFields, kw_only=True):

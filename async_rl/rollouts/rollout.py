@@ -131,7 +131,6 @@ class Rollouts:
         written: called once the engine has written all samples, while some still wait for scores.
         """
         started_s = time.monotonic()
-        started_unix_s = time.time()
         async with asyncio.TaskGroup() as tasks:
             samples = _Samples(ticket=ticket, started_s=started_s, engine=engine, group=tasks)
             with self._activity("generating"):
@@ -161,7 +160,6 @@ class Rollouts:
             trajectories=trajectories,
             generation_s=generation_s,
             baseline=None if baseline is None else baseline.result(),
-            started_s=started_unix_s,
         )
 
     def _work(self, samples: _Samples) -> Iterator[Coroutine[Any, Any, None]]:

@@ -8,13 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
-import numpy as np
 import pytest
 from buffer_support import forget, make_group, opened, tickets, train
 
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.times import GroupTimes, clock_offsets, group_times
+from async_rl.buffer.store.times import group_times
 from async_rl.buffer.store.trajectories import complete_steps
 from async_rl.core.heads import pack_group
 from async_rl.protocol.buffer import PutGroup
@@ -26,7 +25,7 @@ async def make_run(path: Path, *, num_steps: int, recording: str, clock: tuple[f
             for ticket in await tickets(service, version):
                 group = make_group(ticket, versions=[version] * 3)
                 samples = [msgspec.structs.replace(t, clock=clock) for t in group.trajectories]
-                group = msgspec.structs.replace(group, trajectories=samples, started_s=100.0)
+                group = msgspec.structs.replace(group, trajectories=samples)
                 await service.put_group(PutGroup(payload=pack_group(group)))
             await train(service, version)
             await forget(service, version + 1)
@@ -35,7 +34,6 @@ async def make_run(path: Path, *, num_steps: int, recording: str, clock: tuple[f
 def test_the_moments_of_each_sample_are_read_from_the_store(tmp_path: Path) -> None:
     asyncio.run(make_run(tmp_path, num_steps=1, recording="times", clock=(0.25, 1.5, 2.0)))
     first = group_times(tmp_path)[0]
-    assert first.started_s == 100.0
     assert first.samples.tolist() == [[3, 0.25, 1.5, 2.0], [3, 0.25, 1.5, 2.0]]
 
 
@@ -62,26 +60,3 @@ def test_all_trajectories_stay_until_the_disk_is_nearly_full(
     with reading(tmp_path / STORE_FILE) as store:
         # One step in ten is deleted at each checkpoint, the oldest first, but not the newest two.
         assert complete_steps(store) == stored
-
-
-def test_the_clock_of_a_generator_is_compared_with_that_of_the_buffer() -> None:
-    """The generator's clock is 30 s ahead; a message takes 0.1 s in one direction, 0.3 in the
-    other.
-    """
-    groups = [
-        GroupTimes(
-            purpose="train",
-            generator="generator-0",
-            handed_out_s=at_s,
-            generation_s=2.0,
-            ready_s=at_s + 0.1 + 2.0 + 0.3 + delay_s,
-            num_tokens=10,
-            num_samples=1,
-            started_s=at_s + 0.1 + 30,
-            samples=np.array([[10, 0.5, 2.0, 2.0]], np.float32),
-        )
-        for at_s, delay_s in ((0.0, 0.7), (10.0, 0.0), (20.0, 0.4))
-    ]
-    offset_s, error_s = clock_offsets(groups)["generator-0"]
-    assert offset_s == pytest.approx(-29.9, abs=1e-5)
-    assert error_s == pytest.approx(0.2, abs=1e-5)

@@ -198,7 +198,6 @@ def group_times(moment: float, duration: float, lengths: list[int]) -> GroupTime
         ready_s=moment + duration + 0.5,
         num_tokens=sum(lengths),
         num_samples=len(lengths),
-        started_s=moment,
         samples=np.array(samples, np.float32),
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -121,7 +120,6 @@ def test_each_sample_has_the_moments_of_its_last_token_and_its_score() -> None:
     for first_s, written_s, scored_s in (sample.clock for sample in group.trajectories):
         assert math.isnan(first_s)  # this engine does not say
         assert 0 <= written_s <= scored_s < 5
-    assert abs(group.started_s - time.time()) < 60
     assert [t.clock for t in roll_out("recording=off").trajectories] == [(), ()]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 
 _TABLES = """
 -- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
@@ -59,9 +59,8 @@ CREATE TABLE groups (
     response_length_mean REAL,
     truncated_share REAL,
     generation_s REAL,
-    started_s REAL,                     -- of its generation, by the clock of the generator
     times BLOB,                         -- float32, per sample: response tokens, and seconds from
-                                        -- started_s to first token, last token, score (recording)
+                                        -- its start to first token, last token, score (recording)
     rewards TEXT,                       -- JSON list: the reward of each sample
     parts TEXT,                         -- JSON object: the mean of each part of the reward
     reason TEXT NOT NULL DEFAULT '',    -- why it was dropped, or why its last attempt failed

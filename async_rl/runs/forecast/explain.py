@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from async_rl.buffer.store.times import clock_offsets, group_times
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.frozen import frozen
@@ -28,7 +27,6 @@ _LEAST_SHARE = 0.01  # of a stage that is listed
 _LEAST_GAIN = 0.02  # of a change that is listed: a forecast is hardly more exact
 _NUM_CHANGES = 3
 _MOST_STEPS = 5_000  # enough for a mean; the rows of a long run are gigabytes
-_NOTED_S = 0.05  # a difference of clocks that is reported, beyond its own error
 _TRUSTED_ERROR = 0.1
 
 
@@ -102,7 +100,7 @@ def _stages(rows: Collection[Mapping[str, float]], steps_per_s: float) -> Iterat
 
 
 def _forecast(run_dir: Path, config: RunConfig) -> Iterator[str]:
-    """Yield the forecast, or why there is none, and how exact the clocks are."""
+    """Yield the forecast, or why there is none."""
     try:
         profile = profile_of(run_dir, config)
     except (ConfigError, InfrastructureError) as error:
@@ -110,12 +108,6 @@ def _forecast(run_dir: Path, config: RunConfig) -> Iterator[str]:
         yield f"no forecast: {error}; the table is all that explain can show"
         return
     yield from predict(profile).sentences()
-    for name, (offset_s, error_s) in sorted(clock_offsets(group_times(run_dir)).items()):
-        if abs(offset_s) > _NOTED_S + error_s:
-            yield (
-                f"the clock of {name} differs from the clock of the buffer by {-offset_s:.2f} s"
-                f" (within {error_s:.2f} s); the forecast uses no difference between clocks"
-            )
 
 
 @frozen
