@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.guests import Guests
 from async_rl.supervision.launcher import Launcher
-from async_rl.supervision.liveness import Liveness, StallWatch
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.preparation import prepare
 from async_rl.supervision.registry import Registry
@@ -72,7 +71,6 @@ class Supervisor:
         )
         self._stop = StopRequest()
         self._prompts = asyncio.Event()
-        self._started_s = time.time()
 
     async def run(self) -> int:
         """Create keys, open the outputs, supervise until the end; return the exit code."""
@@ -84,7 +82,15 @@ class Supervisor:
         try:
             outcomes.reserve(self._run_dir)
             keys = create_keys(self._run_dir / "keys")
-            with self._open_monitor(step) as monitor:
+            with Monitor(
+                self._config,
+                self._run_dir,
+                step=step,
+                registry=self._registry,
+                liveness=self._liveness,
+                console=self._console,
+                log=self._log,
+            ) as monitor:
                 events.note(self._run_dir, "start", f"pid {os.getpid()}", step=step)
                 self._console.started(monitor.tensorboard_url, monitor.prometheus_url)
                 try:
@@ -101,17 +107,6 @@ class Supervisor:
                 " then run async-rl resume"
             )
         return self._report_end(cause, step)
-
-    def _open_monitor(self, step: int) -> Monitor:
-        return Monitor(
-            self._config,
-            self._run_dir,
-            step=step,
-            registry=self._registry,
-            liveness=self._liveness,
-            console=self._console,
-            log=self._log,
-        )
 
     async def _until_over_or_stopped(self, keys: Keys, monitor: Monitor) -> None:
         """Supervise the run; an immediate stop cancels that, which kills the children."""
@@ -170,20 +165,15 @@ class Supervisor:
             headroom=Headroom(self._config, model_path, free_memory_mb),
             log=self._log,
         )
-        stall_watch = StallWatch(self._registry, self._liveness, self._config.timeouts)
         service = ControlService(
-            config=self._config,
-            run_dir=self._run_dir,
             registry=self._registry,
             liveness=self._liveness,
-            stall_watch=stall_watch,
             monitor=monitor,
             fleet=fleet,
             scaler=scaler,
             stop=self._stop,
             prompts=self._prompts,
             log=self._log,
-            started_s=self._started_s,
         )
         guests = Guests(self._registry.clock, within_s=self._config.timeouts.start_s)
         handlers = service.handlers() | guests.handlers()
@@ -195,7 +185,7 @@ class Supervisor:
             keeping = asyncio.create_task(fleet.run(), name="fleet")
             watching = [
                 asyncio.create_task(service.refresh(), name="refresh"),
-                asyncio.create_task(monitor.report_stalls(stall_watch), name="stalls"),
+                asyncio.create_task(monitor.report_stalls(), name="stalls"),
                 asyncio.create_task(service.report_losses(), name="losses"),
                 asyncio.create_task(scaler.run(), name="scaler"),
             ]

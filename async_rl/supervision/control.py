@@ -7,13 +7,11 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, StopRun
+from async_rl.protocol.control import GetStatus, Pools, Scale, StopRun
 from async_rl.protocol.learner import StartFrom
 from async_rl.protocol.membership import (
     AwaitPrompts,
@@ -27,7 +25,7 @@ from async_rl.protocol.membership import (
     WatchMembers,
 )
 from async_rl.supervision.fleet import Fleet, Lost
-from async_rl.supervision.liveness import Liveness, StallWatch
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 from async_rl.supervision.scaler import Scaler
@@ -79,22 +77,16 @@ def _request(stop: asyncio.Future[None]) -> None:
 
 @frozen
 class ControlService:
-    """One handler per message of the control socket. prompts: set once they are prepared;
-    started_s: Unix time.
-    """
+    """One handler per message of the control socket. prompts: set once they are prepared."""
 
-    config: RunConfig
-    run_dir: Path
     registry: Registry
     liveness: Liveness
-    stall_watch: StallWatch
     monitor: Monitor
     fleet: Fleet
     scaler: Scaler
     stop: StopRequest
     prompts: asyncio.Event
     log: logging.Logger
-    started_s: float
 
     def handlers(self) -> dict[type[Message], Handler]:
         """The handler of each message."""
@@ -127,7 +119,6 @@ class ControlService:
         Reading costs time for every process, so it must not follow each heartbeat.
         """
         while True:
-            self.stall_watch.observe()
             self.monitor.refresh()
             await asyncio.sleep(_REFRESH_S)
 
@@ -158,23 +149,7 @@ class ControlService:
         return PromptsPrepared(is_done=self.prompts.is_set())
 
     async def _get_status(self, _: GetStatus) -> Message:
-        monitor = self.monitor
-        return StatusReply(
-            run_name=self.run_dir.name,
-            run_dir=str(self.run_dir),
-            step=monitor.step,
-            num_steps=self.config.num_steps,
-            started_s=self.started_s,
-            tensorboard_url=monitor.tensorboard_url,
-            # With silent processes, which the registry alone would show as they were at their last
-            # heartbeat.
-            members=self.liveness.members(),
-            metrics=monitor.newest,
-            stalled=monitor.stalled,
-            restarted_because=monitor.restarted_because,
-            restarts=monitor.restarts,
-            pools=self.registry.pools(),
-        )
+        return self.monitor.status()
 
     async def _scale(self, message: Scale) -> Message:
         self.scaler.scale(message.wanted, "as requested by a person", is_forced=message.is_forced)

@@ -27,6 +27,7 @@ from async_rl.monitoring.status import NOTHING_REWARDED
 from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.monitoring.wandb_run import WandbRun
 from async_rl.observability.logs import log_path
+from async_rl.protocol.control import StatusReply
 from async_rl.protocol.learner import StartFrom
 from async_rl.protocol.membership import ReportMetrics
 from async_rl.supervision.liveness import Liveness, StallWatch
@@ -40,7 +41,7 @@ class Monitor:
     """The numbers of one run, and the outputs that show them.
 
     step: the newest learner step, at first the step of the newest checkpoint. newest: the newest
-    value of every scalar. stalled: the reason why no step completes, or empty.
+    value of every scalar.
     """
 
     def __init__(
@@ -55,18 +56,21 @@ class Monitor:
         log: logging.Logger,
     ) -> None:
         self._config = config
+        self._run_dir = run_dir
         self._registry = registry
         self._liveness = liveness
         self._console = console
         self._log = log
         self._rates = Rates(time.monotonic(), is_aside=functools.partial(evaluates_only, config))
+        self._stall_watch = StallWatch(registry, liveness, config.timeouts)
         self._evaluated: set[int] = set()
         self._news = asyncio.Event()
         self.newest: dict[str, float] = {}
         self.step = step
-        self.stalled = ""
-        self.restarted_because: dict[str, str] = {}
-        self.restarts: collections.Counter[str] = collections.Counter()
+        self._started_s = time.time()
+        self._stalled = ""
+        self._restarted_because: dict[str, str] = {}
+        self._restarts: collections.Counter[str] = collections.Counter()
         # If one output cannot open, the stack closes those before it.
         with contextlib.ExitStack() as outputs:
             self._recorder = _open_recorder(config, run_dir, outputs)
@@ -96,7 +100,8 @@ class Monitor:
         self._outputs.close()
 
     def refresh(self) -> None:
-        """Update rates, silent processes and the live line from the newest heartbeats."""
+        """Update progress, rates, silent processes and the live line from the newest heartbeats."""
+        self._stall_watch.observe()
         self._rates.observe(self._registry.members)
         # Also between steps: status and console must not show numbers of the last step for minutes.
         self.newest.update(self._rates.now())
@@ -104,23 +109,38 @@ class Monitor:
             self._note("run/silent", sentence)
         self._show()
 
-    def on_stall(self, sentence: str) -> None:
-        """Record why the run is stalled; an empty sentence means that it continues."""
-        self.stalled = sentence
-        if sentence:
-            self._log.warning("%s", sentence)
-        self._record_text("run/stalled", sentence or "the run continues")
+    def status(self) -> StatusReply:
+        """Return the answer of `async-rl status`."""
+        return StatusReply(
+            run_name=self._run_dir.name,
+            run_dir=str(self._run_dir),
+            step=self.step,
+            num_steps=self._config.num_steps,
+            started_s=self._started_s,
+            tensorboard_url=self.tensorboard_url,
+            # With silent processes, which the registry alone would show as they were at their last
+            # heartbeat.
+            members=self._liveness.members(),
+            metrics=self.newest,
+            stalled=self._stalled,
+            restarted_because=self._restarted_because,
+            restarts=self._restarts,
+            pools=self._registry.pools(),
+        )
 
-    async def report_stalls(self, stall_watch: StallWatch) -> None:
+    async def report_stalls(self) -> None:
         """Record each stall and its end."""
-        async for sentence in stall_watch.reports():
-            self.on_stall(sentence)
+        async for sentence in self._stall_watch.reports():
+            self._stalled = sentence
+            if sentence:
+                self._log.warning("%s", sentence)
+            self._record_text("run/stalled", sentence or "the run continues")
 
     def on_restart(self, name: str, reason: str) -> None:
         """Record that a process restarts."""
         self._rates.restarted(name)
-        self.restarts[name] += 1
-        self.restarted_because[name] = reason
+        self._restarts[name] += 1
+        self._restarted_because[name] = reason
         self._record_text("run/restarts", f"{name} is restarted: {reason}")
 
     def start_from(self, message: StartFrom) -> None:

@@ -33,7 +33,7 @@ from async_rl.observability.activity import Activity
 from async_rl.protocol.membership import FOLLOWED, Heartbeat, Member, Register, WatchMembers
 from async_rl.runtime.directory import Directory
 from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
-from async_rl.supervision.liveness import Liveness, StallWatch
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 from async_rl.wire.rpc import RpcClient
@@ -66,18 +66,14 @@ async def serve(directory: Path, num_members: int) -> None:
         log=_LOG,
     ) as monitor:
         service = ControlService(
-            config=_CONFIG,
-            run_dir=directory,
             registry=registry,
             liveness=liveness,
-            stall_watch=StallWatch(registry, liveness, _CONFIG.timeouts),
             monitor=monitor,
             fleet=unused,
             scaler=unused,
             stop=StopRequest(),
             prompts=asyncio.Event(),
             log=_LOG,
-            started_s=0,
         )
         registry.add("learner-0", "learner", 1)
         for index in range(num_members):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from async_rl.protocol.membership import FOLLOWED, Heartbeat, Members, Register,
 from async_rl.runtime.directory import Directory
 from async_rl.supervision.clock import AwakeClock
 from async_rl.supervision.control import ControlService, StopRequest
-from async_rl.supervision.liveness import Liveness, StallWatch
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
 CONFIG = compose("grpo_code", [])
@@ -65,25 +64,21 @@ class CountingMonitor(Unused):
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> ControlService:
+def service() -> ControlService:
     async def make() -> ControlService:
         registry = CountingRegistry()
         liveness = Liveness(registry, CONFIG.timeouts, is_local=True)
         unused: Any = Unused()
         monitor: Any = CountingMonitor()
         return ControlService(
-            config=CONFIG,
-            run_dir=tmp_path,
             registry=registry,
             liveness=liveness,
-            stall_watch=StallWatch(registry, liveness, CONFIG.timeouts),
             monitor=monitor,
             fleet=unused,
             scaler=unused,
             stop=StopRequest(),
             prompts=asyncio.Event(),
             log=logging.getLogger(),
-            started_s=0,
         )
 
     return asyncio.run(make())
