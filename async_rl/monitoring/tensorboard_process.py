@@ -62,16 +62,6 @@ class TensorBoard:
                 env={**os.environ, _PREFIX: prefix},
             )
 
-    @property
-    def pid(self) -> int:
-        """The process id of TensorBoard."""
-        return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        """False once it has exited; its log has the reason."""
-        return self._process.poll() is None
-
     def close(self) -> None:
         """End TensorBoard and its children."""
         self._signal(signal.SIGTERM)

@@ -16,7 +16,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, TypeVar
 
 import fsspec
 import numpy as np
@@ -272,12 +272,6 @@ class FileReader:
         if self._block is not None:
             self._block.close()
             self._block = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _tensors(file: IO[bytes], manifest: Manifest) -> Iterator[Bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ async def test_after_a_thousand_changes_every_tensor_is_bit_equal(tmp_path: Path
     tensors = some_weights(0)
     files, early = sender(str(tmp_path)), Generator("early")
 
-    with publisher(tensors) as weights, early.files:
+    with publisher(tensors) as weights, closing(early.files):
         for version in range(1_000):
             manifest = weights.write(version, tensors)
             await push(manifest, files, early)
@@ -145,7 +146,12 @@ async def test_who_joins_late_or_missed_a_version_gets_all_and_then_changes(
     tensors = some_weights(1)
     files = sender(str(tmp_path))
     always, late, absent = Generator("always"), Generator("late"), Generator("absent")
-    with publisher(tensors) as weights, always.files, late.files, absent.files:
+    with (
+        publisher(tensors) as weights,
+        closing(always.files),
+        closing(late.files),
+        closing(absent.files),
+    ):
         for present in ([absent], [], [absent, late], [absent, late]):
             manifest = weights.write(len(always.bases), tensors)
             await push(manifest, files, always, *present)
@@ -162,7 +168,7 @@ async def test_a_broken_chain_heals_without_the_others(
     tensors = some_weights(3)
     files, whole, broken = sender(str(tmp_path)), Generator("whole"), Generator("broken")
 
-    with publisher(tensors) as weights, whole.files, broken.files:
+    with publisher(tensors) as weights, closing(whole.files), closing(broken.files):
         await push(weights.write(0, tensors), files, whole, broken)
         step(tensors)
         manifest = weights.write(1, tensors)
@@ -195,7 +201,7 @@ async def test_32_bit_weights_are_sent_whole(tmp_path: Path) -> None:
     tensors: list[Any] = [torch.randn(30)]
     files, generator = sender(str(tmp_path)), Generator("a")
 
-    with publisher(tensors) as weights, generator.files:
+    with publisher(tensors) as weights, closing(generator.files):
         for version in range(2):
             await push(weights.write(version, tensors), files, generator)
     assert generator.bases == [None, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +67,7 @@ def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) ->
     files = sender(
         f"memory://{tmp_path.name}" if place == "memory" else str(tmp_path / "deep" / "weights")
     )
-    with publisher() as weights, FileReader() as reader:
+    with publisher() as weights, closing(FileReader()) as reader:
         for version in (1, 2):
             announced = weights.write(version, [tensor + version for tensor in TENSORS.values()])
             found = reader.fetch(files.write(announced), announced)
@@ -128,7 +129,7 @@ def test_old_versions_are_deleted_unless_somebody_reads_them(tmp_path: Path) -> 
 def test_a_damaged_file_is_refused(
     tmp_path: Path, damage: Callable[[bytes], bytes], problem: str
 ) -> None:
-    with publisher() as weights, FileReader() as reader:
+    with publisher() as weights, closing(FileReader()) as reader:
         announced = weights.write(1, TENSORS.values())
         stored = sender(str(tmp_path)).write(announced)
         path = Path(stored.url.removeprefix("file://"))
@@ -138,7 +139,7 @@ def test_a_damaged_file_is_refused(
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
-    with publisher() as weights, FileReader() as reader:
+    with publisher() as weights, closing(FileReader()) as reader:
         stored = sender(str(tmp_path)).write(weights.write(1, TENSORS.values()))
         with pytest.raises(WeightsError, match="does not have the version 2"):
             reader.fetch(stored, weights.write(2, TENSORS.values()))
@@ -158,7 +159,7 @@ def test_a_place_that_cannot_be_written_is_named_with_its_setting(tmp_path: Path
 def test_a_missing_file_names_the_setting(tmp_path: Path) -> None:
     with (
         publisher() as weights,
-        FileReader() as reader,
+        closing(FileReader()) as reader,
         pytest.raises(WeightsError, match=r"cannot be read from .*\(weights.transfer.path\)"),
     ):
         reader.fetch(StoredFile(url=str(tmp_path / "none")), weights.write(1, TENSORS.values()))
