@@ -43,29 +43,22 @@ _PER_SECOND = {
 }
 _ADDED = ("queue/", "sessions/open", "sessions/calling")
 _FAILURES = "failures/"
-_FAILURE_RATE = "failure_rate/"
 
 
 def commonest_failure(numbers: Iterable[Mapping[str, float]]) -> str:
-    """Return how often which failure stopped an attempt or a group, the commonest only, and its
-    present rate if that is known; empty if none did.
-
-    numbers: metrics of a run, or the counters of its processes, which have no rates.
+    """Return how often which failure stopped an attempt or a group, the commonest only; empty if
+    none did. numbers: metrics of a run, or the counters of its processes.
     """
     failures: collections.Counter[str] = collections.Counter()
-    rates: dict[str, float] = {}
     for some in numbers:
         for name, count in some.items():
             if name.startswith(_FAILURES):
                 failures[name.removeprefix(_FAILURES)] += round(count)
-            elif name.startswith(_FAILURE_RATE):
-                rates[name.removeprefix(_FAILURE_RATE)] = count
     total = failures.total()
     if not total:
         return ""
     reason, count = failures.most_common(1)[0]
-    rate = f" ({rates[reason]:.0f} per minute)" if reason in rates else ""
-    return f"{total} failed, {count} of them: {reason}{rate}"
+    return f"{total} failed, {count} of them: {reason}"
 
 
 def per_second(now: Member, before: Member | None) -> dict[str, float]:
@@ -168,10 +161,6 @@ class Rates:
                     _add_gauge(numbers, key.removeprefix(GAUGE), value)
             if _CPU in rates:
                 cores[pool].append(rates[_CPU])
-            # Also without a step: while every attempt fails there is none.
-            for key, rate in self._recent(name).items():
-                if key.startswith(_FAILURES):
-                    numbers[_FAILURE_RATE + key.removeprefix(_FAILURES)] += 60 * rate
         for pool, values in memory_mb.items():
             numbers[f"memory/{pool}_mb_median"] = statistics.median(values)
             numbers[f"memory/{pool}_mb_max"] = max(values)

@@ -46,8 +46,6 @@ _RATES = (
     ("tokens_trained", "{:,.0f} tokens/s"),
 )
 _TRAINING = ("train", "both")
-_BARS = "▁▂▃▄▅▆▇█"
-_MOST_BARS = 60
 NOTHING_REWARDED = (
     "no sample has a reward above reward.fail_reward: scoring may be broken, or no prompt can be"
     " solved; see async-rl rollouts"
@@ -59,11 +57,8 @@ def render(
     now_s: float | None = None,
     *,
     before: StatusReply | None = None,
-    rewards: Sequence[float] = (),
 ) -> RenderableType:
-    """The whole answer. now_s: Unix time; before: an earlier answer, for the rates;
-    rewards: of the steps so far.
-    """
+    """The whole answer. now_s: Unix time; before: an earlier answer, for the rates."""
     now_s = time.time() if now_s is None else now_s
     past = before.members if before is not None else []
     head = Text.assemble(
@@ -80,8 +75,6 @@ def render(
     ]
     if numbers:
         head.append("\n" + "  ".join(numbers))
-    if rewards:
-        head.append(f"\nreward {sparkline(rewards)} {min(rewards):.2f} to {max(rewards):.2f}")
     # Before the first heartbeat of the buffer the flow is unknown.
     if any(f"queue/{state}" in reply.metrics for state in _FLOW):
         head.append(f"\n{_flow(reply)}")
@@ -133,15 +126,6 @@ def _restarts(reply: StatusReply, name: str) -> str:
     # The rest of a traceback is in the logs.
     reason = reply.restarted_because.get(name, "").partition("\n")[0]
     return f" (restarts: {number}; {reason})"
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """The newest values as bars between the lowest and the highest of all."""
-    low = min(values)
-    high = max(values)
-    # A constant curve has no range.
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] for value in values[-_MOST_BARS:])
 
 
 def _flow(reply: StatusReply) -> str:

@@ -22,7 +22,6 @@ from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.protocol.control import StatusReply
 from async_rl.runs.control import ask_status, living_pid
 from async_rl.runs.directory import find_run
-from async_rl.runs.metrics import RowReader
 from async_rl.runs.status import result_lines, status_of
 
 _REDRAW_S = 1.0
@@ -92,9 +91,7 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
 def _picture(reply: StatusReply, before: StatusReply | None) -> RenderableType:
     from async_rl.monitoring.status import render
 
-    rows = RowReader(Path(reply.run_dir)).new()
-    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    return render(reply, before=before, rewards=rewards)
+    return render(reply, before=before)
 
 
 def _without_answer(run_dir: Path) -> str:

@@ -76,20 +76,6 @@ def test_a_restarted_process_counts_from_zero_and_failures_stay_in_the_total() -
     assert numbers["restarts/generators"] == 1.0
 
 
-def test_the_rate_of_a_failure_is_that_since_the_last_step() -> None:
-    rates = Rates(start_s=0.0)
-
-    def rate(busy_s: float, failed: float) -> float:
-        rates.observe([generator(busy_s=busy_s, failures__timeout=failed)])
-        return rates.now()["failure_rate/timeout"]
-
-    assert rate(30.0, 3.0) == 6.0, "before the first step too"
-    rates.step(30.0, {})
-    assert rate(30.0, 3.0) == 6.0, "no heartbeat since"
-    assert rate(60.0, 3.0) == 0.0
-    assert rate(90.0, 8.0) == 5.0
-
-
 def test_a_process_that_ended_disappears_but_its_failures_do_not() -> None:
     rates = observed(generator(busy_s=1.0, gauge__memory_mb=5.0, failures__timeout=1.0))
     rates.observe([])

@@ -14,7 +14,7 @@ from tables import table
 from async_rl.composition.schema import settings
 from async_rl.monitoring.bottleneck import bottleneck
 from async_rl.monitoring.rates import per_second
-from async_rl.monitoring.status import render, sparkline
+from async_rl.monitoring.status import render
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member, PoolCount
 
@@ -36,11 +36,9 @@ def reply(processes: list[Member], **metrics: float) -> StatusReply:
     return members.reply(processes, metrics=named)
 
 
-def shown(
-    answer: StatusReply, before: StatusReply | None = None, rewards: tuple[float, ...] = ()
-) -> str:
+def shown(answer: StatusReply, before: StatusReply | None = None) -> str:
     out = io.StringIO()
-    Console(file=out, width=200).print(render(answer, now_s=60.0, before=before, rewards=rewards))
+    Console(file=out, width=200).print(render(answer, now_s=60.0, before=before))
     return out.getvalue()
 
 
@@ -171,13 +169,6 @@ def test_a_stalled_run_says_why_instead_of_a_bottleneck() -> None:
     )
     assert "no learner step for 70 s" in shown(stalled)
     assert "bottleneck" not in shown(stalled)
-
-
-def test_a_sparkline_goes_from_the_lowest_to_the_highest_bar() -> None:
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
-    assert sparkline([0.25, 0.25]) == "▁▁"
-    assert len(sparkline([float(i) for i in range(1000)])) == 60
-    assert "reward ▁█ 0.20 to 0.80" in shown(reply([]), rewards=(0.2, 0.8))
 
 
 def pool(name: str, wanted: int, work: str) -> PoolCount:

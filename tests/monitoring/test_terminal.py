@@ -83,7 +83,7 @@ def test_the_live_line_names_the_commonest_failure_before_the_first_step() -> No
     rates = Rates(start_s=0.0)
     rates.observe([failing])
     assert progress_line(0, 60, rates.now(), [failing], now_s=NOW) == (
-        "step 0/60  43 failed, 41 of them: reward_failed (82 per minute)  generator-0 is held"
+        "step 0/60  43 failed, 41 of them: reward_failed  generator-0 is held"
         " back by scoring: judge:80 answers 500 (9 s)"
     )
 
