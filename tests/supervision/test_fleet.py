@@ -151,19 +151,6 @@ def test_ranks_of_the_learner_end_and_start_together_and_the_lost_one_is_the_cau
     assert virtually(main()) == (["learner-0", "learner-1"], 4, True)
 
 
-def test_a_process_that_is_killed_before_it_was_ready_is_started_again(tmp_path: Path) -> None:
-    def killed_once(world: World, process: Scripted) -> None:
-        process.end(-9 if len(world.launcher.started) == 1 else 1)
-
-    async def main() -> tuple[str, int]:
-        world = World("generator", tmp_path, killed_once)
-        return await world.until_failed(), len(world.launcher.started)
-
-    cause, started = virtually(main())
-    assert cause.startswith("generator-0 exited with code 1; its last output was:")
-    assert started == 2
-
-
 def test_a_process_that_is_silent_while_the_run_ends_may_finish(tmp_path: Path) -> None:
     """A learner that saves a large checkpoint may have no time for heartbeats."""
 
@@ -200,16 +187,3 @@ def test_heartbeats_of_a_predecessor_are_ignored() -> None:
     registry.register(Register(name="g", role="generator", pid=2, address="tcp://x"))
     registry.beat(heartbeat("g", pid=1, version=7))
     assert [(m.pid, m.version) for m in registry.members] == [(2, -1)]
-
-
-def test_the_directory_changes_only_when_someone_begins_or_ends_to_serve() -> None:
-    registry = Registry()
-    start = registry.directory.revision
-    registry.add("g", "generator", 1)
-    assert registry.directory.revision == start
-    registry.register(Register(name="g", role="generator", pid=1, address="tcp://x"))
-    assert [m.name for m in registry.directory.members] == ["g"]
-    for _ in range(2):
-        registry.mark_ended("g")
-        assert registry.directory.members == []
-        assert registry.directory.revision == start + 2

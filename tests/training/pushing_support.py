@@ -109,10 +109,7 @@ def member(name: str, generator: Any) -> Member:
         pid=1,
         address="tcp://127.0.0.1:1",
         state="",
-        waits_for="",
         since_s=0,
-        version=-1,
-        counters={},
         devices=devices,
     )
 

@@ -92,46 +92,6 @@ def test_all_ranks_of_all_members_get_each_version_bit_for_bit_and_keep_their_co
     assert learner.cut_off == []
 
 
-def test_a_late_joiner_has_a_communicator_of_its_own_and_the_next_version_is_for_all_in_another(
-    fleet: Callable[..., Learner],
-) -> None:
-    generators = {"a": Generator(), "b": Generator()}
-    learner = fleet(generators)
-
-    async def story() -> None:
-        learner.serve("a")
-        await push(learner, 0)
-        learner.serve("a", "b")
-        await generators["b"].is_asked.wait()
-        await learner.pusher.live(0)
-        await push(learner, 1)
-
-    learner.run(story)
-    assert communicators(generators["a"]) == ["one.1", "one.3"]
-    assert communicators(generators["b"]) == ["one.2", "one.3"]
-    assert [seat.world_size for seat in generators["b"].seats] == [2, 3]
-    assert generators["b"].digests == [[expected(0)], [expected(1)]]
-
-
-def test_who_joins_during_a_broadcast_waits_for_its_end(fleet: Callable[..., Learner]) -> None:
-    generators = {"a": Generator(misfortune="wait"), "b": Generator()}
-    learner = fleet(generators)
-
-    async def story() -> None:
-        learner.serve("a")
-        await push(learner, 0)
-        await learner.pusher.publish(1)
-        await generators["a"].is_waiting()
-        learner.serve("a", "b")
-        generators["a"].go_on()
-        await learner.pusher.live(1)
-
-    learner.run(story)
-    assert generators["a"].versions == [0, 1]
-    assert generators["b"].digests == [[expected(1)]]
-    assert communicators(generators["b"]) == ["one.3"]
-
-
 def test_a_member_that_dies_before_all_ranks_have_met_does_not_keep_the_others_waiting(
     fleet: Callable[..., Learner],
 ) -> None:

@@ -1,29 +1,20 @@
-"""Handovers of a shared device as learner and generators take them: real pushes, a real engine, a
-learner's step that notes its time.
-"""
+"""Handovers of a shared device as learner and generators take them, with real pushes."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from composing import compose
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from async_rl.config.run import RunConfig
 from async_rl.core.errors import DeadlineExceeded, WeightsError
-from async_rl.core.types import Sampling
 from async_rl.generation.engine import Engine, OpenEngine
-from async_rl.generation.opener import engine_opener
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Sleep
@@ -34,7 +25,7 @@ from async_rl.runtime.directory import Directory
 from async_rl.training.device import open_device
 from async_rl.training.operations import EnterDevice, LeaveDevice, Operation
 from async_rl.training.pushing import Pusher
-from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.block import SharedTensors
 
 SHARED_GPU = ("learner.gpus_each=0.5", "generators.gpus_each=0.5")
 BLOCK = DeviceBlock(
@@ -75,16 +66,16 @@ class Generator:
 class World:
     """A pusher with its directory, its supervisor and its ranks; generators join by name."""
 
-    def __init__(
-        self, config: RunConfig, run_dir: Path, specs: list[Any], tensors: Callable[[], Any]
-    ) -> None:
+    def __init__(self, run_dir: Path, *overrides: str) -> None:
+        config = compose(
+            "grpo_code", ["placement=colocated", "weights.probe_every_pushes=0", *overrides]
+        )
         self.directory = Directory()
         self.generators: dict[str, Generator] = {}
         self.moves: list[str] = []
         self.has_unshared = asyncio.Event()
         self.cut_off: list[Expel] = []
-        self._publisher = SharedTensors(specs)
-        self._tensors = tensors
+        self._publisher = SharedTensors([("embed", "float32", (5,), 20)])
         context: Any = SimpleNamespace(
             config=config,
             run_dir=run_dir,
@@ -102,17 +93,7 @@ class World:
 
     def serve(self) -> None:
         members = [
-            Member(
-                name=n,
-                role="generator",
-                pid=1,
-                address="a",
-                state="",
-                waits_for="",
-                since_s=0,
-                version=-1,
-                counters={},
-            )
+            Member(name=n, role="generator", pid=1, address="a", state="", since_s=0)
             for n in self.generators
         ]
         self.directory.update(Members(revision=self.directory.revision + 1, members=members))
@@ -128,7 +109,7 @@ class World:
         self.serve()
 
     async def publish(self, version: int) -> Manifest:
-        return self._publisher.write(version, self._tensors())
+        return self._publisher.write(version, [torch.zeros(5)])
 
     async def share_on_device(self) -> DeviceBlock:
         self.moves.append("share")
@@ -163,13 +144,6 @@ class Still:
         return LoadReport(version=manifest.version, load_s=0.1, pause_s=0.1)
 
 
-def small_world(tmp_path: Path, *overrides: str) -> World:
-    config = compose(
-        "grpo_code", ["placement=colocated", "weights.probe_every_pushes=0", *overrides]
-    )
-    return World(config, tmp_path, [("embed", "float32", (5,), 20)], lambda: [torch.zeros(5)])
-
-
 @asynccontextmanager
 async def pushing(world: World) -> AsyncIterator[asyncio.TaskGroup]:
     async with asyncio.timeout(120), asyncio.TaskGroup() as group:
@@ -183,7 +157,7 @@ def run(story: Awaitable[None]) -> None:
 
 
 def test_an_engine_starts_with_the_first_push_and_sleeps_at_every_handover(tmp_path: Path) -> None:
-    world, engine = small_world(tmp_path), Still()
+    world, engine = World(tmp_path), Still()
 
     async def story() -> None:
         generator = Generator(engine.open)
@@ -208,7 +182,7 @@ def test_an_engine_starts_with_the_first_push_and_sleeps_at_every_handover(tmp_p
 def test_a_generator_that_joins_during_a_handover_is_left_alone_until_it_ends(
     tmp_path: Path,
 ) -> None:
-    world, early, late = small_world(tmp_path), Still(), Still()
+    world, early, late = World(tmp_path), Still(), Still()
 
     async def story() -> None:
         generators = [Generator(early.open), Generator(late.open)]
@@ -230,7 +204,7 @@ def test_a_generator_that_joins_during_a_handover_is_left_alone_until_it_ends(
 def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_reads_the_block(
     tmp_path: Path,
 ) -> None:
-    world = small_world(tmp_path, *SHARED_GPU, "weights.transfer=ipc")
+    world = World(tmp_path, *SHARED_GPU, "weights.transfer=ipc")
 
     async def story() -> None:
         first, late = Generator(Still().open), Generator(Still().open)
@@ -256,35 +230,8 @@ def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_
     assert world.moves == ["enter", "share", "leave", "unshare"] * 2
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([*SHARED_GPU, "weights.transfer=ipc"], "DeviceBlock"),
-        ([*SHARED_GPU, "weights.transfer=auto"], "SharedBlock"),
-        ([*SHARED_GPU, "weights.transfer=shared_memory"], "SharedBlock"),
-        (["weights.transfer=auto"], "SharedBlock"),
-    ],
-)
-def test_weights_are_handed_over_in_memory_of_the_gpu_only_where_that_is_asked_for(
-    overrides: list[str], expected: str, tmp_path: Path
-) -> None:
-    world = small_world(tmp_path, *overrides)
-
-    async def story() -> None:
-        generator = Generator(Still().open)
-        async with pushing(world):
-            await generator.sleeping.start()
-            world.join("a", generator)
-            await world.pusher.take_device()
-            await world.pusher.publish(0)
-            await world.pusher.live(0)
-        assert generator.heard == ["Sleep", expected]
-
-    run(story())
-
-
 def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_path: Path) -> None:
-    world, engine = small_world(tmp_path, "timeouts.start_s=42"), Still()
+    world, engine = World(tmp_path, "timeouts.start_s=42"), Still()
 
     async def story() -> None:
         generator, hanging = Generator(engine.open), Generator(engine.open)
@@ -364,108 +311,3 @@ def test_a_sleeping_generator_says_who_has_the_device() -> None:
 
     sleeps = "generation sleeps: the learner uses the device"
     assert asyncio.run(story()) == [("blocked", sleeps), ("generating", "")]
-
-
-@pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
-def test_generation_and_steps_share_no_moment_where_they_share_a_device(
-    tmp_path: Path, placement: str
-) -> None:
-    path = tmp_path / "model"
-    torch.manual_seed(3)
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "head_dim": 16,
-    }
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=100,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            eos_token_id=2,
-            **sizes,
-        )
-    )
-    model.save_pretrained(path)
-    weights = dict(model.named_parameters())
-    overrides = [
-        f"placement={placement}",
-        f"model.path={path}",
-        "generation.engine=hf",
-        "weights.probe_every_pushes=0",
-    ]
-    config = compose("grpo_code", overrides)
-    world = World(
-        config,
-        tmp_path,
-        [tensor_spec(name, tensor) for name, tensor in weights.items()],
-        weights.values,
-    )
-    forward_s: list[float] = []
-    steps: list[tuple[float, float]] = []
-
-    def step() -> None:
-        """Lasts until generation has gone on beside it, but no longer than it takes to see that it
-        does not.
-        """
-        begun_s, num_before = time.monotonic(), len(forward_s)
-        longest_s = 0.3 if placement == "colocated" else 60.0
-        while len(forward_s) < num_before + 3 and time.monotonic() - begun_s < longest_s:
-            torch.randn(200, 200).mm(torch.randn(200, 200))
-        steps.append((begun_s, time.monotonic()))
-
-    async def write(engine: Engine, number: int) -> list[list[int]]:
-        sampling = Sampling(temperature=1.0, max_new_tokens=60)
-        return [
-            done.versions.tolist()
-            async for done in engine.generate(f"{number}.1", [5, 6, 7, 8 + number], 4, sampling)
-        ]
-
-    async def story() -> list[list[int]]:
-        generator = Generator(engine_opener(config, path))
-        samples: list[list[int]] = []
-        has_weights, is_over = asyncio.Event(), asyncio.Event()
-
-        async def keep_writing(first: int) -> None:
-            await has_weights.wait()
-            for number in itertools.count(first, 3):
-                if is_over.is_set():
-                    return
-                samples.extend(await write(generator.sleeping.engine, number % 60))
-
-        async with pushing(world) as group:
-            await generator.sleeping.start()
-            engine = generator.sleeping.engine
-            engine._model.register_forward_pre_hook(lambda *_: forward_s.append(time.monotonic()))  # type: ignore[attr-defined]
-            world.join("a", generator)
-            writers = [group.create_task(keep_writing(first)) for first in range(3)]
-            for version in range(5):
-                await world.pusher.take_device()
-                await asyncio.to_thread(step) if version else None
-                await world.pusher.publish(version)
-                await world.pusher.live(version)
-                has_weights.set()
-                num_before = len(forward_s)
-                while len(forward_s) < num_before + 5:
-                    await asyncio.to_thread(lambda: None)
-            is_over.set()
-            await asyncio.gather(*writers)
-        await generator.sleeping.close()
-        return samples
-
-    samples = asyncio.run(story())
-    during = [sum(begun_s <= at_s <= ended_s for at_s in forward_s) for begun_s, ended_s in steps]
-    assert len(during) == 4
-    if placement == "colocated":
-        assert during == [0, 0, 0, 0]
-    else:
-        assert min(during) >= 3
-    assert len(samples) % 4 == 0
-    assert any(len(set(versions)) > 1 for versions in samples), (
-        "some sample was to be under way during a step"
-    )
-    assert all(versions == sorted(versions) for versions in samples)
-    assert np.unique([v for versions in samples for v in versions]).tolist() == [0, 1, 2, 3, 4]

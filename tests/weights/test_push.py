@@ -36,10 +36,7 @@ MEMBER = Member(
     pid=1,
     address="tcp://127.0.0.1:1",
     state="",
-    waits_for="",
     since_s=0,
-    version=-1,
-    counters={},
     devices=["cpu"],
 )
 LOAD = Load(number=1, version=3, members=frozenset([("g", 1)]), missing={("g", 1)})
