@@ -1,14 +1,9 @@
-"""Facts about Weights & Biases; the last needs the package, which the lock does not have:
-
-pip install --no-deps --target build/wandb wandb
-PYTHONPATH=build/wandb pytest tests/monitoring/test_wandb.py
-"""
+"""Facts about Weights & Biases."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +13,7 @@ from test_recorder import Recorder
 
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
+from async_rl.core.errors import InfrastructureError
 from async_rl.core.machine import Machine
 from async_rl.launchers.preflight.checks import preflight
 from async_rl.monitoring.wandb_run import WandbRun
@@ -57,12 +53,45 @@ def test_each_row_is_handed_on_once_and_in_order(tmp_path: Path, config: RunConf
     ]
 
 
-def test_a_run_is_kept_offline_with_numbers_histograms_and_samples(
+class PlayedWandb:
+    """The package, which the lock does not have; it keeps what it is told."""
+
+    Error = ValueError
+
+    def __init__(self) -> None:
+        self.started: dict[str, object] = {}
+        self.logged: list[tuple[int, dict[str, object]]] = []
+        self.is_finished = False
+
+    def init(self, **arguments: object) -> PlayedWandb:
+        if arguments["project"] == "unknown":
+            raise ValueError("no such project")
+        self.started = arguments
+        return self
+
+    def Settings(self, **settings: object) -> object:
+        return settings
+
+    def Histogram(self, *, np_histogram: tuple[Any, Any]) -> object:
+        return np_histogram[0].tolist()
+
+    def Html(self, text: str, *, inject: bool) -> object:
+        return text
+
+    def log(self, row: dict[str, object], *, step: int) -> None:
+        self.logged.append((step, row))
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+
+def test_rows_are_sent_with_the_histograms_and_samples_up_to_their_step(
     tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed; see above")
-    monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb = PlayedWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     run = WandbRun("tests", tmp_path, config)
+    assert (wandb.started["id"], wandb.started["resume"]) == (tmp_path.name, "allow")
     histograms = {"reward/samples": [0.0, 1.0, 1.0], "length/responses": []}
     texts = {"samples/training": "a <b> c"}
     run.hold(ReportMetrics(source="learner-0", step=2, scalars={}, histograms=histograms, texts={}))
@@ -70,30 +99,13 @@ def test_a_run_is_kept_offline_with_numbers_histograms_and_samples(
     for step in (1, 2, 3):
         run.log(step, {"reward/mean": 0.25})
     run.close()
-    wandb.teardown()  # its own process writes the file to the end
-    rows = {row["_step"]: row for row in _rows(tmp_path)}
-    assert {row["reward/mean"] for row in rows.values()} == {0.25}
-    assert [step for step, row in rows.items() if "samples/training.path" in row] == [1]
-    (step,) = [step for step, row in rows.items() if "reward/samples.values" in row]
-    counts = rows[step]["reward/samples.values"]
-    assert (step, counts[0], counts[-1], sum(counts)) == (2, 1, 2, 3)
-    (page,) = tmp_path.rglob("*.html")
-    assert "<pre>a &lt;b&gt; c</pre>" in page.read_text()
-
-
-def _rows(run_dir: Path) -> list[dict[str, Any]]:
-    """The rows of a small offline file: a head of 7 bytes, then the records of one LevelDB block,
-    each with checksum, length and type before it.
-    """
-    from wandb.proto import wandb_internal_pb2
-
-    (path,) = (run_dir / "wandb").glob("offline-run-*/*.wandb")
-    data, at, rows = path.read_bytes(), 7, []
-    while at < len(data):
-        _, size, _ = struct.unpack_from("<IHB", data, at)
-        record = wandb_internal_pb2.Record.FromString(data[at + 7 : at + 7 + size])
-        at += 7 + size
-        if record.HasField("history"):
-            items = record.history.item
-            rows.append({i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items})
-    return rows
+    mean = {"reward/mean": 0.25}
+    counts = [1, *[0] * 28, 2]
+    assert wandb.logged == [
+        (1, mean | {"samples/training": "<pre>a &lt;b&gt; c</pre>"}),
+        (2, mean | {"reward/samples": counts}),
+        (3, mean),
+    ]
+    assert wandb.is_finished
+    with pytest.raises(InfrastructureError, match="no such project; run wandb login"):
+        WandbRun("unknown", tmp_path, config)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import os
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from async_rl.core.errors import InfrastructureError
 from async_rl.weights import gate
 
-_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-_OPTMEM = Path("/proc/sys/net/core/optmem_max")
 # Above 2^31 and below, with ports above 2^15 and below, several per address and more than a block.
 PEERS = [(f"10.{i}.0.1", 1000 + 20_000 * j) for i in range(3) for j in range(3)]
 PEERS += [("192.168.0.1", 2000 + i) for i in range(600)]
@@ -83,37 +76,3 @@ def test_every_peer_of_a_long_filter_is_admitted(listener: socket.socket) -> Non
         assert connects(listener, ("127.0.0.1", free))
         gate._admit(listener.fileno(), around)
         assert not connects(listener, ("127.0.0.1", free))
-
-
-def in_small_memory(num_machines: int, num_ranks: int) -> str:
-    """What a kernel says that gives filters 20,480 bytes; in a network of its own."""
-
-    def attach() -> str:
-        # The network of this thread only, which ends with it.
-        if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK):
-            return os.strerror(ctypes.get_errno())
-        _OPTMEM.write_text("20480")
-        peers = [
-            (f"192.168.{i // 250}.{i % 250}", 1000 + j)
-            for i in range(num_machines)
-            for j in range(num_ranks)
-        ]
-        with socket.socket() as listener:
-            try:
-                gate._admit(listener.fileno(), peers)
-            except InfrastructureError as error:
-                return str(error)
-        return ""
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(attach).result()
-
-
-@pytest.mark.skipif(
-    "not permitted" in in_small_memory(1, 1), reason="needs the right to make a network"
-)
-def test_the_filter_holds_as_many_ranks_as_it_says_and_names_the_limit_beyond() -> None:
-    assert in_small_memory(1, 2455) == ""
-    assert in_small_memory(359, 1) == ""
-    for many in ((1, 2456), (360, 1)):
-        assert "net.core.optmem_max=20480); raise the limit with sysctl" in in_small_memory(*many)
