@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import json
 import marshal
 import os
 import signal
@@ -37,6 +38,7 @@ T = TypeVar("T", covariant=True)
 # A thousand times the usual start: with numpy it takes 60 ms, on a crowded machine seconds.
 _START_TIMEOUT_S = 30.0
 _CANCEL_TIMEOUT_S = 1.0
+_MAX_REPLY_BYTES = 4096
 # A busy machine may delay work by this factor and these seconds; a cell that needs longer counts
 # as broken.
 _CROWDED, _GRACE_S = 8, 60.0
@@ -207,10 +209,10 @@ class Cell:
             inside.close()
             try:
                 async with asyncio.timeout(_START_TIMEOUT_S):
-                    data = await asyncio.get_running_loop().sock_recv(host, 4096)
+                    data = await asyncio.get_running_loop().sock_recv(host, _MAX_REPLY_BYTES)
                 if not data:
                     raise CellFailed("it exited")
-                return cls(process, host, Hello(*marshal.loads(data)))
+                return cls(process, host, Hello(*json.loads(data)))
             except (OSError, TimeoutError, CellFailed) as error:
                 _kill(process, host)
                 lines = os.pread(stderr, 4000, 0).decode(errors="replace").strip().splitlines()
@@ -264,7 +266,8 @@ class Cell:
 
     async def _reply(self, longest_s: float) -> Reply:
         async with asyncio.timeout(longest_s):
-            return Reply.unpack(await asyncio.get_running_loop().sock_recv(self._host, 512))
+            data = await asyncio.get_running_loop().sock_recv(self._host, _MAX_REPLY_BYTES)
+            return Reply(*json.loads(data))
 
     async def _cancel(self) -> None:
         """End the running work and read its reply; kill a cell that does not answer."""

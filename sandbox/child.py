@@ -1,4 +1,4 @@
-"""A forked child from its first instruction: locks itself down and runs its part.
+"""Forked children: how one locks itself down and runs its part, and how the zygote collects all.
 
 The order matters: user, capabilities and Landlock first, then descriptors and limits, and the
 filter of system calls last; afterwards nothing can be undone.
@@ -11,18 +11,20 @@ import math
 import mmap
 import os
 import resource
+import time
 from collections.abc import Callable, Iterable, Sequence
 from resource import setrlimit as set_limit
 from typing import NamedTuple, NoReturn
 
 from . import linux
+from .protocol import Ending, Reply
 
 MAX_TASKS = 64
 # Enough for a linker and its libraries. A larger table is memory of the kernel, which no limit
 # counts.
 _MAX_OPEN = 256
-# The shared page has one byte per child, set once the child is locked down, and then the reason why
-# a child could not be locked down.
+# The shared page has one byte per child that runs Python, set once the child is locked down, and
+# then the reason why a child could not be locked down.
 _FAULT_START, _FAULT_END = 8, 264
 
 Limits = Sequence[tuple[int, tuple[int, int]]]
@@ -53,13 +55,62 @@ class Page:
         length = _FAULT_END - _FAULT_START
         self._page[_FAULT_START:_FAULT_END] = reason[:length].ljust(length)
 
-    def are_ready(self, count: int) -> bool:
-        """Return whether all of the first `count` children are locked down."""
-        return all(self._page[:count])
+    def fault(self, count: int) -> str:
+        """Why one of the first `count` children was not locked down; empty if all were."""
+        reported = self._page[_FAULT_START:_FAULT_END].strip(b"\0 ")
+        if reported or all(self._page[:count]):
+            return reported.decode(errors="replace")
+        return "a child exited before it was locked down"
 
-    def fault(self) -> bytes:
-        """The reason that a child reported; empty if there is none."""
-        return self._page[_FAULT_START:_FAULT_END].strip(b"\0 ")
+
+class Children:
+    """The children of one piece of work, from the first fork until all have exited.
+
+    pids: in order of their forks; code: exit status of the last once it has exited, a signal as a
+    negative number; cpu_s, peak_bytes: of all that have exited.
+    """
+
+    def __init__(self, page: Page) -> None:
+        page.clear()
+        self._page, self._started = page, time.monotonic()
+        self.pids: list[int] = []
+        self.code: int | None = None
+        self.cpu_s, self.peak_bytes = 0.0, 0
+
+    def fork(self, start: Callable[..., int], *arguments: object) -> int:
+        """Fork a child that exits with the status of `start`; return its descriptor."""
+        pid = linux.fork()
+        if pid == 0:
+            _main(self._page, start, *arguments)
+        self.pids.append(pid)
+        return os.pidfd_open(pid)
+
+    def collect(self, flags: int = 0) -> bool:
+        """Collect a process that has exited, an orphan too; False if there is none."""
+        try:
+            pid, status, usage = os.wait4(-1, flags)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return False
+        self.cpu_s += usage.ru_utime + usage.ru_stime
+        self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
+        if pid == self.pids[-1]:
+            self.code = os.waitstatus_to_exitcode(status)
+        return True
+
+    def reply(self, ending: Ending, num_ready: int = 0) -> Reply:
+        """The reply once all have exited. num_ready: children that report once they are locked
+        down.
+        """
+        wall_s, code = time.monotonic() - self._started, self.code or 0
+        fault = self._page.fault(num_ready)
+        # A cancelled child may have had no time to lock down.
+        if fault and ending != Ending.CANCELLED:
+            return Reply(Ending.FAULT, code, self.cpu_s, wall_s, 0, fault)
+        if ending == Ending.EXITED and code < 0:
+            ending = Ending.SIGNALED
+        return Reply(ending, abs(code), self.cpu_s, wall_s, self.peak_bytes)
 
 
 def limits_of(cpu_s: float, file_bytes: int, more: Iterable[tuple[int, int]]) -> Limits:
@@ -133,7 +184,7 @@ class Part(NamedTuple):
         return self.run(*loaded)
 
 
-def main(page: Page, start: Callable[..., int], *arguments: object) -> NoReturn:
+def _main(page: Page, start: Callable[..., int], *arguments: object) -> NoReturn:
     """Exit with the status that `start` returns. An error before it has locked down is a fault."""
     code = 1
     try:

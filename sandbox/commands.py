@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import _socket
 import contextlib
-import marshal
+import json
 import os
 import resource
 import select
@@ -60,7 +60,7 @@ class Commands:
 
     def run(self, spec: bytes, descriptors: list[int], host: int) -> Reply:
         """Run one command and leave nothing of it."""
-        command = _Command(CommandSpec(*marshal.loads(spec)), descriptors, self._page, self._proc)
+        command = _Command(CommandSpec(*json.loads(spec)), descriptors, self._page, self._proc)
         try:
             return command.run(self._filters, host)
         finally:
@@ -69,62 +69,49 @@ class Commands:
                 os.close(descriptor)
 
 
-class _Command:
+class _Command(child.Children):
     """One command from its start until nothing of it is left."""
 
     def __init__(
         self, spec: CommandSpec, descriptors: Sequence[int], page: child.Page, proc: int
     ) -> None:
-        self._spec, self._descriptors, self._page = spec, descriptors, page
-        self._tree = ProcessTree(proc)
-        self._leader = 0
-        self._code: int | None = None
-        self._reaped_s, self._peak_bytes = 0.0, 0
+        super().__init__(page)
+        self._spec, self._descriptors, self._tree = spec, descriptors, ProcessTree(proc)
         self._head, self._tail = bytearray(), bytearray()
-        self._errors = -1
 
     def run(self, filters: dict[int, bytes], host: int) -> Reply:
         """Start the command, watch it, end all its processes, and return its product."""
-        started, spec = time.monotonic(), self._spec
-        self._page.clear()
+        spec = self._spec
         try:
             self._prepare_directory()
         except OSError as error:  # the files do not fit
-            return Reply(Ending.FAULT, 0, 0.0, 0.0, 0, f"no directory: {error}".encode()[:200])
-        self._errors, errors_in = os.pipe()
-        os.set_blocking(self._errors, False)
+            return Reply(Ending.FAULT, 0, 0.0, 0.0, 0, f"no directory: {error}"[:200])
+        errors, errors_in = os.pipe()
+        os.set_blocking(errors, False)
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        limits = _limits(spec)
-        self._leader = linux.fork()
-        if self._leader == 0:
-            calls = filters[spec.profile]
-            child.main(self._page, self._become, limits, calls, errors_in, theirs)
+        calls, limits = filters[spec.profile], _limits(spec)
+        process = self.fork(self._become, limits, calls, errors_in, theirs)
         theirs.close()
         os.close(errors_in)
-        process = os.pidfd_open(self._leader)
         try:
             if spec.profile == Profile.PROGRAM:
                 one_exec.allow_one(ours, process)
-            ending, code = self._watch(process, host, started)
+            ending = self._watch(process, host, errors)
+            # Before the last read: a process that lives on could still write.
+            self.end()
+            self._drain(errors)
         finally:
             os.close(process)
+            os.close(errors)
             ours.close()
-        # Before the last read: a process that lives on could still write.
-        self.end()
-        self._drain()
-        os.close(self._errors)
         os.pwrite(self._descriptors[STDERR], self._head + self._tail, 0)
-        wall_s = time.monotonic() - started
-        fault = self._page.fault()
-        if fault:
-            return Reply(Ending.FAULT, 0, self._reaped_s, wall_s, 0, fault)
         if ending == Ending.EXITED and spec.product:
             target = self._descriptors[PRODUCT]
             try:
                 _return_product(spec.product, target)
             except (OSError, RecursionError, ValueError):  # deep directories, odd names
                 os.ftruncate(target, 0)
-        return Reply(ending, code, self._reaped_s, wall_s, self._peak_bytes)
+        return self.reply(ending)
 
     def _become(
         self, limits: child.Limits, calls: bytes, errors: int, zygote: _socket.socket
@@ -167,57 +154,41 @@ class _Command:
             with open(name, "xb") as file:
                 file.write(os.pread(source, os.fstat(source).st_size, 0))
 
-    def _watch(self, process: int, host: int, started: float) -> tuple[Ending, int]:
-        """How the first process exited or which limit was exceeded; its exit status or signal."""
+    def _watch(self, process: int, host: int, errors: int) -> Ending:
+        """Wait until the first process exits, or all together exceed a limit."""
         spec, asleep_s, tick_s = self._spec, 0.0, _FIRST_TICK_S
-        longest_s = _PATIENCE * (spec.cpu_s + spec.sleep_s) + _PATIENCE_S
         poller = select.poll()
         # Standard error is read all the time: a program must not wait for room in the pipe.
-        for descriptor in (process, host, self._errors):
+        for descriptor in (process, host, errors):
             poller.register(descriptor, select.POLLIN)
-        looked = time.monotonic()
+        started = looked = time.monotonic()
+        latest = started + _PATIENCE * (spec.cpu_s + spec.sleep_s) + _PATIENCE_S
         while True:
             ready = {descriptor for descriptor, _ in poller.poll(tick_s * 1000)}
-            if self._errors in ready and not self._drain():
-                poller.unregister(self._errors)
+            if errors in ready and not self._drain(errors):
+                poller.unregister(errors)
             # Orphans too: what they used counts, and a zombie would count as a task.
-            while self._collect(os.WNOHANG):
+            while self.collect(os.WNOHANG):
                 pass
-            if self._code is not None:
-                return (Ending.SIGNALED if self._code < 0 else Ending.EXITED), abs(self._code)
+            if self.code is not None:
+                return Ending.EXITED
             if host in ready:
-                return Ending.CANCELLED, 0
+                return Ending.CANCELLED
             now = time.monotonic()
             if now - looked < tick_s:
                 continue  # standard error woke us
             # At most two ticks: a stalled machine makes no command late.
-            usage = self._tree.use(min(now - looked, 2 * tick_s))
+            usage = self._tree.use(self._tree.members(), min(now - looked, 2 * tick_s))
             looked, tick_s = now, _TICK_S
             asleep_s += usage.asleep_s
-            self._peak_bytes = max(self._peak_bytes, usage.memory_bytes)
-            if usage.cpu_s + self._reaped_s > spec.cpu_s:
-                return Ending.CPU, 0
+            self.peak_bytes = max(self.peak_bytes, usage.memory_bytes)
+            if usage.cpu_s + self.cpu_s > spec.cpu_s:
+                return Ending.CPU
             if usage.memory_bytes > spec.memory_bytes:
-                return Ending.SIGNALED, signal.SIGKILL
-            if asleep_s > spec.sleep_s or now - started > longest_s:
-                return Ending.WALL, 0
-
-    def _collect(self, flags: int) -> bool:
-        """Collect a process that has exited; False if there is none."""
-        try:
-            pid, status, usage = os.wait4(-1, flags)
-        except ChildProcessError:
-            return False
-        if pid == 0:
-            return False
-        self._reaped_s += usage.ru_utime + usage.ru_stime
-        if pid == self._leader:
-            self._code = os.waitstatus_to_exitcode(status)
-            # A program has one process, so its own peak is the exact one, between two looks as
-            # well.
-            if self._spec.profile == Profile.PROGRAM and flags:
-                self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)
-        return True
+                # As if the kernel had killed it.
+                return Ending.SIGNALED
+            if asleep_s > spec.sleep_s or now > latest:
+                return Ending.WALL
 
     def end(self) -> None:
         """End all processes of the cell except this one, and wait for them."""
@@ -225,13 +196,13 @@ class _Command:
         while is_left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
-            is_left = self._collect(0)
+            is_left = self.collect()
 
-    def _drain(self) -> bool:
+    def _drain(self, errors: int) -> bool:
         """Read the available text of standard error; False at its end."""
         while True:
             try:
-                piece = os.read(self._errors, _PIECE)
+                piece = os.read(errors, _PIECE)
             except BlockingIOError:
                 return True
             if not piece:

@@ -4,17 +4,16 @@ its program, and watches them.
 
 from __future__ import annotations
 
-import marshal
+import json
 import os
 import resource
 import select
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from . import child, judge, linux, namespaces, programs, seccomp, watch
 from .checker import Checker, Comparer
-from .child import Jail, Page, Part
+from .child import Children, Jail, Page, Part
 from .judge import Tests
 from .objects import Solver
 from .programs import Calls, Streams
@@ -25,7 +24,6 @@ from .protocol import (
     NOTHING,
     PAYLOAD,
     RESULT,
-    Ending,
     JobSpec,
     Mode,
     Reply,
@@ -80,7 +78,7 @@ class Jobs:
 
     def run(self, spec: bytes, descriptors: list[int], host: int) -> Reply:
         """Run one job and leave nothing of it."""
-        reply = self._run(JobSpec(*marshal.loads(spec)), descriptors, host)
+        reply = self._run(JobSpec(*json.loads(spec)), descriptors, host)
         if self._level == NAMESPACES and not namespaces.scratch_is_clean():
             namespaces.renew_scratch()
             os.chdir(namespaces.SCRATCH)
@@ -95,47 +93,31 @@ class Jobs:
 
         The reply has the CPU time of all children and the memory of the largest.
         """
-        started = time.monotonic()
-        self._page.clear()
+        children = Children(self._page)
         pipes = [*os.pipe(), *os.pipe()] if spec.mode == Mode.JUDGE else []
-        limits = self._limits(spec)
-        pids = []
-        for part in _parts(spec, descriptors, pipes):
-            pid = linux.fork()
-            if pid == 0:
-                child.main(self._page, part.start, limits, self._jail)
-            pids.append(pid)
-        result = descriptors[RESULT]
+        limits, result = self._limits(spec), descriptors[RESULT]
+        processes = [
+            children.fork(part.start, limits, self._jail)
+            for part in _parts(spec, descriptors, pipes)
+        ]
         for descriptor in (*descriptors, *pipes):
             # A forgotten end of a pipe would turn the crash of one child into a wait of the other.
             if descriptor != result:
                 os.close(descriptor)
-        process = os.pidfd_open(pids[-1])
         poller = select.poll()
         poller.register(host, select.POLLIN)
-        poller.register(process, select.POLLIN)
+        poller.register(processes[-1], select.POLLIN)
         try:
-            ending = watch.watch(spec, pids, process, result, poller, self._proc)
+            ending = watch.watch(spec, processes, result, poller, self._proc)
         finally:
-            os.close(process)
-            os.close(result)
+            for descriptor in (*processes, result):
+                os.close(descriptor)
         # The judging child exits first: it would take its solver's exit for an answer.
-        for pid in reversed(pids):
-            if ending != Ending.EXITED or pid != pids[-1]:
-                os.kill(pid, linux.SIGKILL)
-        cpu_s, peak_kb, code = 0.0, 0, 0
-        for pid in pids:
-            _, status, usage = os.wait4(pid, 0)
-            cpu_s += usage.ru_utime + usage.ru_stime
-            peak_kb = max(peak_kb, usage.ru_maxrss)
-            code = os.waitstatus_to_exitcode(status)
-        wall_s = time.monotonic() - started
-        # A cancelled child may have had no time to lock down.
-        if ending != Ending.CANCELLED and not self._page.are_ready(len(pids)):
-            return Reply(Ending.FAULT, code, cpu_s, wall_s, 0, self._page.fault())
-        if ending == Ending.EXITED and code < 0:
-            ending, code = Ending.SIGNALED, -code
-        return Reply(ending, code, cpu_s, wall_s, peak_kb * 1024)
+        for pid in reversed(children.pids):
+            os.kill(pid, linux.SIGKILL)
+        while children.collect():
+            pass
+        return children.reply(ending, len(processes))
 
     def _limits(self, spec: JobSpec) -> child.Limits:
         return child.limits_of(

@@ -15,9 +15,8 @@ rest was malformed.
 from __future__ import annotations
 
 import enum
-import marshal
+import json
 import re
-import struct
 from typing import NamedTuple
 
 NAMESPACES, LANDLOCK, NOTHING = 1, 2, 3
@@ -118,10 +117,9 @@ class CommandSpec(NamedTuple):
         return self.cpu_s + 1
 
 
-def pack(message: JobSpec | CommandSpec | Hello) -> bytes:
-    """A message as bytes. Raises ValueError if they are too many for one message."""
-    fields = (int(field) if isinstance(field, enum.IntEnum) else field for field in message)
-    data = marshal.dumps(tuple(fields))
+def pack(message: JobSpec | CommandSpec | Hello | Reply) -> bytes:
+    """The fields of a message as JSON. Raises ValueError if it is too long."""
+    data = json.dumps(message).encode()
     if len(data) > MAX_SPEC_BYTES:
         raise ValueError(f"the command has {len(data)} bytes, more than {MAX_SPEC_BYTES}")
     return data
@@ -150,22 +148,7 @@ class Reply(NamedTuple):
     cpu_s: float
     wall_s: float
     peak_bytes: int
-    fault: bytes = b""
-
-    def pack(self) -> bytes:
-        """As bytes, not by marshal: a damaged reply must not crash the host."""
-        return _REPLY.pack(*self[:5]) + self.fault
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Reply:
-        """From bytes. Raises ValueError if they are too short for a reply."""
-        if len(data) < _REPLY.size:
-            raise ValueError(f"a reply has {_REPLY.size} bytes, not {len(data)}")
-        ending, code, cpu_s, wall_s, peak_bytes = _REPLY.unpack_from(data)
-        return cls(ending, code, cpu_s, wall_s, peak_bytes, data[_REPLY.size :])
-
-
-_REPLY = struct.Struct("=iiddq")
+    fault: str = ""
 
 
 class Hello(NamedTuple):

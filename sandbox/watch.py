@@ -11,11 +11,12 @@ them.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .protocol import Ending, JobSpec
@@ -36,8 +37,6 @@ _SHARED_SHARE = 0.25
 _UNSEEN_FACTOR = 3
 # Bytes of the result file that are searched for a second frame when watching starts.
 _FIRST_FRAMES = 4096
-# Low bits of the kernel's clock id for the CPU time of a process (CPUCLOCK_SCHED).
-_CLOCK_OF_PROCESS = 2
 
 
 def open_proc() -> int:
@@ -59,127 +58,8 @@ def address_space(proc: int) -> int:
     return int(_read(proc, "self/statm").split()[0]) * _PAGE
 
 
-class Progress(NamedTuple):
-    """The tasks of one process since the previous look.
-
-    ran_ns: of all tasks; waited_ns: for a core, the longest wait of one task, because tasks that
-    wait for each other would otherwise count as busy without running; is_blocked: a task is still
-    waiting for a core, which the kernel counts only afterwards, or for a disk, which it never
-    counts. A task that a signal has stopped is asleep.
-    """
-
-    ran_ns: int
-    waited_ns: int
-    is_blocked: bool
-
-
-class Tasks:
-    """Looks at the tasks of processes. proc: descriptor of the host's /proc."""
-
-    def __init__(self, proc: int) -> None:
-        self._proc = proc
-        self._counts: dict[str, tuple[int, int]] = {}
-
-    def progress(self, number: int) -> Progress:
-        """The progress of the process with this number. Raises OSError if it has exited."""
-        ran_ns, longest_wait_ns, is_blocked = 0, 0, False
-        folder = os.open(f"{number}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc)
-        try:
-            for task in os.listdir(folder):
-                state = _read(folder, f"{task}/stat").rpartition(b") ")[2][:1]
-                ran, waited = map(int, _read(folder, f"{task}/schedstat").split()[:2])
-                ran_before, waited_before = self._counts.get(task, (0, 0))
-                self._counts[task] = ran, waited
-                if (ran, waited) == (ran_before, waited_before) and state not in b"STtZX":
-                    is_blocked = True
-                ran_ns += ran - ran_before
-                longest_wait_ns = max(longest_wait_ns, waited - waited_before)
-        finally:
-            os.close(folder)
-        return Progress(ran_ns, longest_wait_ns, is_blocked)
-
-
-def _asleep_s(elapsed_s: float, processes: Sequence[Progress], *, take_turns: bool) -> float:
-    """Seconds of the last `elapsed_s` in which no task of the processes ran or wanted a core.
-
-    take_turns: only one process has work at a time, so their waits add up; otherwise they overlap.
-    """
-    # The kernel counts this wait later or never, so no part of the period may count as sleep.
-    if any(process.is_blocked for process in processes):
-        return 0.0
-    waits = [process.waited_ns for process in processes]
-    waited_ns = sum(waits) if take_turns else max(waits, default=0)
-    busy_ns = sum(process.ran_ns for process in processes) + waited_ns
-    return max(0.0, elapsed_s - busy_ns / 1e9)
-
-
-def watch(
-    spec: JobSpec, pids: Sequence[int], process: int, result: int, poller: select.poll, proc: int
-) -> Ending:
-    """Wait until the child behind the descriptor `process` exits, or all `pids` together exceed a
-    limit. A run counts as done when the result file grows.
-    """
-    # Most programs exit within the first tick: nothing is measured for them.
-    ready = poller.poll(_TICK_MS) or _measured(spec, pids, result, poller, proc)
-    if isinstance(ready, Ending):
-        return ready
-    return Ending.EXITED if any(fd == process for fd, _ in ready) else Ending.CANCELLED
-
-
-def _measured(
-    spec: JobSpec, pids: Sequence[int], result: int, poller: select.poll, proc: int
-) -> list[tuple[int, int]] | Ending:
-    """Wait for what the poller reports, or for the limit that is exceeded first."""
-    clocks = [(~pid << 3) | _CLOCK_OF_PROCESS for pid in pids]
-    last_cpu, asleep = 0.0, 0.0
-    size, run_cpu = os.fstat(result).st_size, 0.0
-    has_shared = spec.num_tests > 1 and os.pread(result, _FIRST_FRAMES, 0).count(b"\n") > 1
-    tasks = Tasks(proc)
-    while True:
-        before = time.monotonic()
-        ready = poller.poll(_TICK_MS)
-        if ready:
-            return ready
-        # At most two ticks: if this process was not scheduled, the program may not have been
-        # either.
-        elapsed = min(time.monotonic() - before, 2 * _TICK_S)
-        try:
-            cpu = sum(map(time.clock_gettime, clocks))
-        except OSError:
-            continue  # a child has just exited; the next poll reports it
-        try:
-            processes = [tasks.progress(_number_in_host(proc, pid)) for pid in pids]
-            # A test and its program: each waits for the other.
-            asleep += _asleep_s(elapsed, processes, take_turns=True)
-        except OSError:  # a task has exited during the look
-            asleep += max(0.0, elapsed - (cpu - last_cpu)) / _UNSEEN_FACTOR
-        last_cpu = cpu
-        new_size = os.fstat(result).st_size
-        # A run has finished: the next run starts with an unused share of the CPU time.
-        if new_size != size:
-            size, run_cpu, has_shared = new_size, cpu, spec.num_tests > 1
-        if cpu > spec.cpu_s or (has_shared and cpu - run_cpu > _SHARED_SHARE * spec.cpu_s):
-            return Ending.CPU
-        if asleep > spec.sleep_s:
-            return Ending.WALL
-
-
-def _number_in_host(proc: int, pid: int) -> int:
-    """The number of a process in the host's /proc: a namespace has other numbers, but the fdinfo of
-    a descriptor of the process contains the host's.
-    """
-    process = os.pidfd_open(pid)
-    try:
-        number = _PID.search(_read(proc, f"self/fdinfo/{process}"))
-    finally:
-        os.close(process)
-    if number is None:
-        raise ProcessLookupError(f"process {pid} has no number in /proc")
-    return int(number[1])
-
-
 class Usage(NamedTuple):
-    """State of a tree of processes.
+    """What processes use.
 
     cpu_s: of live processes and of those that they waited for; memory_bytes: resident, without
     pages of files; asleep_s: since the previous look.
@@ -190,9 +70,117 @@ class Usage(NamedTuple):
     asleep_s: float
 
 
-class ProcessTree:
-    """The descendants of a process. proc: descriptor of the host's /proc; root: the number of the
-    process there, by default of this process.
+class Meter:
+    """Looks at processes by their numbers in the host's /proc. proc: its descriptor."""
+
+    def __init__(self, proc: int) -> None:
+        self._proc = proc
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def use(self, numbers: Iterable[int], elapsed_s: float, *, take_turns: bool = False) -> Usage:
+        """Usage now. elapsed_s: since the previous look; take_turns: only one process has work at a
+        time, so their waits add up; otherwise they overlap.
+        """
+        cpu_s, memory, ran_ns = 0.0, 0, 0
+        waits_ns = [0.0]
+        is_unseen = False
+        for number in numbers:
+            try:
+                stat = self._stat(number)
+                pages = _read(self._proc, f"{number}/statm").split()
+                ran, waited_ns = self._progress(number)
+            except OSError:  # it has exited, or one of its tasks has, during the look
+                is_unseen = True
+                continue
+            cpu_s += sum(map(int, stat[_UTIME:_CSTIME])) / _TICKS
+            memory += (int(pages[1]) - int(pages[2])) * _PAGE
+            ran_ns += ran
+            waits_ns.append(waited_ns)
+        busy_ns = ran_ns + (sum(waits_ns) if take_turns else max(waits_ns))
+        asleep_s = max(0.0, elapsed_s - busy_ns / 1e9)
+        return Usage(cpu_s, memory, asleep_s / _UNSEEN_FACTOR if is_unseen else asleep_s)
+
+    def _progress(self, number: int) -> tuple[int, float]:
+        """Nanoseconds for which the tasks of a process ran since the previous look, and for which
+        one of them waited for a core: the longest wait, because tasks that wait for each other
+        would otherwise count as busy without running.
+        """
+        ran_ns, longest_wait_ns = 0, 0.0
+        folder = os.open(f"{number}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc)
+        try:
+            for task in os.listdir(folder):
+                state = _read(folder, f"{task}/stat").rpartition(b") ")[2][:1]
+                ran, waited = map(int, _read(folder, f"{task}/schedstat").split()[:2])
+                ran_before, waited_before = self._counts.get(task, (0, 0))
+                self._counts[task] = ran, waited
+                ran_ns += ran - ran_before
+                longest_wait_ns = max(longest_wait_ns, waited - waited_before)
+                # It still waits for a core, which the kernel counts only afterwards, or for a disk,
+                # which it never counts: no part of the period may count as sleep. A task that a
+                # signal has stopped is asleep.
+                if (ran, waited) == (ran_before, waited_before) and state not in b"STtZX":
+                    longest_wait_ns = math.inf
+        finally:
+            os.close(folder)
+        return ran_ns, longest_wait_ns
+
+    def _stat(self, number: int) -> list[bytes]:
+        return _read(self._proc, f"{number}/stat").rpartition(b") ")[2].split()
+
+
+def watch(
+    spec: JobSpec, processes: Sequence[int], result: int, poller: select.poll, proc: int
+) -> Ending:
+    """Wait until the last child exits, or all together exceed a limit. A run counts as done when
+    the result file grows. processes: descriptors of the children.
+    """
+    # Most programs exit within the first tick: nothing is measured for them.
+    ready = poller.poll(_TICK_MS) or _measured(spec, processes, result, poller, proc)
+    if isinstance(ready, Ending):
+        return ready
+    return Ending.EXITED if any(fd == processes[-1] for fd, _ in ready) else Ending.CANCELLED
+
+
+def _measured(
+    spec: JobSpec, processes: Sequence[int], result: int, poller: select.poll, proc: int
+) -> list[tuple[int, int]] | Ending:
+    """Wait for what the poller reports, or for the limit that is exceeded first."""
+    meter, numbers = Meter(proc), [_number_in_host(proc, process) for process in processes]
+    asleep_s, run_cpu_s, size = 0.0, 0.0, os.fstat(result).st_size
+    has_shared = spec.num_tests > 1 and os.pread(result, _FIRST_FRAMES, 0).count(b"\n") > 1
+    while True:
+        before = time.monotonic()
+        ready = poller.poll(_TICK_MS)
+        if ready:
+            return ready
+        # At most two ticks: if this process was not scheduled, the program may not have been
+        # either. A test and its program: each waits for the other.
+        elapsed_s = min(time.monotonic() - before, 2 * _TICK_S)
+        usage = meter.use(numbers, elapsed_s, take_turns=True)
+        asleep_s += usage.asleep_s
+        new_size = os.fstat(result).st_size
+        # A run has finished: the next run starts with an unused share of the CPU time.
+        if new_size != size:
+            size, run_cpu_s, has_shared = new_size, usage.cpu_s, spec.num_tests > 1
+        shared_s = _SHARED_SHARE * spec.cpu_s
+        if usage.cpu_s > spec.cpu_s or (has_shared and usage.cpu_s - run_cpu_s > shared_s):
+            return Ending.CPU
+        if asleep_s > spec.sleep_s:
+            return Ending.WALL
+
+
+def _number_in_host(proc: int, process: int) -> int:
+    """The number of a process in the host's /proc: a namespace has other numbers, but the fdinfo of
+    a descriptor of the process contains the host's.
+    """
+    number = _PID.search(_read(proc, f"self/fdinfo/{process}"))
+    if number is None:
+        raise ProcessLookupError("a process has no number in /proc")
+    return int(number[1])
+
+
+class ProcessTree(Meter):
+    """The descendants of a process. root: its number in /proc, by default of this process.
 
     A process belongs to the tree if its parent does, or if its parent is the root: as first process
     of its namespace, a zygote inherits every orphan. The parent of a process is read only when the
@@ -200,27 +188,12 @@ class ProcessTree:
     """
 
     def __init__(self, proc: int, root: int | None = None) -> None:
-        self._proc = proc
+        super().__init__(proc)
         self._root = root or int(os.readlink("self", dir_fd=proc))
         self._known: dict[int, bool] = {}
-        self._tasks = Tasks(proc)
 
-    def use(self, elapsed_s: float) -> Usage:
-        """Usage now; elapsed_s: since the previous look."""
-        cpu_s, memory = 0.0, 0
-        processes = []
-        for number in self._members():
-            try:
-                stat = self._stat(number)
-                pages = _read(self._proc, f"{number}/statm").split()
-                processes.append(self._tasks.progress(number))
-            except OSError:
-                continue  # it has exited since the listing
-            cpu_s += sum(map(int, stat[_UTIME:_CSTIME])) / _TICKS
-            memory += (int(pages[1]) - int(pages[2])) * _PAGE
-        return Usage(cpu_s, memory, _asleep_s(elapsed_s, processes, take_turns=False))
-
-    def _members(self) -> list[int]:
+    def members(self) -> list[int]:
+        """The numbers of the descendants that are alive."""
         listed = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
         known = {number: mine for number, mine in self._known.items() if number in listed}
         parents: dict[int, int] = {}
@@ -235,6 +208,3 @@ class ProcessTree:
             known[number] = ancestor == self._root or known.get(ancestor, False)
         self._known = known
         return [number for number, mine in known.items() if mine]
-
-    def _stat(self, number: int) -> list[bytes]:
-        return _read(self._proc, f"{number}/stat").rpartition(b") ")[2].split()

@@ -85,4 +85,4 @@ def _serve(host: _socket.socket, level: int, run: Run) -> None:
         if not ancillary:
             continue  # a cancellation that arrived after the end of its job
         descriptors = memoryview(ancillary[0][2]).cast("i").tolist()
-        host.send(run(spec, descriptors, host.fileno()).pack())
+        host.send(pack(run(spec, descriptors, host.fileno())))

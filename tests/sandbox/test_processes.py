@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES
-from async_rl.sandbox.watch import Progress, Tasks, open_proc
+from async_rl.sandbox.watch import Meter, open_proc
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("cells_script.py")
@@ -158,10 +158,10 @@ def test_a_task_that_a_signal_has_stopped_counts_as_asleep() -> None:
         with subprocess.Popen(["/bin/sleep", "60"]) as process:
             process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-            tasks = Tasks(proc)
-            tasks.progress(process.pid)
-            progress = tasks.progress(process.pid)
+            meter = Meter(proc)
+            meter.use([process.pid], 1.0)
+            usage = meter.use([process.pid], 1.0)
             process.kill()
-        assert progress == Progress(0, 0, is_blocked=False)
+        assert usage.asleep_s == 1.0
     finally:
         os.close(proc)

@@ -158,7 +158,7 @@ def _product(outcome: CommandOutcome, spec: CommandSpec) -> bytes:
     reply = outcome.reply
     match reply.ending:
         case Ending.FAULT | Ending.CANCELLED | Ending.WALL:
-            raise ChildFault(reply.fault.decode(errors="replace") or f"after {reply.wall_s:.0f} s")
+            raise ChildFault(reply.fault or f"after {reply.wall_s:.0f} s")
         case Ending.CPU:
             raise CompileError(f"the compiler used more than {spec.cpu_s:g} s of CPU time")
         case Ending.SIGNALED if reply.peak_bytes > spec.memory_bytes:

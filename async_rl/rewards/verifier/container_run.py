@@ -143,7 +143,7 @@ class _Run:
                 if tree is None:
                     tree = self._tree(proc)
                     continue
-                usage = await asyncio.to_thread(tree.use, elapsed_s)
+                usage = await asyncio.to_thread(lambda: tree.use(tree.members(), elapsed_s))
                 # The time of a process that exited is lost if its parent ignores SIGCHLD.
                 self.cpu_s = max(self.cpu_s, usage.cpu_s)
                 self.memory_bytes = max(self.memory_bytes, usage.memory_bytes)

@@ -78,8 +78,7 @@ def read_job(outcome: Outcome, spec: JobSpec) -> Answers:
     """One answer per run that was reached. Raises ChildFault."""
     reply, (frames, is_malformed) = outcome.reply, outcome.frames
     if reply.ending == Ending.FAULT:
-        reason = reply.fault.decode(errors="replace")
-        raise ChildFault(f"the child could not be locked down: {reason}")
+        raise ChildFault(f"the child could not be locked down: {reply.fault}")
     if frames and frames[0].kind is not Kind.LOADED:
         return Answers([_failed(frames[0])] * spec.num_runs)
     answers = [_answer(frame, outcome, spec) for frame in frames[1 : spec.num_runs + 1]]
@@ -190,7 +189,7 @@ def _ended(reply: Reply, spec: JobSpec | CommandSpec, *, is_large: bool, said: s
         case Ending.WALL:
             return Ruling(Verdict.TIMEOUT, f"slept for {spec.sleep_s:g} s")
         case Ending.FAULT | Ending.CANCELLED:
-            raise ChildFault(reply.fault.decode(errors="replace") or "the job was cancelled")
+            raise ChildFault(reply.fault or "the job was cancelled")
     # The kernel's own limit may come first on a machine that delays the watch.
     if reply.code == signal.SIGXCPU or (reply.code == signal.SIGKILL and reply.cpu_s >= spec.cpu_s):
         return Ruling(Verdict.TIMEOUT, f"used {reply.cpu_s:.1f} s of CPU time")
