@@ -31,7 +31,7 @@ def check_correctness(
     tests = read_input_output("sample", sample["input_output"])
     grader = Grader(cpu_s=timeout)
     try:
-        results = asyncio.run(grader.results(generation, tests, stop=True))
+        results = asyncio.run(grader.results(generation, tests))
     except InfrastructureError as error:
         raise SystemExit(str(error)) from error
     codes: list[bool | int] = []

@@ -1,9 +1,9 @@
-"""Scores programs on the pool of verifiers: routes each to the least busy server and retries
+"""Scores programs on a pool of verifiers: routes each to the least busy server and retries
 elsewhere.
 
-Takes programs from rollouts, waits for a server and its answer, and returns verdicts. Raises
-InfrastructureError after MAX_ATTEMPTS attempts without a verdict, or DeadlineExceeded
-after `timeouts.score_s`. A server that cannot be reached or is full costs no attempt: the
+Takes programs, waits for a server and its answer, and returns verdicts. Raises
+InfrastructureError after MAX_ATTEMPTS attempts without a verdict, or DeadlineExceeded after a limit
+(`timeouts.score_s` in a run). A server that cannot be reached or is full costs no attempt: the
 program waits, with jitter, for another server or for its return. Woken by: answers, a change of the
 set of servers, back-off timers. Invariants: a program gets one answer; nothing here blocks the
 event loop; no wait is longer than the program's deadline.
@@ -17,6 +17,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 import httpx
 
@@ -45,26 +46,34 @@ _MAX_FAILURE = 400
 _MAX_IDLE_CONNECTIONS = 64
 
 
-class VerifierClient:
-    """The verifiers of a run, one client per generator process.
+class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
+    """Servers that judge programs.
 
-    Servers come and go by `update_servers`. activity: shows why no server takes a program.
+    token: of all servers; urls: the first servers; limit_s: of one answer; max_calls: calls of
+    reward functions at a time on each server; max_attempts: calls for one program; activity: shows
+    why no server takes a program.
     """
 
-    def __init__(self, config: RunConfig, token: str, activity: Activity | None = None) -> None:
+    def __init__(
+        self,
+        token: str,
+        urls: Sequence[str] = (),
+        *,
+        limit_s: float,
+        max_calls: int = 1,
+        max_attempts: int = MAX_ATTEMPTS,
+        activity: Activity | None = None,
+    ) -> None:
         self._activity = activity or Activity()
-        self._sandbox = config.sandbox
-        # A reward that needs every test to pass is decided by the first that fails.
-        self._stops = config.reward.mode == "all_or_nothing"
-        self._score_s = config.timeouts.score_s
-        self._max_calls = config.reward.concurrency
+        self._limit_s, self._max_attempts, self._max_calls = limit_s, max_attempts, max_calls
         self._http = httpx.AsyncClient(
             headers={
-                "authorization": f"Bearer {token}",
+                # Without a token the address may contain it.
+                "authorization": f"Bearer {token}".strip(),
                 "content-type": "application/msgpack",
             },
             # No limit on the wait for a connection: the streams of each verifier are limited.
-            timeout=httpx.Timeout(self._score_s, pool=None),
+            timeout=httpx.Timeout(limit_s, pool=None),
             limits=httpx.Limits(
                 max_connections=None, max_keepalive_connections=_MAX_IDLE_CONNECTIONS
             ),
@@ -76,6 +85,7 @@ class VerifierClient:
         self._random = random.Random()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
         self.num_retries = 0
+        self.update_servers(urls)
 
     def update_servers(self, urls: Sequence[str]) -> None:
         """Set the servers. Requests on a server that left continue until it answers or breaks."""
@@ -88,73 +98,24 @@ class VerifierClient:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def verify(self, problem: CodeProblem, code: str) -> Judged:
-        """Judge a program. Raises InfrastructureError if no verifier could."""
-        response = await self.check(
-            code,
-            problem.tests,
-            problem.setup,
-            language=problem.language,
-            stop_at_first_failure=self._stops,
-        )
-        failed = [test.message for test in response.tests if test.verdict is not Verdict.PASS]
-        return Judged(
-            verdicts=tuple(test.verdict for test in response.tests),
-            failure=failed[0][:_MAX_FAILURE] if failed else "",
-        )
+    async def answer(self, request: VerifyRequest) -> VerifyResponse:
+        """The answer of a verifier.
 
-    async def check(
-        self,
-        code: str,
-        tests: Sequence[CodeTest],
-        setup: str = "",
-        *,
-        language: Language = PYTHON,
-        stop_at_first_failure: bool = False,
-    ) -> VerifyResponse:
-        """The program's verdict with one result per test that ran. Raises InfrastructureError if no
-        verifier could judge.
+        Raises InfrastructureError if none could judge, RewardError if a function failed,
+        ProtocolError if the request was refused.
         """
-        response = await self._answer(
-            VerifyRequest(
-                code=code,
-                tests=list(tests),
-                language=language,
-                setup=setup,
-                timeout_s=self._sandbox.timeout_s,
-                memory_mb=self._sandbox.memory_mb,
-                stop_at_first_failure=stop_at_first_failure,
-            )
-        )
-        if response.failure:  # no verifier of this machine can judge the language
-            raise InfrastructureError(response.failure)
-        return response
-
-    async def ask_functions(
-        self, functions: Sequence[str], sample: RewardSample
-    ) -> dict[str, dict[str, float]]:
-        """The parts of each function's score.
-
-        Raises RewardError if a function failed, InfrastructureError if no verifier could run it.
-        """
-        response = await self._answer(
-            VerifyRequest(code="", tests=[], functions=list(functions), sample=sample)
-        )
-        if response.failure:
-            raise RewardError(response.failure)
-        return response.scores
-
-    async def _answer(self, request: VerifyRequest) -> VerifyResponse:
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._score_s):
+            async with asyncio.timeout(self._limit_s):
                 response = await self._try(request)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"no verdict within {self._score_s:g} s from {len(self._servers)}"
+                f"no verdict within {self._limit_s:g} s from {len(self._servers)}"
                 " verifiers; add verifiers.cells or raise timeouts.group_s"
             ) from error
         self._latencies.append(time.monotonic() - started)
+        if response.failure:
+            raise (RewardError if request.sample else InfrastructureError)(response.failure)
         return response
 
     async def _try(self, request: VerifyRequest) -> VerifyResponse:
@@ -179,7 +140,7 @@ class VerifierClient:
                     attempts += 1
                     # A verifier that lost its cells needs a moment to start new ones.
                     await self._pause(FIRST_PAUSE_S)
-                if attempts >= MAX_ATTEMPTS:
+                if attempts >= self._max_attempts:
                     raise InfrastructureError(
                         f"no verifier could judge a program in {attempts} attempts; the last"
                         f" reason: {problem}"
@@ -232,3 +193,70 @@ class VerifierClient:
         for server in self._servers.values():
             await server.close()
         await self._http.aclose()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class VerifierClient(VerifierPool):
+    """The verifiers of a run, one client per generator process."""
+
+    def __init__(self, config: RunConfig, token: str, activity: Activity | None = None) -> None:
+        super().__init__(
+            token,
+            limit_s=config.timeouts.score_s,
+            max_calls=config.reward.concurrency,
+            activity=activity,
+        )
+        self._sandbox = config.sandbox
+        # A reward that needs every test to pass is decided by the first that fails.
+        self._stops = config.reward.mode == "all_or_nothing"
+
+    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+        """Judge a program. Raises InfrastructureError if no verifier could."""
+        response = await self.check(
+            code,
+            problem.tests,
+            problem.setup,
+            language=problem.language,
+            stop_at_first_failure=self._stops,
+        )
+        failed = [test.message for test in response.tests if test.verdict is not Verdict.PASS]
+        return Judged(
+            verdicts=tuple(test.verdict for test in response.tests),
+            failure=failed[0][:_MAX_FAILURE] if failed else "",
+        )
+
+    async def check(
+        self,
+        code: str,
+        tests: Sequence[CodeTest],
+        setup: str = "",
+        *,
+        language: Language = PYTHON,
+        stop_at_first_failure: bool = False,
+    ) -> VerifyResponse:
+        """The program's verdict with one result per test that ran. Raises InfrastructureError if no
+        verifier could judge.
+        """
+        return await self.answer(
+            VerifyRequest(
+                code=code,
+                tests=list(tests),
+                language=language,
+                setup=setup,
+                timeout_s=self._sandbox.timeout_s,
+                memory_mb=self._sandbox.memory_mb,
+                stop_at_first_failure=stop_at_first_failure,
+            )
+        )
+
+    async def ask_functions(
+        self, functions: Sequence[str], sample: RewardSample
+    ) -> dict[str, dict[str, float]]:
+        """The parts of each function's score.
+
+        Raises RewardError if a function failed, InfrastructureError if no verifier could run it.
+        """
+        request = VerifyRequest(code="", tests=[], functions=list(functions), sample=sample)
+        return (await self.answer(request)).scores

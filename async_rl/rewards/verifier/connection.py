@@ -169,6 +169,7 @@ def _refusal(url: str, status: int, body: bytes) -> Exception:
         reason = msgspec.json.decode(body, type=ErrorReply).error
     except msgspec.DecodeError:
         reason = body[:200].decode(errors="replace")
-    if status in (429, 503):
+    # 429: its queue is full; 502 to 504: it restarts behind a proxy.
+    if status in (429, 502, 503, 504):
         return Unavailable(f"verifier {url} takes no request now: {reason}")
     return ProtocolError(f"verifier {url} refused the request ({status}): {reason}")
