@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -134,6 +135,21 @@ class ParentPipes:
         expected: Any = tuple[int, request]  # type: ignore[valid-type]
         numbered: tuple[int, M] = msgspec.json.decode(line, type=expected)
         return numbered
+
+    async def serve(
+        self, request: type[M], answer: Callable[[int, M], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Call `answer` with each request, side by side on this event loop; never returns."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            while True:
+                asyncio.run_coroutine_threadsafe(answer(*self.receive(request)), loop)
+
+        # Not the main thread, where the event loop runs: some packages require that one. A daemon,
+        # so that a function that calls sys.exit ends the process although this thread waits.
+        threading.Thread(target=read, daemon=True).start()
+        await asyncio.Event().wait()
 
     def send(self, number: int, message: msgspec.Struct) -> None:
         """Answer a request."""

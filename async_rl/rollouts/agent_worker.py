@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -72,20 +71,13 @@ async def _call(function: Callable[..., Any], task: Task) -> Done:
 
 async def _serve() -> None:
     parent = ParentPipes()
-    loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_MOST_THREADS))
     function = load_function("rollout.fn", sys.argv[1], AGENT)
 
     async def answer(number: int, task: Task) -> None:
         parent.send(number, await _call(function, task))
 
-    def read() -> None:
-        while True:
-            asyncio.run_coroutine_threadsafe(answer(*parent.receive(Task)), loop)
-
-    # Not the main thread, where the functions' event loop runs: some packages require that one.
-    threading.Thread(target=read, daemon=True).start()
-    await asyncio.Event().wait()
+    await parent.serve(Task, answer)
 
 
 if __name__ == "__main__":

@@ -260,7 +260,7 @@ def _result_of(name: str, work: asyncio.Future[object]) -> Result:
 
 
 async def _serve() -> None:
-    parent, loop = ParentPipes(), asyncio.get_running_loop()
+    parent = ParentPipes()
     number, load = parent.receive(LoadFunctions)
     try:
         functions = _Functions(parent, load)
@@ -268,14 +268,7 @@ async def _serve() -> None:
         parent.send(number, Result(error=str(error)))
         return
     parent.send(number, Result())
-
-    def read() -> None:
-        while True:
-            asyncio.run_coroutine_threadsafe(functions.answer(*parent.receive(RewardCall)), loop)
-
-    # A daemon, so that a function that calls sys.exit ends the process although this thread waits.
-    threading.Thread(target=read, daemon=True).start()
-    await asyncio.Event().wait()
+    await parent.serve(RewardCall, functions.answer)
 
 
 if __name__ == "__main__":
