@@ -15,12 +15,10 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
 
-from .cell import Cell, CellFailed, Work
+from .cell import Cell, CellFailed, Outcome, Work
 from .protocol import COMMANDS, LANDLOCK, NAMESPACES, NOTHING, Hello
 
-T = TypeVar("T")
 IS_SUPPORTED = sys.platform == "linux" and os.uname().machine == "x86_64" and sys.maxsize > 2**32
 """The numbers of system calls are for this kind of machine."""
 # A machine that is short of memory or processes recovers in seconds.
@@ -82,7 +80,7 @@ class Cells(AbstractAsyncContextManager["Cells"]):
         best_level: int = NAMESPACES,
         packages: Sequence[str] = (),
     ) -> Cells:
-        """Find the strongest level that works, from `best_level` on, and start all cells.
+        """Find the strongest level that works, from `best_level` on, by a first cell.
 
         packages: what programs can import besides the standard library. Raises Unsafe with the
         reason of each level, or CellFailed.
@@ -94,17 +92,12 @@ class Cells(AbstractAsyncContextManager["Cells"]):
         for level in (level for level in levels if level >= best_level):
             cells = cls.of_programs(num_cells, level, packages)
             try:
-                await cells._grow(1)
+                cells._free.append(await cells._started())
             except CellFailed as error:
                 reasons.append(str(error))
-                continue
-            try:
-                await cells._grow(num_cells - 1)
-            except BaseException:
-                await cells.close()
-                raise
-            cells.reasons = reasons
-            return cells
+            else:
+                cells.reasons = reasons
+                return cells
         raise Unsafe(
             f"no jail works on this machine: {'; '.join(reasons) or 'it is not Linux on x86-64'}."
             " Allow user namespaces, or set sandbox.allow_unsafe=true if every program is trusted"
@@ -126,9 +119,6 @@ class Cells(AbstractAsyncContextManager["Cells"]):
         paths = [*interpreter_paths(), *readable]
         return cls(num_cells, lambda: Cell.start(NAMESPACES, paths, kind=COMMANDS))
 
-    async def _grow(self, count: int) -> None:
-        self._free += await asyncio.gather(*(self._started() for _ in range(count)))
-
     async def _started(self) -> Cell:
         cell = await self._start_cell()
         self._cells.add(cell)
@@ -140,7 +130,7 @@ class Cells(AbstractAsyncContextManager["Cells"]):
         """Strength of the jail: 1 namespaces, 2 Landlock and seccomp, 3 nothing."""
         return self.hello.level
 
-    async def run(self, work: Work[T]) -> T:
+    async def run(self, work: Work) -> Outcome:
         """Run one piece of work in the next free cell. Raises CellFailed if the cell broke."""
         async with self._slots:
             # Asked after the wait for a place: the pool may have closed in the meantime.

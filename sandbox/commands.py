@@ -178,7 +178,7 @@ class _Command(child.Children):
             if now - looked < tick_s:
                 continue  # standard error woke us
             # At most two ticks: a stalled machine makes no command late.
-            usage = self._tree.use(self._tree.members(), min(now - looked, 2 * tick_s))
+            usage = self._tree.use_of_all(min(now - looked, 2 * tick_s))
             looked, tick_s = now, _TICK_S
             asleep_s += usage.asleep_s
             self.peak_bytes = max(self.peak_bytes, usage.memory_bytes)

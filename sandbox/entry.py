@@ -5,6 +5,7 @@ The interpreter has a clean environment and no site-packages.
 """
 
 import importlib
+import json
 import os
 import sys
 
@@ -15,4 +16,4 @@ if __name__ == "__main__":
     # By its folder's name: a cell also runs from a copy of the folder.
     zygote = importlib.import_module(f"{os.path.basename(package)}.zygote")
     del sys.path[-1]
-    zygote.main(sys.argv[1:])
+    zygote.main(*json.loads(sys.argv[1]))

@@ -192,8 +192,11 @@ class ProcessTree(Meter):
         self._root = root or int(os.readlink("self", dir_fd=proc))
         self._known: dict[int, bool] = {}
 
-    def members(self) -> list[int]:
-        """The numbers of the descendants that are alive."""
+    def use_of_all(self, elapsed_s: float) -> Usage:
+        """Usage of all descendants."""
+        return self.use(self._members(), elapsed_s)
+
+    def _members(self) -> list[int]:
         listed = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
         known = {number: mine for number, mine in self._known.items() if number in listed}
         parents: dict[int, int] = {}

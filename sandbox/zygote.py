@@ -10,7 +10,7 @@ from __future__ import annotations
 import _socket  # socket itself would add a third of a megabyte of enumerations to each fork
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import linux, namespaces, watch
@@ -32,19 +32,23 @@ cancels it by sending.
 """
 
 
-def main(arguments: list[str]) -> None:
+def main(
+    kind: str,
+    level: int,
+    host: int,
+    descriptor: int,
+    packages: Mapping[str, str],
+    readable: list[str],
+) -> None:
     """Enter the requested level, then serve.
 
-    Arguments: kind of cell, level, host pid, socket descriptor, package=directory ..., readable
-    paths.
+    host: process id of the host; descriptor: of the socket to it; packages: name -> directory;
+    readable: paths.
     """
-    # Runs write for their owner only, but the root of a cell is made by root and read by CELL_UID.
-    os.umask(0o022)
-    kind, (level, host, descriptor) = arguments[0], map(int, arguments[1:4])
-    readable = [path for path in arguments[4:] if path.startswith("/")]
-    packages = dict(name.split("=", 1) for name in arguments[4:] if not name.startswith("/"))
     if level not in (NAMESPACES, LANDLOCK, NOTHING):
         raise ValueError(f"unknown level {level}; levels are 1, 2 and 3")
+    # Runs write for their owner only, but the root of a cell is made by root and read by CELL_UID.
+    os.umask(0o022)
     # Everything is imported now: our own files cannot be read inside the namespaces.
     prepare: Callable[[int, list[str], int], Any]
     if kind == COMMANDS:

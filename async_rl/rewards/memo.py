@@ -15,14 +15,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from async_rl.core.codec import encode
 from async_rl.core.frozen import frozen
 from async_rl.core.types import CodeProblem, Verdict
 
+T = TypeVar("T")
 _LASTING = frozenset(
     {Verdict.PASS, Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR, Verdict.COMPILE_ERROR}
 )
@@ -45,18 +46,55 @@ class Verifier(Protocol):
         """The result of `code`. Raises InfrastructureError if it could not be judged."""
 
 
-class VerdictMemo:
-    """A Verifier that sends only unknown programs to another Verifier.
+class Memo(Generic[T]):
+    """Results by key. Work on a key that is running is shared; its failure reaches everyone who
+    waits for it and is not kept.
 
-    size: number of programs to remember, the ones used last.
+    size: number of results to remember, the ones used last; lasts: a result is worth keeping.
     """
 
-    def __init__(self, verifier: Verifier, *, size: int) -> None:
-        self._verifier = verifier
-        self._size = size
-        self._judgements: OrderedDict[bytes, asyncio.Task[Judged]] = OrderedDict()
+    def __init__(self, *, size: int, lasts: Callable[[T], bool]) -> None:
+        self._size, self._lasts = size, lasts
+        self._tasks: OrderedDict[bytes, asyncio.Task[T]] = OrderedDict()
         self.num_asked = 0
         self.num_remembered = 0
+
+    async def get(self, key: bytes, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result, remembered or new. Raises as the work does."""
+        self.num_asked += 1
+        task = self._tasks.pop(key, None)
+        self.num_remembered += task is not None
+        if task is None:
+            task = asyncio.create_task(work(), name="make a remembered result")
+            task.add_done_callback(partial(self._forget_unless_lasting, key))
+        # At the end, so that the first is the least recently used result, which is forgotten.
+        self._tasks[key] = task
+        if len(self._tasks) > self._size:
+            self._tasks.popitem(last=False)
+        # One who waits and is cancelled must not end work that others wait for.
+        return await asyncio.shield(task)
+
+    def _forget_unless_lasting(self, key: bytes, task: asyncio.Task[T]) -> None:
+        # After a failure the next request must start new work. This also reads the exception if
+        # nobody is left to receive it.
+        failed = task.cancelled() or task.exception() is not None
+        if failed or not self._lasts(task.result()):
+            self._tasks.pop(key, None)
+
+    async def close(self) -> None:
+        """Cancel the work that is running."""
+        running = [task for task in self._tasks.values() if not task.done()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+class VerdictMemo(Memo[Judged]):
+    """A Verifier that sends only unknown programs to another Verifier."""
+
+    def __init__(self, verifier: Verifier, *, size: int) -> None:
+        super().__init__(size=size, lasts=lambda judged: _LASTING.issuperset(judged.verdicts))
+        self._verifier = verifier
 
     @property
     def share(self) -> float:
@@ -67,30 +105,4 @@ class VerdictMemo:
         """The result, remembered or new. Raises InfrastructureError as the verifier does."""
         # A digest, because programs and tests of some KB each would fill the memory.
         key = hashlib.blake2b(encode([problem, code]), digest_size=16).digest()
-        self.num_asked += 1
-        task = self._judgements.pop(key, None)
-        self.num_remembered += task is not None
-        if task is None:
-            task = asyncio.create_task(self._verifier.verify(problem, code), name="judge a program")
-            task.add_done_callback(partial(self._forget_unless_lasting, key))
-        # At the end, so that the first is the least recently used program, which is forgotten.
-        self._judgements[key] = task
-        if len(self._judgements) > self._size:
-            self._judgements.popitem(last=False)
-        # The end of one sample must not end a judgement that others wait for; the verifier's
-        # deadline bounds it.
-        return await asyncio.shield(task)
-
-    def _forget_unless_lasting(self, key: bytes, task: asyncio.Task[Judged]) -> None:
-        # After a failure the next sample with this program must start a new judgement. This also
-        # reads the exception if no sample is left to receive it.
-        failed = task.cancelled() or task.exception() is not None
-        if failed or not _LASTING.issuperset(task.result().verdicts):
-            self._judgements.pop(key, None)
-
-    async def close(self) -> None:
-        """Cancel the judgements that are running."""
-        running = [task for task in self._judgements.values() if not task.done()]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        return await self.get(key, lambda: self._verifier.verify(problem, code))

@@ -35,7 +35,7 @@ from async_rl.learner.checkpoint_index import (
     old_format,
     regular,
 )
-from async_rl.sandbox.cell import Cell, CellFailed, Command, CommandOutcome
+from async_rl.sandbox.cell import Cell, CellFailed, Outcome, command
 from async_rl.sandbox.cells import interpreter_paths
 from async_rl.sandbox.namespaces import SYSTEM
 from async_rl.sandbox.protocol import COMMANDS, NAMESPACES, CommandSpec, Profile
@@ -83,12 +83,12 @@ def _convert(directory: Path) -> Path:
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    done = asyncio.run(_run_in_jail(regular(directory / OLD_FILE).read_bytes()))
+    _, (output, errors, _) = asyncio.run(_run_in_jail(regular(directory / OLD_FILE).read_bytes()))
     try:
-        tensors = msgspec.json.decode(done.output, type=dict[str, _Tensor])
+        tensors = msgspec.json.decode(output, type=dict[str, _Tensor])
         index = _write(directory, tensors, partial / file_of(0))
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        reason = done.errors.decode(errors="replace")[-200:] or repr(error)
+        reason = errors.decode(errors="replace")[-200:] or repr(error)
         raise DataError(f"{directory} is damaged: {reason}; convert another checkpoint") from error
     (partial / INDEX_FILE).write_bytes(msgspec.json.encode(index))
     converted = directory.with_name(directory.name + ".converted")
@@ -100,7 +100,7 @@ def _convert(directory: Path) -> Path:
     return kept
 
 
-async def _run_in_jail(metadata: bytes) -> CommandOutcome:
+async def _run_in_jail(metadata: bytes) -> Outcome:
     python = os.path.realpath(sys.executable)  # noqa: ASYNC240  nothing else runs
     spec = CommandSpec(
         profile=Profile.PROGRAM,
@@ -120,7 +120,7 @@ async def _run_in_jail(metadata: bytes) -> CommandOutcome:
     program = files("async_rl.sandbox").joinpath(_PROGRAM).read_bytes()
     cell = await Cell.start(NAMESPACES, interpreter_paths(), kind=COMMANDS)
     try:
-        return await cell.run(Command(spec, metadata, [program], _MEMORY_BYTES))
+        return await cell.run(command(spec, metadata, [program], _MEMORY_BYTES))
     finally:
         cell.kill()
 

@@ -17,10 +17,10 @@ from async_rl.core.errors import Unsupported
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.compiling import Binaries
-from async_rl.rewards.verifier.outcomes import Ruling
+from async_rl.rewards.verifier.outcomes import Ran, Ruling
 from async_rl.rewards.verifier.program import Limits, Program
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
-from async_rl.sandbox.cell import Command
+from async_rl.sandbox.cell import command
 from async_rl.sandbox.cells import Cells, Unsafe
 from async_rl.sandbox.protocol import CommandSpec, Profile
 
@@ -34,14 +34,20 @@ async def exact(test: StdinTest, output: bytes) -> Ruling:
 
 async def results_of(judge: CommandJudge, request: VerifyRequest) -> list[TestResult]:
     """The results of a program's tests, compared by `exact`."""
-    program = Program(
+    program = program_of(request)
+    tests = [[test] for test in request.tests if isinstance(test, StdinTest)]
+    results = await program.results(tests, await judge.asker(request, program), exact, 1)
+    return program.with_rest(results, len(tests))
+
+
+def program_of(request: VerifyRequest) -> Program:
+    return Program(
         code=request.code,
         setup="",
         cells=cast(Cells, None),
         limits=Limits.of(request, LIMITS),
         stop=request.stop_at_first_failure is not False,
     )
-    return await judge.results(request, program, exact)
 
 
 class Languages:
@@ -77,41 +83,44 @@ class Languages:
     def output(self, language: str, code: str, stdin: str = "", **request: Any) -> str:
         """What a program prints; the test fails if it does not end well."""
         self.need(language)
-        program = VerifyRequest(
-            code=code, language=language, tests=[StdinTest(input="", output="")], **request
-        )
-        ran, output = self.runner.run(self.judge.run(program, stdin, Limits.of(program, LIMITS)))
-        assert ran.verdict == "pass", ran
-        return output.decode()
+        test = StdinTest(input=stdin, output="")
+        asked = VerifyRequest(code=code, language=language, tests=[test], **request)
+
+        async def run() -> Ran:
+            return await (await self.judge.asker(asked, program_of(asked)))([[test]])
+
+        (answer,) = self.runner.run(run()).answers
+        assert answer.ruling.verdict == "pass", answer
+        return answer.output.decode()
 
     @contextlib.contextmanager
     def limit_compiler(self, language: str, **limits: Any) -> Iterator[None]:
         """Smaller limits of a compiler, so that hostile sources end soon."""
         self.need(language)
-        ready = self.judge._ready[language]
-        assert ready.toolchain is not None
-        before, row = ready.toolchain, ready.toolchain.row
+        compiler = self.runner.run(self.judge.require(language))
+        before, row = compiler.toolchain, compiler.toolchain.row
         assert row.compile is not None
         step = msgspec.structs.replace(row.compile, **limits)
-        ready.toolchain = dataclasses.replace(
+        compiler.toolchain = dataclasses.replace(
             before, row=msgspec.structs.replace(row, compile=step)
         )
         try:
             yield
         finally:
-            ready.toolchain = before
+            compiler.toolchain = before
 
     def product_of(self, script: str, product: str = "solution") -> bytes:
         """What a cell returns as the product of a script that runs as a compiler does."""
         self.need("c")
+        cells = self.runner.run(self.judge.require("c")).cells
         spec = CommandSpec(
             profile=Profile.TOOLS, executable="/usr/bin/bash", arguments=["bash", "-c", script],
             environment={"PATH": "/usr/bin"}, files=[], product=product, readable=["/usr"],
             runnable=["/usr"], cpu_s=2, memory_bytes=256 << 20, process_limits=[],
             file_bytes=1 << 20, scratch_bytes=16 << 20,
         )  # fmt: skip
-        command = Command(spec, b"", [], 1000)
-        return self.runner.run(self.judge._cells["c"].run(command)).product
+        work = command(spec, b"", [], 1000)
+        return self.runner.run(cells.run(work)).contents[2]
 
     def close(self) -> None:
         self.runner.run(self.judge.close())

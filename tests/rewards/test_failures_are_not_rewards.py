@@ -19,17 +19,18 @@ from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
-from async_rl.sandbox.cell import Job, Outcome
-from async_rl.sandbox.protocol import Ending, Frame, Frames, Kind, Reply
+from async_rl.sandbox.cell import Outcome, Work
+from async_rl.sandbox.protocol import Ending, Reply
 
 MIB = 1 << 20
-LOADED = Frame(run=-1, kind=Kind.LOADED, cpu_s=0.0, body=b"")
+LOADED = b"-1 l 0 0\n"
 
 
 class KilledCells:
     """Cells whose child always ends by SIGKILL, after it loaded the program."""
 
     level = 1
+    reasons = ()
     num_replaced = 0
 
     def __init__(self, *, peak_mb: int, cpu_s: float) -> None:
@@ -38,10 +39,9 @@ class KilledCells:
         )
         self.num_runs = 0
 
-    async def run(self, job: Job) -> Outcome:
+    async def run(self, work: Work) -> Outcome:
         self.num_runs += 1
-        frames = Frames(frames=[LOADED], is_malformed=False)
-        return Outcome(self._reply, frames, is_result_full=False, outputs=[b""])
+        return Outcome(self._reply, [LOADED, b""])
 
 
 def judged(cells: KilledCells, test: CallTest | StdinTest) -> Verdict:

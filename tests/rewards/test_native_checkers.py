@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Literal
@@ -12,10 +11,11 @@ from language_support import Languages
 from rewards_support import LIMITS
 
 from async_rl.config.base import replace
-from async_rl.core.errors import ConfigError, DataError, Unsupported
+from async_rl.core.errors import ConfigError, DataError
 from async_rl.core.output_rules import Checker
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.problems import read_problem
+from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.rewards.verifier.rulings import load_headers
@@ -97,9 +97,12 @@ def checked(
 
     async def run() -> list[TestResult]:
         async with await Cells.start(1) as cells:
-            judge = Judge(cells, config, commands=languages.judge)
+            judge = Judge(cells, config, binaries=Binaries(languages.directory))
             requests = [VerifyRequest(code=code, tests=[test]) for code in programs]
-            return [(await judge.verify(request)).tests[0] for request in requests]
+            try:
+                return [(await judge.verify(request)).tests[0] for request in requests]
+            finally:
+                await judge.close()
 
     return languages.runner.run(run())
 
@@ -188,16 +191,3 @@ def test_a_row_brings_a_checker_in_c_plus_plus() -> None:
     assert test.checker == Checker(code=CHECKER, form="testlib", language="cpp")
     with pytest.raises(DataError, match="row 1: column checker cannot be used"):
         read_problem("row 1", {**row, "checker": {**given, "language": "pascal"}})
-
-
-def test_a_server_without_compilers_refuses_a_checker_in_c_plus_plus() -> None:
-    checker = Checker(code=CHECKER, form="testlib", language="cpp")
-    test = StdinTest(input="10\n", output="2", checker=checker)
-
-    async def run() -> None:
-        async with await Cells.start(1) as cells:
-            request = VerifyRequest(code="print(4, 6)", tests=[test])
-            await Judge(cells, LIMITS).verify(request)
-
-    with pytest.raises(Unsupported, match="checkers in cpp are not run here"):
-        asyncio.run(run())

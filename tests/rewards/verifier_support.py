@@ -21,8 +21,6 @@ from async_rl.config.run import RunConfig
 from async_rl.observability.activity import Activity
 from async_rl.processes import verifier as verifier_main
 from async_rl.rewards.verifier.client import VerifierClient
-from async_rl.rewards.verifier.commands import CommandJudge
-from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
@@ -80,10 +78,9 @@ async def verifier(
 ) -> AsyncIterator[tuple[str, VerifierService]]:
     """A whole verifier: cells, service, socket."""
     async with await Cells.start(num_cells) as cells:
-        commands = CommandJudge(num_cells, cells.level, cells.reasons, Binaries(None))
         service = VerifierService(
             cells=cells,
-            judge=Judge(cells, LIMITS, commands=commands),
+            judge=Judge(cells, LIMITS, num_others=num_cells),
             queue_size=queue_size,
             num_cells=num_cells,
             queue_timeout_s=queue_timeout_s,

@@ -12,9 +12,9 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from sandbox.cell import Job
+from sandbox.cell import job
 from sandbox.cells import Cells
-from sandbox.protocol import JobSpec, Mode
+from sandbox.protocol import JobSpec, Mode, read_frames
 
 PROGRAMS = {
     "square": "def f(x): return x * x",
@@ -38,8 +38,8 @@ async def main() -> None:
         }
         request = JobSpec(Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16)
         for name, code in PROGRAMS.items():
-            outcome = await cells.run(Job(request, (code, [("f", [3], {})], False, False)))
-            frames = outcome.frames.frames
+            outcome = await cells.run(job(request, (code, [("f", [3], {})], False, False)))
+            frames = read_frames(outcome.contents[0], 1).frames
             said[name] = (
                 frames[-1].body.decode() if frames and frames[-1].run == 0 else outcome.reply.ending
             )

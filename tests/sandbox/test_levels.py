@@ -6,9 +6,9 @@ import pytest
 
 from async_rl.core.os import owner_only
 from async_rl.sandbox import cells as cells_module
-from async_rl.sandbox.cell import Cell, CellFailed, Job
+from async_rl.sandbox.cell import Cell, CellFailed, job
 from async_rl.sandbox.cells import Cells, Unsafe
-from async_rl.sandbox.protocol import NOTHING, JobSpec, Mode
+from async_rl.sandbox.protocol import NOTHING, JobSpec, Mode, read_frames
 
 REQUEST = JobSpec(Mode.CALLS, 1, cpu_s=1, memory_bytes=128 << 20, output_bytes=1 << 16)
 
@@ -28,9 +28,9 @@ def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwis
     async def unsafe() -> tuple[int, bytes]:
         async with await Cells.start(1, allow_unsafe=True) as cells:
             outcome = await cells.run(
-                Job(REQUEST, ("def f(x): return x * x", [("f", [3], {})], False, False))
+                job(REQUEST, ("def f(x): return x * x", [("f", [3], {})], False, False))
             )
-            return cells.level, outcome.frames.frames[-1].body
+            return cells.level, read_frames(outcome.contents[0], 1).frames[-1].body
 
     with pytest.raises(
         Unsafe,

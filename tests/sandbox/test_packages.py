@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from async_rl.sandbox.cell import CellFailed, Job
+from async_rl.sandbox.cell import CellFailed, job
 from async_rl.sandbox.cells import Cells
-from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES, JobSpec, Mode
+from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES, JobSpec, Mode, read_frames
 
 REQUEST = JobSpec(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
 LINEAR = """
@@ -34,8 +34,8 @@ def _value(packages: list[str], level: int, code: str) -> Any:
     async def run() -> Any:
         async with await Cells.start(1, best_level=level, packages=packages) as cells:
             assert cells.level == level
-            outcome = await cells.run(Job(REQUEST, (code, [("f", [3], {})], False, False)))
-            return json.loads(outcome.frames.frames[-1].body)
+            outcome = await cells.run(job(REQUEST, (code, [("f", [3], {})], False, False)))
+            return json.loads(read_frames(outcome.contents[0], 1).frames[-1].body)
 
     return asyncio.run(run())
 

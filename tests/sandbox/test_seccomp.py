@@ -9,9 +9,9 @@ import struct
 import pytest
 
 from async_rl.sandbox import seccomp
-from async_rl.sandbox.cell import Job
+from async_rl.sandbox.cell import job
 from async_rl.sandbox.cells import Cells
-from async_rl.sandbox.protocol import NAMESPACES, JobSpec, Mode, Profile
+from async_rl.sandbox.protocol import NAMESPACES, JobSpec, Mode, Profile, read_frames
 
 KILL, DENY, ENOSYS, ALLOW = (
     0x80000000,
@@ -164,11 +164,11 @@ def test_kernel_denies_every_number_outside_the_list() -> None:
             bodies = []
             for first in (-1, 0):
                 outcome = await cells.run(
-                    Job(request, (PROBE, [("f", [denied, first], {})], False, False))
+                    job(request, (PROBE, [("f", [denied, first], {})], False, False))
                 )
-                bodies.append(outcome.frames.frames[-1].body)
-            outcome = await cells.run(Job(request, (PROBE, [("f", [[435], 0], {})], False, False)))
-            bodies.append(outcome.frames.frames[-1].body)
+                bodies.append(read_frames(outcome.contents[0], 1).frames[-1].body)
+            outcome = await cells.run(job(request, (PROBE, [("f", [[435], 0], {})], False, False)))
+            bodies.append(read_frames(outcome.contents[0], 1).frames[-1].body)
             return bodies
 
     *answers, clone3 = map(json.loads, asyncio.run(run()))
@@ -199,7 +199,7 @@ def f():
 
     async def run() -> int:
         async with await Cells.start(1) as cells:
-            outcome = await cells.run(Job(request, (source, [("f", [], {})], False, False)))
+            outcome = await cells.run(job(request, (source, [("f", [], {})], False, False)))
             return outcome.reply.code
 
     assert asyncio.run(run()) == 31  # SIGSYS

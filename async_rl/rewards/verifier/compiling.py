@@ -1,5 +1,5 @@
-"""From source code to a program that can run: compiles it in a jail, and keeps the product in
-memory and in a directory that outlives the process.
+"""From source code to a program that can run: compiles it in a jail, and keeps the product in a
+directory that outlives the process.
 
 Invariants: equal sources are compiled once, even if they arrive at the same time; a compile error
 counts against the program, a compiler that was stopped from outside does not and is tried again. A
@@ -17,22 +17,23 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from async_rl.core.frozen import frozen
-from async_rl.rewards.verifier.languages import Compile, Toolchain, source_names
+from async_rl.rewards.memo import Memo
+from async_rl.rewards.verifier.languages import Toolchain, source_names
 from async_rl.rewards.verifier.outcomes import MIB, ChildFault, printable
 from async_rl.rewards.verifier.program import tried
-from async_rl.sandbox.cell import Command, CommandOutcome
+from async_rl.sandbox.cell import Outcome, Work, command
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import CommandSpec, Ending, Profile
 
 # Contests allow 64 KB.
 MAX_SOURCE_BYTES = 1 << 20
-# A static program of C++ or Go has about 2 MB, and each is copied into memory for a run.
-MAX_PRODUCT_BYTES = 64 << 20
+# A static program of C++ or Go has about 2 MB, and each is copied into memory for every run.
+MAX_PRODUCT_BYTES = 32 << 20
 MESSAGE_CHARS = 2000
 # Equal programs come from one group, at about the same time.
 _MAX_REMEMBERED_ERRORS = 1024
@@ -40,176 +41,114 @@ _FILE_BYTES = 128 << 20
 # Changes when the way to compile changes, so that older programs are not used.
 _FORM = "2"
 MAX_BYTES = 1 << 30
-# About thirty static programs: the groups that are judged at the same time.
-_MAX_MEMORY_BYTES = 64 << 20
 _DIGEST_BYTES = 32
 _SUFFIX = ".program"
 
 
-@frozen
-class Compiled:
-    """A program that is ready to run. content: an executable, an archive or the source itself."""
+Product = bytes | str
+"""A compiled program, or the reason why there is none: a bounded part of the compiler's output."""
 
-    toolchain: Toolchain
-    content: bytes
+
+class Compiled(NamedTuple):
+    """A program that is ready to run: an executable, an archive or the source itself. names: of
+    `source_names`.
+    """
+
+    product: Product
     names: dict[str, str]
 
 
-class CompileError(Exception):
-    """The program does not compile. The message is a bounded part of the compiler's output."""
-
-
 class Compiler:
-    """Makes programs."""
+    """Makes programs of one language. cells: for its compiler and its programs."""
 
-    def __init__(self, cells: Cells, binaries: Binaries) -> None:
-        self._cells, self._binaries = cells, binaries
-        self._running: dict[str, asyncio.Task[bytes]] = {}
-        self._errors: OrderedDict[str, str] = OrderedDict()
+    def __init__(self, toolchain: Toolchain, cells: Cells, binaries: Binaries) -> None:
+        self.toolchain, self.cells, self._binaries = toolchain, cells, binaries
+        # In memory only: the limits of a busy machine may have been the reason.
+        self._memo = Memo[Product](
+            size=_MAX_REMEMBERED_ERRORS, lasts=lambda product: isinstance(product, str)
+        )
 
-    async def program(
-        self, toolchain: Toolchain, code: str, headers: Mapping[str, str] | None = None
-    ) -> Compiled:
+    async def program(self, code: str, headers: Mapping[str, str] | None = None) -> Compiled:
         """The program of this source. headers: files that it may include, by name.
 
-        Raises CompileError, InfrastructureError.
+        Raises InfrastructureError.
         """
         content, names = code.encode(errors="replace"), source_names(code)
+        product: Product = content
+        toolchain, step = self.toolchain, self.toolchain.row.compile
         if len(content) > MAX_SOURCE_BYTES:
-            raise CompileError(
-                f"the program has {len(content)} bytes, more than {MAX_SOURCE_BYTES}"
-            )
-        step = toolchain.row.compile
-        if step is not None:
+            product = f"the program has {len(content)} bytes, more than {MAX_SOURCE_BYTES}"
+        elif step is not None:
             # In the order of their names: the same headers have the same key.
             included = dict(sorted((headers or {}).items()))
             texts = [content, *(text.encode() for text in included.values())]
-            spec = _spec(toolchain, step, names, list(included))
-            identity = (_FORM, toolchain.language, toolchain.version, spec, texts)
-            key = hashlib.sha256(repr(identity).encode()).hexdigest()
-            product = self._binaries.get(key)
-            if product is None and key in self._errors:
-                raise CompileError(self._errors[key])
-            command = Command(spec, b"", texts, MESSAGE_CHARS)
-            content = product or await self._once(key, command, toolchain.language)
-        return Compiled(toolchain=toolchain, content=content, names=names)
-
-    async def _once(self, key: str, command: Command, language: str) -> bytes:
-        """Compile, or wait for the compilation of the same source."""
-        if key not in self._running:
-            task = asyncio.create_task(self._compile(key, command, language), name="compile")
-            # Every waiter may be cancelled. Read the exception anyway: asyncio reports one that is
-            # never read, and the tests treat such a report as an error.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._running[key] = task
-        # A waiter that is cancelled must not cancel the compilation of the other waiters.
-        return await asyncio.shield(self._running[key])
-
-    async def _compile(self, key: str, command: Command, language: str) -> bytes:
-        failure = f"the compiler of {language} was stopped from outside"
-        try:
-            content = await tried(
-                self._cells, command, lambda outcome: _product(outcome, command.spec), failure
+            spec = toolchain.command(
+                step,
+                names,
+                profile=Profile.TOOLS,
+                files=[*toolchain.fill([toolchain.row.source], names), *included],
+                product=step.product,
+                cpu_s=step.cpu_s,
+                memory_bytes=step.memory_mb * MIB,
+                process_limits=[],
+                file_bytes=_FILE_BYTES,
+                scratch_bytes=step.scratch_mb * MIB,
             )
-            # A write of megabytes would hold the event loop.
-            await asyncio.to_thread(self._binaries.put, key, content)
-            return content
-        except CompileError as error:
-            # In memory only: the limits of a busy machine may have been the reason.
-            self._errors[key] = str(error)
-            if len(self._errors) > _MAX_REMEMBERED_ERRORS:
-                self._errors.popitem(last=False)
-            raise
-        finally:
-            del self._running[key]
+            identity = (_FORM, toolchain.language, toolchain.version, spec, texts)
+            key = hashlib.sha256(repr(identity).encode())
+            work = command(spec, b"", texts, MESSAGE_CHARS)
+            make = partial(self._make, key.hexdigest(), work, spec)
+            product = await self._memo.get(key.digest(), make)
+        return Compiled(product, names)
+
+    async def _make(self, key: str, work: Work, spec: CommandSpec) -> Product:
+        # In threads: reading or writing megabytes would hold the event loop.
+        known = await asyncio.to_thread(self._binaries.get, key)
+        if known is not None:
+            return known
+        failure = f"the compiler of {self.toolchain.language} was stopped from outside"
+        product = await tried(self.cells, work, lambda outcome: _product(outcome, spec), failure)
+        if isinstance(product, bytes):
+            await asyncio.to_thread(self._binaries.put, key, product)
+        return product
 
     async def close(self) -> None:
-        """Cancel the compilations that are running."""
-        running = list(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        """Cancel the compilations that are running, and end the cells."""
+        await self._memo.close()
+        await self.cells.close()
 
 
-def _spec(
-    toolchain: Toolchain, step: Compile, names: dict[str, str], headers: list[str]
-) -> CommandSpec:
-    (executable,) = toolchain.fill([step.program])
-    return CommandSpec(
-        profile=Profile.TOOLS,
-        executable=executable,
-        arguments=[executable, *toolchain.fill(step.arguments, names)],
-        environment=toolchain.environment(step.environment),
-        files=[*toolchain.fill([toolchain.row.source], names), *headers],
-        product=step.product,
-        readable=toolchain.paths(step.reads),
-        runnable=toolchain.runnable(step.runs),
-        cpu_s=step.cpu_s,
-        memory_bytes=step.memory_mb * MIB,
-        process_limits=[],
-        file_bytes=_FILE_BYTES,
-        scratch_bytes=step.scratch_mb * MIB,
-    )
-
-
-def _product(outcome: CommandOutcome, spec: CommandSpec) -> bytes:
-    """The compiled program. Raises CompileError, or ChildFault if the
-    program is not known to be the reason."""
-    reply = outcome.reply
+def _product(outcome: Outcome, spec: CommandSpec) -> Product:
+    """The product of a compiler. Raises ChildFault if the program is not known to be the reason
+    for its end.
+    """
+    reply, (output, errors, product) = outcome
     match reply.ending:
         case Ending.FAULT | Ending.CANCELLED | Ending.WALL:
             raise ChildFault(reply.fault or f"after {reply.wall_s:.0f} s")
         case Ending.CPU:
-            raise CompileError(f"the compiler used more than {spec.cpu_s:g} s of CPU time")
+            return f"the compiler used more than {spec.cpu_s:g} s of CPU time"
         case Ending.SIGNALED if reply.peak_bytes > spec.memory_bytes:
-            raise CompileError(f"the compiler used more than {spec.memory_bytes // MIB} MB")
-    if len(outcome.product) > MAX_PRODUCT_BYTES:
-        raise CompileError(f"the program is larger than {MAX_PRODUCT_BYTES // MIB} MB")
-    if reply.ending == Ending.EXITED and reply.code == 0 and outcome.product:
-        return outcome.product
-    text = printable(outcome.errors + outcome.output, MESSAGE_CHARS)
-    raise CompileError(text or f"the compiler exited with {reply.code} and made no program")
+            return f"the compiler used more than {spec.memory_bytes // MIB} MB"
+    if len(product) > MAX_PRODUCT_BYTES:
+        return f"the program is larger than {MAX_PRODUCT_BYTES // MIB} MB"
+    if reply.ending == Ending.EXITED and reply.code == 0 and product:
+        return product
+    text = printable(errors + output, MESSAGE_CHARS)
+    return text or f"the compiler exited with {reply.code} and made no program"
 
 
 class Binaries:
-    """The cache. directory: None keeps programs in memory only.
-
-    Also None in effect if the directory cannot be made, or if another user could write to it.
+    """The cache. Without a directory, or with one that cannot be made or to which another user
+    could write, it keeps nothing.
     """
 
     def __init__(self, directory: Path | None, *, max_bytes: int = MAX_BYTES) -> None:
         self._directory = directory if directory and _is_private(directory) else None
         self._max_bytes = max_bytes
-        self._memory: OrderedDict[str, bytes] = OrderedDict()
-        self._memory_bytes = 0
 
     def get(self, key: str) -> bytes | None:
         """The program, or None."""
-        if key in self._memory:
-            self._memory.move_to_end(key)
-            return self._memory[key]
-        content = self._read(key)
-        if content is not None:
-            self._remember(key, content)
-        return content
-
-    def put(self, key: str, content: bytes) -> None:
-        """Keep a program. A directory that cannot be written keeps nothing."""
-        self._remember(key, content)
-        if self._directory is None:
-            return
-        with contextlib.suppress(OSError):
-            self._write(self._directory, key, content)
-            self._evict(self._directory)
-
-    def _remember(self, key: str, content: bytes) -> None:
-        self._memory_bytes += len(content) - len(self._memory.pop(key, b""))
-        self._memory[key] = content
-        while self._memory_bytes > _MAX_MEMORY_BYTES and len(self._memory) > 1:
-            _, dropped = self._memory.popitem(last=False)
-            self._memory_bytes -= len(dropped)
-
-    def _read(self, key: str) -> bytes | None:
         if self._directory is None:
             return None
         path = self._directory / f"{key}{_SUFFIX}"
@@ -226,16 +165,21 @@ class Binaries:
             return None
         return content
 
-    def _write(self, directory: Path, key: str, content: bytes) -> None:
-        descriptor, name = tempfile.mkstemp(dir=directory)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(hashlib.sha256(content).digest() + content)
-            # Readers see the old file or the whole new one.
-            os.replace(name, directory / f"{key}{_SUFFIX}")
-        except BaseException:
-            os.unlink(name)
-            raise
+    def put(self, key: str, content: bytes) -> None:
+        """Keep a program. A directory that cannot be written keeps nothing."""
+        if self._directory is None:
+            return
+        with contextlib.suppress(OSError):
+            descriptor, name = tempfile.mkstemp(dir=self._directory)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(hashlib.sha256(content).digest() + content)
+                # Readers see the old file or the whole new one.
+                os.replace(name, self._directory / f"{key}{_SUFFIX}")
+            except BaseException:
+                os.unlink(name)
+                raise
+            self._evict(self._directory)
 
     def _evict(self, directory: Path) -> None:
         """Remove the least recently used files until the remaining files fit."""

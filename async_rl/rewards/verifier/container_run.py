@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import ContainerTest, Verdict
@@ -20,6 +20,7 @@ from async_rl.rewards.verifier.containers import PID, REPORT, Containers
 from async_rl.rewards.verifier.outcomes import MIB, Ruling, printable, result_of
 from async_rl.rewards.verifier.program import Rule
 from async_rl.rewards.verifier.protocol import TestResult
+from async_rl.sandbox.protocol import Ending, Reply
 from async_rl.sandbox.watch import ProcessTree, open_proc
 
 # The most that a command may print if that is not compared.
@@ -47,23 +48,14 @@ async def judge_contained(
     async with containers.place(test.image) as folder:
         run = _Run(test, folder, output_bytes)
         await asyncio.to_thread(run.write_files, code)
-        await run.watch(containers)
-        ruling = await run.ruling(rule)
-        return result_of(ruling, cpu_s=run.cpu_s, wall_s=run.wall_s, peak_bytes=run.memory_bytes)
+        reply = await run.watch(containers)
+        return result_of(await run.ruling(reply.code, rule), reply)
 
 
-class _Stream:
-    """The first bytes that a command wrote on a stream, and the number of all."""
-
-    def __init__(self, kept: int) -> None:
-        self._kept = kept
-        self.data, self.num_bytes = bytearray(), 0
-
-    async def read(self, stream: asyncio.StreamReader) -> None:
-        """Read to the end, since an engine that cannot write does not end."""
-        while piece := await stream.read(_PIECE):
-            self.data += piece[: max(0, self._kept - len(self.data))]
-            self.num_bytes += len(piece)
+async def _keep(stream: asyncio.StreamReader, kept: bytearray, most: int) -> None:
+    """Keep the first bytes, and read to the end: an engine that cannot write does not end."""
+    while piece := await stream.read(_PIECE):
+        kept.extend(piece[: most - len(kept)])
 
 
 class _Run:
@@ -75,10 +67,9 @@ class _Run:
         if test.prints is not None:
             # A right answer must fit, whatever the limit is.
             self._limit = max(output_bytes, 2 * len(test.prints.output.encode(errors="replace")))
-        self._output, self._errors = _Stream(self._limit), _Stream(_ERRORS_BYTES)
-        self._status = 0
+        self._output, self._errors = bytearray(), bytearray()
         self._over: Ruling | None = None
-        self.cpu_s, self.wall_s, self.memory_bytes = 0.0, 0.0, 0
+        self._cpu_s, self._memory_bytes = 0.0, 0
 
     def write_files(self, code: str) -> None:
         """Write the files of the container. Only the report is writable, by any user."""
@@ -91,7 +82,7 @@ class _Run:
             # The command of a root server's container runs as another user.
             file.chmod(0o666 if name == REPORT else 0o444)
 
-    async def watch(self, containers: Containers) -> None:
+    async def watch(self, containers: Containers) -> Reply:
         """Run the command to its end or to a limit. Cancelling stops it."""
         name = f"async-rl-{secrets.token_hex(8)}"
         started = time.monotonic()
@@ -109,8 +100,10 @@ class _Run:
         assert process.stderr is not None
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._output.read(process.stdout), name="output")
-                group.create_task(self._errors.read(process.stderr), name="errors")
+                output = _keep(process.stdout, self._output, self._limit + 1)
+                group.create_task(output, name="output")
+                errors = _keep(process.stderr, self._errors, _ERRORS_BYTES)
+                group.create_task(errors, name="errors")
                 ended = group.create_task(process.wait(), name="end of a container")
                 limits = group.create_task(self._exceeded(), name="limits of a container")
                 await asyncio.wait((limits, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +116,8 @@ class _Run:
         finally:
             if process.returncode is None:
                 containers.remove(name, process)
-        self._status, self.wall_s = process.returncode or 0, time.monotonic() - started
+        wall_s, status = time.monotonic() - started, process.returncode or 0
+        return Reply(Ending.EXITED, status, self._cpu_s, wall_s, self._memory_bytes)
 
     async def _exceeded(self) -> Ruling:
         """The limit that the command exceeds. It waits in steps: nothing reports such usage."""
@@ -135,18 +129,15 @@ class _Run:
                 await asyncio.sleep(_TICK_S)
                 now = time.monotonic()
                 elapsed_s, before = now - before, now
-                if self._output.num_bytes > self._limit:
-                    limit = self._limit // 1024
-                    return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {limit} KB")
-                if self._errors.num_bytes > _PRINTED_BYTES:
-                    return Ruling(Verdict.OUTPUT_LIMIT, "printed too much on standard error")
+                if len(self._output) > self._limit:
+                    return self._printed_too_much()
                 if tree is None:
                     tree = self._tree(proc)
                     continue
-                usage = await asyncio.to_thread(lambda: tree.use(tree.members(), elapsed_s))
+                usage = await asyncio.to_thread(tree.use_of_all, elapsed_s)
                 # The time of a process that exited is lost if its parent ignores SIGCHLD.
-                self.cpu_s = max(self.cpu_s, usage.cpu_s)
-                self.memory_bytes = max(self.memory_bytes, usage.memory_bytes)
+                self._cpu_s = max(self._cpu_s, usage.cpu_s)
+                self._memory_bytes = max(self._memory_bytes, usage.memory_bytes)
                 asleep_s += min(usage.asleep_s, 2 * _TICK_S)
                 if usage.cpu_s > test.timeout_s:
                     return Ruling(
@@ -160,6 +151,9 @@ class _Run:
         finally:
             os.close(proc)
 
+    def _printed_too_much(self) -> Ruling:
+        return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {self._limit // 1024} KB")
+
     def _tree(self, proc: int) -> ProcessTree | None:
         """The processes of the container; None before it has started.
 
@@ -172,30 +166,33 @@ class _Run:
         except (OSError, ValueError):
             return None
 
-    async def ruling(self, rule: Rule) -> Ruling:
-        """The ruling on the test. Raises InfrastructureError if the command never ran."""
+    async def ruling(self, status: int, rule: Rule) -> Ruling:
+        """The ruling on the test. status: of the engine.
+
+        Raises InfrastructureError if the command never ran.
+        """
         test = self._test
         if self._over is not None:
             return self._over
         # The engine writes it when the command starts: no program can remove it.
         if not await asyncio.to_thread((self._folder / PID).exists):
             reason = self._said()
-            if self._status in _NO_COMMAND:
+            if status in _NO_COMMAND:
                 return Ruling(Verdict.TEST_ERROR, f"no such command in {test.image}: {reason}")
             raise InfrastructureError(f"a container of {test.image} did not start: {reason}")
-        if self._output.num_bytes > self._limit:
-            return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {self._limit // 1024} KB")
+        if len(self._output) > self._limit:
+            return self._printed_too_much()
         # Before the status: pytest exits with 1 for tests that must fail.
         if test.report is not None:
             reason = await asyncio.to_thread(self._report_failure)
             return Ruling(Verdict.WRONG_ANSWER if reason else Verdict.PASS, reason)
-        if self._status:
+        if status:
             verdict = Verdict.WRONG_ANSWER if test.prints is None else Verdict.RUNTIME_ERROR
-            left = f"exited with status {self._status}: {self._said()}"
+            left = f"exited with status {status}: {self._said()}"
             return Ruling(verdict, left.rstrip(": "))
         if test.prints is None:
             return Ruling(Verdict.PASS)
-        return await rule(test.prints, bytes(self._output.data))
+        return await rule(test.prints, bytes(self._output))
 
     def _report_failure(self) -> str:
         with open(self._folder / REPORT, "rb") as file:
@@ -208,33 +205,8 @@ class _Run:
 
     def _said(self) -> str:
         """The end of the command's error output, with standard output unless that is the answer."""
-        printed = self._output.data if self._test.prints is None else b""
-        return printable(bytes(printed + self._errors.data)[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
-
-
-class _Cases:
-    """Names of the cases by outcome; a name with a failure is not among the passed."""
-
-    def __init__(self) -> None:
-        self.passed: set[str] = set()
-        self.failed: set[str] = set()
-        self._name = ""
-        self._is_run = True
-
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        if tag == "testcase":
-            group, name = attributes.get("classname", ""), attributes.get("name", "")
-            self._name, self._is_run = f"{group}.{name}" if group else name, True
-        elif tag in ("failure", "error") and self._name:
-            self.failed.add(self._name)
-        elif tag == "skipped":
-            self._is_run = False
-
-    def end(self, tag: str) -> None:
-        if tag == "testcase":
-            if self._is_run:
-                self.passed.add(self._name)
-            self._name = ""
+        printed = self._output if self._test.prints is None else b""
+        return printable(bytes(printed + self._errors)[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
 
 
 def failure_of_report(report: bytes, passing: Sequence[str], failing: Sequence[str]) -> str:
@@ -244,30 +216,35 @@ def failure_of_report(report: bytes, passing: Sequence[str], failing: Sequence[s
     The report is hostile; reading takes time in proportion to its bytes. passing: cases that must
     pass, empty for all, at least one; failing: cases that must fail.
     """
-    cases, parser = _Cases(), expat.ParserCreate()
-    parser.StartElementHandler, parser.EndElementHandler = cases.start, cases.end
-    # A document type declares entities, which could expand without end.
-    parser.StartDoctypeDeclHandler = _refuse
+    passed, failed = set(), set()
     try:
-        parser.Parse(report, True)
-    except (expat.ExpatError, ValueError) as error:
+        text = report.decode()
+        # A document type declares entities, which could expand without end.
+        if "<!DOCTYPE" in text:
+            raise ValueError("it has a document type")
+        for case in ElementTree.fromstring(text).iter("testcase"):
+            group, name = case.get("classname", ""), case.get("name", "")
+            name = f"{group}.{name}" if group else name
+            outcomes = {part.tag for part in case}
+            if outcomes & {"failure", "error"}:
+                failed.add(name)
+            elif "skipped" not in outcomes:
+                passed.add(name)
+    except (ElementTree.ParseError, ValueError) as error:
         return f"the report cannot be read: {error}"
-    passed = cases.passed - cases.failed
+    # A name may stand for several cases.
+    passed -= failed
     missed = set(passing) - passed
     if not passing:
-        missed = cases.failed - set(failing)
+        missed = failed - set(failing)
         if not missed and not passed:
             return "no test of the report passed"
     if missed:
         return f"{len(missed)} of the tests did not pass: {_some(missed)}"
-    forged = set(failing) - cases.failed
+    forged = set(failing) - failed
     if forged:
         return f"tests that must fail did not: {_some(forged)}"
     return ""
-
-
-def _refuse(*_: object) -> None:
-    raise ValueError("it has a document type")
 
 
 def _some(names: set[str]) -> str:

@@ -14,11 +14,13 @@ import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 
 from async_rl.core.errors import Unsupported
 from async_rl.core.frozen import frozen
+from async_rl.sandbox.protocol import CommandSpec
 
 # A tool of the machine may be a script that waits for a network.
 _VERSION_S = 30
@@ -38,28 +40,29 @@ _PACKAGE = re.compile(r"^[ \t]*package\s+([\w.]{1,200})\s*;", re.MULTILINE | re.
 _MAIN = re.compile(r"\bvoid\s+main\s*\(")
 
 
-class Compile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The compile step of a language; see `languages.toml`."""
-
-    arguments: list[str]
-    product: str
-    reads: list[str]
-    runs: list[str]
-    program: str = "{tool}"
-    environment: list[str] = []
-    cpu_s: float = 30
-    memory_mb: int = 1024
-    scratch_mb: int = 256
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The command that runs a program; see `languages.toml`."""
+class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One command of a language; see `languages.toml`."""
 
     program: str = ""
     arguments: list[str] = []
     environment: list[str] = []
     reads: list[str] = []
     runs: list[str] = []
+
+
+class Compile(Step, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The compile step."""
+
+    program: str = "{tool}"
+    product: str
+    cpu_s: float = 30
+    memory_mb: int = 1024
+    scratch_mb: int = 256
+
+
+class Run(Step, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The command that runs a program."""
+
     limit: str = "address_space"
     extra_mb: int = 0
     reserve_mb: int = 0
@@ -117,24 +120,27 @@ class Toolchain:
         places = {**self.places, **(more or {})}
         return [re.sub(r"\{(\w+)\}", lambda match: places[match[1]], text) for text in texts]
 
-    def environment(self, more: Sequence[str]) -> dict[str, str]:
-        """The environment of a command. more: NAME=VALUE, with placeholders."""
-        return _ENVIRONMENT | dict(text.split("=", 1) for text in self.fill(more))
+    def command(self, step: Step, places: Mapping[str, str], **more: Any) -> CommandSpec:
+        """The command of a step. places: further placeholders; more: the other fields."""
+        (path,) = self.fill([step.program])
+        variables = dict(text.split("=", 1) for text in self.fill(step.environment))
+        return CommandSpec(
+            executable=path,
+            arguments=[path or "solution", *self.fill(step.arguments, places)],
+            environment=_ENVIRONMENT | variables,
+            readable=self._paths(step.reads),
+            runnable=[*self._paths(step.runs), os.path.realpath(_LOADER)] if path else [],
+            **more,
+        )
 
-    def paths(self, patterns: Sequence[str]) -> list[str]:
+    def _paths(self, patterns: Sequence[str]) -> list[str]:
         """The existing paths that the patterns name."""
         return [path for pattern in self.fill(patterns) for path in sorted(glob.glob(pattern))]
 
-    def runnable(self, patterns: Sequence[str]) -> list[str]:
-        """As `paths`, with the loader of shared libraries."""
-        return [*self.paths(patterns), os.path.realpath(_LOADER)]
-
     def visible(self) -> set[str]:
         """Every path that a command of the language may read."""
-        patterns = [*self.row.run.reads, *self.row.run.runs]
-        if self.row.compile is not None:
-            patterns += [*self.row.compile.reads, *self.row.compile.runs]
-        return set(self.paths(patterns))
+        steps = filter(None, (self.row.run, self.row.compile))
+        return {path for step in steps for path in self._paths([*step.reads, *step.runs])}
 
 
 def _said(language: str, command: list[str]) -> str:

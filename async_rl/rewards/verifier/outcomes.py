@@ -8,14 +8,16 @@ per call or stream: a value, an output, or a failing verdict.
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.protocol import TestResult
-from async_rl.sandbox.cell import CommandOutcome, Outcome
+from async_rl.sandbox.cell import Outcome
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import (
     CHECKER_ACCEPTS,
@@ -26,6 +28,7 @@ from async_rl.sandbox.protocol import (
     Kind,
     Mode,
     Reply,
+    read_frames,
 )
 
 # A child that was killed with this share of its memory limit in use counts as out of memory: the
@@ -54,76 +57,106 @@ class ChildFault(Exception):
 
 
 class Answer(NamedTuple):
-    """The result of one run.
+    """The result of one run of a program.
 
-    value: the bytes that a call returned or a stream printed; None if the run was judged or failed.
+    output: the bytes that a call returned or a stream printed; ruling: a pass is not compared yet,
+    unless the child itself has judged.
     """
 
-    value: bytes | None
-    ruling: Ruling = Ruling()
+    ruling: Ruling
+    output: bytes = b""
     cpu_s: float = 0.0
 
 
-class Answers(NamedTuple):
-    """Answers of the first runs.
+class Ran(NamedTuple):
+    """What one child or one command has done.
 
-    is_slow: the next run needs a separate child, because the runs together exceeded a limit.
+    answers: of the first runs; is_slow: the next run needs a separate child, because the runs
+    together exceeded a limit.
     """
 
+    reply: Reply
     answers: list[Answer]
     is_slow: bool = False
 
 
-def read_job(outcome: Outcome, spec: JobSpec) -> Answers:
+_NEVER_RAN = Reply(Ending.EXITED, 0, 0.0, 0.0, 0)
+
+
+def result_of(
+    ruling: Ruling, reply: Reply = _NEVER_RAN, cpu_s: float = math.inf, num_tests: int = 1
+) -> TestResult:
+    """A ruling as the result of a test. cpu_s: the claim of the program, if there is one;
+    num_tests: tests that the same child ran.
+    """
+    return TestResult(
+        verdict=ruling.verdict,
+        # The program writes the first, and the kernel counts the second.
+        cpu_s=min(cpu_s, reply.cpu_s),
+        wall_s=reply.wall_s / num_tests,
+        memory_mb=reply.peak_bytes / MIB,
+        message=ruling.message,
+    )
+
+
+def never_ran(ruling: Ruling) -> Ran:
+    """The result of a program that was not run."""
+    return Ran(_NEVER_RAN, [Answer(ruling)])
+
+
+def read_job(outcome: Outcome, spec: JobSpec) -> Ran:
     """One answer per run that was reached. Raises ChildFault."""
-    reply, (frames, is_malformed) = outcome.reply, outcome.frames
+    reply, (result, *outputs) = outcome
+    frames, is_malformed = read_frames(result, spec.num_runs)
+    ran = partial(Ran, reply)
     if reply.ending == Ending.FAULT:
         raise ChildFault(f"the child could not be locked down: {reply.fault}")
     if frames and frames[0].kind is not Kind.LOADED:
-        return Answers([_failed(frames[0])] * spec.num_runs)
-    answers = [_answer(frame, outcome, spec) for frame in frames[1 : spec.num_runs + 1]]
+        return ran([Answer(_failure(frames[0]))] * spec.num_runs)
+    answers = [_answer(frame, outputs, spec) for frame in frames[1 : spec.num_runs + 1]]
     num_missing = spec.num_runs - len(answers)
     # Before the ending: after the last answer it does not matter how the child exited.
     if num_missing == 0:
-        return Answers(answers)
+        return ran(answers)
     if is_malformed:
-        broken = Answer(None, Ruling(Verdict.WRONG_ANSWER, "the answer is malformed"))
-        return Answers(answers + [broken] * num_missing)
-    end = _end(outcome, spec)
+        broken = Answer(Ruling(Verdict.WRONG_ANSWER, "the answer is malformed"))
+        return ran(answers + [broken] * num_missing)
+    end = _end(reply, spec, is_full=len(result) > spec.output_bytes)
     is_late = reply.ending in (Ending.CPU, Ending.WALL)
     # The time that was left for this run depends on the runs before it.
     is_early = reply.ending == Ending.CPU and reply.cpu_s < spec.cpu_s
     if is_late and spec.num_tests > 1 and (answers or is_early):
-        return Answers(answers, is_slow=True)
+        return ran(answers, is_slow=True)
     # The code itself did not finish, so no run can.
     if not frames:
-        return Answers([end] * spec.num_runs)
+        return ran([end] * spec.num_runs)
     if spec.mode == Mode.STREAMS:
         # The child exited during a run, without a frame: os._exit(0) after printing is a pass.
         has_left = reply.ending == Ending.EXITED and reply.code == 0
-        end = _printed(outcome, spec, len(answers), is_done=has_left) or end
-    return Answers([*answers, end])
+        ruling = Ruling() if has_left else end.ruling
+        end = _printed(outputs[len(answers)], spec, ruling, end.cpu_s)
+    return ran([*answers, end])
 
 
-def _answer(frame: Frame, outcome: Outcome, spec: JobSpec) -> Answer:
+def _answer(frame: Frame, outputs: Sequence[bytes], spec: JobSpec) -> Answer:
     """The answer of a frame. Only a judging child may decide: any program can write any frame."""
     kind = frame.kind
     if spec.mode == Mode.STREAMS:
         is_done = kind is Kind.DONE or (kind is Kind.EXIT and frame.body == b"0")
-        answer = _printed(outcome, spec, frame.run, is_done=is_done) or _failed(frame)
-    elif spec.mode != Mode.CALLS:
-        answer = Answer(None, Ruling()) if kind is Kind.PASSED else _failed(frame, _DECIDED)
+        ruling = Ruling() if is_done else _failure(frame)
+        return _printed(outputs[frame.run], spec, ruling, frame.cpu_s)
+    if spec.mode == Mode.CALLS:
+        ruling = Ruling() if kind is Kind.VALUE else _failure(frame)
     else:
-        answer = Answer(frame.body) if kind is Kind.VALUE else _failed(frame)
-    return answer._replace(cpu_s=frame.cpu_s)
+        ruling = Ruling() if kind is Kind.PASSED else _failure(frame, _DECIDED)
+    return Answer(ruling, frame.body, frame.cpu_s)
 
 
-def _printed(outcome: Outcome, spec: JobSpec, run: int, *, is_done: bool) -> Answer | None:
-    """The answer by the output of a run; None if the run failed in another way."""
-    output = outcome.outputs[run]
+def _printed(output: bytes, spec: JobSpec, ruling: Ruling, cpu_s: float) -> Answer:
+    """The answer of a stream run, whose ruling is different if it printed too much."""
     if len(output) > spec.output_bytes:
-        return Answer(None, Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {_limit(spec)}"))
-    return Answer(output) if is_done else None
+        ruling = Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {_limit(spec.output_bytes)}")
+    return Answer(ruling, output[: spec.output_bytes], cpu_s)
 
 
 # Without a message the body of the frame has it.
@@ -140,13 +173,12 @@ _DECIDED = {
 }
 
 
-def _failed(frame: Frame, known: Mapping[Kind, Ruling] = _FAILED) -> Answer:
+def _failure(frame: Frame, known: Mapping[Kind, Ruling] = _FAILED) -> Ruling:
     if frame.kind is Kind.EXIT:
         status = frame.body[:8].decode(errors="replace")
-        ruling = Ruling(Verdict.RUNTIME_ERROR, f"exited with status {status}")
-    else:
-        ruling = known.get(frame.kind, Ruling(Verdict.WRONG_ANSWER, "no answer"))
-    return Answer(None, ruling if ruling.message else Ruling(ruling.verdict, _text(frame.body)))
+        return Ruling(Verdict.RUNTIME_ERROR, f"exited with status {status}")
+    ruling = known.get(frame.kind, Ruling(Verdict.WRONG_ANSWER, "no answer"))
+    return ruling if ruling.message else Ruling(ruling.verdict, _text(frame.body))
 
 
 def _text(body: bytes) -> str:
@@ -160,16 +192,15 @@ def _text(body: bytes) -> str:
     return text[:300].encode("utf-8", "backslashreplace").decode()
 
 
-def _limit(spec: JobSpec) -> str:
-    return f"{spec.output_bytes // 1024} KB"
+def _limit(num_bytes: int) -> str:
+    return f"{num_bytes // 1024} KB"
 
 
-def _end(outcome: Outcome, spec: JobSpec) -> Answer:
+def _end(reply: Reply, spec: JobSpec, *, is_full: bool) -> Answer:
     """The answer of the run during which the child exited."""
-    reply = outcome.reply
     # Python ignores SIGXFSZ, so the kernel shows this limit only as a failed write.
-    if outcome.is_result_full:
-        ruling = Ruling(Verdict.OUTPUT_LIMIT, f"returned more than {_limit(spec)}")
+    if is_full:
+        ruling = Ruling(Verdict.OUTPUT_LIMIT, f"returned more than {_limit(spec.output_bytes)}")
     elif reply.ending == Ending.EXITED:
         left = f"exited with status {reply.code} before it answered"
         ruling = Ruling(Verdict.RUNTIME_ERROR, left)
@@ -178,7 +209,7 @@ def _end(outcome: Outcome, spec: JobSpec) -> Answer:
         ruling = _ended(reply, spec, is_large=is_large)
     # `watch` looks now and then: a program that was stopped has used its limit.
     used = {Ending.SIGNALED: reply.cpu_s, Ending.CPU: spec.cpu_s}
-    return Answer(None, ruling, used.get(Ending(reply.ending), 0.0))
+    return Answer(ruling, cpu_s=used.get(Ending(reply.ending), 0.0))
 
 
 def _ended(reply: Reply, spec: JobSpec | CommandSpec, *, is_large: bool, said: str = "") -> Ruling:
@@ -206,43 +237,25 @@ def _ended(reply: Reply, spec: JobSpec | CommandSpec, *, is_large: bool, said: s
     return Ruling(verdict, f"ended by {name}: {said}".rstrip(": "))
 
 
-Ran = tuple[TestResult, bytes]
-"""The result of one run of a program on standard input, pass if it exited without an error; its
-output, which is not compared yet.
-"""
-
-
-def result_of(
-    ruling: Ruling, *, cpu_s: float = 0.0, wall_s: float = 0.0, peak_bytes: int = 0
-) -> TestResult:
-    """A ruling as the result of a test."""
-    verdict, message = ruling
-    memory_mb = peak_bytes / MIB
-    return TestResult(
-        verdict=verdict, cpu_s=cpu_s, wall_s=wall_s, memory_mb=memory_mb, message=message
-    )
-
-
 def read_command(
-    outcome: CommandOutcome, spec: CommandSpec, *, output_bytes: int, memory_marks: Sequence[str]
+    outcome: Outcome, spec: CommandSpec, *, output_bytes: int, memory_marks: Sequence[str]
 ) -> Ran:
     """The result of a command. output_bytes: limit of its output; memory_marks: texts that its
     runtime prints when it is out of memory. Raises ChildFault.
     """
-    _, _, cpu_s, wall_s, peak_bytes, _ = outcome.reply
     ruling = _command_ruling(outcome, spec, output_bytes, memory_marks)
-    result = result_of(ruling, cpu_s=cpu_s, wall_s=wall_s, peak_bytes=peak_bytes)
-    return result, outcome.output[:output_bytes]
+    reply, (output, *_) = outcome
+    return Ran(reply, [Answer(ruling, output[:output_bytes], reply.cpu_s)])
 
 
 def _command_ruling(
-    outcome: CommandOutcome, spec: CommandSpec, output_bytes: int, memory_marks: Sequence[str]
+    outcome: Outcome, spec: CommandSpec, output_bytes: int, memory_marks: Sequence[str]
 ) -> Ruling:
-    reply, errors = outcome.reply, outcome.errors
+    reply, (output, errors, _) = outcome
     has_run = reply.ending not in (Ending.FAULT, Ending.CANCELLED)
     # First: the program may have exited because its output was cut off.
-    if has_run and len(outcome.output) > output_bytes:
-        return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {output_bytes // 1024} KB")
+    if has_run and len(output) > output_bytes:
+        return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {_limit(output_bytes)}")
     is_exited = reply.ending == Ending.EXITED
     if is_exited and reply.code == 0:
         return Ruling(Verdict.PASS)
@@ -259,12 +272,12 @@ def _command_ruling(
     return _ended(reply, spec, is_large=is_large, said=said)
 
 
-def read_check(outcome: CommandOutcome, spec: CommandSpec, form: str, output_bytes: int) -> Ruling:
+def read_check(outcome: Outcome, spec: CommandSpec, form: str, output_bytes: int) -> Ruling:
     """The ruling of a checker in C++ by how it exited. Raises ChildFault."""
-    reply = outcome.reply
+    reply, (_, errors, product) = outcome
     if reply.ending == Ending.EXITED and reply.code == CHECKER_ACCEPTS[form]:
         return Ruling()
-    said = printable(outcome.product or outcome.errors, _MESSAGE_CHARS)
+    said = printable(product or errors, _MESSAGE_CHARS)
     return rejected(said or _command_ruling(outcome, spec, output_bytes, ()).message)
 
 

@@ -18,14 +18,13 @@ import msgspec
 
 from async_rl.config.plugins import CHECKER, load_function
 from async_rl.config.rewards import SandboxConfig
-from async_rl.core.errors import ConfigError, Unsupported
+from async_rl.core.errors import ConfigError
 from async_rl.core.languages import PYTHON
 from async_rl.core.output_rules import Checker as ProgramOfRow
-from async_rl.core.types import StdinTest, Verdict
-from async_rl.rewards.verifier.asserts import Call
+from async_rl.core.types import AssertTest, StdinTest, Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.outcomes import Ruling, rejected
-from async_rl.rewards.verifier.program import Program
+from async_rl.rewards.verifier.program import Program, Question
 from async_rl.sandbox.comparison import Comparison, Printed, Returned, failure, shorten
 from async_rl.sandbox.protocol import Mode
 
@@ -40,15 +39,17 @@ _RIGHT = Ruling(Verdict.PASS)
 
 
 class Rulings:
-    """Rulings by the settings of a verifier. commands: runs checkers in C++, if there is one."""
+    """Rulings by the settings of a verifier. commands: runs checkers in C++."""
 
-    def __init__(self, config: SandboxConfig, commands: CommandJudge | None = None) -> None:
+    def __init__(self, config: SandboxConfig, commands: CommandJudge) -> None:
         self._commands, self._headers = commands, load_headers(config.checker_headers)
         self._comparison = Comparison(relative_tolerance=config.float_tolerance)
         self._checker = load_checker(config.checker)
 
-    async def of(self, question: Call | StdinTest, body: bytes, program: Program) -> Ruling:
+    async def of(self, question: Question, body: bytes, program: Program) -> Ruling:
         """The ruling on a returned value or a printed text. Raises InfrastructureError."""
+        if isinstance(question, AssertTest):
+            return _RIGHT  # a judging child has decided
         given: Any
         emitted: Returned | Printed
         if isinstance(question, StdinTest):
@@ -75,7 +76,8 @@ class Rulings:
             return Ruling(Verdict.WRONG_ANSWER, message) if message else _RIGHT
         limits = program.limits.with_memory(_ROOM * size)
         tolerance = self._comparison.relative_tolerance
-        return (await program.run(Mode.COMPARE, tolerance, tuple(emitted), limits=limits)).ruling
+        ran = await program.run(Mode.COMPARE, tolerance, tuple(emitted), limits=limits)
+        return ran.answers[0].ruling
 
     async def _checked(
         self, test: StdinTest, output: bytes, checker: ProgramOfRow, program: Program
@@ -84,13 +86,9 @@ class Rulings:
         files = [given, output, answer]
         limits = program.limits.with_memory(_ROOM * sum(map(len, files)))
         if checker.language != PYTHON:
-            if self._commands is None:
-                raise Unsupported(f"checkers in {checker.language} are not run here, only Python")
             return await self._commands.check(checker, files, limits, self._headers)
-        child = await program.run(
-            Mode.CHECK, checker.code, checker.form, limits=limits, checked=files
-        )
-        verdict, message = child.ruling
+        ran = await program.run(Mode.CHECK, checker.code, checker.form, limits=limits, files=files)
+        verdict, message = ran.answers[0].ruling
         if verdict is Verdict.COMPILE_ERROR:
             return Ruling(Verdict.TEST_ERROR, f"the checker does not compile: {message}")
         return _RIGHT if verdict is Verdict.PASS else rejected(message)

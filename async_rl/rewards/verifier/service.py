@@ -25,11 +25,12 @@ from async_rl.core.errors import InfrastructureError, RewardError, Unsupported, 
 from async_rl.core.types import Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
-from async_rl.rewards.verifier.outcomes import Ran, Ruling, result_of
+from async_rl.rewards.verifier.outcomes import Ruling, result_of
 from async_rl.rewards.verifier.protocol import (
     SLOW_S,
     Health,
     RewardSample,
+    TestResult,
     VerifyRequest,
     VerifyResponse,
     infrastructure_response,
@@ -168,11 +169,11 @@ class VerifierService:
             failure=failure,
         )
 
-    async def run(self, request: VerifyRequest, stdin: str) -> Ran:
-        """Run one admitted program on one standard input; the request's tests are not used."""
+    async def run(self, request: VerifyRequest) -> tuple[TestResult, bytes]:
+        """Run one admitted program on the standard input of its only test, and do not compare."""
         try:
             async with self._cell():
-                ran = await self.judge.run(request, stdin)
+                ran = await self.judge.run(request)
         except InfrastructureError as error:
             ran = result_of(Ruling(Verdict.INFRASTRUCTURE_ERROR, str(error))), b""
         self.num_judged[ran[0].verdict] += 1

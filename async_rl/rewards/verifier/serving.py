@@ -17,6 +17,7 @@ import contextlib
 import logging
 import resource
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -28,9 +29,7 @@ from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
-from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.compiling import Binaries
-from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
@@ -81,11 +80,12 @@ async def open_service(
         except Unsafe as error:
             raise ConfigError(str(error)) from error
         await stack.enter_async_context(cells)
-        binaries = Binaries(Path.home() / ".cache" / "async_rl" / "programs")
-        commands = CommandJudge(num_cells, cells.level, cells.reasons, binaries)
-        containers = Containers(sandbox.container_engine, sandbox.rootfs, verifiers.cells)
         judge = Judge(
-            cells, sandbox, num_packaged=num_cells, commands=commands, containers=containers
+            cells,
+            sandbox,
+            num_others=num_cells,
+            num_containers=verifiers.cells,
+            binaries=Binaries(Path.home() / ".cache" / "async_rl" / "programs"),
         )
         stack.push_async_callback(judge.close)
         functions = None
@@ -216,21 +216,18 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class SparseLog(logging.Filter):
-    """Passes the first records of each message in a minute, and says how many it left out."""
+    """Passes the first records of each message in a minute."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._since: dict[str, tuple[float, int]] = {}
+        self._since, self._counts = 0.0, Counter[str]()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is to be written."""
+        if record.created - self._since > _LOGGED_S:
+            self._since = record.created
+            self._counts.clear()
         # The text without its arguments: a client could vary an argument, and each variant would
         # count as a new message.
-        message = str(record.msg)
-        since, count = self._since.get(message, (record.created, 0))
-        if record.created - since > _LOGGED_S:
-            if count > _LOGGED:
-                record.msg = f"{message} ({count - _LOGGED} times more in the minutes before)"
-            since, count = record.created, 0
-        self._since[message] = since, count + 1
-        return count < _LOGGED
+        self._counts[str(record.msg)] += 1
+        return self._counts[str(record.msg)] <= _LOGGED

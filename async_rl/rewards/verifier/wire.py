@@ -56,28 +56,22 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Form(Body):
-    """The body of a request for one program.
+    """The body of a request.
 
     statuses: HTTP statuses of this server that the client knows by another number.
     """
 
     statuses: ClassVar[dict[int, int]] = {}
 
-    def request(self) -> VerifyRequest:
-        """The program to judge. Raises DataError or ValueError if it cannot be judged here."""
-        raise NotImplementedError
-
     def requests(self) -> list[VerifyRequest]:
-        """All programs of the request. Raises as `request` does."""
-        return [self.request()]
-
-    def reply(self, response: VerifyResponse) -> Reply:
-        """The answer in the form of the client. Raises HTTPException."""
+        """The programs to judge. Raises DataError or ValueError if they cannot be judged here."""
         raise NotImplementedError
 
     async def answer(self, service: VerifierService, requests: list[VerifyRequest]) -> Reply:
-        """Judge the programs once the request is admitted. Raises HTTPException."""
-        return self.reply(await service.verify(requests[0]))
+        """Judge the programs once the request is admitted; return the answer in the form of the
+        client. Raises HTTPException.
+        """
+        raise NotImplementedError
 
 
 def request_of(
@@ -135,17 +129,17 @@ class ArealFunction(Form):
     language: str = PYTHON
     timeout: Timeout | None = None
 
-    def request(self) -> VerifyRequest:
+    def requests(self) -> list[VerifyRequest]:
         """The program with the tests of the problem."""
         tests = read_input_output("$.problem", self.problem.input_output)
-        return request_of(
-            self.code, tests, language=self.language, timeout_s=self.timeout, stops=True
-        )
+        language, timeout_s = self.language, self.timeout
+        return [request_of(self.code, tests, language=language, timeout_s=timeout_s, stops=True)]
 
-    def reply(self, response: VerifyResponse) -> Reply:
+    async def answer(self, service: VerifierService, requests: list[VerifyRequest]) -> Reply:
         """One code per test up to the first failure: true, false, -1 (error, limit) or -2 (no
         compile).
         """
+        response = await service.verify(requests[0])
         require_score(response)
         message = response.tests[-1].message
         return {
@@ -175,7 +169,7 @@ class ArealCall(Form, rename="camel"):
     timeout: Timeout | None = None
     memory: Annotated[float, Meta(ge=0)] = 0
 
-    def request(self) -> VerifyRequest:
+    def requests(self) -> list[VerifyRequest]:
         """The program with one test per case."""
         tests = []
         for index, case in enumerate(self.testcases):
@@ -184,7 +178,7 @@ class ArealCall(Form, rename="camel"):
             tests.append(
                 pair_test(case.input, case.expected_output, self.entry_function, origins=origins)
             )
-        return request_of(
+        request = request_of(
             self.code,
             tests,
             language=self.language,
@@ -192,9 +186,11 @@ class ArealCall(Form, rename="camel"):
             memory_mb=self.memory,
             stops=self.is_fast_fail,
         )
+        return [request]
 
-    def reply(self, response: VerifyResponse) -> Reply:
+    async def answer(self, service: VerifierService, requests: list[VerifyRequest]) -> Reply:
         """Success if every test passes, with one result per test."""
+        response = await service.verify(requests[0])
         results = [
             {
                 "success": test.verdict is Verdict.PASS,
@@ -225,19 +221,20 @@ class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
     files: Annotated[dict[str, Any], Meta(max_length=0)] | None = None
     fetch_files: Annotated[list[Any], Meta(max_length=0)] | None = None
 
-    def request(self) -> VerifyRequest:
+    def requests(self) -> list[VerifyRequest]:
         """The program; its test only has the standard input."""
-        return request_of(
+        request = request_of(
             self.code,
             [StdinTest(input=self.stdin or "", output="")],
             language=self.language,
             timeout_s=self.run_timeout,
             memory_mb=self.memory_limit_mb,
         )
+        return [request]
 
     async def answer(self, service: VerifierService, requests: list[VerifyRequest]) -> Reply:
         """The output of the program: Success if it exited with status 0."""
-        ran, output = await service.run(requests[0], self.stdin or "")
+        ran, output = await service.run(requests[0])
         if ran.verdict is Verdict.INFRASTRUCTURE_ERROR:
             raise HTTPException(503, f"this program could not be judged: {ran.message}")
         is_late, is_success = ran.verdict is Verdict.TIMEOUT, ran.verdict is Verdict.PASS

@@ -37,13 +37,13 @@ class ProgramTests(Form):
     # The default of open-instruct's own server.
     max_execution_time: Timeout = 1.0
 
-    def request(self) -> VerifyRequest:
+    def requests(self) -> list[VerifyRequest]:
         """The program with its tests."""
         tests = self.tests
         if isinstance(tests, str):
             tests = read_json("$.tests (a pickle is refused)", tests)
         read = self._read(tests if isinstance(tests, list) else [tests])
-        return request_of(self.program, read, timeout_s=self.max_execution_time, stops=False)
+        return [request_of(self.program, read, timeout_s=self.max_execution_time, stops=False)]
 
     def _read(self, tests: list[Any]) -> list[CodeTest]:
         return [AssertTest(code=code) for code in read_strings("$.tests", tests)]
