@@ -170,7 +170,7 @@ class Completed(Change):
     )
     facts: Facts
     group: PackedGroup
-    payload: bytes
+    payload: memoryview
     checksum: int
     times: bytes
 
@@ -269,7 +269,7 @@ class PromptsLeft(Change):
     leavers: Sequence[Leaver]
 
 
-def completed(group: PackedGroup, summary: Summary, payload: bytes) -> Completed:
+def completed(group: PackedGroup, summary: Summary, payload: memoryview) -> Completed:
     """Return the change by which a group that was checked is complete."""
     samples = group.samples
     times = b""

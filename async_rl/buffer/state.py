@@ -142,7 +142,7 @@ class BufferState:
         self.admission.lower_version(lost, version)
         return [self._tickets.ticket(self.admission.open[group_id]) for group_id in lost]
 
-    def complete(self, group: PackedGroup, payload: bytes) -> None:
+    def complete(self, group: PackedGroup, payload: memoryview) -> None:
         """All samples of the group arrived. payload: the group, encoded. Raises ProtocolError if it
         is not a valid group of this run; `refuse` it then.
         """

@@ -21,11 +21,11 @@ server, zeros in memory), which is less than a fast disk reads.
 """
 
 
-def checksum(*values: str | int | bytes) -> int:
+def checksum(*values: str | int | bytes | memoryview) -> int:
     """Return the CRC-32 of values in their order: it differs if one bit of them does."""
     result = 0
     for value in values:
-        data = value if isinstance(value, bytes) else f"{value}\0".encode()
+        data = f"{value}\0".encode() if isinstance(value, str | int) else value
         result = zlib.crc32(data, result)
     return result
 

@@ -44,7 +44,7 @@ class PutGroup(Message):
 
     Reply: ClassVar[type] = Ok
     # Encoded apart from the message: these bytes are stored as they arrive.
-    payload: bytes
+    payload: memoryview
 
     @property
     def group(self) -> PackedGroup:

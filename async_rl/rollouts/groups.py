@@ -234,7 +234,7 @@ class Groups:
 
     async def _put(self, group: Group) -> None:
         try:
-            request = PutGroup(payload=pack_group(group))
+            request = PutGroup(payload=memoryview(pack_group(group)))
             await self._buffer.call(request, timeout_s=self._call_timeout_s)
         except ProtocolError as error:
             # The buffer has failed the attempt and counted it; other groups may be valid.

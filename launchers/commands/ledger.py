@@ -126,9 +126,8 @@ async def drop_group(path: Path, group_id: int) -> None:
             " before it is trained"
         )
     async with Store(path, clock=time.time) as store:
-        store.write(
-            Dropped(group_id=group_id, reason=DropReason.UNTRAINABLE, message="by async-rl ledger")
-        )
+        reason = DropReason.UNTRAINABLE
+        store.write([Dropped(group_id=group_id, reason=reason, message="by async-rl ledger")])
         # On the disk when the command returns: the next process may be on another machine.
         await store.secure()
 

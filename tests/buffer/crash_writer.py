@@ -18,7 +18,7 @@ async def main() -> None:
     async with Store(Path(sys.argv[1]), clock=Clock()) as store:
         group_id = 0
         while True:
-            store.write(completed(make_group(admitted(store, group_id), versions=[0] * 20_000)))
+            store.write([completed(make_group(admitted(store, group_id), versions=[0] * 20_000))])
             await store.flush()
             sys.stdout.write(f"{group_id}\n")
             sys.stdout.flush()

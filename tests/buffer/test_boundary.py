@@ -95,7 +95,7 @@ INVALID_ARRAYS: dict[str, Callable[[PackedGroup, PackedSample], dict[str, Any]]]
     "tokens negative": tokens(-1, -1),
     "token beyond the vocabulary": tokens(0, 1000),
     "tokens none": lambda *_: {"token_ids": b""},
-    "tokens too many": lambda group, _: {"token_ids": group.token_ids + b"\0\0\0\0"},
+    "tokens too many": lambda group, _: {"token_ids": bytes(group.token_ids) + b"\0\0\0\0"},
     "tokens of another prompt": lambda group, _: {"prompt": words(group.prompt, 0, np.int32(9))},
     "prompt of another length": lambda group, _: {"prompt": group.prompt[:4]},
     "no prompt": lambda *_: {"prompt": b""},

@@ -72,6 +72,27 @@ async def test_a_parked_request_is_answered_by_the_commit_that_frees_admission(
     assert service.waits_for() == ""
 
 
+async def test_groups_that_arrive_together_are_committed_and_answered_together(
+    service: BufferService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = await tickets(service, 0)
+    assert len(given) > 2
+    answered: list[int] = []
+    end_after_commit = service._store.end_after_commit
+    monkeypatch.setattr(
+        service._store,
+        "end_after_commit",
+        lambda flushes: (answered.append(len(flushes)), end_after_commit(flushes)),
+    )
+    # One whose sender gives up must not hold up the answers of the other requests.
+    first, *puts = [asyncio.create_task(put(service, ticket)) for ticket in given]
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(*puts)
+    assert answered == [len(given)]
+    assert len(service.state.replay.ready) == len(given)
+
+
 async def test_a_newer_version_opens_admission_for_the_parked_request(tmp_path: Path) -> None:
     async with opened(tmp_path, max_staleness=0) as service:
         await step(service, 0)

@@ -39,16 +39,15 @@ def admitted(store: Store, group_id: int) -> Ticket:
         generator="g",
         version=0,
     )
-    store.write(
-        changes.Admitted(
-            group=group,
-            prompt_id=prompt.prompt_id,
-            data_source=prompt.data_source,
-            text=prompt.text,
-            checksum=0,
-            num_samples=2,
-        )
+    change = changes.Admitted(
+        group=group,
+        prompt_id=prompt.prompt_id,
+        data_source=prompt.data_source,
+        text=prompt.text,
+        checksum=0,
+        num_samples=2,
     )
+    store.write([change])
     return Ticket(
         group_id=group_id,
         attempt=1,
@@ -62,12 +61,12 @@ def admitted(store: Store, group_id: int) -> Ticket:
 
 def completed(group: Group) -> changes.Completed:
     packed = decode(pack_group(group), PackedGroup)
-    return changes.completed(packed, summarize(packed), pack_group(group))
+    return changes.completed(packed, summarize(packed), memoryview(pack_group(group)))
 
 
 def write(store: Store, group_id: int) -> Group:
     group = make_group(admitted(store, group_id))
-    store.write(completed(group))
+    store.write([completed(group)])
     return group
 
 
@@ -94,7 +93,7 @@ async def test_a_change_that_fails_leaves_no_part_of_itself(tmp_path: Path) -> N
         with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as other:
             # The trajectories can be stored, and then the change of state cannot.
             other.execute("DROP TABLE transitions")
-            store.write(completed(make_group(ticket)))
+            store.write([completed(make_group(ticket))])
             with pytest.raises(InfrastructureError, match="transitions"):
                 await store.flush()
             assert other.execute("SELECT count(*) FROM blobs").fetchone() == (0,)

@@ -25,7 +25,7 @@ from loop import CURRENT, Process, kill, send_signal
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.changes import Change
 from async_rl.buffer.store import store
-from async_rl.buffer.store.writer import finish
+from async_rl.buffer.store.writer import Flushes, finish
 from async_rl.core.checksums import complete, sums_of
 from async_rl.core.errors import (
     AsyncRLError,
@@ -347,13 +347,13 @@ class Store(store.Store):
         super().put(statements, parameters)
         self._schedule()
 
-    def put_change(self, change: Change, now_s: float) -> None:
-        super().put_change(change, now_s)
+    def put_changes(self, changes: list[Change], now_s: float) -> None:
+        super().put_changes(changes, now_s)
         self._schedule()
 
-    async def flush(self) -> None:
+    def end_after_commit(self, flushes: Flushes) -> None:
+        super().end_after_commit(flushes)
         self._schedule()
-        await super().flush()
 
     def _schedule(self) -> None:
         if not self._is_due_soon:
@@ -363,7 +363,7 @@ class Store(store.Store):
 
     def _commit(self) -> None:
         self._is_due_soon = False
-        flushes: list[asyncio.Future[None]] = []
+        flushes: Flushes = []
         try:
             while not self._queue.empty():
                 self.world.require_space()
@@ -373,9 +373,7 @@ class Store(store.Store):
             return
         finish(flushes)
 
-    def _finish(
-        self, flushes: Sequence[asyncio.Future[None]], error: Exception | None = None
-    ) -> None:
+    def _finish(self, flushes: Flushes, error: Exception | None = None) -> None:
         finish(flushes, error)
 
     async def secure(self) -> None:

@@ -121,19 +121,20 @@ class Store(Writer):
         self.forgotten_before = self.reader.forgotten_before()
         self._compacted = self.reader.compacted_steps()
 
-    def write(self, change: changes.Change) -> None:
-        """Queue a change of the state. A complete training group stays in memory until it is
+    def write(self, made: list[changes.Change]) -> None:
+        """Queue changes of the state. A complete training group stays in memory until it is
         trained or dropped, so that the learner's reads do not wait for the disk.
         """
-        self.put_change(change, self._clock())
-        match change:
-            case changes.Completed(group=group) if group.purpose is Purpose.TRAIN:
-                self._groups[group.group_id] = group
-            case changes.Dropped(group_id=group_id):
-                self._groups.pop(group_id, None)
-            case changes.Trained(group_ids=group_ids) | changes.BatchDropped(group_ids=group_ids):
-                for group_id in group_ids:
+        self.put_changes(made, self._clock())
+        for change in made:
+            match change:
+                case changes.Completed(group=group) if group.purpose is Purpose.TRAIN:
+                    self._groups[group.group_id] = group
+                case changes.Dropped(group_id=group_id):
                     self._groups.pop(group_id, None)
+                case changes.Trained() | changes.BatchDropped():
+                    for group_id in change.group_ids:
+                        self._groups.pop(group_id, None)
 
     async def groups(self, group_ids: Iterable[int]) -> list[PackedGroup]:
         """Return complete groups that are not trained yet, with their trajectories. Groups that

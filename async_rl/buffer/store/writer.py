@@ -21,7 +21,7 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any, Self
@@ -36,8 +36,10 @@ from async_rl.core.os import sync
 _log = logging.getLogger(__name__)
 
 
+Flushes = list[asyncio.Future[None]]
+_Changes = tuple[list[Change], float]
 _Statements = tuple[Iterable[str], Mapping[str, Any]]
-_Item = Row | _Statements | asyncio.Future[None] | None
+_Item = _Changes | _Statements | Flushes | None
 
 # Trajectories of one transaction: more would delay the reply to a put behind many others.
 _TRANSACTION_BYTES = 16 * 2**20
@@ -97,16 +99,22 @@ class Writer:
         """Queue statements and the values of their names, as one change."""
         self._queue.put((statements, parameters))
 
-    def put_change(self, change: Change, now_s: float) -> None:
-        """Queue one change. now_s: Unix time."""
-        self._queue.put((change, now_s))
+    def put_changes(self, changes: list[Change], now_s: float) -> None:
+        """Queue changes in their order. now_s: Unix time."""
+        self._queue.put((changes, now_s))
+
+    def end_after_commit(self, flushes: Flushes) -> None:
+        """End these futures once all that was put is committed, with InfrastructureError if it
+        cannot be.
+        """
+        self._queue.put(flushes)
+        if self._failed.done():  # no thread takes from the queue any more
+            finish(flushes, self._failed.exception())
 
     async def flush(self) -> None:
         """Wait for the commit of all that was put. Raises InfrastructureError if it failed."""
         commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put(commit)
-        if self._failed.done():  # no thread takes from the queue any more
-            self._failed.result()
+        self.end_after_commit([commit])
         await commit
 
     async def secure(self) -> None:
@@ -152,7 +160,7 @@ class Writer:
         """
         is_last = False
         while not is_last:
-            flushes: list[asyncio.Future[None]] = []
+            flushes: Flushes = []
             try:
                 is_last = self._transact(flushes)
             except (sqlite3.Error, OSError) as error:
@@ -162,7 +170,7 @@ class Writer:
                 return
             self._finish(flushes)
 
-    def _transact(self, flushes: list[asyncio.Future[None]]) -> bool:
+    def _transact(self, flushes: Flushes) -> bool:
         """Commit the present queue in one transaction. Return whether the end was reached."""
         size = 0
         rows: list[Row] = []
@@ -170,17 +178,16 @@ class Writer:
         self._connection.execute("BEGIN IMMEDIATE")
         while True:
             match item:
-                case (Change() as change, float(now_s)):
-                    rows.append((change, now_s))
-                    if isinstance(change, Completed):
-                        size += len(change.payload)
+                case list():
+                    flushes += item
+                case (list(made), float(now_s)):
+                    rows += [(change, now_s) for change in made]
+                    size += sum([len(c.payload) for c in made if isinstance(c, Completed)])
                 case (statements, parameters):
                     apply(self._connection, rows)
                     rows.clear()
                     for sql in statements:
                         self._connection.execute(sql, parameters)
-                case asyncio.Future():
-                    flushes.append(item)
             # Until the queue is empty: one sync of the disk then covers the puts of all generators.
             if item is None or size > _TRANSACTION_BYTES or self._queue.empty():
                 break
@@ -237,23 +244,21 @@ class Writer:
             notice = self._is_due.get()
         return notice
 
-    def _fail(self, error: InfrastructureError, flushes: list[asyncio.Future[None]]) -> None:
+    def _fail(self, error: InfrastructureError, flushes: Flushes) -> None:
         self._failed.set_exception(error)
         while not self._queue.empty():
             item = self._queue.get()
-            if isinstance(item, asyncio.Future):
-                flushes.append(item)
+            if isinstance(item, list):
+                flushes += item
         self._finish(flushes, error)
 
-    def _finish(
-        self, flushes: Sequence[asyncio.Future[None]], error: Exception | None = None
-    ) -> None:
+    def _finish(self, flushes: Flushes, error: Exception | None = None) -> None:
         # Once for all: waking the loop costs as much as a small change.
         if flushes:
             flushes[0].get_loop().call_soon_threadsafe(finish, flushes, error)
 
 
-def finish(flushes: Sequence[asyncio.Future[None]], error: Exception | None = None) -> None:
+def finish(flushes: Flushes, error: BaseException | None = None) -> None:
     """End these flushes; call it in their event loop."""
     for commit in flushes:
         if commit.done():  # its caller was cancelled
