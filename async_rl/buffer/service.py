@@ -18,7 +18,6 @@ from async_rl.buffer.parked import ParkedRequests
 from async_rl.buffer.replay import Take
 from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
-from async_rl.buffer.store.writer import Flushes
 from async_rl.config.run import KEPT_GROUPS, RunConfig
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.core.types import DropReason
@@ -74,7 +73,6 @@ class BufferService:
         self._clock = clock
         self._parked = ParkedRequests(config, self.state)
         self._changed = asyncio.Event()
-        self._unanswered: Flushes = []
         self.num_returns = 0
         self._syncing = asyncio.Lock()
         self._synced: SyncVersion | None = None
@@ -324,18 +322,7 @@ class BufferService:
 
     async def _stored(self) -> None:
         """Settle, then wait until all changes are stored; forever if they cannot be."""
-        loop = asyncio.get_running_loop()
-        stored: asyncio.Future[None] = loop.create_future()
-        self._unanswered.append(stored)
-        if len(self._unanswered) == 1:
-            try:
-                # Once for all requests that arrive together: a third of the time of each.
-                await asyncio.sleep(0)
-            finally:
-                self._settle()
-                unanswered, self._unanswered = self._unanswered, []
-                self._store.end_after_commit(unanswered)
         try:
-            await stored
+            await self._store.flush_together(self._settle)
         except InfrastructureError:
-            await loop.create_future()
+            await asyncio.get_running_loop().create_future()

@@ -108,8 +108,8 @@ class PackedTrajectory(Value):
 
     prompt: bytes
     sample: PackedSample
-    token_ids: bytes
-    behavior_logprobs: bytes
+    token_ids: memoryview
+    behavior_logprobs: memoryview
 
     def as_of(self, version: int) -> PackedTrajectory:
         """Return it with this version in place of every later one."""

@@ -21,7 +21,7 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any, Self
@@ -62,6 +62,7 @@ class Writer:
         # Daemons: a process with a failed event loop must exit, even if the disk hangs.
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
         self._failed: Future[None] = Future()
+        self._together: Flushes = []
         self._mover = threading.Thread(target=self._move, name="store checkpoint", daemon=True)
         self._is_due: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._unmoved_bytes = 0
@@ -115,6 +116,20 @@ class Writer:
         """Wait for the commit of all that was put. Raises InfrastructureError if it failed."""
         commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.end_after_commit([commit])
+        await commit
+
+    async def flush_together(self, prepare: Callable[[], None]) -> None:
+        """As flush, after one call of `prepare` for all callers that arrive together."""
+        commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._together.append(commit)
+        if len(self._together) == 1:
+            try:
+                # A round for each caller takes 1.3 times as long.
+                await asyncio.sleep(0)
+            finally:
+                prepare()
+                together, self._together = self._together, []
+                self.end_after_commit(together)
         await commit
 
     async def secure(self) -> None:
