@@ -71,7 +71,7 @@ class RemoteEngines:
         """Yield the continuation. request_id: starts with the id of the session and a slash."""
         session = request_id.partition("/")[0]
         request = Complete(
-            request_id=f"{self._context.name}.{request_id}",
+            request_id=f"{request_id}.{self._context.name}",
             token_ids=np.array(prompt_token_ids, np.int32),
             sampling=sampling,
         )
