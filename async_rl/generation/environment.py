@@ -9,14 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from async_rl.config.run import RunConfig
-
-T = TypeVar("T")
 
 EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
@@ -90,8 +86,8 @@ async def giving_way(*, to_others: bool) -> AsyncIterator[None]:
     """Lower the priority of this process's session during the block, if other processes use the
     same cores.
 
-    Where Linux groups processes by session (autogroup), it compares sessions with each other, and
-    the priority of a thread has no effect on other sessions; `gently` is for other kernels.
+    Only Linux with autogroup, which groups processes by session, has such a priority. It compares
+    sessions with each other, so the priority of a thread would have no effect on other sessions.
     """
     await _set_session_niceness(_GENTLE_NICENESS if to_others else 0)
     try:
@@ -114,16 +110,3 @@ async def _set_session_niceness(niceness: int) -> None:
             return
         else:
             return
-
-
-async def gently(work: Callable[[], T]) -> T:
-    """Run `work` in a thread of lower priority, which delays other processes less.
-
-    Linux keeps a priority per thread and only root may raise one again, so the thread exits after
-    the work; the process, and the threads that it starts later, keep their priority.
-    """
-    thread = ThreadPoolExecutor(1, initializer=os.nice, initargs=(_GENTLE_NICENESS,))
-    try:
-        return await asyncio.get_running_loop().run_in_executor(thread, work)
-    finally:
-        thread.shutdown(wait=False)

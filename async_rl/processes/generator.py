@@ -19,7 +19,7 @@ from async_rl.core.errors import Superseded
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import OpenEngine
-from async_rl.generation.environment import gently, giving_way, prepare_environment
+from async_rl.generation.environment import giving_way, prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.generation.vllm.tool_calls import ToolCalls
 from async_rl.protocol.base import Message, Ok
@@ -65,14 +65,11 @@ async def run(context: ProcessContext) -> None:
 
 
 async def import_engine(context: ProcessContext) -> OpenEngine:
-    """Import the engine, which takes most of the time; at low priority next to other generators."""
+    """Import the engine, which takes most of the time."""
     if context.config.model.is_hosted:
         return functools.partial(open_hosted, context)
     rank = seat(context.config, context.name)
-    work = functools.partial(engine_opener, context.config, context.model_path, rank=rank)
-    if "generator" in context.directory.roles:
-        return await gently(work)
-    return await asyncio.to_thread(work)
+    return await asyncio.to_thread(engine_opener, context.config, context.model_path, rank=rank)
 
 
 class Generator:

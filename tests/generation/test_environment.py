@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from composing import compose
 
 from async_rl.core.errors import ConfigError
 from async_rl.generation.engine import read_model_facts
-from async_rl.generation.environment import gently, prepare_environment
+from async_rl.generation.environment import prepare_environment
 
 CHILD = """
 import os, signal, sys
@@ -107,19 +106,6 @@ def test_the_end_tokens_of_a_model_are_read_or_missed(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
     facts = read_model_facts(tmp_path)
     assert (facts.max_positions, facts.end_token_ids) == (64, (5, 6))
-
-
-def test_gentle_work_gives_way_to_others_and_what_comes_after_it_does_not() -> None:
-    def niceness() -> int:
-        return os.getpriority(os.PRIO_PROCESS, 0)
-
-    async def run() -> tuple[int, int, int]:
-        return await gently(niceness), niceness(), await asyncio.to_thread(niceness)
-
-    mine = niceness()
-    gentle, here, later = asyncio.run(run())
-    assert gentle > mine
-    assert here == later == mine
 
 
 @pytest.mark.parametrize("to_others", [True, False])

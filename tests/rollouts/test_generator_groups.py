@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import AsyncGenerator, Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,13 +14,10 @@ from rollouts_support import completion, opened_rollouts, process, score, ticket
 
 from async_rl.core.errors import EngineDead, RewardError, Unavailable, WeightsError, root_cause
 from async_rl.core.types import Group, Prompt, Purpose, Sampling, Score, StepScore, Ticket
-from async_rl.processes.generator import import_engine
 from async_rl.protocol.base import Ok
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.protocol.generator import Completion
-from async_rl.protocol.membership import Members
 from async_rl.rollouts.groups import Groups
-from async_rl.runtime.directory import Directory
 
 
 class ScriptedEngine:
@@ -243,30 +238,3 @@ def test_an_engine_that_died_ends_its_generator_and_fails_no_group(error: Except
     with pytest.raises(ExceptionGroup) as ended:
         asyncio.run(attempt("[]", ScriptedEngine(error), ScriptedScorer()))
     assert isinstance(root_cause(ended.value), EngineDead)
-
-
-def test_an_engine_is_brought_up_gently_where_another_generator_writes_already(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    niceness: list[int] = []
-
-    def opener(*_: object, rank: int) -> None:
-        niceness.append(os.getpriority(os.PRIO_PROCESS, 0))
-
-    monkeypatch.setattr("async_rl.processes.generator.engine_opener", opener)
-
-    async def run() -> None:
-        for role in ("", "learner", "generator"):
-            directory = Directory()
-            directory.update(Members(revision=0, members=[], roles=[role] if role else []))
-            await import_engine(
-                SimpleNamespace(
-                    config=compose("grpo_code"),
-                    model_path=None,
-                    name="generator-1",
-                    directory=directory,
-                )
-            )  # type: ignore[arg-type]
-
-    asyncio.run(run())
-    assert niceness[0] == niceness[1] < niceness[2]
