@@ -51,7 +51,7 @@ cache, which is faster than one large pass.
 """
 MOMENTS_PIECE_BYTES = 256 << 20
 """Bytes of offloaded moments that move to the GPU together. A piece must be so large that a copy
-reaches the rate of the bus, and small because three pieces are on the GPU at once.
+reaches the rate of the bus, and small because it takes memory of the GPU.
 """
 
 

@@ -8,7 +8,6 @@ Invariant: after an exception neither parameters nor moments have changed.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -46,6 +45,7 @@ class Moments:
     ) -> None:
         self._states = optimizer.state
         self._is_offloaded = is_offloaded
+        self._device = local(parameters[0]).device
         self._pieces = list(_divided(parameters)) if is_offloaded else [list(parameters)]
         where: dict[str, Any] = {}
         if is_offloaded:
@@ -64,24 +64,18 @@ class Moments:
         if not self._is_offloaded:
             yield from self._pieces
             return
-        device = self._pieces[0][0].device
-        module: Any = torch.get_device_module(device)
-        arriving = module.Stream()
-        leaving = module.Stream()
-        visits = (_Visit(self._states, piece, device, arriving) for piece in self._pieces)
-        following = next(visits)
-        ending: deque[_Visit] = deque()
         for piece in self._pieces:
-            visit = following
-            following = next(visits, following)
-            visit.copied.wait()
+            homes = [
+                (self._states[p], name, self._states[p][name]) for p in piece for name in MOMENTS
+            ]
+            # In the order of the current stream: a copy to the host follows the step before it.
+            for state, name, home in homes:
+                state[name] = home.to(self._device, non_blocking=True)
             yield piece
-            visit.leave(leaving)
-            ending.append(visit)
-            if len(ending) > 1:
-                # Its memory is free for the piece after the next.
-                ending.popleft().copied.wait()
-        ending.pop().copied.synchronize()
+            for state, name, home in homes:
+                state[name] = home.copy_(state[name], non_blocking=True)
+        module: Any = torch.get_device_module(self._device)
+        module.synchronize()
 
     def move(self, device: torch.device) -> None:
         """Move moments that are not offloaded."""
@@ -89,34 +83,6 @@ class Moments:
             for state in self._states.values():
                 for name in MOMENTS:
                     state[name] = state[name].to(device)
-
-
-class _Visit:
-    """The moments of a piece on the device. `copied` is the event after the last copy."""
-
-    def __init__(
-        self, states: Any, parameters: Iterable[nn.Parameter], device: torch.device, stream: Any
-    ) -> None:
-        self._module: Any = torch.get_device_module(device)
-        self._slots = [(states[p], name) for p in parameters for name in MOMENTS]
-        self._homes: list[Tensor] = [state[name] for state, name in self._slots]
-        # Kept until they have been copied back.
-        self._guests = [torch.empty_like(home, device=device) for home in self._homes]
-        self.copied = self._copy(self._guests, stream)
-
-    def leave(self, stream: Any) -> None:
-        """Begin to copy the moments to where they came from."""
-        self.copied = self._copy(self._homes, stream)
-
-    def _copy(self, targets: Iterable[Tensor], stream: Any) -> Any:
-        # After everything that was queued: the use of the moments, or of what had this memory.
-        stream.wait_stream(self._module.current_stream())
-        with self._module.stream(stream):
-            for (state, name), target in zip(self._slots, targets, strict=True):
-                state[name] = target.copy_(state[name], non_blocking=True)
-            copied = self._module.Event()
-            copied.record()
-        return copied
 
 
 def _divided(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

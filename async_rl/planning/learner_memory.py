@@ -104,11 +104,11 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     offloaded = 0.0
     step = _step_bytes(config, shape)
     if offload == "optimizer":
-        # Three pieces are on the device during an optimizer step (learner/optimizer.py).
+        # One piece is on the device during an optimizer step (learner/optimizer.py).
         kept = weights
         offloaded = moments
         largest = MOMENT_BYTES * shape.vocab_size * shape.hidden_size / config.learner.ranks
-        step = gradients + max(step, min(moments, 3 * max(MOMENTS_PIECE_BYTES, largest)))
+        step = gradients + max(step, min(moments, max(MOMENTS_PIECE_BYTES, largest)))
     elif offload == "parameters":
         kept = 0.0
         offloaded = weights + moments + gradients
