@@ -144,7 +144,7 @@ class VarlenPlan:
 
 def plan(segments: Indices, device: torch.device) -> Plan:
     """Return the plan of a row for the kernels of the device. segments: as in `Pass`."""
-    return PartsPlan(segments, device) if device.type == "cpu" else VarlenPlan(segments, device)
+    return PartsPlan(segments) if device.type == "cpu" else VarlenPlan(segments, device)
 
 
 def _segment_attention(

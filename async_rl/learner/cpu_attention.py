@@ -10,12 +10,16 @@ the masks and the repeated keys of one kernel call are bounded.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from async_rl.batching.packing import Indices
 
@@ -29,8 +33,9 @@ _PART_CELLS = 1 << 19
 # The masks of rows with at most these keys are kept for all layers: 4 KB per token. A step of the
 # embedded model would take a tenth longer without them.
 _KEPT_KEYS = 1024
-# The log-sum-exp of padding: the probability of every key is then 0, and padding has no gradient.
-_INFINITE = 1e30
+# A part keeps its gathered keys for the backward pass if they are at most this many times its
+# queries; any other part gathers them again and computes its attention twice.
+_KEPT_SHARE = 4
 
 
 class Row(NamedTuple):
@@ -45,54 +50,83 @@ class Row(NamedTuple):
 
 
 class Part:
-    """One kernel call: N rows of Q queries attend to N rows of K keys."""
+    """One kernel call: N rows of Q queries attend to N rows of K keys.
 
-    def __init__(self, rows: Sequence[Row], window: int | None, device: torch.device) -> None:
-        queries, padding = _padded([row.queries for row in rows])
+    queries: int64 [N, Q], the token of each query; is_query: bool [N, Q], False where padding
+    repeats a token.
+    """
+
+    def __init__(self, rows: Sequence[Row], window: int | None) -> None:
+        self.queries, self.is_query = _padded([row.queries for row in rows])
         keys, _ = _padded([row.keys for row in rows])
-        self._shape = len(rows), queries.shape[1], keys.shape[1]
+        self._shape = *self.queries.shape, keys.shape[1]
+        self._key_index = torch.from_numpy(keys.flatten())
         self._window = window
+        self._firsts = torch.tensor([row.first for row in rows])
+        self._is_causal = not _is_masked(rows[0], window)
         self._mask: Tensor | None = None
-        self._firsts = torch.tensor([row.first for row in rows], device=device)
-        self.is_causal = not _is_masked(rows[0], window)
-        self.query_index = torch.from_numpy(queries.flatten()).to(device)
-        self.key_index = torch.from_numpy(keys.flatten()).to(device)
-        self.padding = torch.from_numpy(padding).to(device)
-        """The cells among the N * Q queries that hold no query."""
-        cells = np.delete(np.arange(queries.size), padding)
-        self._cells = torch.from_numpy(cells).to(device)
-        self._tokens = self.query_index[self._cells]
+        self.keeps_keys = keys.size <= _KEPT_SHARE * self.queries.size
 
-    def mask(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the additive mask: [N, 1, Q, K]. It hides keys after the query, so padding at the
-        end of the keys is hidden too.
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """Attend: float [N * Q, H, D], [T, H_kv, D], [T, H_kv, D] -> float [N * Q, H, D]."""
+        key, value = (x.index_select(0, self._key_index).to(query.dtype) for x in (key, value))
+        rows = (x.view(self._shape[0], -1, *x.shape[1:]) for x in (query, key, value))
+        out = scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in rows),
+            attn_mask=self._mask_of(query.dtype),
+            is_causal=self._is_causal,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def _mask_of(self, dtype: torch.dtype) -> Tensor | None:
+        """The additive mask: [N, 1, Q, K]. It hides keys after the query, so padding at the end of
+        the keys is hidden too.
         """
-        if self.is_causal or (self._mask is not None and self._mask.dtype is dtype):
+        if self._is_causal or (self._mask is not None and self._mask.dtype is dtype):
             return self._mask
         _, num_queries, num_keys = self._shape
-        device = self._firsts.device
-        query = self._firsts[:, None, None] + torch.arange(num_queries, device=device)[:, None]
-        key = torch.arange(num_keys, device=device)
+        query = self._firsts[:, None, None] + torch.arange(num_queries)[:, None]
+        key = torch.arange(num_keys)
         is_hidden = key > query
         if self._window is not None:
             is_hidden |= key <= query - self._window
-        mask = torch.zeros(is_hidden.shape, dtype=dtype, device=device)
+        mask = torch.zeros(is_hidden.shape, dtype=dtype)
         mask = mask.masked_fill_(is_hidden, -torch.inf)[:, None]
         if num_keys <= _KEPT_KEYS:
             self._mask = mask
         return mask
 
-    def rows(self, x: Tensor, index: Tensor) -> Tensor:
-        """Gather tokens: float [T, H, D] -> float [N, H, Q or K, D]."""
-        gathered = x.flatten(1).index_select(0, index)
-        return gathered.view(self._shape[0], -1, *x.shape[1:]).transpose(1, 2)
 
-    def write(self, target: Tensor, values: Tensor) -> None:
-        """Put values of the queries in the order of the row: [N, H, Q, ...] into [T, H, ...]."""
-        values = values.transpose(1, 2).flatten(0, 1)
-        if len(self.padding):
-            values = values.index_select(0, self._cells)
-        target.index_copy_(0, self._tokens, values)
+class _Parts:
+    """The parts of layers with one window."""
+
+    def __init__(self, segments: Indices, window: int | None) -> None:
+        groups = _similar(_rows(segments, window), window)
+        self._parts = [Part(rows, window) for rows in groups]
+        self._sizes = [part.queries.size for part in self._parts]
+        queries = np.concatenate([part.queries.flatten() for part in self._parts])
+        places = np.flatnonzero(np.concatenate([part.is_query.flatten() for part in self._parts]))
+        self._queries = torch.from_numpy(queries)
+        # Where each token is a query; what padding computes is not read.
+        self._place = torch.from_numpy(places[queries[places].argsort()])
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        queries = query.index_select(0, self._queries).split(self._sizes)
+        # A key is in several rows, and sums of their gradients in bfloat16 would lose small terms.
+        wide = torch.promote_types(key.dtype, torch.float32)
+        key, value = key.to(wide), value.to(wide)
+        results = []
+        for part, own in zip(self._parts, queries, strict=True):
+            attend = part.attend
+            if not part.keeps_keys:
+                # Otherwise a long response would keep its prompt's keys once per _ROW_QUERIES.
+                attend = functools.partial(
+                    checkpoint, part.attend, use_reentrant=False, preserve_rng_state=False
+                )
+            results.append(attend(own, key, value, scaling))
+        return torch.cat(results).index_select(0, self._place)
 
 
 class PartsPlan:
@@ -100,27 +134,17 @@ class PartsPlan:
     it.
     """
 
-    def __init__(self, segments: Indices, device: torch.device) -> None:
-        self._segments = segments
-        self._device = device
+    def __init__(self, segments: Indices) -> None:
         self._longest = int((segments[:, 1] + segments[:, 3]).max())
-        self._planned: dict[int | None, list[Part]] = {}
+        self._planned = functools.cache(functools.partial(_Parts, segments))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
     ) -> Tensor:
         """Compute `attention.attend` of the row."""
-        out: Tensor = _PartsAttention.apply(query, key, value, self.parts(window), scaling)  # type: ignore[no-untyped-call]
-        return out
-
-    def parts(self, window: int | None) -> list[Part]:
-        """Return the parts of layers with this window."""
         if window is not None and window >= self._longest:
             window = None
-        if window not in self._planned:
-            groups = _similar(_rows(self._segments, window), window)
-            self._planned[window] = [Part(rows, window, self._device) for rows in groups]
-        return self._planned[window]
+        return self._planned(window).attend(query, key, value, scaling)
 
 
 def _rows(segments: Indices, window: int | None) -> Iterator[Row]:
@@ -169,87 +193,12 @@ def _fits(row: Row, group: Sequence[Row], window: int | None) -> bool:
     return len(row.queries) >= _MIN_FILL * len(longest.queries) and few >= _MIN_FILL * many
 
 
-def _padded(rows: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """Return int64 [N, L] and the cells that are padding: they repeat the row's first token."""
+def _padded(rows: Sequence[Indices]) -> tuple[Indices, npt.NDArray[np.bool_]]:
+    """Return int64 [N, L] and the cells that are no padding, bool [N, L]. Padding repeats the row's
+    first token.
+    """
     lengths = np.array([len(row) for row in rows])
     is_real = np.arange(lengths.max()) < lengths[:, None]
     index = np.repeat(np.array([row[0] for row in rows])[:, None], lengths.max(), 1)
     index[is_real] = np.concatenate(rows)
-    return index, np.flatnonzero(~is_real)
-
-
-class _PartsAttention(torch.autograd.Function):
-    """Float [T, H, D], [T, H_kv, D], [T, H_kv, D] -> float [T, H, D].
-
-    Keeps these tensors and the log-sum-exp. The backward pass gathers the parts again.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        parts: list[Part],
-        scaling: float | None,
-    ) -> Tensor:
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        total = None
-        groups = query.shape[1] // key.shape[1]
-        for part in parts:
-            q = part.rows(query, part.query_index)
-            k, v = (_repeated(part.rows(x, part.key_index), groups) for x in (key, value))
-            result, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, 0.0, part.is_causal, attn_mask=part.mask(q.dtype), scale=scaling
-            )
-            if total is None:
-                # In the kernel's type: bfloat16 would round a sum to 3 digits.
-                total = sums.new_empty(query.shape[:2])
-            part.write(out, result)
-            part.write(total, sums)
-        ctx.save_for_backward(query, key, value, out, total)
-        ctx.parts = parts
-        ctx.scaling = scaling
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        # Once: checkpointing computes them again each time.
-        query, key, value, out, total = ctx.saved_tensors
-        groups = query.shape[1] // key.shape[1]
-        of_query = torch.empty_like(out)
-        # A key is in several rows, and sums in bfloat16 would lose small terms.
-        of_key, of_value = (torch.zeros(x.shape, dtype=total.dtype) for x in (key, value))
-        for part in ctx.parts:
-            pulled, q, o = (part.rows(x, part.query_index) for x in (grads[0], query, out))
-            k, v = (_repeated(part.rows(x, part.key_index), groups) for x in (key, value))
-            sums = total.index_select(0, part.query_index)
-            sums.index_fill_(0, part.padding, _INFINITE)
-            sums = sums.view(len(q), -1, query.shape[1]).transpose(1, 2)
-            results = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                pulled,
-                q,
-                k,
-                v,
-                o,
-                sums,
-                0.0,
-                part.is_causal,
-                attn_mask=part.mask(q.dtype),
-                scale=ctx.scaling,
-            )
-            part.write(of_query, results[0])
-            for target, result in zip((of_key, of_value), results[1:], strict=True):
-                added = _summed(result.transpose(1, 2).flatten(0, 1), groups)
-                target.index_add_(0, part.key_index, added.to(target.dtype))
-        return of_query, of_key.to(key.dtype), of_value.to(value.dtype), None, None
-
-
-def _repeated(x: Tensor, groups: int) -> Tensor:
-    """Repeat each key head for its query heads: [N, H_kv, K, D] -> [N, H, K, D]."""
-    return x if groups == 1 else x.repeat_interleave(groups, dim=1)
-
-
-def _summed(x: Tensor, groups: int) -> Tensor:
-    """Invert `_repeated` for gradients: [M, H, D] -> [M, H_kv, D]."""
-    return x if groups == 1 else x.view(len(x), -1, groups, x.shape[2]).sum(2)
+    return index, is_real

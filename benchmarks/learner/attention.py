@@ -55,10 +55,8 @@ class DensePlan:
             fits = (rest[:, 1] >= _MIN_FILL * rest[0, 1]) & ((rest[:, 3] > 0) == (rest[0, 3] > 0))
             size = len(fits) if fits.all() else int(fits.argmin())
             members = rest[:size]
-            own, padding = _padded([np.arange(s, s + n) for s, n, _, _ in members])
-            is_real = np.ones(own.size, dtype=bool)
-            is_real[padding] = False
-            output[own.reshape(-1)[is_real]] = written + np.flatnonzero(is_real)
+            own, is_real = _padded([np.arange(s, s + n) for s, n, _, _ in members])
+            output[own[is_real]] = written + np.flatnonzero(is_real)
             self._blocks.append(self._block(own, members))
             first += size
             written += own.size

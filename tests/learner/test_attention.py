@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from async_rl.batching.packing import Indices
 from async_rl.learner import attention, cpu_attention
 from async_rl.learner.attention import VarlenPlan, plan
-from async_rl.learner.cpu_attention import PartsPlan
 
 CPU = torch.device("cpu")
 HEADS, KEY_HEADS, WIDTH = 4, 2, 8
@@ -130,8 +129,10 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def largest(tokens: int, window: int | None) -> int:
-    """The largest tensor of a row with a prompt, two responses and a whole sequence."""
+def largest_and_kept(tokens: int, window: int | None) -> tuple[int, int]:
+    """The elements of the largest tensor, and the bytes that the backward pass keeps, of a row with
+    a prompt, two responses and a whole sequence.
+    """
     part = tokens // 4
     segments = np.array(
         [
@@ -142,15 +143,25 @@ def largest(tokens: int, window: int | None) -> int:
         ]
     )
     given_ = inputs(segments, torch.float32)
+    kept: dict[int, int] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
     with LargestTensor() as seen:
-        with_gradients(plan(segments, CPU).attend(*given_, None, window), given_)
-    return seen.num_elements
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            out = plan(segments, CPU).attend(*given_, None, window)
+        with_gradients(out, given_)
+    return seen.num_elements, sum(kept.values())
 
 
 @pytest.mark.parametrize("window", [None, 256])
-def test_no_tensor_grows_faster_than_the_row(window: int | None) -> None:
-    few, many = (largest(tokens, window) for tokens in (2048, 8192))
+def test_no_tensor_grows_faster_than_the_row_nor_all_that_are_kept(window: int | None) -> None:
+    (few, few_kept), (many, many_kept) = (largest_and_kept(n, window) for n in (2048, 8192))
     assert many <= 4 * few
+    assert many_kept <= 4.5 * few_kept
     # Twice the queries of all heads: the keys of a windowed part overlap.
     assert many <= 2 * 8192 * HEADS * WIDTH
 
@@ -210,10 +221,3 @@ def test_the_kernels_of_a_gpu_accept_what_they_are_given(
     given_ = [x.detach().to("meta").requires_grad_() for x in inputs(segments, dtype)]
     out = VarlenPlan(segments, torch.device("meta")).attend(*given_, None, window)
     assert (out.shape, out.dtype) == (given_[0].shape, dtype)
-
-
-def test_windows_are_planned_once_per_row() -> None:
-    segments = np.array([(0, 50, 0, 0)])
-    row = PartsPlan(segments, CPU)
-    assert row.parts(7) is row.parts(7)
-    assert row.parts(50) is row.parts(None)
