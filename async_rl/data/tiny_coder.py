@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from async_rl.data import corpus, list_functions
 from async_rl.data.embedded import TinyCoder
@@ -43,8 +45,6 @@ def build_model(config: TinyCoder, tokenizer: Any) -> Any:
     """A Qwen3ForCausalLM with fresh float32 weights drawn from `config.seed`; input and output
     embeddings are tied.
     """
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     qwen = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,
@@ -142,8 +142,7 @@ def learning_rate(step: int, *, num_steps: int, peak: float) -> float:
 
 
 def build_optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, in as many shares as there are workers, and AdamW
-    for embeddings and norms.
+    """Muon for the matrices inside the layers, and AdamW for embeddings and norms.
 
     Against AdamW alone, Muon (arXiv 2502.16982, its scaling) needs about half the steps and leaves
     a third of the malformed programs.
@@ -151,17 +150,9 @@ def build_optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]
     # Muon is for matrices that multiply activations; embeddings are tables.
     inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     outer = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    muons = [
-        torch.optim.Muon(share, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-        for share in _shares(inner)
-    ]
+    muon = torch.optim.Muon(inner, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     adam = torch.optim.AdamW(outer, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
-    return [*muons, adam]
-
-
-def _shares(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    shares = [parameters[part::_NUM_WORKERS] for part in range(_NUM_WORKERS)]
-    return [share for share in shares if share]
+    return [muon, adam]
 
 
 def warm_start(
@@ -219,18 +210,6 @@ def make_tiny_coder(
     )
     warm_start(model, data, config, on_progress)
     tokenizer.save_pretrained(str(directory))
-    _save(model, directory)
-
-
-def _save(model: Any, directory: Path) -> None:
-    """save_pretrained without the bar that transformers draws over ours."""
-    from transformers.utils import logging
-
-    # Restored below: a notebook that builds the model may want the bars of its own models.
-    is_drawing = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model.save_pretrained(str(directory))
-    finally:
-        if is_drawing:
-            logging.enable_progress_bar()
+    # Its bar would overwrite the progress of the run.
+    disable_progress_bar()
+    model.save_pretrained(str(directory))

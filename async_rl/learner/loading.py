@@ -23,7 +23,6 @@ from async_rl.batching.packing import pack
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import WHOLE_ROWS, Context, use_segments
-from async_rl.learner.fused import fuse
 from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy
 from async_rl.learner.pretrained import PretrainedWeights
 from async_rl.learner.sharding import Ranks
@@ -86,7 +85,6 @@ def _open_policy(
     config: RunConfig, path: Path, ranks: Ranks, *, has_value_head: bool
 ) -> tuple[Policy, PretrainedWeights | None]:
     """Load the policy whole, or open its weights and return it without values."""
-    is_fused = ranks.device.type == "cpu" and ranks.dtype == torch.float32
     weights = None
     if ranks.is_sharded:
         weights = PretrainedWeights.open(path, trust_remote_code=config.model.trust_remote_code)
@@ -94,15 +92,14 @@ def _open_policy(
         policy = load_policy(
             path,
             trust_remote_code=config.model.trust_remote_code,
-            is_fused=is_fused,
             has_value_head=has_value_head,
             context=ranks.context,
         )
     else:
         if ranks.rank == 0:
             # The other ranks have the same model; their first collective waits for this one.
-            _checked(weights.first_layers(), path, is_fused, context=WHOLE_ROWS)
-        policy = _prepared(weights.empty_model(), is_fused, has_value_head, context=ranks.context)
+            _checked(weights.first_layers(), path, context=WHOLE_ROWS)
+        policy = _prepared(weights.empty_model(), has_value_head, context=ranks.context)
     if config.learner.gradient_checkpointing:
         lm = policy.lm
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -131,15 +128,14 @@ def load_policy(
     path: Path,
     *,
     trust_remote_code: bool,
-    is_fused: bool,
     has_value_head: bool = False,
     context: Context = WHOLE_ROWS,
 ) -> Policy:
     """Load a causal language model in float32.
 
-    is_fused: replace Qwen3 modules by the modules of fused.py; has_value_head: add a critic's head
-    to its backbone; context: the ranks that share its rows.  Raises ConfigError if the model cannot
-    be loaded, if its heads cannot be divided, or if it computes different log-probs on packed rows.
+    has_value_head: add a critic's head to its backbone; context: the ranks that share its rows.
+    Raises ConfigError if the model cannot be loaded, if its heads cannot be divided, or if it
+    computes different log-probs on packed rows.
     """
     # The bars of several ranks would overwrite each other in one log.
     disable_progress_bar()
@@ -152,13 +148,12 @@ def load_policy(
             f"model.path={path} is not a causal language model that transformers can load: {error};"
             " set model.path to a directory with config.json and weights"
         ) from error
-    return _checked(lm, path, is_fused, has_value_head, context=context)
+    return _checked(lm, path, has_value_head, context=context)
 
 
 def _checked(
     lm: PreTrainedModel,
     path: Path,
-    is_fused: bool,
     has_value_head: bool = False,
     *,
     context: Context,
@@ -166,31 +161,24 @@ def _checked(
     """Return the policy after the comparison of its packed rows with its plain forward pass."""
     lm.eval()
     expected = _plain_logprobs(lm)
-    policy = _prepared(lm, is_fused, has_value_head, context=context)
+    policy = _prepared(lm, has_value_head, context=context)
     _check(policy, expected, path)
     return policy
 
 
-def _prepared(
-    lm: PreTrainedModel, is_fused: bool, has_value_head: bool, *, context: Context
-) -> Policy:
+def _prepared(lm: PreTrainedModel, has_value_head: bool, *, context: Context) -> Policy:
     heads = lm.config.get_text_config().num_attention_heads
     if heads % context.size:
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
         raise ConfigError(
             f"learner.context_ranks={context.size} does not divide the {heads} attention heads of"
             f" {type(lm).__name__}: each rank computes the attention of a part of them; set"
-            f" learner.context_ranks to one of {', '.join(map(str, _divisors(heads)))}"
+            f" learner.context_ranks to one of {', '.join(map(str, divisors))}"
         )
     # Dropout would make two passes over one row differ.
     lm.eval()
     use_segments(lm)
-    if is_fused:
-        fuse(lm)
     return Policy(lm, has_value_head=has_value_head, context=context)
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 @torch.no_grad()

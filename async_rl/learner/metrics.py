@@ -106,9 +106,9 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
             oldest_ages=_oldest_ages(step, version)[batch.sequence_index][mask],
             across=across,
         ),
-        **_policy(step, across),
-        **_reference(step, across),
-        **_value(step, across),
+        **_policy(step),
+        **_reference(step),
+        **_value(step),
         "advantage/mean": across.mean(advantages),
         "advantage/std": math.sqrt(across.variance(advantages)),
         "staleness/mean_versions": across.mean(ages),
@@ -126,7 +126,7 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
     return scalars
 
 
-def _policy(step: Step, across: Across) -> dict[str, float]:
+def _policy(step: Step) -> dict[str, float]:
     totals = step.totals
     sums = step.totals.policy
     # During the critic's warm-up no token of the policy is trained.
@@ -135,7 +135,7 @@ def _policy(step: Step, across: Across) -> dict[str, float]:
     return {
         # The loss of a minibatch is a mean already, so it is averaged over the updates.
         "loss/policy": sums.loss / totals.updates,
-        "policy/entropy": across.mean(step.before.entropies[step.mask]),
+        "policy/entropy": step.batch.across.mean(step.before.entropies[step.mask]),
         "policy/clip_fraction": (sums.clipped_low + sums.clipped_high) / tokens,
         "policy/clip_fraction_low": sums.clipped_low / tokens,
         "policy/clip_fraction_high": sums.clipped_high / tokens,
@@ -148,7 +148,7 @@ def _policy(step: Step, across: Across) -> dict[str, float]:
     }
 
 
-def _reference(step: Step, across: Across) -> dict[str, float]:
+def _reference(step: Step) -> dict[str, float]:
     mask = step.mask
     before = step.before
     # No metric instead of 0: a run without a reference has no KL to report.
@@ -157,12 +157,13 @@ def _reference(step: Step, across: Across) -> dict[str, float]:
     kl = kl_estimate(
         before.proximal_logprobs[mask], ref_logprobs=before.ref_logprobs[mask], estimator="k3"
     )
-    return {"policy/kl_reference": across.mean(kl), "policy/kl_coef": step.kl_coef}
+    return {"policy/kl_reference": step.batch.across.mean(kl), "policy/kl_coef": step.kl_coef}
 
 
-def _value(step: Step, across: Across) -> dict[str, float]:
+def _value(step: Step) -> dict[str, float]:
     mask = step.mask
     totals = step.totals
+    across = step.batch.across
     values = step.before.values
     if values is None or step.targets.returns is None or step.value_lr is None:
         return {}

@@ -83,7 +83,13 @@ class Updater:
         value_lr = None if critic_optimizer is None else critic_optimizer.set_step(version)
 
         started_s = time.perf_counter()
-        updates = self._plan(batch, mask, version)
+        # For the batch, not for a minibatch: every epoch draws other minibatches.
+        has_gradient = self._has_gradient(batch, mask)
+        updates = [
+            minibatch
+            for epoch in range(self._config.learner.epochs)
+            for minibatch in self._forward.plan(batch, version, epoch, has_gradient=has_gradient)
+        ]
         waits = needs_policy_before(self._algorithm, self._models)
         # With one update the training pass itself records the proximal log-probs.
         records_policy = trains_policy and len(updates) == 1 and not waits
@@ -128,15 +134,6 @@ class Updater:
             corrected=step.corrected or self._corrected(batch, mask, before),
             update_s=time.perf_counter() - targeted_s,
         )
-
-    def _plan(self, batch: Batch, mask: Tensor, version: int) -> list[Minibatch]:
-        """The minibatches of all epochs, in order."""
-        # For the batch, not for a minibatch: every epoch draws other minibatches.
-        has_gradient = self._has_gradient(batch, mask)
-        updates = []
-        for epoch in range(self._config.learner.epochs):
-            updates += self._forward.plan(batch, version, epoch, has_gradient=has_gradient)
-        return updates
 
     def _targets(self, batch: Batch, mask: Tensor, before: BatchOutputs, kl_coef: float) -> Targets:
         return compute_targets(

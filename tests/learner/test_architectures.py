@@ -95,4 +95,4 @@ def test_a_model_that_packed_rows_would_compute_wrongly_is_refused_with_the_reas
         torch.nn.init.normal_(model.lm_head.bias)
         model.save_pretrained(path)
     with pytest.raises(ConfigError, match=reason):
-        load_policy(path, trust_remote_code=False, is_fused=False)
+        load_policy(path, trust_remote_code=False)

@@ -294,12 +294,12 @@ def test_a_model_that_packing_would_compute_wrongly_is_refused(
     path = make_model(tmp_path / "model")
     monkeypatch.setattr("async_rl.learner.loading._TOLERANCE", -1.0)
     with pytest.raises(ConfigError, match="does not support"):
-        load_policy(path, trust_remote_code=False, is_fused=False)
+        load_policy(path, trust_remote_code=False)
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path="):
-        load_policy(tmp_path, trust_remote_code=False, is_fused=False)
+        load_policy(tmp_path, trust_remote_code=False)
 
 
 @pytest.mark.covers("dtype")

@@ -276,7 +276,7 @@ class World:
                 json.dumps({"eos_token_id": 0})
             )
         self.policies = [
-            load_policy(path / str(version), trust_remote_code=False, is_fused=False)
+            load_policy(path / str(version), trust_remote_code=False)
             for version in range(NUM_VERSIONS)
         ]
         specs = [tensor_spec(name, value) for name, value in models[0].named_parameters()]
