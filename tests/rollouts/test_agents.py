@@ -463,6 +463,8 @@ def test_a_session_stays_with_its_generator_and_moves_with_the_same_tokens() -> 
             await ask("1.1.0", [5] * 4)
             moved = generators.calls[-2:]
             assert [request.token_ids.tolist() for _, request in moved] == [[5] * 4, [5] * 4]
+            # The group first: the engine of transformers draws by it.
+            assert {request.request_id for _, request in moved} == {"1.1.0/0.0.gateway-0"}
             assert len({name for name, _ in moved}) == 2
             # The generator that is gone is asked no more.
             generators.calls.clear()
