@@ -70,9 +70,13 @@ class Part:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """Attend: float [N * Q, H, D], [T, H_kv, D], [T, H_kv, D] -> float [N * Q, H, D]."""
         key, value = (x.index_select(0, self._key_index).to(query.dtype) for x in (key, value))
-        rows = (x.view(self._shape[0], -1, *x.shape[1:]) for x in (query, key, value))
+        q, k, v = (
+            x.view(self._shape[0], -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value)
+        )
         out = scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in rows),
+            q,
+            k,
+            v,
             attn_mask=self._mask_of(query.dtype),
             is_causal=self._is_causal,
             scale=scaling,
@@ -113,7 +117,7 @@ class _Parts:
         self._place = torch.from_numpy(places[queries[places].argsort()])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        queries = query.index_select(0, self._queries).split(self._sizes)
+        queries = torch.split(query.index_select(0, self._queries), self._sizes)
         # A key is in several rows, and sums of their gradients in bfloat16 would lose small terms.
         wide = torch.promote_types(key.dtype, torch.float32)
         key, value = key.to(wide), value.to(wide)
