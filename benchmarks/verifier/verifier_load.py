@@ -150,7 +150,7 @@ def main() -> None:
     cells = str(len(os.sched_getaffinity(0)))
     command = [sys.executable, "-m", "async_rl.launchers.cli", "verifier", "--token", "t"]
     with subprocess.Popen(
-        [*command, "--cells", cells], stdout=subprocess.PIPE, text=True
+        [*command, f"verifiers.cells={cells}"], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[2]

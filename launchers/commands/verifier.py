@@ -62,16 +62,6 @@ def verifier(
             help="token that clients must send; default: a new one, which is printed",
         ),
     ] = None,
-    cells: Annotated[
-        int | None,
-        typer.Option(min=1, help="programs that run in parallel; default: verifiers.cells"),
-    ] = None,
-    allow_unsafe: Annotated[
-        bool,
-        typer.Option(
-            "--allow-unsafe", help="run even where no jail works, if every program is trusted"
-        ),
-    ] = False,
     end_with_input: Annotated[
         bool,
         typer.Option(
@@ -82,18 +72,13 @@ def verifier(
 ) -> None:
     """Serve verdicts over HTTP until stopped, without a run.
 
-    Examples: async-rl verifier; async-rl verifier --port 8080 --cells 4 sandbox.timeout_s=5
+    Examples: async-rl verifier; async-rl verifier --port 8080 verifiers.cells=4 sandbox.timeout_s=5
     """
-    overrides = list(settings or [])
-    if cells is not None:
-        overrides.append(f"verifiers.cells={cells}")
-    if allow_unsafe:
-        overrides.append("sandbox.allow_unsafe=true")
     # The imports of a composer take half a second, which `async-rl verifier --help` need not wait.
     from async_rl.composition.compose import verifier_config
     from async_rl.wire.addresses import host_for_people
 
-    config = verifier_config(overrides)
+    config = verifier_config(settings or [])
 
     # An empty variable of the environment would mean no protection.
     if token == "":

@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 from async_rl.composition.compose import verifier_config
-from async_rl.config.base import replace
+from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.machine import this_machine
@@ -70,10 +70,6 @@ def verify(
         ),
     ],
     settings: VerifierSettings = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="programs that run in parallel; default: one per core"),
-    ] = None,
     references: Annotated[
         bool,
         typer.Option(
@@ -89,9 +85,9 @@ def verify(
     Examples: async-rl verify completions.jsonl --output results.jsonl; async-rl verify
     problems.jsonl --references
     """
-    config = verifier_config(settings or [])
     # A cell runs one program, which uses one core.
-    num_workers = workers or len(this_machine().cores)
+    cells = f"verifiers.cells={len(this_machine().cores)}"
+    config = verifier_config(with_defaults(settings or [], [cells]))
     # Read before any program runs: the command exits immediately if a file has no usable column.
     items = list(_items(file, _REFERENCES if references else _COMPLETIONS, config))
     # No verdict is not the same as no failure: a script would read exit code 0.
@@ -99,7 +95,7 @@ def verify(
         raise DataError(f"{file}: has no rows; nothing was scored")
     started_s = time.monotonic()
     with _opened(output) as lines:
-        results = asyncio.run(_score(items, config, num_workers, lines))
+        results = asyncio.run(_score(items, config, lines))
     _report(results, time.monotonic() - started_s, references=references)
     # A wrong reference solution is an error of the data, a wrong completion is a result.
     failed = {result.verdict for result in results} - {Verdict.PASS}
@@ -182,24 +178,23 @@ def _complete(row: dict[str, Any], code: str) -> str:
     return code
 
 
-async def _score(
-    items: list[_Item], config: RunConfig, workers: int, lines: BinaryIO | None
-) -> list[_Result]:
+async def _score(items: list[_Item], config: RunConfig, lines: BinaryIO | None) -> list[_Result]:
     from async_rl.observability.activity import Activity
     from async_rl.rewards.verifier.serving import open_service
 
     results: list[_Result] = []
-    verifiers = replace(config.verifiers, cells=workers)
+    verifiers = config.verifiers
     async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
         level = service.cells.level
-        typer.echo(f"{len(items)} programs, {workers} at a time, jail level {level}", err=True)
+        num = verifiers.cells
+        typer.echo(f"{len(items)} programs, {num} at a time, jail level {level}", err=True)
 
         async def score(item: _Item) -> None:
             results.append(await _judge(service.judge, item, lines))
             if len(results) % _PROGRESS_EVERY == 0:
                 typer.echo(f"{len(results)} of {len(items)} programs", err=True)
 
-        await for_each(items, score, workers)
+        await for_each(items, score, verifiers.cells)
     return results
 
 

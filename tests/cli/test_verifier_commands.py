@@ -42,7 +42,7 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]
 
 def test_server_alone_answers_and_ends_well_at_sigterm() -> None:
     with (
-        running("--token", "t", "--cells", "1", "sandbox.timeout_s=1") as (process, url, _),
+        running("--token", "t", "verifiers.cells=1", "sandbox.timeout_s=1") as (process, url, _),
         httpx.Client(base_url=url, timeout=60) as http,
     ):
         headers = {"authorization": "Bearer t"}
@@ -100,7 +100,7 @@ def test_settings_that_mean_nothing_without_a_run_are_refused() -> None:
 def verify(tmp_path: Path, rows: list[dict[str, Any]], *arguments: str) -> Result:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return CliRunner().invoke(app, ["verify", str(path), "--workers", "1", *arguments])
+    return CliRunner().invoke(app, ["verify", str(path), "verifiers.cells=1", *arguments])
 
 
 def test_completions_are_scored_and_summed_up(tmp_path: Path) -> None:

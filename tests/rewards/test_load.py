@@ -110,8 +110,7 @@ def test_each_of_many_jobs_gets_its_right_verdict_while_cells_are_killed() -> No
         "verifier",
         "--token",
         "t",
-        "--cells",
-        "2",
+        "verifiers.cells=2",
     ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -31,10 +31,12 @@ def sweep(settings: Sequence[str]) -> Sweep:
     swept: dict[str, list[float]] = {}
     for word in settings:
         path, _, text = word.partition("=")
-        if path not in FIELDS:
-            best = nearest(path, among=list(FIELDS))
+        # The speeds, of which explain tries some, have names without a dot.
+        known = [name for name in FIELDS if "." in name]
+        if path not in known:
+            best = nearest(path, among=known)
             # A typing error has a neighbour; any other word gets the whole list.
-            hint = f"; did you mean {best}?" if best else f"; there are {', '.join(FIELDS)}"
+            hint = f"; did you mean {best}?" if best else f"; there are {', '.join(known)}"
             raise ConfigError(f"{word}: the forecast knows no effect of {path}{hint}")
         swept[path] = list(_numbers(word, path, text))
     num_rows = math.prod(map(len, swept.values()))
@@ -44,10 +46,6 @@ def sweep(settings: Sequence[str]) -> Sweep:
 
 
 def _numbers(word: str, path: str, text: str) -> Iterator[float]:
-    # Speeds have names without a dot, because they are not settings of a run.
-    if "." not in path:
-        yield from (_speed(word, part) for part in text.split(","))
-        return
     # 0 means synchronous, or no evaluation.
     least = 0 if path in _MAY_BE_ZERO else 1
     for part in text.split(","):
@@ -58,18 +56,6 @@ def _numbers(word: str, path: str, text: str) -> Iterator[float]:
         # A single number is a range of one value; 4..1 is 1..4.
         numbers = sorted(map(int, bounds))
         yield from range(numbers[0], numbers[-1] + 1)
-
-
-def _speed(word: str, text: str) -> float:
-    try:
-        speed = float(text)
-    except ValueError:
-        speed = 0.0
-    if not 0.001 <= speed <= 1000:
-        raise ConfigError(
-            f"{word}: {text!r} is not a speed; 1 is the recorded speed, 2 twice as fast"
-        )
-    return speed
 
 
 def plan(profile: Profile, swept: Sweep) -> Report:
