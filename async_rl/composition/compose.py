@@ -59,7 +59,7 @@ def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
         written = msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any])
     except (msgspec.DecodeError, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    source = Source(conf=str(path), path=None, content={})
+    source = Source(conf=str(path), folder=None, content={})
     config = _validated(written, read_overrides(overrides, []), source)
     check(config)
     return config

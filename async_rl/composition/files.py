@@ -44,25 +44,26 @@ def names() -> list[str]:
 
 @frozen
 class Source:
-    """The configuration that a person names. path: the person's own file, None for a name from
+    """The configuration that a person names. folder: of the person's own file, None for a name from
     conf/; content: the settings in that file alone, empty for a name from conf/.
     """
 
     conf: str
-    path: Path | None
+    folder: Path | None
     content: Tree
 
     @property
     def directories(self) -> list[Path]:
         """The folders with groups of files (task, model, algorithm, hardware) to choose from."""
-        return [CONF_DIR] if self.path is None else [self.path.resolve().parent, CONF_DIR]
+        return [*filter(None, [self.folder]), CONF_DIR]
 
 
 def source_of(conf: str) -> Source:
     """Find the configuration of this name, or read this yaml file. Raises ConfigError."""
     path = Path(conf).expanduser()
     if path.suffix in (".yaml", ".yml"):
-        return Source(conf=conf, path=path, content=_read_user_file(conf, path))
+        content = _read_user_file(conf, path)
+        return Source(conf=conf, folder=path.resolve().parent, content=content)
     # Before hydra, whose message names its search path.
     if conf not in names():
         best = nearest(conf, among=names())
@@ -70,7 +71,7 @@ def source_of(conf: str) -> Source:
         raise ConfigError(
             f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml file{hint}"
         )
-    return Source(conf=conf, path=None, content={})
+    return Source(conf=conf, folder=None, content={})
 
 
 def _read_user_file(conf: str, path: Path) -> Tree:
@@ -119,11 +120,10 @@ def compose_files(
     for name, function in hardware.resolvers(machine, fitting).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
     with readable_errors(source, groups):
-        if source.path is None:
+        if source.folder is None:
             tree, preset = _hydra_once(source.conf, tuple(groups), fitting)
         else:
-            folder = source.path.resolve().parent
-            words = (*groups, f"hydra.searchpath=['file://{folder}']")
+            words = (*groups, f"hydra.searchpath=['file://{source.folder}']")
             tree, preset = _hydra(USER_CONFIG, words, fitting)
     if preset == hardware.CLUSTER and not is_cluster:
         raise ConfigError(
@@ -195,20 +195,14 @@ def _unreadable(conf: str, path: Path, error: Exception) -> str:
     """The problem of a file that is not yaml."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"conf={conf}: cannot be read as yaml text; save it as UTF-8"
+    lines = [*path.read_text().splitlines(), ""]
     number = error.problem_mark.line
-    problem = str(error.problem)
-    if "duplicate key" in problem:
-        reason = f"{problem.rpartition(' ')[2]} is set twice; remove one of them"
-    elif r"'\t'" in problem:
-        reason = "starts with a tab; indent with spaces"
-    else:
-        lines = [*path.read_text().splitlines(), ""]
-        shown = lines[min(number, len(lines) - 1)].strip() or "the end of the file"
-        reason = (
-            f"not readable as yaml at {shown!r}; look for a bracket or a quote that is not"
-            " closed, and for a missing colon, here and in the lines before"
-        )
-    return f"conf={conf}, line {number + 1}: {reason}"
+    shown = lines[min(number, len(lines) - 1)].strip() or "the end of the file"
+    return (
+        f"conf={conf}, line {number + 1}: not readable as yaml at {shown!r} ({error.problem}); look"
+        " for a tab, a name that is set twice, a bracket or a quote that is not closed, and for a"
+        " missing colon, here and in the lines before"
+    )
 
 
 def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:

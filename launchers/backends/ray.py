@@ -33,21 +33,12 @@ def _problems(config: RunConfig) -> Iterator[str]:
     # "auto" and "local" name no address to try.
     if not port.isdigit():
         return
-    problem = cannot_reach(host, int(port))
-    if problem is not None:
-        yield (
-            f"launcher.address={address}: no answer ({problem}); give HOST:PORT of the cluster's"
-            " head"
-        )
-
-
-def cannot_reach(host: str, port: int) -> str | None:
-    """Return why no connection to the address is possible, or None if one is."""
     try:
-        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except OSError as error:
-        return str(error)
-    return None
+        yield (
+            f"launcher.address={address}: no answer ({error}); give HOST:PORT of the cluster's head"
+        )
 
 
 BACKEND = Backend(make=_make, problems=_problems)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from async_rl.core.errors import ConfigError
+from async_rl.core.extras import require
 from async_rl.launchers.commands.options import OutputDir, Run, console
-from async_rl.launchers.commands.reports import Html, print_report, refuse_existing, write_page
+from async_rl.launchers.commands.reports import print_report
 from async_rl.runs.certificate.certify import certify as make_certificate
 from async_rl.runs.directory import find_run
 
@@ -16,7 +19,9 @@ from async_rl.runs.directory import find_run
 def certify(
     run: Run = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-    html: Html = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="also write this as a page of one file")
+    ] = None,
     output_dir: OutputDir = None,
 ) -> None:
     """State what is known about the weights, prompts, selection, seeds, origin and faults of a run,
@@ -25,7 +30,10 @@ def certify(
     Examples: async-rl certify; async-rl certify my-run --html certificate.html
     """
     run_dir = find_run(run, output_dir)
-    refuse_existing(html)
+    if html is not None:
+        require("jinja2", "--html")
+        if html.exists():
+            raise ConfigError(f"--html {html}: the file exists; choose another name or delete it")
     certificate = make_certificate(run_dir)
     report = certificate.report()
     if as_json:
@@ -34,6 +42,9 @@ def certify(
         console().print(f"{report.title}\n")
         print_report(report)
     if html is not None:
-        write_page(html, report)
+        from async_rl.runs.view.server import page_of  # of an extra
+
+        html.write_text(page_of(report))
+        console().print(f"\nthe page is in {html}", soft_wrap=True)
     if certificate.broken:
         raise typer.Exit(1)
