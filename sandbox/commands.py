@@ -7,7 +7,6 @@ process in the cell; nothing of it is left when its reply is sent.
 
 from __future__ import annotations
 
-import _socket
 import contextlib
 import json
 import os
@@ -20,7 +19,7 @@ import zipfile
 from collections.abc import Sequence
 from typing import IO
 
-from . import child, linux, namespaces, one_exec, seccomp
+from . import child, linux, namespaces, seccomp
 from .protocol import (
     FIRST_FILE,
     NAMESPACES,
@@ -88,14 +87,10 @@ class _Command(child.Children):
             return Reply(Ending.FAULT, 0, 0.0, 0.0, 0, f"no directory: {error}"[:200])
         errors, errors_in = os.pipe()
         os.set_blocking(errors, False)
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         calls, limits = filters[spec.profile], _limits(spec)
-        process = self.fork(self._become, limits, calls, errors_in, theirs)
-        theirs.close()
+        process = self.fork(self._become, limits, calls, errors_in)
         os.close(errors_in)
         try:
-            if spec.profile == Profile.PROGRAM:
-                one_exec.allow_one(ours, process)
             ending = self._watch(process, host, errors)
             # Before the last read: a process that lives on could still write.
             self.end()
@@ -103,7 +98,6 @@ class _Command(child.Children):
         finally:
             os.close(process)
             os.close(errors)
-            ours.close()
         os.pwrite(self._descriptors[STDERR], self._head + self._tail, 0)
         if ending == Ending.EXITED and spec.product:
             target = self._descriptors[PRODUCT]
@@ -113,13 +107,10 @@ class _Command(child.Children):
                 os.ftruncate(target, 0)
         return self.reply(ending)
 
-    def _become(
-        self, limits: child.Limits, calls: bytes, errors: int, zygote: _socket.socket
-    ) -> int:
+    def _become(self, limits: child.Limits, calls: bytes, errors: int) -> int:
         """In the child: lock down and execute the command.
 
-        calls: the filter of system calls; errors: write end of a pipe; zygote: for the listener of
-        the execve.
+        calls: the filter of system calls; errors: write end of a pipe.
         """
         spec, (stdin, stdout, *_) = self._spec, self._descriptors
         # Python ignores these two signals, and an ignored signal stays ignored after an execve.
@@ -137,14 +128,14 @@ class _Command(child.Children):
             confine.append(linux.prepare_landlock(ruleset))
         for target, source in enumerate((stdin, stdout, errors)):
             os.dup2(source, target)
-        child.lock_down(confine, (executable, zygote.fileno()), limits, ())
-        seal = linux.prepare_seccomp(seccomp.filter_of_process(calls, os.getpid()))
-        # The listener before the seal, which forbids to install filters.
-        if spec.profile == Profile.PROGRAM:
-            one_exec.ask_before_exec(zygote)
-        zygote.close()
-        seal()
-        os.execve(executable, spec.arguments, spec.environment)
+        secret = int.from_bytes(os.urandom(8), "little")
+        environment = [f"{name}={value}" for name, value in spec.environment.items()]
+        become = linux.prepare_execveat(
+            seccomp.EXECVEAT, executable, spec.arguments, environment, secret
+        )
+        seal = linux.prepare_seccomp(seccomp.filter_of_process(calls, os.getpid(), secret))
+        child.lock_down(confine, [executable], limits, [seal])
+        return become()
 
     def _prepare_directory(self) -> None:
         namespaces.renew_scratch(self._spec.scratch_bytes)

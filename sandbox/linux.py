@@ -30,6 +30,7 @@ MOUNT_ATTR_RDONLY = 1
 MOUNT_ATTR_NOSUID = 2
 AT_FDCWD = -100
 AT_RECURSIVE = 0x8000
+_AT_EMPTY_PATH = 0x1000
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -194,6 +195,17 @@ def drop_capability_bounds() -> None:
             if error.errno == errno.EINVAL:  # the first number that this kernel does not know
                 return
             raise
+
+
+def prepare_execveat(
+    number: int, executable: int, arguments: Sequence[str], environment: Sequence[str], secret: int
+) -> Callable[[], int]:
+    """Become the program behind a descriptor. secret: for a filter; the kernel ignores it."""
+    texts = [
+        (ctypes.c_char_p * (len(texts) + 1))(*map(os.fsencode, texts))
+        for texts in (arguments, environment)
+    ]
+    return prepare("execveat", number, executable, b"", *texts, _AT_EMPTY_PATH, secret)
 
 
 def die_with(host: int) -> None:

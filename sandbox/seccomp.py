@@ -8,8 +8,9 @@ Invariants
 - Commands (native programs, runtimes of other languages, and tools that start other programs) may
   make more calls, but neither list has network, ptrace, mount, namespaces, memfd or io_uring;
   shared anonymous memory is refused, because no limit on a process counts it; a PROGRAM can signal
-  only itself, and start nothing (its one execveat is counted by `one_exec.py`); none sends SIGKILL,
-  so that a command that SIGKILL ends was killed from outside.
+  only itself, and start nothing: its one execveat has a random number as sixth argument, which the
+  kernel ignores, which the filter requires, and which is gone with the memory of the caller; none
+  sends SIGKILL, so that a command that SIGKILL ends was killed from outside.
 - The jumps come from one recursive generator over the number line, because one wrong jump in a
   hand-written program allowed everything. `tests/sandbox/test_seccomp.py` runs the code in a
   simulator for every number and tries each denied number in the kernel.
@@ -200,9 +201,9 @@ _GO_THREAD_FLAGS, _SET_TLS = 0x00050F00, 0x00080000
 _MAP_KIND, _MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS = 0xF, 1, 2, 0x20
 _ARCH_SET_FS = 0x1002
 _PR_SET_NAME, _PR_SET_VMA = 15, 0x53564D41
-_AT_EMPTY_PATH = 0x1000
-# A placeholder for the number of the process, which is known only after the fork.
-_OWN_PID = 0x7F3A91C5
+# Placeholders for the number of the process, which is known only after the fork, and for the secret
+# of its execveat.
+_OWN_PID, _SECRET_LOW, _SECRET_HIGH = 0x7F3A91C5, 0x7F3A91C6, 0x7F3A91C7
 _LOCKS = (5, 6, 7, 36, 37, 38)
 
 _PROGRAM: dict[str, Conditional] = {
@@ -218,7 +219,7 @@ _PROGRAM: dict[str, Conditional] = {
     "prctl": (157, [[low(0, _PR_SET_NAME)], [low(0, _PR_SET_VMA)]]),
     "clone": (56, [*CONDITIONAL["clone"][1], [low(0, _GO_THREAD_FLAGS, 0xFFFFFFFF & ~_SET_TLS)]]),
     "tgkill": (234, [[low(0, _OWN_PID), high(0, 0), low(2, ~_SIGKILL)]]),
-    "execveat": (EXECVEAT, [[low(4, _AT_EMPTY_PATH)]]),
+    "execveat": (EXECVEAT, [[low(5, _SECRET_LOW), high(5, _SECRET_HIGH)]]),
 }
 _TOOLS: dict[str, Conditional] = {
     **_PROGRAM,
@@ -242,6 +243,11 @@ def build_command_filter(profile: int) -> bytes:
     return build_filter(allowed, conditional)
 
 
-def filter_of_process(program: bytes, pid: int) -> bytes:
-    """The filter of the process with this number."""
-    return program.replace(struct.pack("=I", _OWN_PID), struct.pack("=I", pid))
+def filter_of_process(program: bytes, pid: int, secret: int) -> bytes:
+    """The filter of the process with this number. secret: 64 bits, the sixth argument of the only
+    execveat that is allowed.
+    """
+    words = {_OWN_PID: pid, _SECRET_LOW: secret & 0xFFFFFFFF, _SECRET_HIGH: secret >> 32}
+    for placeholder, word in words.items():
+        program = program.replace(struct.pack("=I", placeholder), struct.pack("=I", word))
+    return program
