@@ -23,7 +23,7 @@ class TimeoutsConfig(Section):
     weight push, and of a run without a learner step, are derived from it"""
     group_s: PositiveFloat
     """generating and scoring one group of up to 1,200 tokens per sample; in proportion for longer
-    ones, until the measured rate is known"""
+    ones"""
 
     def longest_group_s(self, max_tokens: int) -> float:
         """group_s, and for samples above 1,200 tokens in proportion: the bound of every group.

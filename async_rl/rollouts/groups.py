@@ -10,15 +10,12 @@ woken by: a written group, new weights, the buffer's answer, `drain`
 from __future__ import annotations
 
 import asyncio
-import collections
 import functools
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.rewards import RemoteTerm
-from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import (
     AgentError,
     EngineDead,
@@ -40,14 +37,6 @@ _PARK_S = 20.0
 _MOST_FAILED = 20
 """Groups in a row, of one generator. The pauses between them grow, so this takes about two minutes:
 time for a disk or a service that the function uses to come back.
-"""
-_NUM_GROUPS = 32
-"""Groups whose rates are kept: enough for the slowest of a usual batch, and few enough to follow
-answers that become longer.
-"""
-_MARGIN = 3.0
-"""A group may be this much slower than the slowest of the last ones: an engine that decodes more
-sequences at a time is slower for each of them.
 """
 
 
@@ -84,7 +73,7 @@ class Groups:
         self._engine = engine
         self._limit = limit
         self._on_closed = on_closed
-        self._pace = Pace(context.config.timeouts, context.config.data.max_response_tokens)
+        self._limit_s = self._config.timeouts.longest_group_s(self._config.data.max_response_tokens)
         self._buffer = context.peer("buffer")
         # Long enough for the buffer to restart.
         self._call_timeout_s = context.config.timeouts.start_s
@@ -187,14 +176,12 @@ class Groups:
 
     async def _roll_out(self, ticket: Ticket) -> None:
         """Make and put one group. A failure returns its ticket and is counted."""
-        limit_s = self._pace.limit_s
-        started_s = time.monotonic()
         written = functools.partial(self._on_written, ticket)
         try:
-            async with self._limit(limit_s):
+            async with self._limit(self._limit_s):
                 group = await self._rollouts.group(ticket, self._engine(), written=written)
         except TimeoutError:
-            message = f"not done after {limit_s:g} s (timeouts.group_s)"
+            message = f"not done after {self._limit_s:g} s (timeouts.group_s)"
             await self._fail(ticket, DropReason.GENERATION_FAILED, message)
         except Exception as error:  # a bad rollout is data; see docs/architecture.md
             cause = root_cause(error)
@@ -213,8 +200,6 @@ class Groups:
         else:
             self._outage = ""
             self._num_failed = 0
-            longest = max(sample.response_length for sample in group.trajectories)
-            self._pace.note(longest, time.monotonic() - started_s)
             await self._put(group)
             self._on_closed(ticket)
 
@@ -255,30 +240,3 @@ class Groups:
             message=message,
         )
         await self._buffer.call(request, timeout_s=self._call_timeout_s)
-
-
-class Pace:
-    """The rates of one engine. max_tokens: the longest sample."""
-
-    def __init__(self, timeouts: TimeoutsConfig, max_tokens: int) -> None:
-        self._least_s = timeouts.group_s
-        self._most_s = timeouts.longest_group_s(max_tokens)
-        self._max_tokens = max_tokens
-        self._rates: collections.deque[float] = collections.deque(maxlen=_NUM_GROUPS)
-
-    @property
-    def limit_s(self) -> float:
-        """Seconds that a group may take: group_s or more, and no more than the buffer waits."""
-        # Before the first group nothing is known about the engine, and a limit that is too short
-        # would fail every group, so that nothing would ever be known.
-        if not self._rates:
-            return self._most_s
-        expected_s = self._max_tokens / min(self._rates)
-        return min(self._most_s, max(self._least_s, _MARGIN * expected_s))
-
-    def note(self, num_tokens: int, seconds: float) -> None:
-        """Record the duration of a group, including its scores, and the length of its longest
-        sample.
-        """
-        if num_tokens and seconds > 0:
-            self._rates.append(num_tokens / seconds)
