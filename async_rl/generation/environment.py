@@ -1,4 +1,4 @@
-"""The process that hosts an engine: its cores, its priority, its environment variables.
+"""The process that hosts an engine: its cores and its environment variables.
 
 vLLM, torch and OpenMP read these variables once, when they are imported or first used, so the
 generator process sets them before `engine_opener`.
@@ -6,21 +6,13 @@ generator process sets them before `engine_opener`.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from async_rl.config.run import RunConfig
 
 EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
-_GENTLE_NICENESS = 5
-"""A busy process on the same core keeps three fifths of it next to two that start, instead of a
-third.
-"""
-_AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def uses_gpu(config: RunConfig) -> bool:
@@ -79,34 +71,3 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
     os.environ.update(variables)
     # It would override generation.vllm.kv_cache_mb.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-
-
-@contextlib.asynccontextmanager
-async def giving_way(*, to_others: bool) -> AsyncIterator[None]:
-    """Lower the priority of this process's session during the block, if other processes use the
-    same cores.
-
-    Only Linux with autogroup, which groups processes by session, has such a priority. It compares
-    sessions with each other, so the priority of a thread would have no effect on other sessions.
-    """
-    await _set_session_niceness(_GENTLE_NICENESS if to_others else 0)
-    try:
-        yield
-    finally:
-        await _set_session_niceness(0)
-
-
-async def _set_session_niceness(niceness: int) -> None:
-    """Set the niceness of the session that the launcher made for this process, if the kernel has
-    one per session.
-    """
-    for _ in range(20):
-        try:
-            await asyncio.to_thread(_AUTOGROUP.write_text, str(niceness))
-        except BlockingIOError:
-            # The kernel allows ordinary users one change per 0.1 s.
-            await asyncio.sleep(0.05)
-        except OSError:
-            return
-        else:
-            return

@@ -11,7 +11,6 @@ groups in flight, then exit), `stopping` (exit now; the buffer issues the groups
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 
 from async_rl.config.pools import seat
@@ -19,7 +18,7 @@ from async_rl.core.errors import Superseded
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import OpenEngine
-from async_rl.generation.environment import giving_way, prepare_environment
+from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.generation.vllm.tool_calls import ToolCalls
 from async_rl.protocol.base import Message, Ok
@@ -48,20 +47,15 @@ async def run(context: ProcessContext) -> None:
     """Bring up the engine, serve, make groups until a drain or a stop."""
     prepare_environment(context.config, context.cores)
     await context.directory.changed(-1)  # the first member list
-    # A starting engine uses all cores for half a minute; generators that serve come first.
-    has_others = "generator" in context.directory.roles
-    async with contextlib.AsyncExitStack() as until_serving:
-        await until_serving.enter_async_context(giving_way(to_others=has_others))
-        generator = Generator(context, await import_engine(context))
-        try:
-            # On a shared device the engine starts when the first push allows it.
-            if not generator.is_handed_over:
-                await generator.sleeping.start()
-            await until_serving.aclose()
-            await generator.serve()
-            await generator.work()
-        finally:
-            await generator.close()
+    generator = Generator(context, await import_engine(context))
+    try:
+        # On a shared device the engine starts when the first push allows it.
+        if not generator.is_handed_over:
+            await generator.sleeping.start()
+        await generator.serve()
+        await generator.work()
+    finally:
+        await generator.close()
 
 
 async def import_engine(context: ProcessContext) -> OpenEngine:

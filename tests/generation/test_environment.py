@@ -32,23 +32,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-JOINER = """
-import asyncio, pathlib, sys
-from async_rl.generation.environment import giving_way
-
-def niceness():
-    session = pathlib.Path("/proc/self/autogroup")
-    return session.read_text().rpartition(" ")[2].strip() if session.exists() else ""
-
-async def run():
-    async with giving_way(to_others=sys.argv[1] == "True"):
-        meanwhile = niceness()
-    print(meanwhile, niceness(), sep=",")
-
-asyncio.run(run())
-"""
-
-
 def test_a_child_dies_with_a_parent_that_is_killed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
@@ -106,17 +89,3 @@ def test_the_end_tokens_of_a_model_are_read_or_missed(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
     facts = read_model_facts(tmp_path)
     assert (facts.max_positions, facts.end_token_ids) == (64, (5, 6))
-
-
-@pytest.mark.parametrize("to_others", [True, False])
-def test_the_session_of_a_joiner_gives_way_until_it_serves(to_others: bool) -> None:
-    """In a session of its own, as launchers start it: another may be one whose priority cannot be
-    set.
-    """
-    child = [sys.executable, "-c", JOINER, str(to_others)]
-    meanwhile, afterwards = subprocess.run(
-        child, capture_output=True, text=True, check=True, start_new_session=True
-    ).stdout.split(",")
-    if not meanwhile:
-        pytest.skip("this kernel does not group processes by session")
-    assert (int(meanwhile) > 0, int(afterwards)) == (to_others, 0)

@@ -505,7 +505,6 @@ class World:
         yield buffer, "load_vocabulary_size", lambda *_: parts.VOCABULARY
         yield buffer, "open_prompts", lambda *_, **__: parts.Prompts(self.seed)
         yield generator, "prepare_environment", _Nothing
-        yield generator, "giving_way", _not_giving_way
         yield generator, "import_engine", self._import_engine
         yield generator, "load_tokenizer", lambda *_: parts.Tokenizer()
         yield generator, "ToolCalls", _Nothing
@@ -630,11 +629,6 @@ async def _prepared(
     await asyncio.sleep(0.5)
     prompts.set()
     await asyncio.get_running_loop().create_future()
-
-
-@contextlib.asynccontextmanager
-async def _not_giving_way(*, to_others: bool) -> Any:
-    yield
 
 
 async def _verifier(context: Any) -> None:
