@@ -37,9 +37,9 @@ from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
 from async_rl.learner.sharding import Ranks, divide_ranks
 from async_rl.learner.update import Updater
-from async_rl.weights.adapters import Adapter
+from async_rl.weights.adapters import Adapter, write_peft
 from async_rl.weights.block import TensorSpec, tensor_spec
-from async_rl.weights.lora import merged_weights, whole_adapter, write_adapter
+from async_rl.weights.lora import merged_weights, whole_adapter
 
 
 @frozen
@@ -301,5 +301,11 @@ class Trainer:
         adapter = self.adapter()
         assert adapter is not None, "the caller checks model.lora"
         if self._ranks.rank == 0:
-            write_adapter(directory, adapter.tensors, self._policy.lm, self._config.model)
+            write_peft(
+                directory,
+                adapter.to_bytes(),
+                adapter.scaling,
+                task_type="CAUSAL_LM",
+                base_model_name_or_path=self._config.model.path,
+            )
         self._ranks.barrier()

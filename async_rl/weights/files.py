@@ -143,7 +143,7 @@ class FileSender(Sender):
     def _write_adapter(
         self, manifest: Manifest, keep: Collection[int], adapter: Adapter
     ) -> StoredFile:
-        content = adapter.to_bytes(manifest.version)
+        content = adapter.to_bytes()
         return StoredFile(
             url=self._store(manifest, "adapter", keep, [content]),
             scaling=adapter.scaling,

@@ -11,12 +11,10 @@ PEFT is imported only for a model with an adapter: importing it takes seconds.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -47,9 +45,16 @@ def add_adapter(lm: Any, config: LoraAdapter) -> None:
             f"model.lora.rank={config.rank}: a matrix of {smallest} has a side of"
             f" {sizes[smallest]}; lower the rank to at most that"
         )
-    from peft import inject_adapter_in_model
+    from peft import LoraConfig, inject_adapter_in_model
 
-    inject_adapter_in_model(_peft_config(config, targets), lm, adapter_name=_NAME)
+    described = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=0.0,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    inject_adapter_in_model(described, lm, adapter_name=_NAME)
     # PEFT moves an adapter to the device of its base, which is the meta device before a model is
     # sharded. Drawn again for every model, so that the numbers do not depend on the device.
     for _, layer in _adapted(lm):
@@ -57,32 +62,6 @@ def add_adapter(lm: Any, config: LoraAdapter) -> None:
             empty = side[_NAME]
             side[_NAME] = nn.Linear(empty.in_features, empty.out_features, bias=False)
         layer.reset_lora_parameters(_NAME, init_lora_weights=True)
-
-
-def _peft_config(config: LoraAdapter, targets: list[str]) -> Any:
-    """The adapter's configuration in PEFT's form."""
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        lora_dropout=0.0,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-    )
-
-
-def write_adapter(
-    directory: Path, tensors: Mapping[str, Tensor], lm: nn.Module, model: ModelConfig
-) -> None:
-    """Write an adapter as PEFT's directory. tensors: whole, with the names of `adapter_weights`."""
-    assert model.adapter is not None, "the caller has an adapter"
-    directory.mkdir(parents=True, exist_ok=True)
-    targets = sorted({name.rpartition(".")[2] for name, _ in _adapted(lm)})
-    described = _peft_config(model.adapter, targets)
-    described.base_model_name_or_path = model.path
-    described.save_pretrained(directory)
-    save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ class Pusher:
         adapter = Adapter(
             tensors=adapter_of(self.model, policy, version, rank=rank), scaling=SCALING
         )
-        content = adapter.to_bytes(version)
+        content = adapter.to_bytes()
         path = self.folder / f"{policy}-{version}-{rank}.safetensors"
         path.write_bytes(content)
         return StoredFile(

@@ -12,7 +12,6 @@ Written against vLLM 0.32.
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +19,13 @@ from pathlib import Path
 import fsspec
 import numpy as np
 from safetensors import safe_open
-from safetensors.torch import load
 from vllm.lora.request import LoRARequest
 
 from async_rl.core.errors import WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.generation.vllm.engine import Llm, VllmEngine
 from async_rl.protocol.weights import Manifest, Source, StoredFile
+from async_rl.weights.adapters import write_peft
 from async_rl.weights.block import checksum
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -72,7 +71,7 @@ class AppliedAdapter(VllmEngine):
         self._check_model(manifest)
         # vLLM reads an adapter from a directory of PEFT's form only.
         with tempfile.TemporaryDirectory(prefix="async_rl-adapter-") as directory:
-            await asyncio.to_thread(_write_peft, manifest, source, Path(directory))
+            await asyncio.to_thread(_fetch_peft, manifest, source, Path(directory))
             refusals = await self._vllm.beside("stage_adapter", self._index + 1, directory)
         for refusal in filter(None, refusals):
             raise WeightsError(
@@ -114,7 +113,7 @@ def linear_layers(model_path: Path) -> list[str]:
     return sorted(names)
 
 
-def _write_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None:
+def _fetch_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None:
     """Fetch an adapter and write it as PEFT does. Raises WeightsError if it does not match
     the manifest.
     """
@@ -133,16 +132,4 @@ def _write_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None
             f"checksum of {source.url} is {found}, announced {source.checksum}; the file was"
             " changed after it was written"
         )
-    downs = {name: x for name, x in load(content).items() if name.endswith(".lora_A.weight")}
-    rank = next(iter(downs.values())).shape[0]
-    # For example base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight.
-    targets = sorted({name.split(".")[-3] for name in downs})
-    described = {
-        "peft_type": "LORA",
-        "r": rank,
-        # PEFT's form has no scaling; vLLM computes it as lora_alpha / r.
-        "lora_alpha": round(source.scaling * rank),
-        "target_modules": targets,
-    }
-    (directory / "adapter_config.json").write_text(json.dumps(described))
-    (directory / "adapter_model.safetensors").write_bytes(content)
+    write_peft(directory, content, source.scaling)
