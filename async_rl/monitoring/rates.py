@@ -113,11 +113,6 @@ class Rates:
                 }
         self._newest = present
 
-    def _recent(self, name: str) -> dict[str, float]:
-        """Return the rates since the last step, or the older rates if no heartbeat came."""
-        newest = self._newest[name]
-        return per_second(newest, self._measured.get(name)) or self._rates.get(name, {})
-
     def restarted(self, name: str) -> None:
         """Count a restart of a process of its pool; the learner and the buffer are their own."""
         self._restarts[pool_of(name) or name.partition("-")[0]] += 1
@@ -134,7 +129,11 @@ class Rates:
             trained = scalars.get("tokens/trained", 0.0)
             numbers["throughput/steps_per_s"] = 1 / interval_s
             numbers["throughput/trained_tokens_per_s"] = trained / interval_s
-        self._rates = {name: self._recent(name) for name in self._newest}
+        # The older rates if no heartbeat came since the last step.
+        self._rates = {
+            name: per_second(member, self._measured.get(name)) or self._rates.get(name, {})
+            for name, member in self._newest.items()
+        }
         self._measured = self._newest
         numbers |= self._of_roles(interval_s)
         numbers |= self.now()

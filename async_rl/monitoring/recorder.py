@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from async_rl.config.run import RunConfig
+from async_rl.core import records
 from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.core.jsonl import line_number, lines_backwards
 from async_rl.core.os import replace_file
@@ -104,9 +106,9 @@ class Recorder:
         # Everything is read before anything is opened: a damaged file leaves nothing behind.
         self._recall()
         self._events = EventFile(run_dir / "tensorboard")
-        self._jsonl = self._path.open("ab")
+        self._path.touch()
         # Half a row of a killed writer is lost.
-        self._jsonl.truncate(end)
+        os.truncate(self._path, end)
         self._events.describe_run(config)
 
     def record(self, message: ReportMetrics) -> None:
@@ -211,7 +213,7 @@ class Recorder:
         if self._newest <= version and not self._is_resumed:
             return
         self._is_resumed = False
-        self._jsonl.truncate(end)
+        os.truncate(self._path, end)
         self._rows = {step: row for step, row in self._rows.items() if step <= version}
         is_written = kept is not None and kept.step == version
         if is_evaluated(self._config, version) and not is_written:
@@ -278,7 +280,6 @@ class Recorder:
         # The run stops; a full disk must not hide the outcome.
         except InfrastructureError as error:
             _LOG.error("%s", error)
-        self._jsonl.close()
         self._events.close()
 
     def _awaited(self, step: int) -> set[str]:
@@ -293,15 +294,7 @@ class Recorder:
         # A late row must not go back behind the time of the next one.
         time_s = min(row.time_s for row in self._rows.values())
         row = self._rows.pop(step)
-        line = {"step": step, "time_s": round(time_s, 3), **row.scalars}
-        try:
-            self._jsonl.write(msgspec.json.encode(line) + b"\n")
-            self._jsonl.flush()
-        except OSError as error:
-            raise InfrastructureError(
-                f"{self._path} cannot be written: {error}; free disk space, then async-rl resume"
-                " the run"
-            ) from error
+        records.append(self._path, [{"step": step, "time_s": round(time_s, 3), **row.scalars}])
         # JSON has no NaN; a row read back from the file has None for it.
         scalars = {name: math.nan if v is None else v for name, v in row.scalars.items()}
         self._on_row(step, scalars)

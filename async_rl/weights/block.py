@@ -141,9 +141,7 @@ class SharedTensors:
 
     def write_bytes(self, version: int, tensors: Iterable[Bytes]) -> Manifest:
         """As `write`, from the bytes of each tensor."""
-        # An odd counter until the version is complete: a reader then refuses the block.
-        self._writes += 1
-        self._put_header(version, 2 * self._writes - 1)
+        self._begin(version)
         for entry, data in zip(self._entries, tensors, strict=True):
             if data.size != entry.size_bytes:
                 raise WeightsError(
@@ -161,10 +159,14 @@ class SharedTensors:
                 f"changes from version {base} to {version} do not fit a block with version"
                 f" {present}, write {counter}"
             )
-        self._writes += 1
-        self._put_header(version, 2 * self._writes - 1)
+        self._begin(version)
         changes.apply(self._bytes[_ALIGN:].view(np.uint16))
         return self._complete(version)
+
+    def _begin(self, version: int) -> None:
+        self._writes += 1
+        # An odd counter until the version is complete: a reader then refuses the block.
+        self._put_header(version, 2 * self._writes - 1)
 
     def _complete(self, version: int) -> Manifest:
         self._put_header(version, 2 * self._writes)
