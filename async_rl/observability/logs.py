@@ -45,7 +45,7 @@ def log_path(run_dir: Path, process: str) -> Path:
     return run_dir / "logs" / f"{process}.log"
 
 
-def configure_logging(run_dir: Path, process: str, *, level: int = logging.INFO) -> logging.Logger:
+def configure_logging(run_dir: Path, process: str) -> logging.Logger:
     """Send all logging of this process to its file and return the project's logger. A second call
     replaces the first.
     """
@@ -61,8 +61,8 @@ def configure_logging(run_dir: Path, process: str, *, level: int = logging.INFO)
         root.removeHandler(old)
         old.close()
     root.addHandler(handler)
-    root.setLevel(level)
+    root.setLevel(logging.INFO)
     logging.captureWarnings(True)
     for name in _CHATTY:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+        logging.getLogger(name).setLevel(logging.WARNING)
     return logging.getLogger("async_rl")

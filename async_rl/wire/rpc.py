@@ -39,6 +39,7 @@ Handler = Callable[[Any], Awaitable[Message]]
 _LINGER_MS = 1000  # messages queued at close may still leave, e.g. the last report of a process
 _HANDSHAKE_MS = 10_000
 _ZMTP_HEARTBEAT_MS = 5_000  # detects peers whose machine failed; call deadlines cover the rest
+_MOST_PEERS = 2**15  # of one process: ZeroMQ's own 1,023 are fewer than a large fleet
 _MAX_MESSAGE_BYTES = 2**31  # far above any group; a corrupt length must not allocate more
 # Bounds the memory of requests while handlers are stuck. Every process of a run has one request for
 # the member list pending, so the supervisor can serve nearly as many processes.
@@ -204,18 +205,14 @@ class RpcServer:
 
 
 class RpcClient:
-    """Calls one server; calls may overlap. Created inside a running event loop.
+    """Calls one server; calls may overlap. Created inside a running event loop."""
 
-    context: a ZeroMQ context shared with other clients, which outlives them; None = one per client.
-    """
-
-    def __init__(
-        self, address: str, keys: Keys, *, context: zmq.asyncio.Context | None = None
-    ) -> None:
+    def __init__(self, address: str, keys: Keys) -> None:
         self.address = address
-        self._owns_context = context is None
-        self._context = context or zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        # One context for all clients of the process: each context has two threads.
+        context = zmq.asyncio.Context.instance()
+        context.set(zmq.MAX_SOCKETS, _MOST_PEERS)
+        self._socket = context.socket(zmq.DEALER)
         _configure(self._socket)
         self._socket.curve_serverkey = keys.server_public.encode()
         self._socket.curve_publickey = keys.client_public.encode()
@@ -272,8 +269,6 @@ class RpcClient:
             if not future.done():
                 future.set_exception(Unavailable(f"the connection to {self.address} was closed"))
         self._socket.close(linger=linger_ms)
-        if self._owns_context:
-            self._context.destroy()
 
     async def __aenter__(self) -> Self:
         return self

@@ -75,7 +75,7 @@ class Load:
     """Simulated generators and a learner that use one buffer."""
 
     def __init__(self, directory: Path, num_generators: int) -> None:
-        self._clients = simulated.Clients(directory, num_generators)
+        self._clients = simulated.Clients(directory)
         self._num_generators = num_generators
         self._template = _group(_ticket(), TOKENS)
         self.version = 0

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import zmq
-import zmq.asyncio
 
 from async_rl.protocol.base import Message
 from async_rl.wire.keys import create_keys, load_keys
@@ -65,15 +63,13 @@ def service(module: str, directory: Path, *words: str) -> Iterator[psutil.Proces
 class Clients:
     """The simulated members: connections to the service of this directory."""
 
-    def __init__(self, directory: Path, num_clients: int) -> None:
+    def __init__(self, directory: Path) -> None:
         self._address = (directory / _ADDRESS_FILE).read_text()
         self._keys = load_keys(directory)
-        self._context = zmq.asyncio.Context()
-        self._context.set(zmq.MAX_SOCKETS, 2 * num_clients + 64)
 
     def connect(self) -> RpcClient:
         """Return a connection, to be opened with `async with`."""
-        return RpcClient(self._address, self._keys, context=self._context)
+        return RpcClient(self._address, self._keys)
 
     async def end(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the members and close all connections. Raises RuntimeError if a member has exited
@@ -85,7 +81,6 @@ class Clients:
             if not isinstance(outcome, asyncio.CancelledError):
                 cause = outcome if isinstance(outcome, BaseException) else None
                 raise RuntimeError("a simulated member exited early") from cause
-        self._context.term()
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -116,7 +116,7 @@ class Members:
     """Simulated members of one run."""
 
     def __init__(self, directory: Path, num_members: int, start_s: float) -> None:
-        self._clients = simulated.Clients(directory, num_members)
+        self._clients = simulated.Clients(directory)
         self._num_members = num_members
         self._start_s = start_s
         self._num_whole = 0

@@ -1,6 +1,7 @@
 """Facts about requests and replies over ZeroMQ."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -194,6 +195,17 @@ async def test_a_server_closes_although_its_task_has_not_ended(keys: Keys) -> No
     closing.join(20)
     assert not closing.is_alive()
     task.cancel()
+
+
+async def test_calls_to_many_peers_need_no_thread_per_peer(keys: Keys) -> None:
+    """A learner calls each of thousands of generators."""
+    async with RpcClient("tcp://127.0.0.1:1", keys):
+        before = len(os.listdir("/proc/self/task"))
+        clients = [RpcClient(f"tcp://127.0.0.1:{port}", keys) for port in range(2, 1200)]
+        threads = len(os.listdir("/proc/self/task")) - before
+        for client in clients:
+            await client.close()
+    assert threads == 0
 
 
 def test_every_request_names_its_reply() -> None:
