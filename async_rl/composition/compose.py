@@ -25,6 +25,9 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
 from async_rl.core.os import replace_synced
 
+_OPEN = "???"
+"""OmegaConf's mark of a value that has to be given; hydra would keep the value below it."""
+
 
 def compose(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Compose `conf` (a name from conf/, or a path of a yaml file) with `key=value` overrides,
@@ -108,6 +111,12 @@ def to_yaml(config: RunConfig) -> str:
 def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[RunConfig, str]:
     source = source_of(conf)
     given = read_overrides(overrides, source.directories)
+    for path, value in schema.flatten(source.content):
+        if value == _OPEN and path not in dict(given.values):
+            raise ConfigError(
+                f"conf={conf}: {path}=??? has no value yet; write it there, give {path}=VALUE, or"
+                " name data with async-rl migrate SOURCE --data FILE"
+            )
     chosen = {**dict(schema.flatten(source.content)), **dict(given.values)}
     # The preset of conf/hardware uses the nodes of a cluster. The schema reports an unknown
     # launcher later; it has no nodes.

@@ -6,9 +6,7 @@ host; the answer of the program is checked as one of a stranger; the earlier fil
 
 from __future__ import annotations
 
-import asyncio
 import io
-import os
 import shutil
 import sys
 import zipfile
@@ -24,6 +22,7 @@ from async_rl.core.checksums import complete, damage, sums_of
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.frozen import Value
 from async_rl.core.os import sync
+from async_rl.launchers.jail import run_in_jail
 from async_rl.learner.checkpoint_index import (
     INDEX_FILE,
     OLD_FILE,
@@ -35,14 +34,11 @@ from async_rl.learner.checkpoint_index import (
     old_format,
     regular,
 )
-from async_rl.sandbox.cell import Cell, CellFailed, Outcome, command
-from async_rl.sandbox.cells import interpreter_paths
-from async_rl.sandbox.namespaces import SYSTEM
-from async_rl.sandbox.protocol import COMMANDS, NAMESPACES, CommandSpec, Profile
+from async_rl.sandbox.cell import CellFailed
+from async_rl.sandbox.protocol import Profile
 from async_rl.training.checkpoints import set_aside
 
 _PROGRAM = "torch_checkpoint.py"
-_LOADER = "/lib64/ld-linux-x86-64.so.2"
 # Pickle and description of a thousand ranks have a fifth of this.
 _MEMORY_BYTES = 2 << 30
 _LIMIT_S = 600.0
@@ -83,7 +79,7 @@ def _convert(directory: Path) -> Path:
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    _, (output, errors, _) = asyncio.run(_run_in_jail(regular(directory / OLD_FILE).read_bytes()))
+    output, errors, _ = _described(regular(directory / OLD_FILE).read_bytes())
     try:
         tensors = msgspec.json.decode(output, type=dict[str, _Tensor])
         index = _write(directory, tensors, partial / file_of(0))
@@ -100,29 +96,15 @@ def _convert(directory: Path) -> Path:
     return kept
 
 
-async def _run_in_jail(metadata: bytes) -> Outcome:
-    python = os.path.realpath(sys.executable)  # noqa: ASYNC240  nothing else runs
-    spec = CommandSpec(
+def _described(metadata: bytes) -> list[bytes]:
+    return run_in_jail(
+        [sys.executable, "-I", "-S", "-B", _PROGRAM],
+        {_PROGRAM: files("async_rl.sandbox").joinpath(_PROGRAM).read_bytes()},
         profile=Profile.PROGRAM,
-        executable=python,
-        arguments=[python, "-I", "-S", "-B", _PROGRAM],
-        environment={},
-        files=[_PROGRAM],
-        product="",
-        readable=[*interpreter_paths(), *SYSTEM],
-        runnable=[python, os.path.realpath(_LOADER)],  # noqa: ASYNC240
         cpu_s=_LIMIT_S,
         memory_bytes=_MEMORY_BYTES,
-        process_limits=[],
-        file_bytes=_MEMORY_BYTES,
-        scratch_bytes=1 << 20,
+        stdin=metadata,
     )
-    program = files("async_rl.sandbox").joinpath(_PROGRAM).read_bytes()
-    cell = await Cell.start(NAMESPACES, interpreter_paths(), kind=COMMANDS)
-    try:
-        return await cell.run(command(spec, metadata, [program], _MEMORY_BYTES))
-    finally:
-        cell.kill()
 
 
 def _saved(path: Path, offset: int, length: int) -> bytes:

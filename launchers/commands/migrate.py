@@ -1,11 +1,13 @@
 """`async-rl migrate`: translates a configuration of another trainer into a file for `conf=`.
 
-Invariants: no file is overwritten; every key of the source is listed with its fate; the command
-fails if a launch would refuse the result, and exits with status 3 if it refused keys.
+Invariants: no file is overwritten; what a run does otherwise than the source is at the top of the
+report; every key of the source is listed with its fate; the written file is valid, or names the
+values that it lacks; the exit status is 3 if a key was refused or has another effect.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,8 +27,8 @@ def migrate(
     file: Annotated[
         Path,
         typer.Argument(
-            help="yaml of verl or AReaL, toml of prime-rl, json or yaml of TRL's GRPOConfig, or a"
-            " script with the arguments of TRL, OpenRLHF or verl"
+            help="yaml of verl or AReaL, json or yaml of TRL's GRPOConfig, or a shell or Python"
+            " script that starts one of these trainers"
         ),
     ],
     overrides: Annotated[
@@ -39,15 +41,23 @@ def migrate(
         Path | None,
         typer.Option(help="the file to write; default: NAME.async_rl.yaml next to the source"),
     ] = None,
+    release: Annotated[
+        str,
+        typer.Option(
+            help="release of the source system, as in 0.18; its defaults fill absent keys"
+        ),
+    ] = "",
+    data: Annotated[list[Path] | None, typer.Option(help="a file of rows to train on")] = None,
+    held_out: Annotated[list[Path] | None, typer.Option(help="a file of rows to evaluate")] = None,
 ) -> None:
-    """Translate a configuration of verl, AReaL, TRL, prime-rl or OpenRLHF, and list the result for
-    every key. The exit status is 3 if keys were refused.
+    """Translate a configuration of verl, AReaL or TRL, and list the result for every key. The exit
+    status is 3 if a run would do something otherwise than the source.
 
-    Examples: async-rl migrate ppo_trainer.yaml; async-rl migrate rl.toml --output ours.yaml
+    Examples: async-rl migrate ppo_trainer.yaml; async-rl migrate run.sh --data rows.jsonl
     """
-    from async_rl.composition.compose import compose
-
-    migration = read(file, overrides or ())
+    given = {"data.train_files": _paths(data), "data.val_files": _paths(held_out)}
+    given = {path: files for path, files in given.items() if files}
+    migration = read(file, overrides or (), release=release, given=given)
     target = output or file.with_suffix(".async_rl.yaml")
     try:
         # "x" fails if the file exists: it may have been edited since.
@@ -57,17 +67,31 @@ def migrate(
         raise ConfigError(
             f"{target}: cannot be written ({error.strerror}); choose another file with --output"
         ) from error
-    for kind in ("translated", "defaulted", "refused"):
-        lines = [line for line in migration.lines if line.fate.kind == kind]
-        typer.echo(f"{kind}: {len(lines)} keys")
-        for line in lines:
+    lines = {kind: [line for line in migration.lines if line.fate.kind == kind] for kind in _TITLES}
+    typer.echo(
+        f"read as {migration.system}: keys that the file omits have its defaults (--release)"
+    )
+    for kind, title in _TITLES.items():
+        typer.echo(f"{title}: {len(lines[kind])} keys")
+        for line in lines[kind]:
             typer.echo(f"  {_described(line)}")
+        if kind == "refused":
+            typer.echo(f"for every file of {migration.system.partition(' ')[0]}:")
+            typer.echo("\n".join(f"  {difference}" for difference in migration.differences))
     typer.echo(f"written: {target}; check it with: async-rl launch conf={target} --dry-run")
-    # A number of steps replaces epochs, which could only be counted with the data files present.
-    # A translation that no launch accepts is a failure, but the file stays to be edited.
-    compose(str(target), ["num_steps=1"] if "num_steps" in migration.settings else [])
-    if any(line.fate.kind == "refused" for line in migration.lines):
+    if lines["refused"]:
         raise typer.Exit(REFUSED)
+
+
+_TITLES = {
+    "refused": "refused, or otherwise than the source",
+    "translated": "translated",
+    "defaulted": "defaulted",
+}
+
+
+def _paths(files: Sequence[Path] | None) -> list[str]:
+    return [str(path.absolute()) for path in files or ()]
 
 
 def to_yaml(migration: Migration) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from async_rl.composition.choices import Tree, choices_first, expand, put
-from async_rl.composition.compose import as_written
-from async_rl.composition.schema import KIND, find
+from async_rl.composition.choices import choices_first
+from async_rl.composition.compose import compose
+from async_rl.composition.overrides import as_words
+from async_rl.core.errors import ConfigError
 from async_rl.launchers.migration.rules import (
-    NO_RULE,
     Fate,
     Function,
     Given,
@@ -24,16 +24,22 @@ from async_rl.launchers.migration.rules import (
     split_at,
     translated,
 )
+from async_rl.launchers.migration.sources import Unreadable
 
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "list": lambda value: [value] if isinstance(value, str) else list(value or []),
     "negated": lambda value: -value,
     "minutes": lambda value: value / 60,
-    "not_negative": lambda value: max(value, 0),
-    "zero_if_null": lambda value: value or 0.0,
 }
 _OPEN = "???"
-"""OmegaConf's mark of a value that the command line has to give."""
+"""OmegaConf's mark of a value that has to be given; a launch refuses a file with it."""
+_FILES = "async-rl migrate --data FILE --held-out FILE"
+_WANTED = {
+    "model.path": "the source names no model: write its path into the file",
+    "data.train_files": f"the source names no file of rows: {_FILES}",
+    "data.val_files": f"the source names no held-out file of rows: {_FILES}",
+}
+"""Without these a run would train the embedded model on the embedded task."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -45,80 +51,104 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Migration(msgspec.Struct, frozen=True):
-    """A translated file: its base configuration, the settings that differ, a line per key."""
+    """A translated file: the system and release that it was read as, its base configuration, the
+    settings, a line per key, and what a run here does otherwise for every file of the system.
+    """
 
+    system: str
     base: str
     settings: Settings
     lines: list[Line]
+    differences: list[str]
 
 
-def migrate(source: Source, table: Table, code: Mapping[str, Function]) -> Migration:
-    """Apply the table to every key of the source and to the implied keys that it omits.
+def migrate(
+    source: Source, table: Table, code: Mapping[str, Function], given: Settings, *, release: str
+) -> Migration:
+    """Apply the table to every key of the source and to those that decide results and are absent.
 
-    code: the functions that the table names.
+    code: the functions that the table names; given: settings that win over those of the source;
+    release: its name, or empty.
     """
+    defaults = table.release_of(source, release)
     # A key that the file omits has the default of its system, which may differ from ours.
-    absent = {key: value for key, value in table.implied.items() if key not in source}
+    absent = {key: value for key, value in defaults.absent.items() if key not in source}
     complete = {**absent, **source}
-    lines = [
-        Line(key, value, _fate(key, value, complete, table, code)) for key, value in source.items()
-    ]
-    for key, value in absent.items():
-        lines.append(Line(f"{key} (absent)", value, _fate(key, value, complete, table, code)))
+    lines = [Line(f"every run of {table.title}", "", translated(table.always))]
+    # Of two keys with the same setting the later in the table wins, whatever their order here.
+    order = {pattern: position for position, pattern in enumerate(table.rules)}
+    for key in sorted(complete, key=lambda key: order.get(table.rule_of(key)[0], 0)):
+        value = complete[key]
+        name = f"{key} (absent)" if key in absent else key
+        lines.append(Line(name, value, _fate(key, value, complete, table, code)))
     settings: Settings = {}
     for line in lines:
         settings.update(line.fate.settings)
+    settings |= given
     # The base decides settings that no key names; a critic needs those of PPO.
     base = "ppo_code" if settings.get("algorithm.advantage") == "gae" else "grpo_code"
-    tree = as_written(base)
-    # In place of the order of the file, in which a parameter may precede its choice.
-    for path, value in choices_first(settings.items()):
-        put(tree, path, value)
-    expand(tree)
-    foreign = {path: _other_variant(tree, path) for path in settings}
-    lines = [msgspec.structs.replace(line, fate=_effective(line.fate, foreign)) for line in lines]
-    kept = [(path, value) for path, value in settings.items() if foreign[path] is None]
-    return Migration(base, dict(choices_first(kept)), lines)
+    system = f"{table.title} {defaults.name}"
+    return _launched(Migration(system, base, settings, lines, table.differences))
 
 
-def _other_variant(tree: Tree, path: str) -> str | None:
-    """Return the choice above a setting whose chosen variant does not have it, as `path=variant`;
-    None if the setting has an effect.
+def _launched(migration: Migration) -> Migration:
+    """Leave out the settings that no launch would accept, and report them."""
+    settings, lines = dict(migration.settings), list(migration.lines)
+    while problem := _problem(migration.base, settings):
+        # A message starts with the setting or the section that it is about.
+        subject = problem.partition("=")[0]
+        named = [path for path in settings if f"{path}.".startswith(f"{subject}.")]
+        if not named:
+            raise ConfigError(problem)
+        settings = {path: value for path, value in settings.items() if path not in named}
+        lines = [_without(line, named, problem) for line in lines]
+    for path, reason in _WANTED.items():
+        is_wanted = path != "data.val_files" or settings["evaluation.every_steps"]
+        if is_wanted and not settings.get(path):
+            settings[path] = _OPEN
+            lines.append(Line(path, _OPEN, refused(reason)))
+    ordered = dict(choices_first(settings.items()))
+    return msgspec.structs.replace(migration, settings=ordered, lines=lines)
+
+
+def _problem(base: str, settings: Settings) -> str:
+    """The first problem that a launch has with the settings; empty if it has none."""
+    # Files are opened only to count the steps of epochs, and those of the source are not here.
+    files = {"data.train_files": ["a.jsonl"], "data.val_files": ["b.jsonl"]}
+    steps = settings.get("num_steps") or 10**6
+    try:
+        compose(base, as_words({"model.path": "m", **settings, **files, "num_steps": steps}))
+    except ConfigError as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+def _without(line: Line, paths: Sequence[str], problem: str) -> Line:
+    """The line without some settings; the report has it at the top unless the chosen variant lacks
+    them.
     """
-    choice, *below = path.split(".")
-    node = tree[choice]
-    for name in below:
-        setting = find(f"{choice}.{name}")
-        if setting is not None and setting.variants and node[KIND] not in setting.variants:
-            return f"{choice}={node[KIND]}"
-        choice = f"{choice}.{name}"
-        node = node.get(name)
-    return None
-
-
-def _effective(fate: Fate, foreign: Mapping[str, str | None]) -> Fate:
-    """The fate without parameters that the chosen variant does not have."""
-    kept = {path: value for path, value in fate.settings.items() if foreign[path] is None}
-    if kept or not fate.settings:
-        return msgspec.structs.replace(fate, settings=kept)
-    # The person should see which key made it useless.
-    causes = ", ".join(sorted({str(foreign[path]) for path in fate.settings}))
-    return same(f"without effect: {causes}")
+    fate = line.fate
+    settings = {path: value for path, value in fate.settings.items() if path not in paths}
+    if settings == fate.settings:
+        return line
+    if "which belongs to" not in problem:
+        fate = Fate("refused", f"not possible here: {problem}", settings)
+    elif settings:
+        fate = translated(settings, fate.reason)
+    else:
+        fate = same(f"without effect: {problem}")
+    return msgspec.structs.replace(line, fate=fate)
 
 
 def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str, Function]) -> Fate:
     pattern, rule = table.rule_of(key)
+    # Where no value changes anything, it need not be known.
+    if isinstance(value, Unreadable) and rule != Rule(same=rule.same):
+        return refused(f"cannot be read: {value.reason}")
     condition = table.conditions[rule.if_] if rule.if_ else None
     # Before all other columns: a key without effect must not be refused.
     if condition is not None and not condition.is_met(source):
         return same(condition.reason)
-    if rule.switch or rule.defaults:
-        section, below = split_at(key, pattern)
-        switch = f"{section}{rule.switch}"
-        if rule.switch and not source.get(switch):
-            return same(f"without effect: {switch} is not set")
-        if rule.defaults:
-            return _unchanged(rule, below, value)
     if rule.if_null and value is None:
         return same(rule.if_null)
     if value == _OPEN:
@@ -151,23 +181,10 @@ def _translated(given: Given) -> Fate:
     if rule.choices:
         if not is_listed:
             return refused(f"{value} has no counterpart; {rule.refused}")
-        return translated(dict.fromkeys(rule.targets, rule.choices[value]), rule.note)
+        return given.into(rule.choices[value], rule.note)
     if rule.to:
-        converted = _CONVERTERS[rule.by](value) if rule.by else value
-        settings = {**dict.fromkeys(rule.targets, converted), **rule.also}
-        for path, other in rule.from_.items():
-            settings[path] = given.sibling(other, None) or value
-        return translated(settings, rule.note)
+        return given.into(_CONVERTERS[rule.by](value) if rule.by else value, rule.note)
     return same(rule.same) if rule.same else refused(rule.refused)
-
-
-def _unchanged(rule: Rule, below: str, value: Any) -> Fate:
-    if below not in rule.defaults:
-        return refused(NO_RULE)
-    default = rule.defaults[below]
-    if value == default:
-        return same(rule.same or "the source's default")
-    return refused(rule.refused or f"only the source's default, {default}, is possible here")
 
 
 def _as_another(rule: Rule, value: Any, source: Source, below: str) -> Fate:

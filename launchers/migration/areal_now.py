@@ -3,44 +3,41 @@ areal_now.yaml."""
 
 from __future__ import annotations
 
+import math
 import re
 
-from async_rl.launchers.migration.rules import Fate, Given, refused, same, translated
+from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, same, translated
 from async_rl.launchers.migration.shared import engines, halves, learners
 
+_LOSS = "algorithm.policy_loss"
+_REJECTION = "actor.rejection_sampling"
+_ADVANTAGES = {
+    ("group", "group", False): "grpo",
+    ("group", None, False): "dr_grpo",
+    ("group", None, True): "rloo",
+    (None, None, False): "reinforce_plus_plus",
+}
+"""By the level of the mean and of the deviation, and whether the mean leaves one out."""
 
-def _gpus(layout: str) -> tuple[int, int]:
-    """Return the GPUs and the tensor parallel width of a layout such as `vllm:d4p1t2`."""
+
+def layout(given: Given) -> Fate:
+    """Layouts such as `vllm:d4p1t2`: of the engines, of the learner, or of both with a `+`."""
+    generating, _, training = str(given.value).partition("+")
+    if given.key == "actor.backend":
+        generating, training = "", generating
     # d: data, p: pipeline, t: tensor, c: context parallel.
-    sizes = {letter: int(size) for letter, size in re.findall(r"([dptc])(\d+)", layout)}
-    width = sizes.get("t", 1)
-    return sizes.get("d", 1) * sizes.get("p", 1) * sizes.get("c", 1) * width, width
-
-
-def allocation(given: Given) -> Fate:
-    """Two layouts joined by `+`: the first generates, the second trains."""
-    generating, joined, training = str(given.value or "").partition("+")
-    if not joined:
+    generated, trained = (
+        {letter: int(size) for letter, size in re.findall(r"([dptc])(\d+)", part)}
+        for part in (generating, training)
+    )
+    settings: Settings = {}
+    if generated:
+        settings |= engines(math.prod(generated.values()), generated.get("t", 1))
+    if trained:
+        settings |= learners(math.prod(trained.values()))
+    if not settings:
         return refused("not of the form vllm:d4t1+d4: set generators.count and learner.ranks")
-    gpus, width = _gpus(generating.rpartition(":")[2])
-    settings = engines(gpus, width) | learners(_gpus(training)[0])
-    settings["generation.vllm.tensor_parallel_size"] = width
-    return translated(settings, "ranks and engines by GPUs")
-
-
-def rollout_backend(given: Given) -> Fate:
-    """The layout of the engines."""
-    name, _, layout = str(given.value).partition(":")
-    gpus, width = _gpus(layout)
-    settings = {**engines(gpus, width), "generation.vllm.tensor_parallel_size": width}
-    note = "" if name == "vllm" else f"vLLM instead of {name}"
-    return translated(settings, note)
-
-
-def actor_backend(given: Given) -> Fate:
-    """The layout of the learner."""
-    name, _, layout = str(given.value).partition(":")
-    return translated(learners(_gpus(layout)[0]), f"FSDP2 instead of {name}")
+    return translated(settings, "vLLM and FSDP2, whatever the source used")
 
 
 def node_gpus(given: Given) -> Fate:
@@ -50,36 +47,72 @@ def node_gpus(given: Given) -> Fate:
     return halves(given.value * given.sibling("n_nodes", 1), 1)
 
 
+def policy_loss(given: Given) -> Fate:
+    """The loss, whose ratio is to the engine's log-probs unless these are computed anew, and the
+    behavior weight of the decoupled loss.
+    """
+    source = given.source
+    is_recomputed = given.value or source["actor.recompute_logprob"]
+    settings: Settings = {_LOSS: "ppo" if is_recomputed else "ppo_vanilla"}
+    if source["actor.importance_sampling_level"] == "sequence":
+        settings[_LOSS] = "gspo"
+    if source["actor.use_sapo_loss"]:
+        settings |= {_LOSS: "plugin", f"{_LOSS}.fn": "async_rl.examples.losses.sapo:loss"}
+    settings[f"{_LOSS}.correction"] = "none"
+    if not is_recomputed and settings[_LOSS] != "ppo_vanilla":
+        reason = "the ratio is to the policy before the update, there to the behavior policy"
+        return Fate("refused", reason, settings)
+    upper = source.get("actor.behav_imp_weight_cap") or source.get(f"{_REJECTION}.upper")
+    if not given.value or not (upper or f"{_REJECTION}.level" in source):
+        return translated(settings, "no behavior weight")
+    level, action, metric = (
+        source.get(f"{_REJECTION}.{name}", default)
+        for name, default in (("level", "token"), ("action", "mask"), ("metric", "ratio"))
+    )
+    lower = source.get(f"{_REJECTION}.lower")
+    if (level, metric) != ("token", "ratio") or (action == "clamp" and lower):
+        return Fate("refused", "only weights of tokens are bounded here; none is applied", settings)
+    settings[f"{_LOSS}.correction"] = "token_tis" if action == "clamp" else "token_mis"
+    settings[f"{_LOSS}.correction.max"] = upper or 5.0
+    if action == "mask":
+        # Without a lower bound one that no weight reaches.
+        settings[f"{_LOSS}.correction.min"] = lower or 1e-9
+    return translated(settings)
+
+
 def advantage(given: Given) -> Fate:
     """A critic, or the levels of reward_norm, decide which advantage the source computes."""
-    if given.source.get("critic.path"):
-        return given.into("gae", "the critic of critic.path")
-    mean = given.source.get("actor.reward_norm.mean_level")
-    std = given.source.get("actor.reward_norm.std_level")
-    names = {
-        ("group", "group"): "grpo",
-        ("group", None): "dr_grpo",
-        (None, None): "reinforce_plus_plus",
-    }
-    if (mean, std) not in names:
-        problem = f"reward_norm with the mean of the {mean}, the deviation of the {std}"
-        return refused(f"{problem}: see algorithm.advantage")
-    return given.into(names[mean, std], f"mean of the {mean}, deviation of the {std}")
+    source = given.source
+    mean, std, is_out = (
+        source.get(f"actor.reward_norm.{name}", default)
+        for name, default in (("mean_level", None), ("std_level", None), ("mean_leave1out", False))
+    )
+    is_plain = source["actor.discount"] == source["actor.gae_lambda"] == 1
+    if source.get("critic.path"):
+        name, is_equal = "gae", not (mean or std)
+    else:
+        name = _ADVANTAGES.get((mean, std, is_out), "")
+        is_equal = is_plain or not mean
+    if not name:
+        return refused(f"mean of the {mean}, deviation of the {std}: see algorithm.advantage")
+    if is_equal:
+        return given.into(name)
+    reason = "here rewards of a critic are not normalized, and those of a group not discounted"
+    return Fate("refused", reason, given.into(name).settings)
 
 
-def kl_estimator(given: Given) -> Fate:
-    """The estimate of the KL in the reward."""
-    if not given.sibling("kl_ctl", 0.1) or given.value == "k1":
-        return same("a KL in the reward is k1")
-    return refused("a KL in the reward is k1; algorithm.kl=loss has k2 and k3")
-
-
-def advantage_norm(given: Given) -> Fate:
-    """The level at which advantages are normalized."""
-    mean = given.sibling("mean_level", "batch")
-    std = given.sibling("std_level", "batch")
-    # One name covers both levels here.
-    if mean != std:
-        problem = f"mean over {mean}, deviation over {std}"
-        return refused(f"{problem}: algorithm.normalize_advantages has one level")
-    return translated({"algorithm.normalize_advantages": mean or "none"})
+def kl(given: Given) -> Fate:
+    """The KL in the reward."""
+    path = given.rule.targets[0]
+    if not given.value:
+        return given.into("none")
+    if not any(key.startswith("ref.") for key in given.source):
+        reason = "without ref AReaL subtracts the log-prob itself; no KL here"
+        return Fate("refused", reason, {path: "none"})
+    settings = {path: "reward", f"{path}.coef": given.value}
+    if given.sibling("kl_estimator", "k1") != "k1":
+        return Fate("refused", "a KL in the reward is k1", settings)
+    if given.source.get("actor.reward_norm.mean_level"):
+        reason = "subtracted before rewards are compared in the group, there afterwards"
+        return Fate("refused", reason, settings)
+    return translated(settings)

@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from async_rl.core.errors import ConfigError
+
 Settings = dict[str, Any]
 Source = Mapping[str, Any]
 NO_RULE = "no rule for it: look for it in docs/configuration.md"
@@ -47,35 +49,25 @@ def refused(reason: str) -> Fate:
 
 
 class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another key that must have `value`; `default` is used if the source does not name it.
-
-    default_key: instead, the default is whether the source has this key, which only old forms have.
-    """
+    """Another key that must have `value`; `default` is used if the source does not name it."""
 
     key: str
     value: Any
     default: Any
     reason: str
-    default_key: str = ""
 
     def is_met(self, source: Source) -> bool:
         """Return whether the source has the value."""
-        default = self.default_key in source if self.default_key else self.default
-        return bool(source.get(self.key, default) == self.value)
+        return bool(source.get(self.key, self.default) == self.value)
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a table. The columns apply in this order; the first that decides wins."""
 
-    switch: str = ""
-    """Switch of the pattern's section: nothing in the section has an effect unless it is true."""
     if_: str = msgspec.field(default="", name="if")
     """Name of a condition; the key has no effect unless it is met."""
     if_null: str = ""
     """Reason why null needs no setting."""
-    defaults: dict[str, Any] = {}
-    """Values of the source's keys below the pattern's section that need no setting; other values
-    and other keys are refused."""
     code: str = ""
     """Name of the function that decides."""
     cases: dict[Any, Settings] = {}
@@ -89,13 +81,10 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The value's name here, for `to`; a value without a name is refused."""
     to: str | list[str] = []
     """Settings that receive the value."""
-    by: Literal["", "list", "minutes", "negated", "not_negative", "zero_if_null"] = ""
+    by: Literal["", "list", "minutes", "negated"] = ""
     """Converter of the value for `to`."""
     also: Settings = {}
     """Further settings that go with `to`."""
-    from_: dict[str, str] = msgspec.field(default={}, name="from")
-    """Further settings that go with `to`, each with another key of the section that has its value;
-    this key's value if the other key is missing or null."""
     same: str = ""
     """Reason why no setting is needed, whatever the value is."""
     refused: str = ""
@@ -124,25 +113,39 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     def into(self, value: Any, note: str = "") -> Fate:
         """Return the fate that writes this value to the rule's settings."""
-        return translated(dict.fromkeys(self.rule.targets, value), note)
+        return translated({**dict.fromkeys(self.rule.targets, value), **self.rule.also}, note)
 
 
 Function = Callable[[Given], Fate]
 
 
+class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Releases of a system with the same defaults.
+
+    marks: keys that only their files have; absent: the values of the keys that decide results, for
+    files that omit them.
+    """
+
+    name: str
+    absent: dict[str, Any]
+    marks: list[str] = []
+
+
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rules of one system.
 
-    marks: lists of keys or sections; a source that has all of one list is of this system. implied:
-    values of keys that the source may omit, where the default of this project differs. texts:
-    anchors of the yaml file.
+    marks: lists of keys or sections; a source that has all of one list is of this system. releases:
+    the newest is the last. always: settings for what the system does whatever its keys are.
+    differences: what a run here does otherwise for every file. texts: anchors of the yaml file.
     """
 
     title: str
     marks: list[list[str]]
     texts: list[str]
     conditions: dict[str, Condition]
-    implied: dict[str, Any]
+    releases: list[Release]
+    always: Settings
+    differences: list[str]
     rules: dict[str, Rule]
 
     def __post_init__(self) -> None:
@@ -154,6 +157,19 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return whether the source has the keys and sections of this system."""
         names = {key.partition(".")[0] for key in source} | source.keys()
         return any(names.issuperset(marks) for marks in self.marks)
+
+    def release_of(self, source: Source, wanted: str) -> Release:
+        """Return the named release, that whose marks the source has, or the newest.
+
+        Raises ConfigError for a name that the table does not have.
+        """
+        names = {name: each for each in self.releases for name in each.name.split()}
+        # A release such as 0.18.2 has the defaults of 0.18.
+        name = next((name for name in names if f"{wanted}.".startswith(f"{name}.")), "")
+        if wanted and not name:
+            raise ConfigError(f"--release {wanted}: {self.title} has {', '.join(names)} here")
+        marked = (each for each in self.releases if source.keys() & set(each.marks))
+        return names[name] if name else next(marked, self.releases[-1])
 
     def rule_of(self, key: str) -> tuple[str, Rule]:
         """Return the rule of a key, and the pattern of the table that matched it."""

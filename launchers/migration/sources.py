@@ -1,96 +1,79 @@
-"""Reads a configuration of another project: yaml, hydra's yaml, TOML, JSON or a command line.
+"""Reads a configuration of another project: yaml, JSON, a shell script or a Python script.
 
-Invariants: nothing of the source is executed; a file that hydra would compose is composed from the
-files next to it, so that no key is missing.
+Invariants: scripts run in the jail only (recording.py); a value that cannot be read is `Unreadable`
+and not an error of the file.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
+from warnings import catch_warnings
 
+import msgspec
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from async_rl.core.errors import ConfigError
+from async_rl.launchers.migration import recording
 
 Values = dict[str, Any]
 """By dotted key."""
-_PROBLEMS = (
-    OmegaConfBaseException,
-    HydraException,
-    YAMLError,
-    OSError,
-    UnicodeDecodeError,
-    ValueError,
-)
-_OVERRIDE = re.compile(r"\+{0,2}([\w.]+)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"^\s*(?:export\s+)?(\w+)=(\S*)\s*$", re.MULTILINE)
+_PROBLEMS = (OmegaConfBaseException, HydraException, YAMLError, OSError, ValueError)
+_OVERRIDE = re.compile(r"(?:--|\+{0,2})([\w./@-]+)=(.*)", re.DOTALL)
+_OTHER_FILES = ("config", "config-name", "config_name")
+"""Flags of a command that name a file of values."""
+_UNKNOWN = "unknown"
 
 
-def read_source(file: Path, overrides: Sequence[str] = ()) -> Values:
-    """Return the values of a file by dotted key, with `key=value` arguments on top.
+class Unreadable(msgspec.Struct, frozen=True):
+    """Takes the place of a value that cannot be read."""
 
-    Raises ConfigError if it cannot be read.
+    reason: str
+
+
+def read_source(file: Path, overrides: Sequence[str] = ()) -> list[Values]:
+    """Return what a file gives to each trainer that it starts; a script gets the overrides as its
+    arguments.
+
+    Raises ConfigError if the file cannot be read at all.
     """
     try:
-        if file.suffix == ".toml":
-            source = flat(tomllib.loads(file.read_text()))
-        elif file.suffix == ".json":
-            source = flat(json.loads(file.read_text()))
-        elif file.suffix in (".yaml", ".yml"):
-            return _of_yaml(file, overrides)
-        else:
-            source = arguments(file.read_text())
+        # JSON is YAML too.
+        if file.suffix in (".yaml", ".yml", ".json"):
+            return [_of_yaml(file)]
+        if file.suffix == ".py":
+            return _of_python(file, overrides)
+        return [_of_command(file, words) for words in recording.of_shell(file, overrides)]
     except _PROBLEMS as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"{file}: not readable as a configuration: {first}") from error
-    return source | arguments(shlex.join(overrides))
+        raise ConfigError(f"{file}: not readable as a configuration: {_first(error)}") from error
 
 
-def arguments(text: str) -> Values:
-    """Return the values of `--name value`, `--name=value` and `key=value` in a command line or in a
-    shell script, whose plain assignments of variables are filled in.
-    """
-    text = text.replace("\\\n", " ")  # a command over several lines
-    variables: dict[str, str] = {}
-    for name, value in _VARIABLE.findall(text):
-        variables[name] = Template(value.strip("\"'")).safe_substitute(variables)
-    # An assignment is no argument of the command.
-    lines = [line for line in text.splitlines() if not _VARIABLE.match(line)]
-    words = shlex.split("\n".join(lines), comments=True)
+def arguments(words: Sequence[str]) -> Values:
+    """Return the values of `--name value`, `--name=value` and `key=value` in a command line."""
     source: Values = {}
     flag = ""
-    for word in (Template(word).safe_substitute(variables) for word in words):
-        override = _OVERRIDE.fullmatch(word.removeprefix("--"))
+    for word in words:
+        override = _OVERRIDE.fullmatch(word)
         if override:
             flag = ""
-            source[override.group(1)] = _value(override.group(2))
+            source[override[1]] = value_of(override[2])
         elif word.startswith("--"):
             flag = word.removeprefix("--")
             source[flag] = True  # a flag without a value is a switch
         elif flag:
-            source[flag] = _with_another(source[flag], _value(word))
+            value, before = value_of(word), source[flag]
+            several = [*before, value] if isinstance(before, list) else [before, value]
+            source[flag] = value if before is True else several
     return source
 
 
-def _with_another(before: Any, value: Any) -> Any:
-    """The first value of a flag replaces the switch; further ones make a list."""
-    if before is True:
-        return value
-    return [*before, value] if isinstance(before, list) else [before, value]
-
-
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     """Return the number, boolean, null, list or text that is written."""
     names = {"true": True, "false": False, "null": None, "none": None}
     if text.lower() in names:
@@ -101,63 +84,97 @@ def _value(text: str) -> Any:
             return reader(text)
         except ValueError:
             continue
-    if text.startswith(("[", "{")):
-        return OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]
-    return text
-
-
-def _of_yaml(file: Path, overrides: Sequence[str]) -> Values:
-    raw = OmegaConf.load(file)
-    # Only files of hydra have this key; other yaml files are complete.
-    parts = raw.get("defaults") if OmegaConf.is_dict(raw) else None
-    if parts:
-        return _composed(file, overrides)
-    changes = OmegaConf.from_dotlist([text.lstrip("+") for text in overrides])
-    tree = OmegaConf.to_container(OmegaConf.merge(raw, changes), resolve=True)
-    if not isinstance(tree, Mapping):
-        raise ValueError("it contains no mapping")
-    return flat(dict(tree))
-
-
-def _composed(file: Path, overrides: Sequence[str]) -> Values:
-    """Compose a file of hydra from the files of its package."""
-    path = file.resolve()
-    packages = re.findall(r"(?:pkg|file)://([\w./]+)", path.read_text())
-    directories = [str(directory) for name in packages for directory in _directories(path, name)]
-    given = list(overrides)
-    # verl names the directory of its own files as a package, which is not installed here.
-    if packages:
-        given.append(
-            f"hydra.searchpath=[{','.join(f'file://{directory}' for directory in directories)}]"
-        )
+    if not text.startswith(("[", "{", "'", '"')) and "${" not in text:
+        return text
     try:
-        with initialize_config_dir(str(path.parent), version_base=None):
-            tree = OmegaConf.to_container(compose(path.stem, given), resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"{file}: hydra composes it from files that are not next to it ({first}); give the file"
-            " in its package's directory, or the composed configuration that the trainer prints"
-            " (verl: _generated_ppo_trainer.yaml)"
-        ) from error
-    return flat(tree)
+        return OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=True)["value"]
+    except _PROBLEMS as error:
+        return Unreadable(f"{text}: {_first(error)}")
 
 
-def _directories(path: Path, package: str) -> list[Path]:
-    """Find the directory of a package above a file of it, without importing the package."""
-    parts = package.replace("/", ".").split(".")
-    above = (parent.joinpath(*parts) for parent in path.parents)
-    return [directory for directory in above if directory.is_dir()][:1]
+def _of_command(file: Path, words: list[str]) -> Values:
+    """The values of a recorded command, on top of those of the file that it names."""
+    # Before the program stand launchers with flags of their own.
+    starts = [i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")] or [0]
+    start = starts[-1] + (words[starts[-1]] == "-m")
+    source = arguments(words[start + 1 :])
+    below: Values = {"program": words[start]}
+    launcher = arguments(words[:start])
+    for flag in ("num_processes", "nproc_per_node"):
+        if flag in launcher:
+            below["num_processes"] = launcher[flag]
+    folder = str(source.pop("config-path", ""))
+    for flag in _OTHER_FILES:
+        if flag in source:
+            below |= _of_other_file(file, Path(folder, str(source.pop(flag))))
+    return below | source
 
 
-def flat(
-    tree: Any,
-    prefix: str = "",
-) -> Values:
-    """Return the leaves by dotted key. An empty mapping is a leaf, so that it is mentioned too."""
-    if not isinstance(tree, dict) or not tree:
-        return {prefix: tree}
-    leaves: Values = {}
-    for name, value in tree.items():
-        leaves.update(flat(value, f"{prefix}.{name}" if prefix else str(name)))
-    return leaves
+def _of_other_file(file: Path, name: Path) -> Values:
+    """The values of a file that a command names, found from here or from above the script."""
+    path = name if name.suffix else name.with_name(f"{name.name}.yaml")
+    for folder in (Path.cwd(), *file.resolve().parents):
+        if (folder / path).is_file():
+            return _of_yaml(folder / path)
+    return {"config-name": str(name)}
+
+
+def _of_python(file: Path, overrides: Sequence[str]) -> list[Values]:
+    script = recording.of_python(file, [f"--{word}" for word in overrides])
+    if not script.trainers:
+        raise ConfigError(f"{file}: the script makes no trainer: {'; '.join(script.notes)}")
+    notes = {note: Unreadable("so its values may be others") for note in script.notes}
+    found = []
+    for trainer in script.trainers:
+        given = trainer.get("args")
+        # Its arguments are keys of their own, unless only the real packages know them.
+        if isinstance(given, dict) and _UNKNOWN not in given:
+            trainer |= trainer.pop("args")
+        found.append(notes | _of_tree(trainer))
+    return found
+
+
+def _of_yaml(file: Path) -> Values:
+    tree = OmegaConf.load(file)
+    if not isinstance(tree, DictConfig):
+        raise ValueError("it contains no mapping")
+    parts = tree.pop("defaults", [])
+    if not parts:
+        return _of_tree(tree)
+    try:
+        # hydra warns of a search path that only the system's own package has.
+        with (
+            catch_warnings(action="ignore"),
+            initialize_config_dir(str(file.resolve().parent), version_base=None),
+        ):
+            return _of_tree(compose(file.stem))
+    except (HydraException, OmegaConfBaseException):
+        # Files of the system itself are not here; the table has their values.
+        return {f"defaults.{part}": "" for part in parts} | _of_tree(tree)
+
+
+def _of_tree(tree: Any) -> Values:
+    source: Values = {}
+    _collect(OmegaConf.create(tree), "", source)
+    return source
+
+
+def _collect(node: DictConfig, prefix: str, source: Values) -> None:
+    """In place: add the leaves of a node. An empty mapping is a leaf, so that it is mentioned."""
+    for name in node:
+        key = f"{prefix}{name}"
+        try:
+            value = "???" if OmegaConf.is_missing(node, name) else node[name]
+            if isinstance(value, DictConfig) and value and _UNKNOWN not in value:
+                _collect(value, f"{key}.", source)
+                continue
+            is_node = OmegaConf.is_config(value)
+            source[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
+        except OmegaConfBaseException as error:
+            source[key] = Unreadable(_first(error))
+        if isinstance(source[key], dict) and _UNKNOWN in source[key]:
+            source[key] = Unreadable(f"only the script knows it: {source[key][_UNKNOWN]}")
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

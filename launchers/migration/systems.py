@@ -9,28 +9,36 @@ from pathlib import Path
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.migration import shared
 from async_rl.launchers.migration.applying import Migration, migrate
-from async_rl.launchers.migration.rules import read_table
-from async_rl.launchers.migration.sources import read_source
+from async_rl.launchers.migration.rules import Settings, read_table
+from async_rl.launchers.migration.sources import Unreadable, arguments, read_source
 
-SYSTEMS = ("verl", "areal", "areal_now", "prime_rl", "openrlhf", "trl")
+SYSTEMS = ("verl", "areal", "areal_now", "trl")
 """Each has a table, `<name>.yaml`, and a module with the functions that the table names; the first
 that recognizes a source is it.
 """
 
 
-def read(file: Path, overrides: Sequence[str] = ()) -> Migration:
-    """Translate a file. Raises ConfigError if no system is recognized."""
-    source = read_source(file, overrides)
+def read(
+    file: Path, overrides: Sequence[str] = (), *, release: str = "", given: Settings | None = None
+) -> Migration:
+    """Translate a file. Raises ConfigError if no system is recognized.
+
+    release: name of the release whose defaults absent keys have; given: settings that win.
+    """
     tables = {name: read_table(name) for name in SYSTEMS}
-    for name, table in tables.items():
-        if table.recognizes(source):
-            module = import_module(f"{__package__}.{name}")
-            return migrate(source, table, vars(shared) | vars(module))
-    known = "; ".join(
-        f"{table.title}: {' or '.join(', '.join(marks) for marks in table.marks)}"
-        for table in tables.values()
-    )
-    raise ConfigError(
-        f"{file}: the configuration of no system that migrate knows. Each is recognized by its"
-        f" keys: {known}"
-    )
+    recognized = [
+        (source, name)
+        for source in read_source(file, overrides)
+        for name, table in tables.items()
+        if table.recognizes(source)
+    ]
+    if not recognized:
+        marks = "; ".join(f"{table.title}: {table.marks}" for table in tables.values())
+        raise ConfigError(f"{file}: of no system that migrate knows by its keys, which are {marks}")
+    source, name = recognized[0]
+    if any(other is not source for other, _ in recognized):
+        source["the script"] = Unreadable("it starts several runs; this is the first")
+    module = import_module(f"{__package__}.{name}")
+    code = vars(shared) | vars(module)
+    complete = source | arguments(overrides)
+    return migrate(complete, tables[name], code, given or {}, release=release)

@@ -1,71 +1,112 @@
-"""The rules of TRL's GRPOConfig that depend on more than one key; see trl.yaml."""
+"""The rules of TRL's GRPOConfig that depend on more than one key; see trl.yaml.
+
+The table completes every source with the defaults of its release, so the keys below exist.
+"""
 
 from __future__ import annotations
 
-from async_rl.launchers.migration.rules import Fate, Given, refused, same, translated
-from async_rl.launchers.migration.shared import to_wandb
+from typing import Any
+
+from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, same, translated
+
+_LOSS = "algorithm.policy_loss"
+_CORRECTIONS = {"truncate": "tis", "mask": "mis"}
+
+
+def _completions(given: Given) -> Any:
+    """The completions of one generation round; the last sum of the source's own."""
+    source = given.source
+    rounds = source.get("steps_per_generation") or source["gradient_accumulation_steps"]
+    return source.get("generation_batch_size") or _pass(given) * rounds
+
+
+def _pass(given: Given) -> int:
+    """The completions of one pass of all processes."""
+    source = given.source
+    return int(source["per_device_train_batch_size"] * source.get("num_processes", 1))
+
+
+def _updates(given: Given) -> Any:
+    """The optimizer steps of one epoch over a generation round."""
+    return max(
+        _completions(given) // (_pass(given) * given.source["gradient_accumulation_steps"]), 1
+    )
 
 
 def batch(given: Given) -> Fate:
-    """Prompts of one generation round; the file names no GPUs."""
-    samples = given.sibling("num_generations", 8)
-    completions = given.sibling("generation_batch_size", None)
+    """Prompts of one generation round."""
+    completions, samples = _completions(given), given.source["num_generations"]
     note = f"{completions} completions / {samples}"
-    if completions is None:
-        # TRL takes one generation round per accumulated step if the key is missing.
-        rounds = given.sibling("steps_per_generation", None) or given.sibling(
-            "gradient_accumulation_steps", 1
-        )
-        completions = given.sibling("per_device_train_batch_size", 8) * rounds
-        note = f"{completions} completions / {samples} on one GPU; multiply by the number of GPUs"
     if completions < samples:
         return refused(f"{note}: less than one group; set buffer.groups_per_step")
-    return given.into(completions // samples, note)
+    fate = given.into(completions // samples, note)
+    if "num_processes" in given.source or given.source.get("generation_batch_size"):
+        return fate
+    return Fate("refused", f"{note}, for one process: add num_processes=GPUS", fate.settings)
 
 
 def minibatches(given: Given) -> Fate:
     """The optimizer steps of one generation round."""
-    accumulated = given.sibling("gradient_accumulation_steps", 1)
-    rounds = given.sibling("steps_per_generation", None) or accumulated
-    return given.into(max(rounds // accumulated, 1), "steps_per_generation / accumulation steps")
+    return given.into(_updates(given), "completions / those of one optimizer step")
 
 
-def warmup_steps(given: Given) -> Fate:
-    """A number of steps; below 1 it would be a share of them."""
-    # Below 1 it is a share of all steps.
+def steps(given: Given) -> Fate:
+    """TRL counts optimizer steps, this project batches."""
+    if given.value < 0:
+        return same("num_train_epochs decides")
+    each = _updates(given) * given.source["num_iterations"]
     if 0 < given.value < 1:
-        return refused("a share of num_steps: set learner.optimizer.warmup_steps")
-    return given.into(int(given.value))
+        return refused(f"a share of all steps: set {given.rule.targets[0]}")
+    return given.into(-int(-given.value // each), f"{given.value} optimizer steps / {each} a batch")
 
 
-def save(given: Given) -> Fate:
-    """Checkpoints every so many steps, if they are saved by steps."""
-    if given.sibling("save_strategy", "steps") != "steps" or given.value < 1:
-        return same("save_strategy decides")
-    return given.into(int(given.value))
+def policy_loss(given: Given) -> Fate:
+    """The loss, its ratio, its bounds and the mean."""
+    source = given.source
+    settings: Settings = dict(given.rule.cases.get(given.value, {}))
+    if not settings:
+        return refused(f"{given.value} has no counterpart; see {_LOSS}")
+    low, high = source["epsilon"], source.get("epsilon_high") or source["epsilon"]
+    if settings.setdefault(_LOSS, "ppo") == "cispo":
+        # TRL bounds the ratio itself, this project its distance from 1.
+        return translated({**settings, f"{_LOSS}.clip_low": None, f"{_LOSS}.clip_high": high - 1})
+    if source["importance_sampling_level"] == "sequence":
+        if settings[_LOSS] != "ppo":
+            return refused(f"{given.value} has a ratio per token")
+        settings[_LOSS] = "gspo"
+    if settings[_LOSS] in ("ppo", "gspo"):
+        settings |= {f"{_LOSS}.clip_low": low, f"{_LOSS}.clip_high": high}
+        settings[f"{_LOSS}.clip_dual"] = source.get("delta")
+    return translated(settings)
 
 
-def evaluation(given: Given) -> Fate:
-    """Evaluate every so many steps, if evaluation is by steps."""
-    if given.sibling("eval_strategy", "no") == "no":
-        return translated({"evaluation.every_steps": 0}, "eval_strategy=no")
-    if given.value is None:
-        return refused("eval_strategy without eval_steps: set evaluation.every_steps")
-    return given.into(int(given.value))
+def correction(given: Given) -> Fate:
+    """The importance sampling of the engine's log-probs, which TRL does with vLLM only."""
+    source, path = given.source, given.rule.targets[0]
+    is_off = not (source["use_vllm"] and source["vllm_importance_sampling_correction"])
+    if is_off or source["loss_type"] == "vespo":
+        return given.into("none", "no behavior weight")
+    level, _, action = given.value.partition("_")
+    lower = source.get("vllm_importance_sampling_clip_min")
+    upper = source["vllm_importance_sampling_clip_max"]
+    upper = source.get("vllm_importance_sampling_cap") or upper
+    settings = {path: f"{level}_{_CORRECTIONS[action]}", f"{path}.max": upper}
+    if action == "mask":
+        # Without a lower bound one that no weight reaches.
+        settings[f"{path}.min"] = lower or 1e-14
+    elif lower:
+        return Fate("refused", "a truncated weight has no lower bound here", settings)
+    return translated(settings)
 
 
-def report_to(given: Given) -> Fate:
-    """The sinks of metrics that exist here."""
-    names = [given.value] if isinstance(given.value, str) else given.value or []
-    if "wandb" in names or "all" in names:
-        return to_wandb(given.sibling("project", "huggingface"))
-    return same("metrics go to the terminal, a file and TensorBoard")
-
-
-def weighted_kl(given: Given) -> Fate:
-    """Refuse an importance weight of the KL's estimate."""
-    if not given.sibling("beta", 0.0):
-        return same("no KL term")
-    if given.value:
-        return refused("the estimate of the KL has no importance weight here")
-    return same("the estimate of the KL has no importance weight")
+def kl(given: Given) -> Fate:
+    """The KL in the loss."""
+    source, path = given.source, given.rule.targets[0]
+    if not given.value:
+        return given.into("none")
+    settings = {path: "loss", f"{path}.coef": given.value, f"{path}.estimator": "k3"}
+    if source["use_bias_correction_kl"]:
+        return Fate("refused", "the estimate of the KL has no ratio as a factor here", settings)
+    if source["use_vllm"] and source["vllm_importance_sampling_correction"]:
+        return Fate("refused", "the KL has the behavior weight here, not there", settings)
+    return translated(settings)

@@ -61,7 +61,7 @@ def check_launch(tmp_path: Path, migration: Migration) -> None:
     given.append(f"data.train_files={tmp_path}/rows.jsonl")
     if "data.metadata_file" in migration.settings:
         given.append(f"data.metadata_file={tmp_path}/metadata.jsonl")
-    if migration.settings.get("evaluation.every_steps") != 0:
+    if "data.val_files" in migration.settings:
         given.append(f"data.val_files={tmp_path}/held_out.jsonl")
     machine = Machine(cores=tuple(this_machine().cores), num_gpus=16, memory_mb=1_000_000)
     config = compose(str(ours), given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from importlib import import_module
 from inspect import isfunction, signature
 from pathlib import Path
@@ -20,7 +21,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import app
 from async_rl.launchers.commands.migrate import REFUSED
 from async_rl.launchers.migration.rules import read_table
-from async_rl.launchers.migration.sources import arguments, flat, read_source
+from async_rl.launchers.migration.sources import arguments
 from async_rl.launchers.migration.systems import SYSTEMS, read
 
 VERL = "verl_first"
@@ -39,7 +40,16 @@ def test_every_key_is_answered_and_the_result_can_be_launched(tmp_path: Path, na
 def test_every_key_is_mentioned_once(name: str) -> None:
     keys = [line.key for line in migrated(f"{name}.yaml").lines]
     source = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    assert sorted(key for key in keys if not key.endswith(" (absent)")) == sorted(flat(source))
+    added = (" (absent)", "every run of verl", "every run of AReaL before 1.0")
+    assert sorted(key for key in keys if not key.endswith(added)) == sorted(leaves(source))
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[str]:
+    if not isinstance(tree, dict) or not tree:
+        yield prefix
+        return
+    for name, value in tree.items():
+        yield from leaves(value, f"{prefix}.{name}" if prefix else name)
 
 
 EXPECTED: dict[str, dict[str, Any]] = table(__file__, "expected")
@@ -60,7 +70,7 @@ def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys
     assert result.exit_code == REFUSED == 3, "keys were refused"
     assert "data.max_prompt_length=512  -> data.max_prompt_tokens=512" in result.output
     assert "trainer.nnodes=1  one machine" in result.output
-    assert "refused: " in result.output
+    assert "otherwise than the source: " in result.output
     ours = compose(str(tmp_path / "ppo_trainer.async_rl.yaml"), ["num_steps=1"])
     assert ours.buffer.groups_per_step == 1024
     again = CliRunner().invoke(app, ["migrate", str(source)])
@@ -73,7 +83,7 @@ def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys
 def test_a_file_of_neither_system_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("a: 1\n")
-    with pytest.raises(ConfigError, match="verl: actor_rollout_ref"):
+    with pytest.raises(ConfigError, match=r"verl: .*actor_rollout_ref"):
         read(file)
 
 
@@ -165,15 +175,11 @@ def test_numbers_go_to_wandb_where_it_is_installed(
     of_verl = changed(tmp_path, VERL, "trainer.logger", ["console", "wandb"])
     [line] = [line for line in of_verl.lines if line.key == "trainer.logger"]
     of_areal = changed(tmp_path, AREAL, "wandb", {"mode": "online", "project": "mine"})
-    found = (
-        line.fate.kind,
-        of_verl.settings.get("monitoring.wandb"),
-        of_areal.settings.get("monitoring.wandb"),
+    wandb = [each.settings.get("monitoring.wandb") for each in (of_verl, of_areal)]
+    expected = (
+        ("translated", ["verl_examples", "mine"]) if is_installed else ("refused", [None] * 2)
     )
-    assert found == (
-        ("translated", "verl_examples", "mine") if is_installed else ("refused", None, None)
-    )
-    assert (of_verl.settings["monitoring.tensorboard_port"] is None) is is_installed
+    assert (line.fate.kind, wandb) == expected
 
 
 def test_settings_of_a_critic_have_no_effect_where_the_advantage_needs_none(tmp_path: Path) -> None:
@@ -220,7 +226,6 @@ def test_a_critic_of_areal_is_a_critic_here() -> None:
     [
         ("verl.sh", ["actor_rollout_ref.model.lora_rank=8", "algorithm.filter_groups.enable=true"]),
         ("areal.yaml", ["actor.use_lora=true", "actor.lora_rank=8", "dynamic_bs=true"]),
-        ("openrlhf.sh", ["ds.lora.rank=8", "algo.dynamic_filtering_enable=true"]),
     ],
 )
 def test_adapters_and_dynamic_sampling_are_translated(name: str, given: list[str]) -> None:
@@ -229,9 +234,9 @@ def test_adapters_and_dynamic_sampling_are_translated(name: str, given: list[str
     assert settings["buffer.uniform_groups"] == "replace"
 
 
-def test_a_command_line_is_read_as_a_shell_splits_it() -> None:
-    text = "A=x\nrun --one $A/y --many 1 2.5 --switch \\\n  a.b='[1, 2]' +c=null --d=e # no\n"
-    assert arguments(text) == {
+def test_the_arguments_of_a_command_are_read() -> None:
+    words = ["--one", "x/y", "--many", "1", "2.5", "--switch", "a.b=[1,2]", "+c=null", "--d=e"]
+    assert arguments(words) == {
         "one": "x/y",
         "many": [1, 2.5],
         "switch": True,
@@ -239,10 +244,3 @@ def test_a_command_line_is_read_as_a_shell_splits_it() -> None:
         "c": None,
         "d": "e",
     }
-
-
-def test_a_file_away_from_its_package_names_what_is_wanted(tmp_path: Path) -> None:
-    file = tmp_path / "ppo_trainer.yaml"
-    file.write_text("defaults: [actor@actor_rollout_ref.actor: dp_actor, _self_]\n")
-    with pytest.raises(ConfigError, match="_generated_ppo_trainer"):
-        read_source(file)

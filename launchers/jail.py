@@ -1,0 +1,59 @@
+"""One command in a jail of its own: what a person's file asks for, which nobody has checked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+
+from async_rl.sandbox.cell import Cell, Work, command
+from async_rl.sandbox.cells import interpreter_paths
+from async_rl.sandbox.namespaces import SYSTEM
+from async_rl.sandbox.protocol import COMMANDS, NAMESPACES, CommandSpec, Profile
+
+_LOADER = "/lib64/ld-linux-x86-64.so.2"
+
+
+def run_in_jail(
+    arguments: Sequence[str],
+    files: Mapping[str, bytes],
+    *,
+    profile: Profile,
+    cpu_s: float,
+    memory_bytes: int,
+    stdin: bytes = b"",
+    product: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> list[bytes]:
+    """Run a command in an empty directory with these files, and return its standard output, its
+    standard error and the product. Raises CellFailed or OSError.
+
+    product: name of a file of that directory to return. Programs of the system can be started with
+    Profile.TOOLS only.
+    """
+    executable = os.path.realpath(arguments[0])
+    tools = SYSTEM if profile == Profile.TOOLS else ()
+    spec = CommandSpec(
+        profile=profile,
+        executable=executable,
+        arguments=[executable, *arguments[1:]],
+        environment=dict(environment or {}),
+        files=list(files),
+        product=product,
+        readable=[*interpreter_paths(), *SYSTEM],
+        runnable=[executable, os.path.realpath(_LOADER), *tools],
+        cpu_s=cpu_s,
+        memory_bytes=memory_bytes,
+        process_limits=[],
+        file_bytes=memory_bytes,
+        scratch_bytes=sum(map(len, files.values())) + (1 << 24),
+    )
+    return asyncio.run(_run(command(spec, stdin, list(files.values()), memory_bytes)))
+
+
+async def _run(work: Work) -> list[bytes]:
+    cell = await Cell.start(NAMESPACES, interpreter_paths(), kind=COMMANDS)
+    try:
+        return (await cell.run(work)).contents
+    finally:
+        cell.kill()

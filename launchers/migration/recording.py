@@ -1,0 +1,81 @@
+"""What a person's script starts: it runs in the jail, with recorders in place of trainers.
+
+Invariants: nothing of the script runs outside the jail, which has neither the person's files nor a
+network; of the files next to the script only scripts and modules are copied into it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.jail import run_in_jail
+from async_rl.sandbox.cell import CellFailed
+from async_rl.sandbox.protocol import Profile
+
+_CPU_S = 10.0
+_BYTES = 1 << 28
+# A message carries at most 253 descriptors.
+_MAX_FILES = 60
+
+
+class Script(msgspec.Struct, frozen=True):
+    """trainers: keyword arguments of each trainer that a Python script made; notes: unknown values
+    that decided a branch, and the error that ended the script.
+    """
+
+    trainers: list[dict[str, Any]]
+    notes: list[str]
+
+
+def of_shell(file: Path, words: Sequence[str]) -> list[list[str]]:
+    """Return the words of every command that a shell script gives to a trainer's program."""
+    _, errors, recorded = _run(file, "recorder.sh", ["/usr/bin/bash", file.name, *words])
+    commands = recorded.decode(errors="replace").split("\0\1\0")[:-1]
+    if not commands:
+        raise ConfigError(f"{file}: bash starts no trainer from it ({_last(errors)})")
+    return [command.split("\0") for command in commands]
+
+
+def of_python(file: Path, words: Sequence[str]) -> Script:
+    """Return what a Python script gives to its trainers."""
+    arguments = [sys.executable, "-s", "-S", "-B", "recorder.py", file.name, *words]
+    output, errors, _ = _run(file, "recorder.py", arguments)
+    try:
+        return msgspec.json.decode(output, type=Script)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{file}: it ends before it makes a trainer ({_last(errors)})") from error
+
+
+def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
+    """Run a command next to the script, its neighbours and the recorder."""
+    near = [path for path in sorted(file.parent.glob(f"*{file.suffix}")) if path.is_file()]
+    texts = {path.name: path.read_bytes() for path in [*near[:_MAX_FILES], file]}
+    texts[recorder] = resources.files(__package__).joinpath(recorder).read_bytes()
+    try:
+        return run_in_jail(
+            arguments,
+            texts,
+            profile=Profile.TOOLS,
+            cpu_s=_CPU_S,
+            memory_bytes=_BYTES,
+            product="recorded",
+            environment={
+                "HOME": os.path.expanduser("~"),
+                "BASH_ENV": recorder,
+                "ASYNC_RL_DIRECTORY": os.getcwd(),
+            },
+        )
+    except (CellFailed, OSError) as error:
+        raise ConfigError(f"{file}: the jail that runs scripts does not work: {error}") from error
+
+
+def _last(errors: bytes) -> str:
+    return errors.decode(errors="replace").strip().rpartition("\n")[2]

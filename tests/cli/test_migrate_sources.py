@@ -1,0 +1,243 @@
+"""What people write: shell scripts, Python scripts, yaml in parts. Each is read as its own program
+would read it, in the jail; what cannot be read is a line of the report.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from composing import compose
+from typer.testing import CliRunner
+
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.cli import app
+from async_rl.launchers.migration.applying import Migration
+from async_rl.launchers.migration.systems import read
+
+MAIN = "python3 -m verl.trainer.main_ppo data.train_files=a.parquet data.val_files=b.parquet"
+MODEL = "actor_rollout_ref.model.path=org/model"
+
+
+def script(tmp_path: Path, text: str, name: str = "run.sh") -> Path:
+    file = tmp_path / name
+    file.write_text(text)
+    return file
+
+
+def reasons(migration: Migration) -> dict[str, str]:
+    return {line.key: line.fate.reason for line in migration.lines if line.fate.kind == "refused"}
+
+
+SHELL = f"""#!/bin/bash
+set -xeuo pipefail
+source ~/.bashrc
+cd "$(dirname "$0")"
+SIZE=${{SIZE:-7}}            # no argument: verl.trainer.main_ppo data.train_batch_size=1
+N=8
+case "$SIZE" in
+  7) RATE=2e-6 ;;
+  *) RATE=9e-6 ;;
+esac
+ARGS=(data.train_batch_size=$((N * 16)) "trainer.logger=['console']")
+if [ "${{DEBUG:-0}}" = 1 ]; then ARGS+=(actor_rollout_ref.rollout.n=99); fi
+ray stop --force
+nvidia-smi
+exec {MAIN} {MODEL} \\
+    actor_rollout_ref.actor.optim.lr=$RATE \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+    algorithm.rollout_correction.bypass_mode=False `# off` \\
+    +data.seed=5 "${{ARGS[@]}}" "$@" 2>&1 | tee log.txt
+"""
+
+
+def test_a_shell_script_has_the_values_that_bash_gives_it(tmp_path: Path) -> None:
+    settings = read(script(tmp_path, SHELL), ["actor_rollout_ref.rollout.n=4"]).settings
+    expected = {
+        "buffer.groups_per_step": 128,
+        "learner.minibatches": 2,
+        "learner.optimizer.lr": 2e-6,
+        "generation.group_size": 4,
+        "algorithm.policy_loss": "ppo",
+        "data.train_files": ["a.parquet"],
+    }
+    assert {path: settings[path] for path in expected} == expected
+
+
+def test_a_script_cannot_reach_the_files_of_the_person(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("7")
+    text = f"{MAIN} {MODEL} trainer.experiment_name=x$(cat {secret})\necho 8 > {secret}\n"
+    assert read(script(tmp_path, text)).settings["run_name"] == "x"
+    assert secret.read_text() == "7"
+    text = f"open({str(secret)!r}).read()"
+    with pytest.raises(ConfigError, match="No such file"):
+        read(script(tmp_path, text, "train.py"))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [("echo done\n", "starts no trainer"), ("ray start --head\n", "of no system")],
+)
+def test_a_script_that_starts_no_trainer_is_refused(tmp_path: Path, text: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        read(script(tmp_path, text))
+
+
+def test_the_file_that_a_command_names_is_below_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    script(
+        tmp_path / "config",
+        "data: {train_batch_size: 512, seed: '${oc.env:NOWHERE}'}\n",
+        "mine.yaml",
+    )
+    text = f"{MAIN} {MODEL} --config-path=config --config-name=mine data.max_prompt_length=99"
+    found = read(script(tmp_path, text))
+    assert found.settings["buffer.groups_per_step"] == 512
+    assert found.settings["data.max_prompt_tokens"] == 99
+    absent = read(script(tmp_path, text.replace("mine", "other")))
+    assert "not here" in reasons(absent)["config-name"]
+    assert absent.settings["buffer.groups_per_step"] == 1024
+
+
+PYTHON = """
+from dataclasses import dataclass
+import torch
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+from helpers import rate
+
+def reward_length(completions, **columns):
+    return [0.0 for _ in completions]
+
+@torch.no_grad()
+def prepare(row):
+    return row
+
+def main():
+    rows = load_dataset("org/rows", split="train").map(prepare)
+    config = GRPOConfig(
+        output_dir="out", learning_rate=rate() * 2, num_generations=4, loss_type="grpo",
+        per_device_train_batch_size=8, generation_batch_size=64, max_steps=40, save_steps=10,
+        lr_scheduler_type="constant", bf16=torch.cuda.is_bf16_supported(), max_prompt_length=77,
+    )
+    config.beta = 0.0
+    trainer = GRPOTrainer(
+        model="org/model", args=config, reward_funcs=reward_length, train_dataset=rows,
+        peft_config=LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj"]),
+    )
+    trainer.train()
+
+main()
+"""
+
+
+def test_a_python_script_has_the_values_that_its_trainer_gets(tmp_path: Path) -> None:
+    script(tmp_path, "def rate():\n    return 1e-6\n", "helpers.py")
+    found = read(script(tmp_path, PYTHON, "train.py"))
+    expected = {
+        "model.path": "org/model",
+        "learner.optimizer.lr": 2e-6,
+        "learner.optimizer.schedule": "constant",
+        "buffer.groups_per_step": 16,
+        "learner.minibatches": 8,
+        "num_steps": 5,
+        "checkpoint.every_steps": 2,
+        "algorithm.aggregation": "sequence_mean",
+        "model.lora.rank": 8,
+        "model.lora.targets": ["q_proj"],
+        "data.train_files": "???",
+    }
+    assert {path: found.settings[path] for path in expected} == expected
+    assert "load_dataset('org/rows'" in reasons(found)["train_dataset"]
+    assert "is_bf16_supported" in reasons(found)["bf16"]
+    assert "0.26" in found.system, "max_prompt_length is a key of these releases"
+
+
+def test_what_a_script_decides_by_unknown_values_is_reported(tmp_path: Path) -> None:
+    text = PYTHON.replace("config.beta = 0.0", "if torch.cuda.is_available(): config.beta = 1.0")
+    script(tmp_path, "def rate():\n    return 1e-6\n", "helpers.py")
+    found = read(script(tmp_path, text, "train.py"))
+    assert any("is_available()" in key for key in reasons(found))
+    ended = read(script(tmp_path, PYTHON + "\nraise SystemExit('no GPU')\n", "train.py"))
+    assert any("no GPU" in key for key in reasons(ended))
+
+
+def test_a_part_of_a_yaml_that_is_not_there_is_a_line_of_the_report(tmp_path: Path) -> None:
+    text = "defaults: [ppo_trainer, dapo, _self_]\nactor_rollout_ref: {rollout: {n: 3}}\n"
+    found = read(script(tmp_path, text, "mine.yaml"))
+    assert found.settings["generation.group_size"] == 3
+    assert [key for key in reasons(found) if key.startswith("defaults")] == ["defaults.dapo"]
+    script(tmp_path, "data: {train_batch_size: 32}\n", "base.yaml")
+    text = text.replace("ppo_trainer, dapo", "base")
+    assert read(script(tmp_path, text, "mine.yaml")).settings["buffer.groups_per_step"] == 32
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("actor_rollout_ref.rollout.n", "${nowhere.else}"),
+        ("actor_rollout_ref.actor.clip_ratio_high", "much"),
+        ("data.max_prompt_length", "[1, 2]"),
+        ("trainer.n_gpus_per_node", "all"),
+        ("algorithm.rollout_correction.rollout_is", "geometric"),
+        ("actor_rollout_ref.actor.optim.lr", "-1"),
+        ("trainer.experiment_name", "a: {b"),
+        ("actor_rollout_ref.rollout.temperature", "0"),
+    ],
+)
+def test_a_value_that_has_no_counterpart_leaves_a_valid_file(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    text = "actor_rollout_ref: {model: {path: m}}\ndata: {train_files: [a.jsonl]}\n"
+    file = script(tmp_path, text, "x.yaml")
+    target = tmp_path / "ours.yaml"
+    result = CliRunner().invoke(
+        app, ["migrate", str(file), f"{key}={value}", "--output", str(target)]
+    )
+    assert result.exit_code == 3, result.output
+    top = result.output.partition("for every file")[0]
+    assert key in top
+    compose(str(target), ["num_steps=1"])
+
+
+def test_data_that_are_not_there_are_never_the_embedded_task(tmp_path: Path) -> None:
+    file = script(
+        tmp_path, f"{MAIN.partition(' data')[0]} actor_rollout_ref.rollout.n=2 trainer.test_freq=5"
+    )
+    target = tmp_path / "ours.yaml"
+    CliRunner().invoke(app, ["migrate", str(file), "--output", str(target)])
+    with pytest.raises(ConfigError, match=r"data\.train_files=\?\?\?.*--data FILE"):
+        compose(str(target), ["model.path=m", "num_steps=1"])
+    given = [
+        "model.path=m",
+        "num_steps=1",
+        "data.train_files=[a.jsonl]",
+        "data.val_files=[b.jsonl]",
+    ]
+    assert compose(str(target), given).data.train_files
+    rows = ["--data", "a.jsonl", "--held-out", "b.jsonl", "--output", str(tmp_path / "named.yaml")]
+    CliRunner().invoke(app, ["migrate", str(file), *rows])
+    named = compose(str(tmp_path / "named.yaml"), ["model.path=m", "num_steps=1"])
+    assert [Path(path).name for path in named.data.train_files] == ["a.jsonl"]
+
+
+def test_the_release_decides_what_an_omitted_key_is(tmp_path: Path) -> None:
+    file = script(tmp_path, "num_generations: 4\nuse_vllm: true\n", "config.yaml")
+    corrections = {
+        "0.18.2": ("none", 0.04, "token_mean"),
+        "0.23": ("token_tis", None, "token_mean"),
+        "0.14": ("none", 0.04, "sequence_mean"),
+        "": ("sequence_mis", None, "token_mean"),
+    }
+    for release, expected in corrections.items():
+        settings = read(file, release=release).settings
+        found = (
+            settings["algorithm.policy_loss.correction"],
+            settings.get("algorithm.kl.coef"),
+            settings["algorithm.aggregation"],
+        )
+        assert found == expected, release
+    with pytest.raises(ConfigError, match=r"--release 7\.0: .*1\.16"):
+        read(file, release="7.0")
