@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -92,9 +93,9 @@ def test_masking_keeps_a_group_as_long_as_one_of_its_tokens_is_young_enough() ->
 
 def test_the_age_is_that_at_the_batchs_own_version_not_at_the_committed_one() -> None:
     buffer = replay(max_staleness=0)
-    put(buffer, 0, 1, oldest=0)
+    # The last ones were young enough for the first batch, and are compared again.
+    put(buffer, 0, 1, 2, 3, oldest=0)
     buffer.take(0, [])
-    put(buffer, 2, 3, oldest=0)
     assert buffer.take(1, []).dropped == (2, 3)
 
 
@@ -102,7 +103,11 @@ def test_a_younger_group_overtakes_only_if_the_older_one_is_still_young_enough_n
     buffer = replay(version=1)
     put(buffer, 1, 2, oldest=1)
     assert "group 0" in buffer.take(1, [unfinished(group_id=0, version=0)]).waits_for
-    assert buffer.take(1, [unfinished(group_id=0, version=1)]).group_ids == (1, 2)
+    # A group that waits for its next attempt starts with the newest weights.
+    waiting = replace(unfinished(group_id=0, version=0), state=GroupState.ISSUED)
+    assert buffer.take(1, [waiting]).group_ids == (1, 2)
+    put(buffer, 3, 4, oldest=1)
+    assert buffer.take(2, [unfinished(group_id=0, version=2)]).group_ids == (3, 4)
 
 
 def test_as_many_are_overtaken_as_the_following_batches_can_train() -> None:

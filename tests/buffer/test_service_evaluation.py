@@ -17,6 +17,7 @@ from buffer_support import (
     sync,
     take,
     tickets,
+    train,
 )
 
 from async_rl.buffer.evaluation import report_of
@@ -120,10 +121,22 @@ async def test_a_finished_evaluation_of_an_undone_version_can_be_made_again(tmp_
             given = await tickets(service, 1, credit=1)
             assert given[0].purpose is Purpose.EVAL
             await put(service, given[0])
-            assert service.state.evaluations.finished.popleft() == 1
+            assert list(service.state.evaluations.finished) == [1]
             await sync(service, 0, life)
+            assert not service.state.evaluations.finished
             await take(service, 0)
             await commit(service, 1, [0, 1])
+
+
+async def test_an_evaluation_of_the_version_that_the_learner_went_back_to_keeps_its_groups(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, make_config(), FakePrompts(num_held_out=1)) as service:
+        await evaluate(service, 0)
+        await put_all(service)
+        await train(service, 0)
+        await sync(service, 0, "second")
+        assert await service._store.reader.evaluation_groups(0) == [(0, True)]
 
 
 async def test_evaluating_without_held_out_prompts_does_nothing(tmp_path: Path) -> None:

@@ -225,6 +225,16 @@ async def test_a_generator_that_is_silent_for_a_lease_loses_its_tickets_unless_i
         assert queue(service) == [4, 0, 0, 0]
 
 
+async def test_generators_of_a_restarted_buffer_have_a_whole_lease(tmp_path: Path) -> None:
+    clock = Clock()
+    async with opened(tmp_path, lease_s=30, clock=clock) as service:
+        await tickets(service, 0)
+    clock.now += 29
+    async with opened(tmp_path, lease_s=30, clock=clock) as service:
+        assert service.expire([]) == pytest.approx(30)
+        assert queue(service) == [0, 4, 0, 0]
+
+
 async def test_a_single_ticket_that_is_never_answered_goes_out_again(tmp_path: Path) -> None:
     clock = Clock()
     async with opened(tmp_path, lease_s=30, clock=clock) as service:

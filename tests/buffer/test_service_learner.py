@@ -142,10 +142,14 @@ async def test_open_groups_may_be_as_old_as_the_version_that_the_learner_went_ba
             await step(service, version)
         await tickets(service, 2)
         assert open_versions(service) == {2}
-        await sync(service, 1)
-        assert open_versions(service) == {1}
+        await sync(service, 0)
+        assert open_versions(service) == {0}
     async with opened(tmp_path) as service:
-        assert open_versions(service) == {1}
+        assert open_versions(service) == {0}
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as store:
+        # The row of a finished group still tells what it was sampled with.
+        query = "SELECT max(version) FROM groups WHERE state='ready'"
+        assert store.execute(query).fetchone() == (1,)
 
 
 async def test_a_lost_ticket_is_given_again_for_the_present_weights_of_the_generator(

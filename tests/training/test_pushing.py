@@ -28,13 +28,16 @@ from async_rl.weights.membership import Membership
 class Generator:
     """Loads for real from files; hangs or fails if told so."""
 
-    def __init__(self, *, hangs: bool = False, shares_memory: bool = True) -> None:
+    def __init__(
+        self, *, hangs: bool = False, shares_memory: bool = True, pause_s: float = 0.1
+    ) -> None:
         self.versions: list[int] = []
         self.urls: list[str] = []
         self.has_loaded = asyncio.Event()
         self.is_asked = asyncio.Event()
         self.may_read = asyncio.Event()
         self.may_read.set()
+        self._pause_s = pause_s
         self._hangs = hangs
         self._shares_memory = shares_memory
         self._files = FileReader()
@@ -56,14 +59,16 @@ class Generator:
         self.urls.append(url)
         self.versions.append(request.manifest.version)
         self.has_loaded.set()
-        return LoadReport(
-            version=request.manifest.version, load_s=0.2, pause_s=0.1 * len(self.versions)
-        )
+        pause_s = self._pause_s * len(self.versions)
+        return LoadReport(version=request.manifest.version, load_s=0.2, pause_s=pause_s)
 
 
 def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path) -> None:
-    generators = {"a": Generator(), "b": Generator()}
+    generators = {"a": Generator(pause_s=0.3), "b": Generator()}
     learner = Learner(tmp_path, generators)
+
+    def pause_s() -> float:
+        return learner.pusher.metrics()["weights/pause_s"]
 
     async def story() -> None:
         learner.serve("a")
@@ -71,12 +76,14 @@ def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path)
         await learner.pusher.live(0)
         learner.serve("a", "b")
         await generators["b"].has_loaded.wait()
+        await learner.pusher.live(0)
+        assert pause_s() == pytest.approx(0.3), "of the slowest, whoever answers last"
         await learner.pusher.publish(1)
         await learner.pusher.live(1)
 
     learner.run(story)
     assert generators["a"].versions == generators["b"].versions == [0, 1]
-    assert learner.pusher.metrics()["weights/pause_s"] == pytest.approx(0.2)
+    assert pause_s() == pytest.approx(0.6)
 
 
 def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Path) -> None:
