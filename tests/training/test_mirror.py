@@ -92,6 +92,38 @@ def test_a_copy_that_was_not_finished_is_not_brought_back(tmp_path: Path) -> Non
     assert not (tmp_path / "back").exists()
 
 
+def test_a_checkpoint_that_is_saved_again_replaces_its_copy_and_meanwhile_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner went back, and came to the version with other weights."""
+    run_dir = tmp_path / "run"
+    mirror = Mirror(str(tmp_path / "elsewhere"), run_dir)
+    make(run_dir, 5)
+    record(run_dir, 5)
+    mirror.update()
+    directory = directory_of(run_dir, 5)
+    (directory / "index.json").write_text("of another history")
+    write_sums(directory, sums_of(directory))
+
+    def full(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("async_rl.training.mirror.snapshot", full)
+        with pytest.raises(InfrastructureError, match="the disk is full"):
+            mirror.update()
+    assert mirror.versions() == []
+    mirror.update()
+    assert mirror.versions() == [5]
+    there = tmp_path / "elsewhere/run/step_000005/index.json"
+    assert there.read_text() == "of another history"
+    # Nothing is new: the records of the copy stay those of its checkpoint.
+    record(run_dir, 6)
+    mirror.update()
+    Mirror(str(tmp_path / "elsewhere"), tmp_path / "back" / "run").fetch()
+    assert steps(tmp_path / "back" / "run") == [5]
+
+
 def test_a_copy_with_a_name_that_leads_elsewhere_is_not_brought_back(tmp_path: Path) -> None:
     """Object stores have names, not directories: two dots are a name like any other."""
     run_dir = tmp_path / "run"

@@ -94,6 +94,8 @@ def test_a_joiner_loads_alone() -> None:
     assert fleet.behind() == {B}
     with pytest.raises(WeightsError, match="does not wait for a load"):
         fleet.begin([A, B])
+    fleet.close()
+    assert fleet.behind() == set()
 
 
 def test_no_version_is_published_while_somebody_loads() -> None:
