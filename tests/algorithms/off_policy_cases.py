@@ -36,13 +36,6 @@ class Case:
         return [i for i in range(TOKENS) if self.index[i] == self.index[token] and self.mask[i]]
 
 
-def weights_of(loss: Tensor, case: Case) -> list[float]:
-    """The factor of each token's score function."""
-    (gradient,) = torch.autograd.grad(-loss.sum(), case.logprobs)
-    result: list[float] = gradient.tolist()
-    return result
-
-
 def over_two_ranks(case: Case, compute: Callable[[Tensor, Parts], T]) -> list[T]:
     """The results of two ranks, each with half of the tokens."""
     barrier, slots, halves = threading.Barrier(2), [torch.zeros(0)] * 2, (0, TOKENS // 2, TOKENS)

@@ -12,9 +12,7 @@ from async_rl.algorithms.losses import (
     Aggregation,
     cispo_loss,
     clipped_loss,
-    sequence_log_ratio,
     token_weights,
-    value_loss,
 )
 from async_rl.algorithms.parts import Parts
 
@@ -54,51 +52,6 @@ def test_clipped_loss_equals_the_formula_token_by_token(seed: int, dual: float |
     assert high.tolist() == ((ratio > 1.28) & (advantages > 0)).tolist()
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_gspo_has_the_value_and_the_gradient_of_the_sequence_objective(seed: int) -> None:
-    """The paper's objective: mean over sequences of min(s A, clip(s) A), s the geometric mean of
-    the token ratios.
-    """
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, 6, 4)
-    index = torch.tensor(np.repeat(np.arange(4), lengths))
-    mask = torch.tensor(rng.random(len(index)) < 0.8)
-    policy = torch.tensor(rng.normal(size=len(index)) * 0.3, requires_grad=True)
-    proximal, advantage = (
-        torch.tensor(rng.normal(size=len(index)) * 0.3),
-        torch.tensor(rng.normal(size=4)),
-    )
-    sequences = Parts(index=index, count=4, mask=mask)
-    losses, *_ = clipped_loss(
-        sequence_log_ratio(policy - proximal, sequences=sequences),
-        advantages=advantage[index],
-        behavior_weight=torch.ones(len(index)),
-        clip_low=0.1,
-        clip_high=0.1,
-        clip_dual=None,
-    )
-    weights = token_weights(
-        Parts(index=index, count=4, mask=mask),
-        aggregation="sequence_mean",
-        constant_tokens=None,
-    )
-    found = (losses * weights).sum()
-    (gradient,) = torch.autograd.grad(found, policy)
-    terms = []
-    for s in range(4):
-        kept = (index == s) & mask
-        if kept.any():
-            ratio = (policy[kept] - proximal[kept]).mean().exp()
-            terms.append(-torch.minimum(ratio * advantage[s], ratio.clamp(0.9, 1.1) * advantage[s]))
-    expected = torch.stack(terms).mean() if terms else (policy * 0).sum()
-    (expected_gradient,) = torch.autograd.grad(expected, policy)
-    assert found.item() == pytest.approx(
-        expected.item(), rel=1e-5, abs=1e-6
-    )  # the shares of tokens are float32
-    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(("ratio", "factor"), [(1.0, 1.0), (0.5, 0.8), (3.0, 2.0)])
 def test_cispo_bounds_the_ratio_and_keeps_the_gradient_of_every_token(
     ratio: float, factor: float
@@ -117,23 +70,6 @@ def test_cispo_bounds_the_ratio_and_keeps_the_gradient_of_every_token(
     assert policy.grad.item() == pytest.approx(0.5 * factor * 3.0)
     assert loss.item() == pytest.approx(-0.5 * factor * 3.0)
     assert (low.item(), high.item()) == (ratio < 0.8, ratio > 2.0)
-
-
-@pytest.mark.covers("cliprange_value")
-def test_value_loss_by_hand() -> None:
-    values, old, returns = (
-        torch.tensor([2.0, 2.0]),
-        torch.tensor([1.0, 1.0]),
-        torch.tensor([3.0, 1.0]),
-    )
-    torch.testing.assert_close(
-        value_loss(values, old_values=old, returns=returns, clip=None), torch.tensor([0.5, 0.5])
-    )
-    # V_old + clip(1, +-0.5) = 1.5: (1.5 - 3)^2 / 2 = 1.125 is worse than 0.5; (1.5 - 1)^2 / 2 =
-    # 0.125 is better
-    torch.testing.assert_close(
-        value_loss(values, old_values=old, returns=returns, clip=0.5), torch.tensor([1.125, 0.5])
-    )
 
 
 def test_token_weights_by_hand() -> None:

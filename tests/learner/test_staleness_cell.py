@@ -10,18 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from composing import compose
 
 from async_rl.config.run import RunConfig
-from async_rl.core.types import CallTest, CodeProblem, Group, Prompt
+from async_rl.core.types import Group, Prompt
 from async_rl.data.embedded import TinyCoder
 from async_rl.data.prepare import prepare_model
 from async_rl.training.age_watch import AgeWatch
-from benchmarks.learning.sampler import Response, Sampler
+from benchmarks.learning.sampler import Response
 from benchmarks.learning.staleness_cell import (
     Bench,
-    Judge,
     make_trainer,
     run_cell,
 )
@@ -89,23 +87,6 @@ def test_behavior_logprobs_are_those_of_the_learner(bench: Recording, tmp_path: 
     ] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_tokens_are_drawn_with_their_probabilities(model_path: Path) -> None:
-    sampler = Sampler(model_path)
-    generator = torch.Generator().manual_seed(3)
-    from safetensors.torch import load_file
-
-    weights = load_file(model_path / "model.safetensors")
-    # Large enough that the tokens' probabilities differ by orders of magnitude.
-    weights["model.norm.weight"] *= 60
-    sampler.load(weights)
-    drawn = sampler.sample([[5, 9]], num_samples=[20_000], max_tokens=1, generator=generator)[0]
-    probability = {r.token_ids[0]: np.exp(r.logprobs[0]) for r in drawn}
-    token = max(probability, key=lambda token: probability[token])
-    share = sum(r.token_ids[0] == token for r in drawn) / len(drawn)
-    assert probability[token] > 0.01
-    assert share == pytest.approx(probability[token], rel=0.1)
-
-
 @pytest.mark.parametrize("age", [0, 2])
 def test_every_batch_is_sampled_by_the_version_of_its_age(
     bench: Recording, tmp_path: Path, age: int
@@ -159,26 +140,3 @@ def test_a_burst_of_old_data_is_announced_and_neither_collapses_nor_stops_the_ru
     assert stages[41].startswith("training: old data"), "the mean over ten steps"
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert [text.partition(":")[0] for text in warnings] == ["step 38"]
-
-
-def test_a_cell_is_repeatable(bench: Recording, tmp_path: Path) -> None:
-    first, second = (run_cell(bench, make_config(2), tmp_path) for _ in range(2))
-    assert first == second
-
-
-PROBLEM = CodeProblem(
-    tests=[
-        CallTest(function="f", args=[[]], expected=0),
-        CallTest(function="f", args=[[3, -1, 4]], expected=7),
-    ]
-)
-RIGHT = "def f(xs):\n    return sum(x for x in xs if x > 0)"
-
-
-def test_a_program_is_judged_once_by_the_jail() -> None:
-    with Judge() as judge:
-        assert judge.reward("problem", PROBLEM, RIGHT) == 1.0
-        assert judge.reward("problem", PROBLEM, RIGHT.replace("> 0", "< 0")) == 0.0
-        assert judge.reward("problem", PROBLEM, "def f(xs:") == 0.0
-    # Remembered: the verifier has ended.
-    assert judge.reward("problem", PROBLEM, RIGHT) == 1.0

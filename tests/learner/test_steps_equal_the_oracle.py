@@ -175,12 +175,16 @@ VARIANTS = {
     "learner.epochs",
 )
 @pytest.mark.covers(
+    "cliprange_value",
     "decoupled objective",
     "early_stop_imp_ratio",
     "entropy_coeff",
+    "gamma, lam",
     "kl_coef in the reward",
     "mask_too_long",
+    "masks inside a response",
     "ppo_epochs",
+    "values of truncated responses",
 )
 @pytest.mark.parametrize("case", [*PRESETS, *VARIANTS])
 def test_every_update_of_a_step_has_the_gradient_of_the_oracle(
