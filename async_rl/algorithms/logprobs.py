@@ -51,8 +51,7 @@ class _Chunk:
             torch.mm(hidden, self._head.t(), out=scratch)
         else:
             scratch.copy_(hidden @ self._head.t())
-        if self._temperature != 1.0:
-            scratch /= self._temperature
+        scratch /= self._temperature
         return torch.log_softmax(scratch, dim=-1, out=self.logprobs[: len(hidden)])
 
 
@@ -115,17 +114,15 @@ class _TokenLogprobs(torch.autograd.Function):
                 pull.mul_(grad_entropies[rows, None])
                 grad_logits.mul_(pull.add_(share).neg_())
             grad_logits.scatter_add_(1, targets[rows, None], share)
-            if ctx.temperature != 1.0:
-                grad_logits /= ctx.temperature
+            grad_logits /= ctx.temperature
+            low = grad_logits.to(hidden.dtype)
+            torch.mm(low, head, out=grad_hidden[rows])
+            if grad_head is None:
+                continue
             if hidden.dtype is torch.float32:
-                torch.mm(grad_logits, head, out=grad_hidden[rows])
-                if grad_head is not None:
-                    grad_head.addmm_(grad_logits.t(), hidden[rows])
+                grad_head.addmm_(low.t(), hidden[rows])
             else:
-                low = grad_logits.to(hidden.dtype)
-                torch.mm(low, head, out=grad_hidden[rows])
-                if grad_head is not None:
-                    grad_head += low.t() @ hidden[rows]
+                grad_head += low.t() @ hidden[rows]
         whole = None if grad_head is None else grad_head.to(head.dtype)
         return grad_hidden, whole, None, None, None
 
