@@ -185,15 +185,14 @@ def behavior_weights(
     *,
     sequences: Parts,
     correction: BehaviorCorrection,
-    maximum: float | Tensor,
-    minimum: float | Tensor,
+    maximum: float,
+    minimum: float,
 ) -> BehaviorWeights:
     """Compute exp(proximal - behavior) per token or per sequence, within bounds.
 
     log_ratio: float32 [R], proximal - behavior log-probs; sequences: the sequences of the R tokens,
-    whose mask is the trained tokens; maximum, minimum: numbers, or float32 [R]
-    -> float32 [R], float32 [R], bool [R].  With w_t the weight of a token and w_s the product of
-    w_t over the trained tokens of its sequence s:
+    whose mask is the trained tokens -> float32 [R], float32 [R], bool [R].  With w_t the weight of
+    a token and w_s the product of w_t over the trained tokens of its sequence s:
       none          1
       token_tis     min(w_t, maximum)                          truncated importance sampling
       token_mis     w_t if minimum <= w_t <= maximum, else 0   masked importance sampling

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import importlib
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,7 +35,6 @@ FORMAT_VERSION = 1
 
 Progress = Callable[[float, str], None]
 
-_NEEDED_FREE_BYTES = 64 << 20
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Other files of a repository (GGUF, ONNX, pytorch_model.bin) can be many times the size of the
 # weights that are loaded.
@@ -139,14 +137,6 @@ def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> 
 
 
 def _build(target: Path, embedded: TinyCoder, on_progress: Progress) -> None:
-    cache = target.parents[1]  # target is in a scratch directory of the cache
-    free_bytes = shutil.disk_usage(cache).free
-    if free_bytes < _NEEDED_FREE_BYTES:
-        raise ConfigError(
-            f"{cache} has {free_bytes >> 20} MB free, the embedded model needs"
-            f" {_NEEDED_FREE_BYTES >> 20}; free some space or set"
-            " XDG_CACHE_HOME to a directory on another disk"
-        )
     # Not at the top: it imports torch, which a run with another model does not need here.
     tiny_coder = importlib.import_module("async_rl.data.tiny_coder")
     target.mkdir()
