@@ -57,4 +57,4 @@ def second_moment_bound(log_ratio: Tensor, *, sequences: Parts, limit: float) ->
             high = middle
     # Halfway between the last kept and the first masked token, so that rounding moves neither.
     bound = (across.largest(squares[squares <= low]) + high) / 2
-    return bound**0.5
+    return math.sqrt(bound)
