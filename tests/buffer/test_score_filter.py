@@ -80,7 +80,7 @@ def test_the_reward_is_scaled_as_for_training_before_the_mean() -> None:
     assert judged(
         [[1.0, 1.0], [10.0, 0.0]], above=2.9, max_share=0.9, reward={"scale": 3.0, "clip": 5.0}
     ) == [0]
-    assert judged([[1.0, 1.0], [0.5, 0.5]], above=0.4, max_share=0.9, reward={"bias": 0.5}) == [0]
+    assert judged([[1.0, 1.0], [0.5, 0.5]], below=0.4, max_share=0.9, reward={"bias": 0.5}) == [1]
 
 
 def test_the_newest_group_decides_in_whatever_order_they_come_back() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from learner_support import (
     VOCABULARY,
+    make_config,
     make_groups,
     make_model,
     make_trainer,
@@ -181,6 +182,7 @@ def test_exports_are_a_merged_model_and_an_adapter_that_peft_reads(
     assert abs(ours[1:] - plain).max() < 1e-4
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (described["r"], described["lora_alpha"]) == (4, 8)
+    assert described["base_model_name_or_path"] == make_config("grpo_code").model.path
 
 
 @pytest.mark.proves("model.lora.rank", "model.lora.alpha", "model.lora.targets", "model.lora")
