@@ -55,6 +55,7 @@ TESTS = (
     "generation/test_device_block.py",
     "learner/test_lora.py",
     "learner/test_process_group.py",
+    "learner/test_replaying.py",
     "view/test_pages.py",
 )
 """Below tests/: those that reach the packages in their own process."""
