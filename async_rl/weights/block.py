@@ -183,7 +183,7 @@ class SharedTensors:
 
     def close(self) -> None:
         """Free the memory as soon as no reader maps it."""
-        self._bytes = np.empty(0, dtype=np.uint8)
+        del self._bytes
         self._map.close()
         os.close(self._fd)
 
@@ -248,7 +248,7 @@ class SharedTensorsReader:
 
     def close(self) -> None:
         """Unmap the block. While views of it exist, they keep it mapped."""
-        self.block = np.empty(0, dtype=np.uint8)
+        del self.block
         try:
             self._map.close()
         except BufferError:
