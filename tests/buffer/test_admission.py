@@ -67,8 +67,8 @@ def test_refusals_name_their_reason() -> None:
     full = admission(learner_version=6).gate(4, 6)
     assert "4 groups are active" in full
     assert "step 7" in full
-    lagging = admission(learner_version=6).gate(0, 3)
-    assert "version 5 or later, the generator has 3" in lagging
+    lagging = admission(learner_version=6).gate(2, 3)
+    assert "version 6 or later, the generator has 3" in lagging
     assert "no weights" in admission().gate(0, NO_VERSION)
     last = admission(learner_version=99).gate(3, 99)
     assert "all groups up to the last step (100)" in last

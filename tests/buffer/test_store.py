@@ -86,6 +86,18 @@ async def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
             assert after.trajectories[0].score == before.trajectories[0].score
 
 
+async def test_one_transaction_takes_all_that_is_queued(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for group_id in range(20):
+        write(store, group_id)
+    statements: list[str] = []
+    store._connection.set_trace_callback(statements.append)
+    async with store:
+        await store.flush()
+        # The flush itself may have come too late for it.
+        assert 1 <= statements.count("COMMIT") <= 2
+
+
 async def test_a_change_that_fails_leaves_no_part_of_itself(tmp_path: Path) -> None:
     async with open_store(tmp_path) as store:
         ticket = admitted(store, 0)

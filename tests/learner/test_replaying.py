@@ -47,7 +47,8 @@ def test_a_replay_has_the_weights_and_metrics_of_the_run_and_ends_where_its_batc
         argv = ["replaying", str(directory), str(model_path), *map(str, (start, last, 4711, 0))]
         monkeypatch.setattr("sys.argv", argv)
         code = replaying.main()
-        published = records.read(directory / VERSIONS_FILE, Published)
+        published = list(records.read(directory / VERSIONS_FILE, Published))
+        assert {each.life for each in published} == {0}, "of no life of the learner"
         rows = list(map(json.loads, (directory / "metrics.jsonl").read_text().splitlines()))
         return code, [(each.version, each.checksum) for each in published], rows
 
