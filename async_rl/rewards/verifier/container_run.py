@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,10 @@ from xml.etree import ElementTree
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import ContainerTest, Verdict
 from async_rl.rewards.verifier.containers import PID, REPORT, Containers
-from async_rl.rewards.verifier.outcomes import MIB, Ruling, printable, result_of
+from async_rl.rewards.verifier.outcomes import MIB, Ruling, ended, printable, result_of
 from async_rl.rewards.verifier.program import Rule
 from async_rl.rewards.verifier.protocol import TestResult
-from async_rl.sandbox.protocol import Ending, Reply
+from async_rl.sandbox.protocol import Ending, JobSpec, Mode, Reply
 from async_rl.sandbox.watch import ProcessTree, open_proc
 
 # The most that a command may print if that is not compared.
@@ -49,7 +50,7 @@ async def judge_contained(
         run = _Run(test, folder, output_bytes)
         await asyncio.to_thread(run.write_files, code)
         reply = await run.watch(containers)
-        return result_of(await run.ruling(reply.code, rule), reply)
+        return result_of(await run.ruling(reply, rule), reply)
 
 
 async def _keep(stream: asyncio.StreamReader, kept: bytearray, most: int) -> None:
@@ -68,7 +69,7 @@ class _Run:
             # A right answer must fit, whatever the limit is.
             self._limit = max(output_bytes, 2 * len(test.prints.output.encode(errors="replace")))
         self._output, self._errors = bytearray(), bytearray()
-        self._over: Ruling | None = None
+        self._spec = JobSpec(Mode.STREAMS, 1, test.timeout_s, test.memory_mb * MIB, self._limit)
         self._cpu_s, self._memory_bytes = 0.0, 0
 
     def write_files(self, code: str) -> None:
@@ -96,6 +97,7 @@ class _Run:
             )
         finally:
             os.close(stdin)
+        ending = Ending.EXITED
         assert process.stdout is not None
         assert process.stderr is not None
         try:
@@ -104,24 +106,25 @@ class _Run:
                 group.create_task(output, name="output")
                 errors = _keep(process.stderr, self._errors, _ERRORS_BYTES)
                 group.create_task(errors, name="errors")
-                ended = group.create_task(process.wait(), name="end of a container")
+                exited = group.create_task(process.wait(), name="end of a container")
                 limits = group.create_task(self._exceeded(), name="limits of a container")
-                await asyncio.wait((limits, ended), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((limits, exited), return_when=asyncio.FIRST_COMPLETED)
                 # An exit that arrives together with a limit counts as an exit.
-                if ended.done():
+                if exited.done():
                     limits.cancel()
                 else:
-                    self._over = limits.result()
+                    ending = limits.result()
                     containers.remove(name, process)
         finally:
             if process.returncode is None:
                 containers.remove(name, process)
         wall_s, status = time.monotonic() - started, process.returncode or 0
-        return Reply(Ending.EXITED, status, self._cpu_s, wall_s, self._memory_bytes)
+        code = signal.SIGKILL if ending == Ending.SIGNALED else status
+        return Reply(ending, code, self._cpu_s, wall_s, self._memory_bytes)
 
-    async def _exceeded(self) -> Ruling:
-        """The limit that the command exceeds. It waits in steps: nothing reports such usage."""
-        test, tree, asleep_s = self._test, None, 0.0
+    async def _exceeded(self) -> Ending:
+        """Wait for a limit that the command exceeds, in steps: nothing reports such usage."""
+        spec, tree, asleep_s = self._spec, None, 0.0
         started = before = time.monotonic()
         proc = open_proc()
         try:
@@ -130,7 +133,7 @@ class _Run:
                 now = time.monotonic()
                 elapsed_s, before = now - before, now
                 if len(self._output) > self._limit:
-                    return self._printed_too_much()
+                    return Ending.EXITED
                 if tree is None:
                     tree = self._tree(proc)
                     continue
@@ -139,20 +142,15 @@ class _Run:
                 self._cpu_s = max(self._cpu_s, usage.cpu_s)
                 self._memory_bytes = max(self._memory_bytes, usage.memory_bytes)
                 asleep_s += min(usage.asleep_s, 2 * _TICK_S)
-                if usage.cpu_s > test.timeout_s:
-                    return Ruling(
-                        Verdict.TIMEOUT, f"used more than {test.timeout_s:g} s of CPU time"
-                    )
-                if usage.memory_bytes > test.memory_mb * MIB:
-                    return Ruling(Verdict.MEMORY, f"used more than {test.memory_mb} MB")
-                is_hiding = now - started > _PATIENCE * test.timeout_s + _START_S
-                if asleep_s > test.timeout_s + 1 or is_hiding:
-                    return Ruling(Verdict.TIMEOUT, f"slept for {test.timeout_s + 1:g} s")
+                if usage.cpu_s > spec.cpu_s:
+                    return Ending.CPU
+                if usage.memory_bytes > spec.memory_bytes:
+                    return Ending.SIGNALED
+                is_hiding = now - started > _PATIENCE * spec.cpu_s + _START_S
+                if asleep_s > spec.sleep_s or is_hiding:
+                    return Ending.WALL
         finally:
             os.close(proc)
-
-    def _printed_too_much(self) -> Ruling:
-        return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {self._limit // 1024} KB")
 
     def _tree(self, proc: int) -> ProcessTree | None:
         """The processes of the container; None before it has started.
@@ -166,29 +164,26 @@ class _Run:
         except (OSError, ValueError):
             return None
 
-    async def ruling(self, status: int, rule: Rule) -> Ruling:
-        """The ruling on the test. status: of the engine.
-
-        Raises InfrastructureError if the command never ran.
-        """
+    async def ruling(self, reply: Reply, rule: Rule) -> Ruling:
+        """The ruling on the test. Raises InfrastructureError if the command never ran."""
         test = self._test
-        if self._over is not None:
-            return self._over
+        if len(self._output) > self._limit:
+            return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {self._limit // 1024} KB")
+        if reply.ending != Ending.EXITED:
+            return ended(reply, self._spec)
         # The engine writes it when the command starts: no program can remove it.
         if not await asyncio.to_thread((self._folder / PID).exists):
             reason = self._said()
-            if status in _NO_COMMAND:
+            if reply.code in _NO_COMMAND:
                 return Ruling(Verdict.TEST_ERROR, f"no such command in {test.image}: {reason}")
             raise InfrastructureError(f"a container of {test.image} did not start: {reason}")
-        if len(self._output) > self._limit:
-            return self._printed_too_much()
         # Before the status: pytest exits with 1 for tests that must fail.
         if test.report is not None:
             reason = await asyncio.to_thread(self._report_failure)
             return Ruling(Verdict.WRONG_ANSWER if reason else Verdict.PASS, reason)
-        if status:
+        if reply.code:
             verdict = Verdict.WRONG_ANSWER if test.prints is None else Verdict.RUNTIME_ERROR
-            left = f"exited with status {status}: {self._said()}"
+            left = f"exited with status {reply.code}: {self._said()}"
             return Ruling(verdict, left.rstrip(": "))
         if test.prints is None:
             return Ruling(Verdict.PASS)

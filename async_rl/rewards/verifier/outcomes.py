@@ -37,6 +37,7 @@ _LARGE_SHARE = 0.9
 # A message goes into logs and samples; the rest of a long one rarely helps.
 _MESSAGE_CHARS = 300
 _UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
+_SIGNALS = {each.value: each.name for each in signal.Signals}
 MIB = 1 << 20
 
 
@@ -198,22 +199,22 @@ def _limit(num_bytes: int) -> str:
 
 def _end(reply: Reply, spec: JobSpec, *, is_full: bool) -> Answer:
     """The answer of the run during which the child exited."""
+    ruling = Ruling(Verdict.OUTPUT_LIMIT, f"returned more than {_limit(spec.output_bytes)}")
     # Python ignores SIGXFSZ, so the kernel shows this limit only as a failed write.
-    if is_full:
-        ruling = Ruling(Verdict.OUTPUT_LIMIT, f"returned more than {_limit(spec.output_bytes)}")
-    elif reply.ending == Ending.EXITED:
-        left = f"exited with status {reply.code} before it answered"
-        ruling = Ruling(Verdict.RUNTIME_ERROR, left)
-    else:
-        is_large = reply.peak_bytes > _LARGE_SHARE * spec.memory_bytes
-        ruling = _ended(reply, spec, is_large=is_large)
+    if not is_full:
+        ruling = ended(reply, spec)
     # `watch` looks now and then: a program that was stopped has used its limit.
     used = {Ending.SIGNALED: reply.cpu_s, Ending.CPU: spec.cpu_s}
     return Answer(ruling, cpu_s=used.get(Ending(reply.ending), 0.0))
 
 
-def _ended(reply: Reply, spec: JobSpec | CommandSpec, *, is_large: bool, said: str = "") -> Ruling:
-    """The ruling on a child that was stopped. said: its last words. Raises ChildFault."""
+def ended(
+    reply: Reply, spec: JobSpec | CommandSpec, said: str = "", *, has_no_memory: bool = False
+) -> Ruling:
+    """The ruling on a program that did not succeed. said: its last words; has_no_memory: they
+    contain that it got no memory. Raises ChildFault.
+    """
+    stopped_by, left = 0, f"exited with status {reply.code}"
     match reply.ending:
         case Ending.CPU:
             return Ruling(Verdict.TIMEOUT, f"used more than {spec.cpu_s:g} s of CPU time")
@@ -221,20 +222,21 @@ def _ended(reply: Reply, spec: JobSpec | CommandSpec, *, is_large: bool, said: s
             return Ruling(Verdict.TIMEOUT, f"slept for {spec.sleep_s:g} s")
         case Ending.FAULT | Ending.CANCELLED:
             raise ChildFault(reply.fault or "the job was cancelled")
+        case Ending.SIGNALED:
+            # Not signal.Signals: real-time signals have no name.
+            stopped_by, left = reply.code, f"ended by {_SIGNALS.get(reply.code, reply.code)}"
     # The kernel's own limit may come first on a machine that delays the watch.
-    if reply.code == signal.SIGXCPU or (reply.code == signal.SIGKILL and reply.cpu_s >= spec.cpu_s):
+    if stopped_by == signal.SIGXCPU or (stopped_by == signal.SIGKILL and reply.cpu_s >= spec.cpu_s):
         return Ruling(Verdict.TIMEOUT, f"used {reply.cpu_s:.1f} s of CPU time")
-    if reply.code == signal.SIGKILL and not is_large:
+    # Runtimes exit with a status of their own when they get no memory.
+    if has_no_memory or reply.peak_bytes > _LARGE_SHARE * spec.memory_bytes:
+        return Ruling(Verdict.MEMORY, "out of memory")
+    if stopped_by == signal.SIGKILL:
         # The kernel kills some process when the machine is out of memory; this one is not to blame.
         raise ChildFault("the child was killed from outside")
-    if reply.code == signal.SIGXFSZ:
+    if stopped_by == signal.SIGXFSZ:
         return Ruling(Verdict.OUTPUT_LIMIT, "wrote too much")
-    verdict = Verdict.MEMORY if is_large else Verdict.RUNTIME_ERROR
-    try:
-        name = signal.Signals(reply.code).name
-    except ValueError:  # a real-time signal has no name
-        name = f"signal {reply.code}"
-    return Ruling(verdict, f"ended by {name}: {said}".rstrip(": "))
+    return Ruling(Verdict.RUNTIME_ERROR, f"{left}: {said}".rstrip(": "))
 
 
 def read_command(
@@ -256,20 +258,12 @@ def _command_ruling(
     # First: the program may have exited because its output was cut off.
     if has_run and len(output) > output_bytes:
         return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {_limit(output_bytes)}")
-    is_exited = reply.ending == Ending.EXITED
-    if is_exited and reply.code == 0:
+    if reply.ending == Ending.EXITED and reply.code == 0:
         return Ruling(Verdict.PASS)
-    is_large = reply.peak_bytes > _LARGE_SHARE * spec.memory_bytes
-    is_large = is_large or any(mark.encode() in errors for mark in memory_marks)
-    # Runtimes exit with a status of their own when they get no memory.
-    if is_large and reply.ending in (Ending.EXITED, Ending.SIGNALED):
-        return Ruling(Verdict.MEMORY, "out of memory")
+    has_no_memory = any(mark.encode() in errors for mark in memory_marks)
     # Its end: a traceback names the error last.
     said = printable(errors[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
-    if is_exited:
-        left = f"exited with status {reply.code}: {said}".rstrip(": ")
-        return Ruling(Verdict.RUNTIME_ERROR, left)
-    return _ended(reply, spec, is_large=is_large, said=said)
+    return ended(reply, spec, said, has_no_memory=has_no_memory)
 
 
 def read_check(outcome: Outcome, spec: CommandSpec, form: str, output_bytes: int) -> Ruling:

@@ -154,44 +154,36 @@ async def _send_batch(
 ) -> None:
     """Send results in the order of completion; results that finish together share a piece."""
 
-    async def verify(index: int, program: VerifyRequest) -> bytes:
+    finished: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def verify(index: int, program: VerifyRequest) -> None:
         line = BatchLine(index=index, response=await service.verify(program))
-        return msgspec.json.encode(line) + b"\n"
+        finished.put_nowait(msgspec.json.encode(line) + b"\n")
 
-    finished: asyncio.Queue[asyncio.Task[bytes]] = asyncio.Queue()
+    async def verify_all() -> None:
+        # A fault of ours breaks the answer off, so that the client tries another verifier.
+        async with asyncio.TaskGroup() as group:
+            for index, program in enumerate(requests):
+                task = group.create_task(verify(index, program), name=f"verify-{index}")
+                # Not in the task itself: a task that is cancelled before it starts runs no code.
+                task.add_done_callback(lambda _: service.release(1))
+            headers = [(b"content-type", b"application/x-ndjson")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            num_left = len(requests)
+            while num_left:
+                lines = [await finished.get()]
+                # After the last result no other can share the piece, so waiting would only delay
+                # the answer.
+                if num_left > 1:
+                    await asyncio.sleep(_LINGER_S)
+                while not finished.empty():
+                    lines.append(finished.get_nowait())
+                num_left -= len(lines)
+                body = b"".join(lines)
+                await send({"type": "http.response.body", "body": body, "more_body": num_left > 0})
 
-    async def send_lines() -> None:
-        headers = [(b"content-type", b"application/x-ndjson")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        num_left = len(tasks)
-        while num_left:
-            done = [await finished.get()]
-            # After the last result no other can share the piece, so waiting would only delay the
-            # answer.
-            if num_left > 1:
-                await asyncio.sleep(_LINGER_S)
-            while not finished.empty():
-                done.append(finished.get_nowait())
-            num_left -= len(done)
-            # A fault of ours breaks the answer off, so that the client tries another verifier.
-            body = b"".join(task.result() for task in done)
-            await send({"type": "http.response.body", "body": body, "more_body": num_left > 0})
-
-    tasks = [
-        asyncio.create_task(verify(index, program), name=f"verify-{index}")
-        for index, program in enumerate(requests)
-    ]
-    for task in tasks:
-        # Not in the task itself: a task that is cancelled before it starts runs no code.
-        task.add_done_callback(lambda _: service.release(1))
-        task.add_done_callback(finished.put_nowait)
-    try:
-        with contextlib.suppress(ClientDisconnect):
-            await while_connected(request, send_lines())
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    with contextlib.suppress(ClientDisconnect):
+        await while_connected(request, verify_all())
 
 
 async def _read(request: Request, expected: type[T]) -> T:
