@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from async_rl.rewards.memo import Memo
 from async_rl.rewards.verifier.languages import Toolchain, source_names
-from async_rl.rewards.verifier.outcomes import MIB, ChildFault, printable
+from async_rl.rewards.verifier.outcomes import MIB, ChildFault, ended, printable
 from async_rl.rewards.verifier.program import tried
 from async_rl.sandbox.cell import Outcome, Work, command
 from async_rl.sandbox.cells import Cells
@@ -123,19 +123,16 @@ def _product(outcome: Outcome, spec: CommandSpec) -> Product:
     for its end.
     """
     reply, (output, errors, product) = outcome
-    match reply.ending:
-        case Ending.FAULT | Ending.CANCELLED | Ending.WALL:
-            raise ChildFault(reply.fault or f"after {reply.wall_s:.0f} s")
-        case Ending.CPU:
-            return f"the compiler used more than {spec.cpu_s:g} s of CPU time"
-        case Ending.SIGNALED if reply.peak_bytes > spec.memory_bytes:
-            return f"the compiler used more than {spec.memory_bytes // MIB} MB"
+    if reply.ending == Ending.WALL:
+        raise ChildFault(f"after {reply.wall_s:.0f} s")
     if len(product) > MAX_PRODUCT_BYTES:
         return f"the program is larger than {MAX_PRODUCT_BYTES // MIB} MB"
     if reply.ending == Ending.EXITED and reply.code == 0 and product:
         return product
     text = printable(errors + output, MESSAGE_CHARS)
-    return text or f"the compiler exited with {reply.code} and made no program"
+    if reply.ending == Ending.EXITED:
+        return text or f"the compiler exited with {reply.code} and made no program"
+    return f"the compiler {ended(reply, spec, text).message}"
 
 
 class Binaries:
