@@ -77,8 +77,19 @@ def packed(arguments: tuple[Any, ...]) -> bytes:
     return marshal.dumps(arguments, 2)
 
 
-class Executable(bytes):
-    """The content of a memory file that a program runs and cannot change."""
+class Executable:
+    """A memory file that a program runs and cannot change. It is closed with its last reference.
+
+    Raises OSError if the machine forbids sealed files.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.descriptor = _memory_file(content)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
 
 
 class Work(NamedTuple):
@@ -89,7 +100,7 @@ class Work(NamedTuple):
     """
 
     spec: JobSpec | CommandSpec
-    files: Sequence[bytes]
+    files: Sequence[bytes | Executable]
     read: Sequence[tuple[int, int]]
 
 
@@ -113,7 +124,9 @@ def job(spec: JobSpec, payload: tuple[Any, ...], more: Sequence[bytes] = ()) -> 
     return Work(spec, files, [(number, spec.output_bytes + 1) for number in (RESULT, *outputs)])
 
 
-def command(spec: CommandSpec, stdin: bytes, contents: Sequence[bytes], output_bytes: int) -> Work:
+def command(
+    spec: CommandSpec, stdin: bytes, contents: Sequence[bytes | Executable], output_bytes: int
+) -> Work:
     """One command to run. The outcome has standard output, standard error with its middle left
     out, and the product.
 
@@ -191,16 +204,20 @@ class Cell:
         Cancelling stops the work, or kills the cell if it does not answer.
         """
         files: list[int] = []
+        own: list[int] = []
         try:
             for content in work.files:
-                files.append(os.memfd_create("cell", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-                _fill(files[-1], content)
+                if isinstance(content, Executable):
+                    files.append(content.descriptor)
+                else:
+                    own.append(_memory_file(content))
+                    files.append(own[-1])
             # The cell enforces the limits; this one is for a cell that hangs.
             longest_s = _CROWDED * (work.spec.cpu_s + work.spec.sleep_s) + _GRACE_S
             reply = await self._exchange(pack(work.spec), files, longest_s)
             return Outcome(reply, [os.pread(files[n], most, 0) for n, most in work.read])
         finally:
-            for descriptor in files:
+            for descriptor in own:
                 os.close(descriptor)
 
     async def _exchange(self, spec: bytes, files: list[int], longest_s: float) -> Reply:
@@ -211,7 +228,7 @@ class Cell:
             # The reply must be read, or the next job would take it for its own.
             await self._cancel()
             raise
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, TimeoutError, TypeError, ValueError) as error:
             self.kill()
             raise CellFailed(
                 f"cell {self.pid} failed in a job: {error or type(error).__name__}"
@@ -259,12 +276,10 @@ class Cell:
         self._process.wait()
 
 
-def _fill(descriptor: int, content: bytes) -> None:
-    """Write the content of a memory file. Raises OSError if the machine forbids sealed files."""
+def _memory_file(content: bytes) -> int:
+    descriptor = os.memfd_create("cell", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
     os.lseek(descriptor, 0, os.SEEK_SET)
-    if isinstance(content, Executable):
-        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor

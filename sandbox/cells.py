@@ -22,7 +22,7 @@ from .protocol import COMMANDS, LANDLOCK, NAMESPACES, NOTHING, Hello
 IS_SUPPORTED = sys.platform == "linux" and os.uname().machine == "x86_64" and sys.maxsize > 2**32
 """The numbers of system calls are for this kind of machine."""
 # A machine that is short of memory or processes recovers in seconds.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_PAUSE_S = 0.5
 
 
 class Unsafe(Exception):
@@ -149,12 +149,11 @@ class Cells(AbstractAsyncContextManager["Cells"]):
                     self.num_replaced += not self._is_closed
 
     async def _replacement(self) -> Cell:
-        """A new cell. Only the first start may fail: later ones are repeated with growing pauses.
+        """A new cell. Only the first start may fail: later ones are repeated.
 
         A machine that has started a cell before is short of something now, and work that waits is
         better than work that fails.
         """
-        pause_s = _FIRST_PAUSE_S
         while True:
             try:
                 return await self._started()
@@ -162,8 +161,7 @@ class Cells(AbstractAsyncContextManager["Cells"]):
                 if self._is_closed or not (self._cells or self.num_replaced):
                     raise
             # Nothing reports that the machine has recovered.
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await asyncio.sleep(_PAUSE_S)
 
     async def close(self) -> None:
         """End every cell."""

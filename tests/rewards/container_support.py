@@ -19,9 +19,11 @@ from async_rl.core.types import ContainerTest, StdinTest, Verdict
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.outcomes import Ruling
+from async_rl.rewards.verifier.program import Limits
 from async_rl.rewards.verifier.protocol import TestResult
 
 T = TypeVar("T")
+LIMITS = Limits(cpu_s=1, memory_bytes=1 << 28, output_bytes=1 << 16)
 IMAGE = "python"
 PYTHON = ["/usr/bin/python3", "-B", "/work/solution.py"]
 PYTEST = [
@@ -131,7 +133,7 @@ class Engine:
 
     async def judge(self, code: str, **given: Any) -> TestResult:
         test = ContainerTest(**{"image": IMAGE, "command": PYTHON, **given})
-        return await judge_contained(self.containers, test, code, 1 << 16, exact)
+        return await judge_contained(self.containers, test, code, LIMITS, exact)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(coroutine)

@@ -20,7 +20,7 @@ from async_rl.rewards.verifier.languages import Toolchain, table
 from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling, never_ran, read_check, read_command
 from async_rl.rewards.verifier.program import NO_CELL, Ask, Limits, Program, tried
 from async_rl.rewards.verifier.protocol import VerifyRequest
-from async_rl.sandbox.cell import Executable, command
+from async_rl.sandbox.cell import command
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import NAMESPACES, CommandSpec, Profile
 
@@ -124,7 +124,7 @@ class CommandJudge:
         )
         return await tried(
             compiler.cells,
-            command(spec, stdin, [Executable(program.product), *files], 0),
+            command(spec, stdin, [program.content, *files], 0),
             lambda outcome: read_check(outcome, spec, checker.form, limits.output_bytes),
             NO_CELL,
         )
@@ -147,10 +147,9 @@ async def _run(compiler: Compiler, program: Compiled, stdin: str, limits: Limits
     if isinstance(product, str):
         return never_ran(Ruling(Verdict.COMPILE_ERROR, product))
     spec, output_bytes = _spec(compiler.toolchain, program, limits), limits.output_bytes
-    content = product if run.program else Executable(product)
     return await tried(
         compiler.cells,
-        command(spec, stdin.encode(errors="replace"), [content], output_bytes + 1),
+        command(spec, stdin.encode(errors="replace"), [program.content], output_bytes + 1),
         lambda outcome: read_command(
             outcome, spec, output_bytes=output_bytes, memory_marks=run.memory_marks
         ),

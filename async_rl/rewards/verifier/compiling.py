@@ -26,14 +26,14 @@ from async_rl.rewards.memo import Memo
 from async_rl.rewards.verifier.languages import Toolchain, source_names
 from async_rl.rewards.verifier.outcomes import MIB, ChildFault, ended, printable
 from async_rl.rewards.verifier.program import tried
-from async_rl.sandbox.cell import Outcome, Work, command
+from async_rl.sandbox.cell import Executable, Outcome, Work, command
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import CommandSpec, Ending, Profile
 
 # Contests allow 64 KB.
 MAX_SOURCE_BYTES = 1 << 20
-# A static program of C++ or Go has about 2 MB, and each is copied into memory for every run.
-MAX_PRODUCT_BYTES = 32 << 20
+# A static program of C++ or Go has about 2 MB, and each is copied into memory for a run.
+MAX_PRODUCT_BYTES = 64 << 20
 MESSAGE_CHARS = 2000
 # Equal programs come from one group, at about the same time.
 _MAX_REMEMBERED_ERRORS = 1024
@@ -50,12 +50,14 @@ Product = bytes | str
 
 
 class Compiled(NamedTuple):
-    """A program that is ready to run: an executable, an archive or the source itself. names: of
-    `source_names`.
+    """A program that is ready to run: an executable, an archive or the source itself.
+
+    names: of `source_names`; content: the product, sealed if it runs by itself.
     """
 
     product: Product
     names: dict[str, str]
+    content: bytes | Executable = b""
 
 
 class Compiler:
@@ -99,7 +101,11 @@ class Compiler:
             work = command(spec, b"", texts, MESSAGE_CHARS)
             make = partial(self._make, key.hexdigest(), work, spec)
             product = await self._memo.get(key.digest(), make)
-        return Compiled(product, names)
+        if isinstance(product, str):
+            return Compiled(product, names)
+        # Sealed once for all tests of the program.
+        is_run = not toolchain.row.run.program
+        return Compiled(product, names, Executable(product) if is_run else product)
 
     async def _make(self, key: str, work: Work, spec: CommandSpec) -> Product:
         # In threads: reading or writing megabytes would hold the event loop.

@@ -18,8 +18,8 @@ from xml.etree import ElementTree
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import ContainerTest, Verdict
 from async_rl.rewards.verifier.containers import PID, REPORT, Containers
-from async_rl.rewards.verifier.outcomes import MIB, Ruling, ended, printable, result_of
-from async_rl.rewards.verifier.program import Rule
+from async_rl.rewards.verifier.outcomes import MIB, Ruling, ended, printable, result_of, too_much
+from async_rl.rewards.verifier.program import Limits, Rule
 from async_rl.rewards.verifier.protocol import TestResult
 from async_rl.sandbox.protocol import Ending, JobSpec, Mode, Reply
 from async_rl.sandbox.watch import ProcessTree, open_proc
@@ -43,11 +43,11 @@ _NAMED = 3
 
 
 async def judge_contained(
-    containers: Containers, test: ContainerTest, code: str, output_bytes: int, rule: Rule
+    containers: Containers, test: ContainerTest, code: str, limits: Limits, rule: Rule
 ) -> TestResult:
     """The result of a test. rule: decides about its output. Raises InfrastructureError."""
     async with containers.place(test.image) as folder:
-        run = _Run(test, folder, output_bytes)
+        run = _Run(test, folder, limits)
         await asyncio.to_thread(run.write_files, code)
         reply = await run.watch(containers)
         return result_of(await run.ruling(reply, rule), reply)
@@ -62,12 +62,11 @@ async def _keep(stream: asyncio.StreamReader, kept: bytearray, most: int) -> Non
 class _Run:
     """A command with its limits, and the reason why it stopped."""
 
-    def __init__(self, test: ContainerTest, folder: Path, output_bytes: int) -> None:
+    def __init__(self, test: ContainerTest, folder: Path, limits: Limits) -> None:
         self._test, self._folder = test, folder
         self._limit = _PRINTED_BYTES
         if test.prints is not None:
-            # A right answer must fit, whatever the limit is.
-            self._limit = max(output_bytes, 2 * len(test.prints.output.encode(errors="replace")))
+            self._limit = limits.with_output_of([test.prints]).output_bytes
         self._output, self._errors = bytearray(), bytearray()
         self._spec = JobSpec(Mode.STREAMS, 1, test.timeout_s, test.memory_mb * MIB, self._limit)
         self._cpu_s, self._memory_bytes = 0.0, 0
@@ -168,7 +167,7 @@ class _Run:
         """The ruling on the test. Raises InfrastructureError if the command never ran."""
         test = self._test
         if len(self._output) > self._limit:
-            return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {self._limit // 1024} KB")
+            return too_much("printed", self._limit)
         if reply.ending != Ending.EXITED:
             return ended(reply, self._spec)
         # The engine writes it when the command starts: no program can remove it.

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from async_rl.core.errors import Unsupported
 from async_rl.core.types import ContainerTest
+from async_rl.rewards.verifier.languages import output_of
 from async_rl.sandbox.protocol import CELL_UID
 
 PID, REPORT = "pid", "report"
@@ -101,31 +102,13 @@ class Containers:
         if status:
             raise Unsupported(
                 f"containers need {self._engine[0]}, which does not work here:"
-                f" {said.strip()[-300:]}; correct sandbox.container_engine={list(self._engine)}"
+                f" {said[-300:]}; correct sandbox.container_engine={list(self._engine)}"
             )
         return [name for name in ("memory", "pids") if name in (json.loads(said) or ())]
 
     async def _ask(self, *words: str) -> tuple[int, str]:
         """Exit status and text of a command of the engine."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._engine,
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-        except OSError as error:
-            return 127, f"{error.strerror}"
-        try:
-            async with asyncio.timeout(_ENGINE_S):
-                said, _ = await process.communicate()
-        except TimeoutError:
-            return 124, f"no answer within {_ENGINE_S:g} s"
-        finally:
-            if process.returncode is None:
-                process.kill()
-        return process.returncode or 0, said.decode(errors="replace")
+        return await asyncio.to_thread(output_of, [*self._engine, *words], _ENGINE_S)
 
     @contextlib.asynccontextmanager
     async def place(self, image: str) -> AsyncIterator[Path]:

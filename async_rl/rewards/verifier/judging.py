@@ -160,8 +160,8 @@ class Judge:
             case AnswerTest():
                 return await self._answer(test, program)
             case ContainerTest():
-                limit = program.limits.output_bytes
-                return await judge_contained(self._containers, test, program.code, limit, rule)
+                limits = program.limits
+                return await judge_contained(self._containers, test, program.code, limits, rule)
         assert isinstance(test, AssertTest)
         # Before a cell is used: such a test would fail or pass every program.
         fault = asked_by(program.setup, test.code, test.own).fault

@@ -144,22 +144,29 @@ class Toolchain:
 
 
 def _said(language: str, command: list[str]) -> str:
-    """Return the output of a tool. It is a program of this machine and runs without a jail."""
+    status, text = output_of(command, _VERSION_S)
+    if status:
+        raise Unsupported(
+            f"programs in {language} need {command[0]}, which does not work here: {text}"
+        )
+    return text
+
+
+def output_of(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
+    """Exit status and text of a program of this machine, which runs without a jail. Blocks."""
     try:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_VERSION_S,
-            check=True,
+            timeout=timeout_s,
+            check=False,
             cwd="/",
         )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise Unsupported(
-            f"programs in {language} need {command[0]}, which does not work here: {error}"
-        ) from error
-    return done.stdout.decode(errors="replace").strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 127, str(error)
+    return done.returncode, done.stdout.decode(errors="replace").strip()
 
 
 def source_names(code: str) -> dict[str, str]:

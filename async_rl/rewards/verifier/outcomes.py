@@ -156,7 +156,7 @@ def _answer(frame: Frame, outputs: Sequence[bytes], spec: JobSpec) -> Answer:
 def _printed(output: bytes, spec: JobSpec, ruling: Ruling, cpu_s: float) -> Answer:
     """The answer of a stream run, whose ruling is different if it printed too much."""
     if len(output) > spec.output_bytes:
-        ruling = Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {_limit(spec.output_bytes)}")
+        ruling = too_much("printed", spec.output_bytes)
     return Answer(ruling, output[: spec.output_bytes], cpu_s)
 
 
@@ -193,16 +193,15 @@ def _text(body: bytes) -> str:
     return text[:300].encode("utf-8", "backslashreplace").decode()
 
 
-def _limit(num_bytes: int) -> str:
-    return f"{num_bytes // 1024} KB"
+def too_much(verb: str, num_bytes: int) -> Ruling:
+    """The ruling on a program that printed or returned more than its limit."""
+    return Ruling(Verdict.OUTPUT_LIMIT, f"{verb} more than {num_bytes // 1024} KB")
 
 
 def _end(reply: Reply, spec: JobSpec, *, is_full: bool) -> Answer:
     """The answer of the run during which the child exited."""
-    ruling = Ruling(Verdict.OUTPUT_LIMIT, f"returned more than {_limit(spec.output_bytes)}")
     # Python ignores SIGXFSZ, so the kernel shows this limit only as a failed write.
-    if not is_full:
-        ruling = ended(reply, spec)
+    ruling = too_much("returned", spec.output_bytes) if is_full else ended(reply, spec)
     # `watch` looks now and then: a program that was stopped has used its limit.
     used = {Ending.SIGNALED: reply.cpu_s, Ending.CPU: spec.cpu_s}
     return Answer(ruling, cpu_s=used.get(Ending(reply.ending), 0.0))
@@ -257,7 +256,7 @@ def _command_ruling(
     has_run = reply.ending not in (Ending.FAULT, Ending.CANCELLED)
     # First: the program may have exited because its output was cut off.
     if has_run and len(output) > output_bytes:
-        return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {_limit(output_bytes)}")
+        return too_much("printed", output_bytes)
     if reply.ending == Ending.EXITED and reply.code == 0:
         return Ruling(Verdict.PASS)
     has_no_memory = any(mark.encode() in errors for mark in memory_marks)
