@@ -177,13 +177,8 @@ def prepare_seccomp(program: bytes) -> Callable[[], int]:
 
     program: 8 bytes per instruction.
     """
-    head = filter_head(program)
+    head = ctypes.byref(_Filter(len(program) // 8, program))
     return prepare("seccomp", _SYS_PRCTL, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head)
-
-
-def filter_head(program: bytes) -> object:
-    """The argument of system calls that take a BPF program."""
-    return ctypes.byref(_Filter(len(program) // 8, program))
 
 
 def drop_capability_bounds() -> None:

@@ -55,15 +55,12 @@ _MAKERS = {kind.__name__: make for kind, (_, make) in _LIBRARY.items()}
 
 
 class Foreign:
-    """A value that is not of an exact plain type. It equals nothing, not even itself.
+    """A value that is not of an exact plain type. It equals nothing, not even itself."""
 
-    value: the plain value in it, None if it has none.
-    """
+    __slots__ = ("type_name",)
 
-    __slots__ = ("type_name", "value")
-
-    def __init__(self, type_name: str, value: Any) -> None:
-        self.type_name, self.value = type_name, value
+    def __init__(self, type_name: str) -> None:
+        self.type_name = type_name
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -155,7 +152,7 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {
 
 def foreign(tag: str, body: Any) -> Any:
     """A value of tag u or o as one that equals nothing."""
-    return Foreign(*body) if tag == "u" else Foreign(str(body)[:80], None)
+    return Foreign(body[0] if tag == "u" else str(body)[:80])
 
 
 def plain(tag: str, body: Any) -> Any:

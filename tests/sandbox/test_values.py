@@ -59,8 +59,7 @@ def test_subclasses_arrive_as_foreign_values_equal_to_nothing() -> None:
 
     data = encode([Int(9), collections.Counter("aa"), iter([1]), object()])
     got = decode(data)
-    assert [v.value for v in got] == [9, {"a": 2}, None, None]
-    assert all(isinstance(v, Foreign) and v != v.value and v != v for v in got)
+    assert all(isinstance(v, Foreign) and v != v for v in got)
     assert decode(data, plain)[:2] == [9, {"a": 2}]
 
 
