@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from async_rl.core.codec import encode
-from async_rl.core.frozen import frozen
 from async_rl.core.types import CodeProblem, Verdict
+from async_rl.rewards.verifier.protocol import TestResult
 
 T = TypeVar("T")
 _LASTING = frozenset(
@@ -29,21 +29,11 @@ _LASTING = frozenset(
 )
 
 
-@frozen
-class Judged:
-    """The result of a program: one verdict per test that ran, and the message of the first of them
-    that failed.
-    """
-
-    verdicts: tuple[Verdict, ...]
-    failure: str = ""
-
-
 class Verifier(Protocol):
     """Judges a program."""
 
-    def verify(self, problem: CodeProblem, code: str) -> Coroutine[Any, Any, Judged]:
-        """The result of `code`. Raises InfrastructureError if it could not be judged."""
+    def verify(self, problem: CodeProblem, code: str) -> Coroutine[Any, Any, list[TestResult]]:
+        """The results of the tests that ran. Raises InfrastructureError."""
 
 
 class Memo(Generic[T]):
@@ -89,11 +79,13 @@ class Memo(Generic[T]):
         await asyncio.gather(*running, return_exceptions=True)
 
 
-class VerdictMemo(Memo[Judged]):
+class VerdictMemo(Memo[list[TestResult]]):
     """A Verifier that sends only unknown programs to another Verifier."""
 
     def __init__(self, verifier: Verifier, *, size: int) -> None:
-        super().__init__(size=size, lasts=lambda judged: _LASTING.issuperset(judged.verdicts))
+        super().__init__(
+            size=size, lasts=lambda results: all(each.verdict in _LASTING for each in results)
+        )
         self._verifier = verifier
 
     @property
@@ -101,8 +93,8 @@ class VerdictMemo(Memo[Judged]):
         """Share of the programs so far whose verdict was known."""
         return self.num_remembered / max(self.num_asked, 1)
 
-    async def verify(self, problem: CodeProblem, code: str) -> Judged:
-        """The result, remembered or new. Raises InfrastructureError as the verifier does."""
+    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
+        """The results, remembered or new. Raises InfrastructureError as the verifier does."""
         # A digest, because programs and tests of some KB each would fill the memory.
         key = hashlib.blake2b(encode([problem, code]), digest_size=16).digest()
         return await self.get(key, lambda: self._verifier.verify(problem, code))

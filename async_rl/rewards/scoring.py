@@ -22,9 +22,9 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
 from async_rl.core.types import AnswerTest, Prompt, Score, StepScore, Verdict
 from async_rl.rewards.functions import SCORE, is_well_formed
-from async_rl.rewards.memo import Judged, Verifier
+from async_rl.rewards.memo import Verifier
 from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.rewards.verifier.protocol import RewardSample, TestResult
 
 FunctionScores = dict[str, dict[str, float]]
 """Name of a function -> its parts, "score" among them."""
@@ -33,6 +33,8 @@ AskFunctions = Callable[[Sequence[str], RewardSample], Coroutine[Any, Any, Funct
 _PARAGRAPH_END = re.compile(r"\S\n[ \t]*\n")
 _MOST_PARAGRAPHS = 64
 """Scored paragraphs of a response; each costs a call of every function."""
+_MAX_FAILURE = 400
+"""Characters of a message that are kept with each sample."""
 _SPECIAL = re.compile(r"[^\w.-]")
 """Characters that the name of a metric cannot contain."""
 
@@ -137,8 +139,9 @@ class Scorer:
 
     async def _judge(self, prompt: Prompt, text: str, code: str | None) -> Score:
         started = time.monotonic()
-        judged = await self._verdicts(prompt, text, code)
-        verdicts = judged.verdicts
+        results = await self._results(prompt, text, code)
+        verdicts = tuple(result.verdict for result in results)
+        failures = (each.message for each in results if each.verdict is not Verdict.PASS)
         # Never a reward: the policy would be trained on a failure of the machine.
         if Verdict.INFRASTRUCTURE_ERROR in verdicts:
             raise InfrastructureError(
@@ -167,26 +170,23 @@ class Scorer:
             parts=parts,
             verdicts=verdicts,
             latency_s=time.monotonic() - started,
-            failure=judged.failure,
+            failure=next(failures, "")[:_MAX_FAILURE],
         )
 
-    async def _verdicts(self, prompt: Prompt, text: str, code: str | None) -> Judged:
-        """Verdicts of answers, judged on the whole text, then of the other tests on the program."""
+    async def _results(self, prompt: Prompt, text: str, code: str | None) -> list[TestResult]:
+        """Results of answers, judged on the whole text, then of the other tests on the program."""
         problem = prompt.problem
         answers = [test for test in problem.tests if isinstance(test, AnswerTest)]
         others = [test for test in problem.tests if not isinstance(test, AnswerTest)]
-        results = []
+        results: list[TestResult] = []
         if answers:
-            results.append(await self._verifier.verify(replace(problem, tests=answers), text))
+            results += await self._verifier.verify(replace(problem, tests=answers), text)
         if others and code is None:
-            verdicts = (Verdict.COMPILE_ERROR,)
-            results.append(Judged(verdicts=verdicts, failure="the response has no program"))
+            reason = "the response has no program"
+            results.append(TestResult(verdict=Verdict.COMPILE_ERROR, message=reason))
         elif others and code is not None:
-            results.append(await self._verifier.verify(replace(problem, tests=others), code))
-        return Judged(
-            verdicts=tuple(verdict for result in results for verdict in result.verdicts),
-            failure=next((result.failure for result in results if result.failure), ""),
-        )
+            results += await self._verifier.verify(replace(problem, tests=others), code)
+        return results
 
 
 def _paragraph_ends(text: str) -> list[int]:

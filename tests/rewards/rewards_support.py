@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from async_rl.config.rewards import SandboxConfig
+from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.judging import Judge
-from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
+from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.sandbox.cells import Cells
 
 T = TypeVar("T")
@@ -15,6 +16,14 @@ LIMITS = SandboxConfig(
     packages=[], float_tolerance=0,
     checker=None, checker_headers=None, container_engine=["podman"], rootfs={},
 )  # fmt: skip
+
+
+def results_with(*verdicts: Verdict) -> list[TestResult]:
+    return [TestResult(verdict=verdict, message=verdict) for verdict in verdicts]
+
+
+def verdicts_of(results: Sequence[TestResult]) -> list[Verdict]:
+    return [result.verdict for result in results]
 
 
 class Jail:

@@ -12,13 +12,14 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 from composing import compose
+from rewards_support import results_with
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
 from async_rl.rewards.answers import boxed, is_right
-from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.text_process import TextProcess
+from async_rl.rewards.verifier.protocol import TestResult
 
 
 def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -144,13 +145,13 @@ async def test_a_cancelled_comparison_leaves_no_answer_for_the_next_one() -> Non
 class ByRule:
     """A verifier that compares in this process."""
 
-    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
         verdicts = [
             Verdict.PASS if is_right(test, code) else Verdict.WRONG_ANSWER
             for test in problem.tests
             if isinstance(test, AnswerTest)
         ]
-        return Judged(verdicts=tuple(verdicts))
+        return results_with(*verdicts)
 
 
 @pytest.mark.parametrize(

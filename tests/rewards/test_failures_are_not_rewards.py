@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from composing import compose
-from rewards_support import LIMITS
+from rewards_support import LIMITS, results_with
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, CodeProblem, Prompt, StdinTest, Verdict
-from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.judging import Judge
-from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import Outcome, Work
 from async_rl.sandbox.protocol import Ending, Reply
 
@@ -72,8 +71,8 @@ class Answers:
     def __init__(self, *verdicts: Verdict) -> None:
         self._verdicts = list(verdicts)
 
-    async def verify(self, problem: CodeProblem, code: str) -> Judged:
-        return Judged(verdicts=tuple(self._verdicts))
+    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
+        return results_with(*self._verdicts)
 
 
 PROMPT = Prompt(

@@ -3,15 +3,17 @@
 import asyncio
 
 import pytest
+from rewards_support import results_with
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, CodeProblem, Verdict
-from async_rl.rewards.memo import Judged, VerdictMemo
+from async_rl.rewards.memo import VerdictMemo
+from async_rl.rewards.verifier.protocol import TestResult
 
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[1], expected=2)])
 OTHER = CodeProblem(tests=[CallTest(function="f", args=[1], expected=3)])
 
-PASSES = Judged(verdicts=(Verdict.PASS,), failure="pass")
+PASSES = results_with(Verdict.PASS)
 
 
 class Counting:
@@ -20,12 +22,12 @@ class Counting:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
         self.asked.append(code)
         await asyncio.sleep(0)
         if code == "broken":
             raise InfrastructureError("no verifier")
-        return Judged(verdicts=(Verdict(code),), failure=code)
+        return results_with(Verdict(code))
 
 
 def test_a_known_program_is_not_judged_again_and_another_problem_is() -> None:
@@ -53,7 +55,7 @@ def test_verdicts_that_hinge_on_the_machine_are_not_kept(verdict: str) -> None:
 
 
 def test_samples_that_ask_together_share_one_judgement_even_if_the_first_leaves() -> None:
-    async def main() -> tuple[Judged, int]:
+    async def main() -> tuple[list[TestResult], int]:
         verifier = Counting()
         memo = VerdictMemo(verifier, size=8)
         first = asyncio.create_task(memo.verify(PROBLEM, "pass"))

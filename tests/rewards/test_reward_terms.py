@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 from composing import compose
+from rewards_support import results_with
 
 from async_rl.config.rewards import Part
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict
 from async_rl.data.problems import read_hidden
-from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.rewards.verifier.protocol import RewardSample, TestResult
 
 PROGRAM = "def f(x):\n    return x"
 CALL = CallTest(function="f", args=[1], expected=1)
@@ -33,13 +33,13 @@ class Verifier:
     def __init__(self) -> None:
         self.asked: list[tuple[int, str]] = []
 
-    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
         self.asked.append((len(problem.tests), code))
         passes = [
             ("right" if isinstance(test, AnswerTest) else "def f") in code for test in problem.tests
         ]
         verdicts = [Verdict.PASS if passed else Verdict.WRONG_ANSWER for passed in passes]
-        return Judged(verdicts=tuple(verdicts))
+        return results_with(*verdicts)
 
 
 async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:

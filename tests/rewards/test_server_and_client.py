@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from rewards_support import verdicts_of
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,13 +19,12 @@ from verifier_support import TOKEN, run_config, serve, verifier
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, ProtocolError
 from async_rl.core.types import CallTest, CodeProblem, Prompt, Verdict
 from async_rl.observability.activity import Activity
-from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 
 GOOD, BAD = "def f(x):\n    return x * x\n", "def f(x):\n    return x\n"
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[i], expected=i * i) for i in (1, 2, 3)])
-PASSES = Judged(verdicts=(Verdict.PASS,) * 3)
+PASSES = [Verdict.PASS] * 3
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 
 
@@ -317,7 +317,7 @@ def test_client_retries_elsewhere_and_gives_up_with_a_typed_error() -> None:
             dead = "http://127.0.0.1:9"
             client.update_servers([dead, full, good])
             verdicts = await asyncio.gather(*(client.verify(PROBLEM, GOOD) for _ in range(30)))
-            assert verdicts == [PASSES] * 30
+            assert [verdicts_of(each) for each in verdicts] == [PASSES] * 30
             client.update_servers([broken])
             with pytest.raises(ProtocolError, match="500"):
                 await client.verify(PROBLEM, GOOD)
@@ -347,7 +347,7 @@ def test_client_says_whom_it_waits_for_and_why_once_nobody_takes_a_program() -> 
                 f"verdicts: verifier {full} takes no request now: no",
             )
             client.update_servers([good])
-            assert await waiting == PASSES
+            assert verdicts_of(await waiting) == PASSES
             assert activity.snapshot().waits_for == ""
             await client.close()
 
@@ -364,9 +364,9 @@ def test_client_asks_the_server_with_the_fewest_of_its_programs() -> None:
             await _until(lambda: busy_service.num_running == 1)
             client.update_servers([busy, free])
             for _ in range(5):
-                assert await client.verify(PROBLEM, GOOD) == PASSES
+                assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
             assert (busy_service.num_judged.total(), free_service.num_judged.total()) == (0, 5)
-            assert await slow == PASSES
+            assert verdicts_of(await slow) == PASSES
             await client.close()
 
     asyncio.run(run())
@@ -398,7 +398,7 @@ def test_infrastructure_error_is_retried_and_then_raised_never_scored() -> None:
             with pytest.raises(InfrastructureError, match="in 4 attempts"):
                 await Scorer(config, client).score(_prompt(), GOOD)
             client.update_servers([url, other])
-            assert await client.verify(PROBLEM, GOOD) == PASSES
+            assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
             await client.close()
 
     asyncio.run(run())
@@ -411,7 +411,7 @@ def test_program_waits_for_the_first_server_to_appear() -> None:
             waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
             await asyncio.sleep(0)
             client.update_servers([url])
-            assert await waiting == PASSES
+            assert verdicts_of(await waiting) == PASSES
             await client.close()
 
     asyncio.run(run())

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from composing import compose
+from rewards_support import results_with
 
 from async_rl.config.run import RunConfig
 from async_rl.core.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
-from async_rl.rewards.memo import Judged
 from async_rl.rewards.scoring import FunctionScores, Scorer
-from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.rewards.verifier.protocol import RewardSample, TestResult
 
 TESTS = [CallTest(function="f", args=[i], expected=i) for i in range(4)]
 PROMPT = Prompt(
@@ -30,12 +30,12 @@ CONFIG: RunConfig = compose(
 class CountsPasses:
     """Says that a program passes as many tests as it has the letter x."""
 
-    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
         passed = code.count("x")
         verdicts = [
             Verdict.PASS if i < passed else Verdict.WRONG_ANSWER for i in range(len(problem.tests))
         ]
-        return Judged(verdicts=tuple(verdicts))
+        return results_with(*verdicts)
 
 
 def block(program: str) -> str:

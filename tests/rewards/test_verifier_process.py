@@ -6,18 +6,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
-from rewards_support import LIMITS
+from rewards_support import LIMITS, verdicts_of
 from verifier_support import TOKEN, run_config
 
 from async_rl.core.types import CallTest, CodeProblem, Verdict
 from async_rl.observability.activity import Activity
 from async_rl.processes import verifier
-from async_rl.rewards.memo import Judged
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.runtime.context import ProcessContext
 
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[3], expected=9)])
-PASSES = Judged(verdicts=(Verdict.PASS,))
+PASSES = [Verdict.PASS]
 SLOW = "import time\ndef f(x):\n    time.sleep(0.5)\n    return x * x"
 
 
@@ -42,12 +41,12 @@ def test_process_serves_then_drains_and_leaves_no_cell() -> None:
         url = await registered
         client = VerifierClient(cast(Any, config), TOKEN)
         client.update_servers([url])
-        assert await client.verify(PROBLEM, SLOW.replace("0.5", "0")) == PASSES
+        assert verdicts_of(await client.verify(PROBLEM, SLOW.replace("0.5", "0"))) == PASSES
         last = asyncio.create_task(client.verify(PROBLEM, SLOW))
         while client.num_open == 0 or context.activity.snapshot().state != "judging":  # noqa: ASYNC110  the other side is a socket away
             await asyncio.sleep(0.01)
         context.stopping.set()
-        assert await last == PASSES
+        assert verdicts_of(await last) == PASSES
         await asyncio.wait_for(process, 10)
         await client.close()
 

@@ -26,10 +26,10 @@ from async_rl.core.errors import DeadlineExceeded, InfrastructureError, RewardEr
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import CodeProblem, CodeTest, Verdict
 from async_rl.observability.activity import Activity
-from async_rl.rewards.memo import Judged
 from async_rl.rewards.verifier.connection import FIRST_PAUSE_S, Connection
 from async_rl.rewards.verifier.protocol import (
     RewardSample,
+    TestResult,
     VerifyRequest,
     VerifyResponse,
 )
@@ -40,8 +40,6 @@ is one, and a program that breaks four is more likely at fault than the verifier
 """
 # Enough for a 99th percentile of 20 programs, and sorted in a fraction of a millisecond.
 _LATENCIES_KEPT = 2048
-_MAX_FAILURE = 400
-"""Characters of a message that are kept with each sample."""
 # Of all verifiers together; a new connection costs a round trip.
 _MAX_IDLE_CONNECTIONS = 64
 
@@ -212,20 +210,13 @@ class VerifierClient(VerifierPool):
         # A reward that needs every test to pass is decided by the first that fails.
         self._stops = config.reward.mode == "all_or_nothing"
 
-    async def verify(self, problem: CodeProblem, code: str) -> Judged:
+    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
         """Judge a program. Raises InfrastructureError if no verifier could."""
+        tests, setup, language = problem.tests, problem.setup, problem.language
         response = await self.check(
-            code,
-            problem.tests,
-            problem.setup,
-            language=problem.language,
-            stop_at_first_failure=self._stops,
+            code, tests, setup, language=language, stop_at_first_failure=self._stops
         )
-        failed = [test.message for test in response.tests if test.verdict is not Verdict.PASS]
-        return Judged(
-            verdicts=tuple(test.verdict for test in response.tests),
-            failure=failed[0][:_MAX_FAILURE] if failed else "",
-        )
+        return response.tests
 
     async def check(
         self,

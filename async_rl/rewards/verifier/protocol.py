@@ -98,10 +98,10 @@ class TestResult(Value):
     __test__ = False
 
     verdict: Verdict
-    cpu_s: float
-    wall_s: float
-    memory_mb: float
-    message: str
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    memory_mb: float = 0.0
+    message: str = ""
 
 
 class VerifyResponse(Value):
@@ -158,7 +158,7 @@ def infrastructure_response(message: str, level: int, *, is_final: bool = False)
     return VerifyResponse(
         verdict=verdict,
         # As the result of a test, because clients show the message of the first test that failed.
-        tests=[TestResult(verdict=verdict, cpu_s=0, wall_s=0, memory_mb=0, message=message)],
+        tests=[TestResult(verdict=verdict, message=message)],
         level=level,
         failure=message if is_final else "",
     )
