@@ -29,8 +29,7 @@ from async_rl.config.rewards import (
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import Verdict
 from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.client import VerifierPool
-from async_rl.rewards.verifier.protocol import RewardSample, VerifyRequest
+from async_rl.rewards.verifier.protocol import RewardSample, VerifyRequest, VerifyResponse
 
 RewardFunction = Callable[[RewardSample], Any]
 """Returns an argument of `read_score`, or an awaitable of it."""
@@ -52,10 +51,8 @@ def find_function(name: str, reward: RewardConfig, *, limit_s: float) -> RewardF
             from async_rl.rewards.models import RewardModel
 
             return RewardModel(term, f"reward.terms.{name}")
-        case RemoteTerm(form="verifier") as term:
-            return VerifierScorer(term, extraction=reward.extraction, limit_s=limit_s)
         case RemoteTerm() as term:
-            return RemoteScorer(term, limit_s=limit_s)
+            return RemoteScorer(term, extraction=reward.extraction, limit_s=limit_s)
         case PluginTerm(fn=function):
             return load_function(f"reward.terms.{name}.fn", function, REWARD)
         case term:
@@ -116,74 +113,71 @@ def length(sample: RewardSample) -> float:
     return min(sum(sample.is_written) / sample.max_tokens, 1.0)
 
 
-def _token_of(remote: RemoteTerm) -> str:
-    """The token for a server. Raises ConfigError if it is missing."""
-    token = os.environ.get(remote.token_env or "", "")
-    # At the start: a server without the token would refuse the first sample of a run.
-    if remote.token_env and not token:
-        raise ConfigError(
-            f"token_env={remote.token_env} of {remote.url}: there is no such environment variable;"
-            " set it to the token"
-        )
-    return token
-
-
 class RemoteScorer:
-    """The term `remote`: the score of an HTTP server. POST url with the RewardSample as JSON; the
-    answer is a number, or an object of named numbers, which is read like the result of a function.
+    """The term `remote`: the score of an HTTP server, in one of two forms.
 
+    plain: POST url with the RewardSample as JSON; the answer is a number, or an object of named
+    numbers, which is read like the result of a function. verifier: POST url/verify of another
+    async-rl verifier with the program and the row's tests; the score is the share of passed tests.
     Invariants: all attempts together end within `limit_s`; a refusal (4xx except 429) is not
     retried; a call without an answer raises and is not scored. Raises ConfigError if the token is
     missing.
     """
 
-    def __init__(self, remote: RemoteTerm, *, limit_s: float) -> None:
-        self._remote = remote
+    def __init__(self, remote: RemoteTerm, *, extraction: Extraction, limit_s: float) -> None:
+        token = os.environ.get(remote.token_env or "", "")
+        # At the start: a server without the token would refuse the first sample of a run.
+        if remote.token_env and not token:
+            raise ConfigError(
+                f"token_env={remote.token_env} of {remote.url}: there is no such environment"
+                " variable; set it to the token"
+            )
+        self._remote, self._extraction, self._url = remote, extraction, remote.url.rstrip("/")
+        self._text = TextProcess()
         # Without the proxy of the environment: samples must reach the configured server only.
         self._http = httpx.AsyncClient(timeout=limit_s / remote.attempts, trust_env=False)
         self._http.headers["content-type"] = "application/json"
-        if token := _token_of(remote):
+        if token:
             self._http.headers["authorization"] = f"Bearer {token}"
 
     async def __call__(self, sample: RewardSample) -> Any:
         """The server's score. Raises RewardError after `attempts` failures."""
-        url, problem = self._remote.url, ""
+        problem = ""
         for attempt in range(self._remote.attempts):
             # No pause before the first attempt, and a longer one before each further attempt.
             await asyncio.sleep(_PAUSE_S * attempt)
             try:
-                reply = await self._http.post(url, content=msgspec.json.encode(sample))
-                # The same sample would be refused again; a full server may take it later.
-                if 400 <= reply.status_code < 500 and reply.status_code != 429:
-                    reason = reply.text[:200]
-                    raise RewardError(f"{url} refused the sample ({reply.status_code}): {reason}")
-                return msgspec.json.decode(reply.raise_for_status().content)
+                if self._remote.form == "verifier":
+                    return await self._share_of_tests(sample)
+                return msgspec.json.decode(await self._post(self._url, sample))
             except (httpx.HTTPError, msgspec.DecodeError) as error:
                 problem = f"{type(error).__name__} {error}"
         raise RewardError(
-            f"{url} gave no score in {self._remote.attempts} attempts; the last: {problem}"
+            f"{self._url} gave no score in {self._remote.attempts} attempts; the last: {problem}"
         )
 
-
-class VerifierScorer(VerifierPool):
-    """The term `remote` of the form `verifier`: the share of the row's tests that pass at another
-    async-rl verifier. Raises ConfigError if the token is missing.
-    """
-
-    def __init__(self, remote: RemoteTerm, *, extraction: Extraction, limit_s: float) -> None:
-        urls, attempts = [remote.url.rstrip("/")], remote.attempts
-        super().__init__(_token_of(remote), urls, limit_s=limit_s, max_attempts=attempts)
-        self._extraction, self._text = extraction, TextProcess()
-
-    async def __call__(self, sample: RewardSample) -> float:
-        """The share. Raises InfrastructureError, RewardError."""
+    async def _share_of_tests(self, sample: RewardSample) -> float:
         code = await self._text.code(sample.response, self._extraction)
         if code is None:
             return 0.0
         request = VerifyRequest(
             code=code, tests=sample.tests, setup=sample.setup, stop_at_first_failure=False
         )
-        answer = await self.answer(request)
+        body = await self._post(f"{self._url}/verify", request)
+        answer = msgspec.json.decode(body, type=VerifyResponse)
+        if answer.verdict is Verdict.INFRASTRUCTURE_ERROR:
+            # An error of httpx, so that the next attempt asks again.
+            raise httpx.RemoteProtocolError(
+                f"it could not judge the program: {answer.tests[0].message}"
+            )
         if answer.verdict is Verdict.TEST_ERROR:
             raise RewardError(f"a test of the sample is broken: {answer.tests[-1].message}")
         return answer.share(len(sample.tests))
+
+    async def _post(self, url: str, message: msgspec.Struct) -> bytes:
+        reply = await self._http.post(url, content=msgspec.json.encode(message))
+        # The same sample would be refused again; a full server (429) may take it later.
+        if 400 <= reply.status_code < 500 and reply.status_code != 429:
+            raise RewardError(f"{url} refused the sample ({reply.status_code}): {reply.text[:200]}")
+        reply.raise_for_status()
+        return reply.content

@@ -33,7 +33,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import CallTest
 from async_rl.data.tokenizer import build_tokenizer
-from async_rl.rewards.functions import RemoteScorer, VerifierScorer
+from async_rl.rewards.functions import RemoteScorer
 from async_rl.rewards.models import RewardModel
 from async_rl.rewards.verifier.protocol import RewardSample
 
@@ -170,7 +170,7 @@ def remote(url: str, **fields: Any) -> RemoteTerm:
 
 @asynccontextmanager
 async def scoring(term: RemoteTerm, *, limit_s: float = 10) -> AsyncIterator[RemoteScorer]:
-    scorer = RemoteScorer(term, limit_s=limit_s)
+    scorer = RemoteScorer(term, extraction="auto", limit_s=limit_s)
     try:
         yield scorer
     finally:
@@ -270,7 +270,9 @@ def test_the_token_is_sent_from_the_environment_and_missed_where_it_is_not_set(
         ConfigError,
         match=r"token_env=NOT_SET of http://127.0.0.1:1: there is no such environment variable",
     ):
-        RemoteScorer(remote("http://127.0.0.1:1", token_env="NOT_SET"), limit_s=10)
+        RemoteScorer(
+            remote("http://127.0.0.1:1", token_env="NOT_SET"), extraction="auto", limit_s=10
+        )
 
 
 def test_another_verifier_judges_the_rows_tests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,8 +285,7 @@ def test_another_verifier_judges_the_rows_tests(monkeypatch: pytest.MonkeyPatch)
                 "def f(x):\n    return 1",
                 "```python\nunfinished",
             )
-            term = remote(url, form="verifier", token_env="SCORE_TOKEN")
-            async with VerifierScorer(term, extraction="auto", limit_s=10) as scorer:
+            async with scoring(remote(url, form="verifier", token_env="SCORE_TOKEN")) as scorer:
                 return [await scorer(sample(program)) for program in programs]
 
     assert asyncio.run(run()) == [1.0, 0.5, 0.0]

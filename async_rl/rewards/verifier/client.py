@@ -48,8 +48,7 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
     """Servers that judge programs.
 
     token: of all servers; urls: the first servers; limit_s: of one answer; max_calls: calls of
-    reward functions at a time on each server; max_attempts: calls for one program; activity: shows
-    why no server takes a program.
+    reward functions at a time on each server; activity: shows why no server takes a program.
     """
 
     def __init__(
@@ -59,11 +58,10 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
         *,
         limit_s: float,
         max_calls: int = 1,
-        max_attempts: int = MAX_ATTEMPTS,
         activity: Activity | None = None,
     ) -> None:
         self._activity = activity or Activity()
-        self._limit_s, self._max_attempts, self._max_calls = limit_s, max_attempts, max_calls
+        self._limit_s, self._max_calls = limit_s, max_calls
         self._http = httpx.AsyncClient(
             headers={
                 # Without a token the address may contain it.
@@ -138,7 +136,7 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
                     attempts += 1
                     # A verifier that lost its cells needs a moment to start new ones.
                     await self._pause(FIRST_PAUSE_S)
-                if attempts >= self._max_attempts:
+                if attempts >= MAX_ATTEMPTS:
                     raise InfrastructureError(
                         f"no verifier could judge a program in {attempts} attempts; the last"
                         f" reason: {problem}"
