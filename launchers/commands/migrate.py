@@ -17,6 +17,7 @@ import typer
 from async_rl.composition.choices import put
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.migration.applying import Line, Migration
+from async_rl.launchers.migration.sources import Unreadable
 from async_rl.launchers.migration.systems import read
 
 REFUSED = 3
@@ -103,7 +104,7 @@ def to_yaml(migration: Migration) -> str:
 
 
 def _described(line: Line) -> str:
-    parts = [f"{line.key}={line.value}"]
+    parts = [line.key if isinstance(line.value, Unreadable) else f"{line.key}={line.value}"]
     if line.fate.settings:
         ours = ", ".join(f"{path}={value}" for path, value in line.fate.settings.items())
         parts.append(f"-> {ours}")

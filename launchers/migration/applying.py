@@ -153,6 +153,8 @@ def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str,
         return same(rule.if_null)
     if value == _OPEN:
         return same("the source takes it from its command line")
+    if value in rule.only:
+        return same(rule.same or "the source's default")
     given = Given(key=key, value=value, source=source, rule=rule)
     if rule.code:
         try:
@@ -173,9 +175,7 @@ def _translated(given: Given) -> Fate:
     is_listed = isinstance(value, Hashable) and value in (rule.cases or rule.choices)
     if rule.cases and is_listed:
         return translated(rule.cases[value], rule.note)
-    if rule.only and value in rule.only:
-        return same(rule.same or "the source's default")
-    # Other values are refused unless `to` has a setting for them.
+    # Values that need no setting are answered; others are refused unless `to` is there.
     if rule.only and not rule.to:
         return refused(rule.refused or rule.same)
     if rule.choices:
@@ -189,6 +189,6 @@ def _translated(given: Given) -> Fate:
 
 def _as_another(rule: Rule, value: Any, source: Source, below: str) -> Fate:
     other = rule.as_.replace("*", below)
-    if value in rule.only or value == source.get(other, value):
+    if value == source.get(other, value):
         return same(rule.same or f"equal to {other}; both are one setting here")
     return refused(rule.refused or f"differs from {other}, but both are one setting here")

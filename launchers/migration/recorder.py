@@ -1,13 +1,14 @@
 """Runs a person's Python script in the jail, with recorders in place of its packages.
 
 A program of the jail: it uses the standard library only, and prints JSON. Invariants: a class whose
-name ends in Config, Arguments or Trainer keeps its arguments; every other name of a foreign package
-is an unknown value, on which every operation gives an unknown value again; what the script did
-until an error is printed with the error.
+name ends in Config, Arguments, Parser or Trainer keeps its arguments; every other name of a foreign
+package is an unknown value, on which every operation gives an unknown value again; what the script
+did until an error is printed with the error.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import json
@@ -51,6 +52,11 @@ class Unknown:
         _notes.append(f"the script goes by {self._text}")
         return False
 
+    def __iter__(self) -> Any:
+        # With the same note.
+        bool(self)
+        return iter(())
+
     def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
         """Let the script derive classes from it."""
         return ()
@@ -59,8 +65,6 @@ class Unknown:
         return self._text
 
 
-# A loop over it, or `with`, would need the real value: it ends the script.
-Unknown.__iter__ = None  # type: ignore[attr-defined]
 for _name in "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow lt le gt ge".split():  # noqa: SIM905
     setattr(Unknown, f"__{_name}__", Unknown.__getitem__)
 
@@ -76,6 +80,9 @@ class Kept:
             _trainers.append({"trainer": self.kind, **vars(self)})
 
     def __getattr__(self, name: str) -> Any:
+        if self.kind.endswith("Parser"):
+            # What it would read from a command line is not here.
+            return lambda **_: [each() for each in self.model]
         return Unknown(f"{self.kind}.{name}")
 
 
@@ -85,7 +92,7 @@ class Package(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        is_kept = name.endswith(("Config", "Arguments", "Trainer"))
+        is_kept = name.endswith(("Config", "Arguments", "Parser", "Trainer"))
         return type(name, (Kept,), {"kind": name}) if is_kept else Unknown(name)
 
 
@@ -115,6 +122,9 @@ def main() -> None:
     """Run the script that the command line names and print what it did."""
     sys.meta_path.append(Finder())
     del sys.argv[0]
+    known = getattr
+    # `getattr(torch, config.dtype)` of an unknown name.
+    builtins.getattr = lambda value, name, *rest: known(value, str(name), *rest)  # type: ignore
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")

@@ -40,7 +40,7 @@ def of_shell(file: Path, words: Sequence[str]) -> list[list[str]]:
     _, errors, recorded = _run(file, "recorder.sh", ["/usr/bin/bash", file.name, *words])
     commands = recorded.decode(errors="replace").split("\0\1\0")[:-1]
     if not commands:
-        raise ConfigError(f"{file}: bash starts no trainer from it ({_last(errors)})")
+        raise ConfigError(f"{file}: bash starts no trainer from it ({errors[-200:]!r})")
     return [command.split("\0") for command in commands]
 
 
@@ -51,7 +51,9 @@ def of_python(file: Path, words: Sequence[str]) -> Script:
     try:
         return msgspec.json.decode(output, type=Script)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{file}: it ends before it makes a trainer ({_last(errors)})") from error
+        raise ConfigError(
+            f"{file}: it ends before it makes a trainer ({errors[-200:]!r})"
+        ) from error
 
 
 def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
@@ -75,7 +77,3 @@ def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
         )
     except (CellFailed, OSError) as error:
         raise ConfigError(f"{file}: the jail that runs scripts does not work: {error}") from error
-
-
-def _last(errors: bytes) -> str:
-    return errors.decode(errors="replace").strip().rpartition("\n")[2]

@@ -68,12 +68,12 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name of a condition; the key has no effect unless it is met."""
     if_null: str = ""
     """Reason why null needs no setting."""
+    only: list[Any] = []
+    """Values that need no setting; others are refused."""
     code: str = ""
     """Name of the function that decides."""
     cases: dict[Any, Settings] = {}
     """Settings by value; other values are `same` or `refused`."""
-    only: list[Any] = []
-    """Values that need no setting; others are refused."""
     as_: str = msgspec.field(default="", name="as")
     """Another key (`*` = the text that the pattern's `*` matched); the same value needs no setting,
     another value is refused."""

@@ -32,9 +32,6 @@ def warmup_share(given: Given) -> Fate:
 
 def several_machines(given: Given) -> Fate:
     """Translate the number of machines: more than one form a Ray cluster of machines with GPUs."""
-    # One machine needs no cluster.
-    if given.value == 1:
-        return same("one machine")
     return translated(
         {
             "launcher": "ray",

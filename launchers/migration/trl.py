@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, same, translated
+from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, translated
 
 _LOSS = "algorithm.policy_loss"
 _CORRECTIONS = {"truncate": "tis", "mask": "mis"}
@@ -52,8 +52,6 @@ def minibatches(given: Given) -> Fate:
 
 def steps(given: Given) -> Fate:
     """TRL counts optimizer steps, this project batches."""
-    if given.value < 0:
-        return same("num_train_epochs decides")
     each = _updates(given) * given.source["num_iterations"]
     if 0 < given.value < 1:
         return refused(f"a share of all steps: set {given.rule.targets[0]}")

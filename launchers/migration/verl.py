@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from async_rl.launchers.migration.rules import Fate, Given, refused, same, translated
+from async_rl.launchers.migration.rules import Fate, Given, refused, translated
 from async_rl.launchers.migration.shared import engines, halves, learners
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -112,9 +112,3 @@ def kl(given: Given) -> Fate:
         if source[_IS] is not None:
             problem = "the KL has the behavior weight here, not there"
     return Fate("refused" if problem else "translated", problem, settings)
-
-
-def overlong(given: Given) -> Fate:
-    """The soft limit of the length, if it is on."""
-    is_on = given.sibling("enable", False)
-    return given.into(given.value) if is_on else same("without effect: enable=false")

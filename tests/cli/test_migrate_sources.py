@@ -155,6 +155,24 @@ def test_a_python_script_has_the_values_that_its_trainer_gets(tmp_path: Path) ->
     assert "0.26" in found.system, "max_prompt_length is a key of these releases"
 
 
+def test_a_parser_gives_the_defaults_of_its_classes(tmp_path: Path) -> None:
+    text = """
+import torch
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser
+
+parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
+script_args, config, model_args = parser.parse_args_and_config()
+config.model_init_kwargs = {"dtype": getattr(torch, model_args.dtype)}
+rewards = [name for name in script_args.reward_funcs]
+GRPOTrainer(model=model_args.model_name_or_path, args=config, reward_funcs=rewards)
+"""
+    found = read(script(tmp_path, text, "train.py"), ["beta=0.1", "num_processes=4"])
+    assert found.settings["algorithm.kl.coef"] == 0.1
+    assert found.settings["buffer.groups_per_step"] == 4
+    assert "model" in reasons(found)
+    assert any("reward_funcs" in key for key in reasons(found))
+
+
 def test_what_a_script_decides_by_unknown_values_is_reported(tmp_path: Path) -> None:
     text = PYTHON.replace("config.beta = 0.0", "if torch.cuda.is_available(): config.beta = 1.0")
     script(tmp_path, "def rate():\n    return 1e-6\n", "helpers.py")
