@@ -78,9 +78,8 @@ def migrate(
     # Of two keys with the same setting the later in the table wins, whatever their order here.
     order = {pattern: position for position, pattern in enumerate(table.rules)}
     for key in sorted(complete, key=lambda key: order.get(table.rule_of(key)[0], 0)):
-        value = complete[key]
         name = f"{key} (absent)" if key in absent else key
-        lines.append(Line(name, value, _fate(key, value, complete, table, code)))
+        lines.append(Line(name, complete[key], _fate(key, complete, table, code)))
     settings: Settings = {}
     for line in lines:
         settings.update(line.fate.settings)
@@ -140,7 +139,8 @@ def _without(line: Line, paths: Sequence[str], problem: str) -> Line:
     return msgspec.structs.replace(line, fate=fate)
 
 
-def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str, Function]) -> Fate:
+def _fate(key: str, source: Source, table: Table, code: Mapping[str, Function]) -> Fate:
+    value = source[key]
     pattern, rule = table.rule_of(key)
     # Where no value changes anything, it need not be known.
     if isinstance(value, Unreadable) and rule != Rule(same=rule.same):

@@ -7,7 +7,7 @@ import math
 import re
 
 from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, same, translated
-from async_rl.launchers.migration.shared import engines, halves, learners
+from async_rl.launchers.migration.shared import TOKEN_WEIGHTS, engines, halves, learners
 
 _LOSS = "algorithm.policy_loss"
 _REJECTION = "actor.rejection_sampling"
@@ -77,6 +77,8 @@ def policy_loss(given: Given) -> Fate:
     if action == "mask":
         # Without a lower bound one that no weight reaches.
         settings[f"{_LOSS}.correction.min"] = lower or 1e-9
+    if settings[_LOSS] == "gspo":
+        return Fate("refused", TOKEN_WEIGHTS, settings)
     return translated(settings)
 
 
@@ -87,12 +89,11 @@ def advantage(given: Given) -> Fate:
         source.get(f"actor.reward_norm.{name}", default)
         for name, default in (("mean_level", None), ("std_level", None), ("mean_leave1out", False))
     )
-    is_plain = source["actor.discount"] == source["actor.gae_lambda"] == 1
     if source.get("critic.path"):
         name, is_equal = "gae", not (mean or std)
     else:
         name = _ADVANTAGES.get((mean, std, is_out), "")
-        is_equal = is_plain or not mean
+        is_equal = source["actor.gae_lambda"] == 1 and (source["actor.discount"] == 1 or not mean)
     if not name:
         return refused(f"mean of the {mean}, deviation of the {std}: see algorithm.advantage")
     if is_equal:

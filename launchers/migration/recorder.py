@@ -124,7 +124,7 @@ def main() -> None:
     del sys.argv[0]
     known = getattr
     # `getattr(torch, config.dtype)` of an unknown name.
-    builtins.getattr = lambda value, name, *rest: known(value, str(name), *rest)  # type: ignore
+    builtins.getattr = lambda value, name, *rest: known(value, str(name), *rest)
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")

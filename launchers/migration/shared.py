@@ -7,11 +7,12 @@ from importlib.util import find_spec
 
 from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, same, translated
 
+TOKEN_WEIGHTS = "the weight of a token is that of its own gradient, there of the whole ratio's"
+"""Of a ratio per sequence: there its gradient is the same at every token."""
 _STEPS = (
     "exp_ctrl.benchmark_steps",
     "trainer.total_training_steps",
     "total_train_steps",
-    "max_steps",
 )
 
 
@@ -47,11 +48,12 @@ def halves(gpus: int, width: int) -> Fate:
     if gpus < 2:
         return refused(f"generation and training use separate GPUs: 2 or more, not {gpus}")
     ranks = gpus // 2
-    if width <= gpus - ranks:
-        note = f"{gpus} GPUs = {gpus - ranks} for generation + {ranks} for training"
-        return translated(engines(gpus - ranks, width) | learners(ranks), note)
-    problem = f"half of {gpus} GPUs has no engine of {width}: engines of 1 in its place"
-    return Fate("refused", problem, engines(gpus - ranks, 1) | learners(ranks))
+    rest = gpus - ranks
+    note = f"{gpus} GPUs = {rest} for generation + {ranks} for training"
+    if width <= rest:
+        return translated(engines(rest, width) | learners(ranks), note)
+    problem = f"{note}: no engine of {width}, so engines of 1"
+    return Fate("refused", problem, engines(rest, 1) | learners(ranks))
 
 
 def engines(gpus: int, width: int) -> Settings:

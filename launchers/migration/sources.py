@@ -26,8 +26,6 @@ Values = dict[str, Any]
 """By dotted key."""
 _PROBLEMS = (OmegaConfBaseException, HydraException, YAMLError, OSError, ValueError)
 _OVERRIDE = re.compile(r"(?:--|\+{0,2})([\w./@-]+)=(.*)", re.DOTALL)
-_OTHER_FILES = ("config", "config-name", "config_name")
-"""Flags of a command that name a file of values."""
 _UNKNOWN = "unknown"
 
 
@@ -100,11 +98,11 @@ def _of_command(file: Path, words: list[str]) -> Values:
     source = arguments(words[start + 1 :])
     below: Values = {"program": words[start]}
     launcher = arguments(words[:start])
-    for flag in ("num_processes", "nproc_per_node"):
-        if flag in launcher:
-            below["num_processes"] = launcher[flag]
+    processes = launcher.get("num_processes") or launcher.get("nproc_per_node")
+    if processes:
+        below["num_processes"] = processes
     folder = str(source.pop("config-path", ""))
-    for flag in _OTHER_FILES:
+    for flag in ("config", "config-name"):
         if flag in source:
             below |= _of_other_file(file, Path(folder, str(source.pop(flag))))
     return below | source

@@ -36,7 +36,7 @@ def read(
         marks = "; ".join(f"{table.title}: {table.marks}" for table in tables.values())
         raise ConfigError(f"{file}: of no system that migrate knows by its keys, which are {marks}")
     source, name = recognized[0]
-    if any(other is not source for other, _ in recognized):
+    if recognized[-1][0] is not source:
         source["the script"] = Unreadable("it starts several runs; this is the first")
     module = import_module(f"{__package__}.{name}")
     code = vars(shared) | vars(module)

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, translated
+from async_rl.launchers.migration.shared import TOKEN_WEIGHTS
 
 _LOSS = "algorithm.policy_loss"
+_IS = "vllm_importance_sampling"
 _CORRECTIONS = {"truncate": "tis", "mask": "mis"}
 
 
@@ -81,19 +83,20 @@ def policy_loss(given: Given) -> Fate:
 def correction(given: Given) -> Fate:
     """The importance sampling of the engine's log-probs, which TRL does with vLLM only."""
     source, path = given.source, given.rule.targets[0]
-    is_off = not (source["use_vllm"] and source["vllm_importance_sampling_correction"])
+    is_off = not (source["use_vllm"] and source[f"{_IS}_correction"])
     if is_off or source["loss_type"] == "vespo":
         return given.into("none", "no behavior weight")
     level, _, action = given.value.partition("_")
-    lower = source.get("vllm_importance_sampling_clip_min")
-    upper = source["vllm_importance_sampling_clip_max"]
-    upper = source.get("vllm_importance_sampling_cap") or upper
+    lower = source.get(f"{_IS}_clip_min")
+    upper = source.get(f"{_IS}_cap") or source[f"{_IS}_clip_max"]
     settings = {path: f"{level}_{_CORRECTIONS[action]}", f"{path}.max": upper}
     if action == "mask":
         # Without a lower bound one that no weight reaches.
         settings[f"{path}.min"] = lower or 1e-14
-    elif lower:
+    if lower and action == "truncate":
         return Fate("refused", "a truncated weight has no lower bound here", settings)
+    if level == "token" and source["importance_sampling_level"] == "sequence":
+        return Fate("refused", TOKEN_WEIGHTS, settings)
     return translated(settings)
 
 
@@ -105,6 +108,6 @@ def kl(given: Given) -> Fate:
     settings = {path: "loss", f"{path}.coef": given.value, f"{path}.estimator": "k3"}
     if source["use_bias_correction_kl"]:
         return Fate("refused", "the estimate of the KL has no ratio as a factor here", settings)
-    if source["use_vllm"] and source["vllm_importance_sampling_correction"]:
+    if source["use_vllm"] and source[f"{_IS}_correction"]:
         return Fate("refused", "the KL has the behavior weight here, not there", settings)
     return translated(settings)

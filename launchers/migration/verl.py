@@ -73,12 +73,11 @@ def correction(given: Given) -> Fate:
     path = given.rule.targets[0]
     if given.value is None or given.source[_BYPASS]:
         return given.into("none", "no behavior weight, or only in the ratio")
-    level = {"token": "token", "sequence": "sequence"}[given.value]
     lower, _, upper = str(given.source[f"{_IS}_threshold"]).rpartition("_")
     if not lower:
-        return translated({path: f"{level}_tis", f"{path}.max": float(upper)})
+        return translated({path: f"{given.value}_tis", f"{path}.max": float(upper)})
     bounds = {f"{path}.min": float(lower), f"{path}.max": float(upper)}
-    return translated({path: f"{level}_mis", **bounds}, "outside both bounds it is 0")
+    return translated({path: f"{given.value}_mis", **bounds}, "outside both bounds it is 0")
 
 
 def minibatches(given: Given) -> Fate:
