@@ -56,8 +56,9 @@ class StoredGroup:
 class Recovered:
     """The state that a store contains when a buffer starts.
 
-    newest_version: of the steps of all histories.  lives: numbers of the learner's lives by
-    incarnation.  set_aside: groups of dropped batches, per train_version.  prompt_ids: of the open
+    newest_version: of the steps of all histories.  lives: incarnation, number and first version of
+    each life of the learner.  set_aside: groups of dropped batches, per train_version.
+    prompt_ids: of the open
     groups.  evaluations: whether each was reported.  left: (position, prompt indices) of prompts
     that left the data.  rewards: (position, reward of each sample) of the training groups that were
     put, read from the file when they are iterated.
@@ -65,7 +66,7 @@ class Recovered:
 
     learner_version: int
     newest_version: int
-    lives: Mapping[str, int]
+    lives: Sequence[tuple[str, int, int]]
     set_aside: Mapping[int, int]
     next_group_id: int
     next_index: int

@@ -10,7 +10,7 @@ commit steps of weights that the run no longer uses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from async_rl.buffer.changes import LifeBegan
 from async_rl.buffer.groups import OpenGroup
@@ -88,11 +88,16 @@ def _generating(groups: Iterable[OpenGroup]) -> list[OpenGroup]:
 
 
 class Lives:
-    """The numbers of the lives that have started, by incarnation; they grow."""
+    """The numbers of the lives that have started, which grow, and the versions that they started
+    from. started: incarnation, number and version of each.
+    """
 
-    def __init__(self, numbers: Mapping[str, int]) -> None:
-        self._numbers = dict(numbers)
-        self.newest = max(self._numbers.values(), default=0)
+    def __init__(self, started: Iterable[tuple[str, int, int]]) -> None:
+        self._numbers: dict[str, int] = {}
+        self._first_versions: dict[int, int] = {}
+        self.newest = 0
+        for incarnation, number, version in started:
+            self._add(incarnation, number, version)
 
     def begin(self, incarnation: str, version: int) -> list[LifeBegan]:
         """Begin a life, or return nothing if it is the newest already.
@@ -104,9 +109,23 @@ class Lives:
             return []
         # The order of arrival decides: a learner is started only after the supervisor gave up the
         # previous one.
-        self.newest += 1
-        self._numbers[incarnation] = self.newest
+        self._add(incarnation, self.newest + 1, version)
         return [LifeBegan(life=self.newest, incarnation=incarnation, version=version)]
+
+    def _add(self, incarnation: str, number: int, version: int) -> None:
+        self._numbers[incarnation] = number
+        self._first_versions[number] = version
+        self.newest = max(self.newest, number)
+
+    def surviving(self, life: int | None, version: int) -> int:
+        """Return the newest version whose weights these are or grew from, in the history that
+        survives: a later life that started from an older version makes other weights of the same
+        number. life: that made the weights of `version`; None: not known.
+        """
+        if life is None:
+            return version
+        later = [first for number, first in self._first_versions.items() if number > life]
+        return min([version, *later])
 
     def check(self, life: int) -> None:
         """Raise Superseded unless this is the newest life."""

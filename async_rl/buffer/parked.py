@@ -26,6 +26,7 @@ class Parked:
 
     request: RequestWork
     version: int
+    life: int | None
     purposes: frozenset[Purpose]
     tickets: list[Ticket]
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,6 +55,7 @@ class ParkedRequests:
         parked = Parked(
             request=request,
             version=request.version,
+            life=request.life,
             purposes=self._purposes.get(pool_of(name), self._purposes[GENERATORS]),
             tickets=tickets,
         )
@@ -61,12 +63,21 @@ class ParkedRequests:
         return parked
 
     def update_version(self, request: RequestWork) -> bool:
-        """Set the version of the generator's parked request; False if there is none."""
+        """Set the weights of the generator's parked request; False if there is none."""
         parked = self._parked.get(request.generator)
         if parked is None or parked.request.incarnation != request.incarnation:
             return False
         parked.version = request.version
+        parked.life = request.life
         return True
+
+    def refusal(self, parked: Parked) -> str:
+        """Return why the request gets no ticket, or an empty string."""
+        return self._state.refusal(self._version(parked), parked.purposes)
+
+    def _version(self, parked: Parked) -> int:
+        # Not at its arrival: the learner may go back while it is parked.
+        return self._state.lives.surviving(parked.life, parked.version)
 
     def remove(self, generator: str, incarnation: str = "") -> None:
         """Answer the generator's request (of this incarnation, or any if empty) as it is."""
@@ -105,7 +116,7 @@ class ParkedRequests:
                 purpose,
                 generator=name,
                 incarnation=parked.request.incarnation,
-                version=parked.version,
+                version=self._version(parked),
                 now_s=now_s,
             )
             is_served = False
@@ -135,7 +146,7 @@ class ParkedRequests:
         """
         admission = self._state.admission
         refusals = [
-            self._state.refusal(parked.version, parked.purposes)
+            self.refusal(parked)
             for parked in self._parked.values()
             if Purpose.TRAIN in parked.purposes
         ]

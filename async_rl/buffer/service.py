@@ -121,8 +121,9 @@ class BufferService:
             return Work(tickets=[])
         tickets = []
         if request.held is not None:
+            version = self.state.lives.surviving(request.life, request.version)
             tickets = self.state.hand_out_again(
-                name, request.held, version=request.version, most=request.credit
+                name, request.held, version=version, most=request.credit
             )
         parked = self._parked.add(request, tickets)
         self._settle()
@@ -134,7 +135,7 @@ class BufferService:
             pass
         finally:
             self._parked.withdraw(parked)
-        why = "" if parked.tickets else self.state.refusal(parked.version, parked.purposes)
+        why = "" if parked.tickets else self._parked.refusal(parked)
         await self._stored()  # first: a ticket that a crash forgets would be issued twice
         return Work(tickets=parked.tickets, waits_for=why)
 

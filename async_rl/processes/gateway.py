@@ -116,6 +116,7 @@ async def _work(
 ) -> None:
     def on_version() -> None:
         context.version = engines.version
+        context.life = engines.life
         groups.weights_loaded()
         context.group.create_task(groups.report_version(), name="report version")
 

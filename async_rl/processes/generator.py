@@ -157,11 +157,14 @@ class Generator:
     async def _watch_version(self, request: WatchVersion) -> Message:
         try:
             async with asyncio.timeout(request.wait_s):
-                while self._context.version == request.known:
+                while self._weights() == request.known:
                     await self._version_changed.wait()
         except TimeoutError:
             pass
-        return EngineVersion(version=self._context.version)
+        return self._weights()
+
+    def _weights(self) -> EngineVersion:
+        return EngineVersion(version=self._context.version, life=self._context.life)
 
     async def _load_weights(self, request: LoadWeights) -> Message:
         """Load new weights between two engine steps, which wakes the engine."""
@@ -185,6 +188,7 @@ class Generator:
                     )
                 report = await engine.load_weights(manifest, source)
         self._context.version = report.version
+        self._context.life = life
         self._context.activity.gauge("weights/pause_s", report.pause_s)
         # The waiters of the old event wake; the new one is for the next version.
         self._version_changed.set()

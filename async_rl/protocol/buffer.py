@@ -21,7 +21,8 @@ class RequestWork(Message):
     """Request up to `credit` training groups, or the same number of samples of an evaluation; the
     request is parked up to wait_s.
 
-    version: the version that the engine samples with now.
+    version: the version that the engine samples with now.  life: of the learner that made it; None:
+    not reported.
 
     A newer request of the same generator answers its parked request without tickets, so a generator
     sends another one whenever `version` changes.  held: the group ids of its tickets whose put is
@@ -37,6 +38,8 @@ class RequestWork(Message):
     # The buffer cannot know which replies arrived. Without this list a ticket that was lost with a
     # reply would block its batch until the ticket's time limit, which may be an hour.
     held: list[int] | None = None
+    # The learner may have gone back since, and made other weights of the same version.
+    life: int | None = None
 
 
 class PutGroup(Message):

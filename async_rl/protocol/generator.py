@@ -167,17 +167,20 @@ class ReadCalls(Message):
 
 
 class EngineVersion(Message):
-    """The version that the generator samples with; -1 before the first load."""
+    """The version that the generator samples with, -1 before the first load, and the life of the
+    learner that made it.
+    """
 
     version: int
+    life: int
 
 
 class WatchVersion(Message):
-    """gateway -> generator: answered once the version is not `known`, or after wait_s."""
+    """gateway -> generator: answered once the weights are not the known ones, or after wait_s."""
 
     Reply: ClassVar[type] = EngineVersion
     # Not "the next version": a version that was loaded before the request arrived is reported too.
-    known: int
+    known: EngineVersion
     wait_s: float
 
 

@@ -160,6 +160,7 @@ class Groups:
             generator=self._context.name,
             incarnation=self._context.incarnation,
             version=self._context.version,
+            life=self._context.life,
             credit=credit,
             held=held,
             wait_s=wait_s,

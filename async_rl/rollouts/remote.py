@@ -49,7 +49,7 @@ class RemoteEngines:
         self._call_timeout_s = context.config.timeouts.longest_group_s(
             context.config.data.max_response_tokens
         )
-        self._versions: dict[Life, int] = {}
+        self._weights: dict[Life, EngineVersion] = {}
         self._chosen: dict[str, str] = {}
         self._loads = collections.Counter[str]()
         self._has_weights = asyncio.Event()
@@ -57,7 +57,12 @@ class RemoteEngines:
     @property
     def version(self) -> int:
         """The oldest version among the generators that have weights."""
-        return min(self._versions.values(), default=NO_VERSION)
+        return min((weights.version for weights in self._weights.values()), default=NO_VERSION)
+
+    @property
+    def life(self) -> int:
+        """The oldest life of the learner among those that made these weights."""
+        return min((weights.life for weights in self._weights.values()), default=0)
 
     def forget(self, ticket: Ticket) -> None:
         """Free the choices of the sessions of an attempt that is closed."""
@@ -101,7 +106,7 @@ class RemoteEngines:
             except Unavailable as error:
                 # Only the tokens so far are needed to continue, and this process has them.
                 _log.warning("session %s moves: %s", session, error)
-                self._versions.pop(life_of(member), None)
+                self._weights.pop(life_of(member), None)
                 self._chosen.pop(session, None)
             else:
                 return reply
@@ -115,7 +120,7 @@ class RemoteEngines:
             usable = {
                 member.name: member
                 for member in self._directory.of_role("generator")
-                if member.state != DRAINING and life_of(member) in self._versions
+                if member.state != DRAINING and life_of(member) in self._weights
             }
             if usable:
                 name = self._chosen.get(session, "")
@@ -142,7 +147,7 @@ class RemoteEngines:
                 members = {life_of(m): m for m in self._directory.of_role("generator")}
                 for key in watched.keys() - members.keys():
                     watched.pop(key).cancel()
-                    self._versions.pop(key, None)
+                    self._weights.pop(key, None)
                 for key in members.keys() - watched.keys():
                     watch: Coroutine[Any, Any, None] = self._watch(members[key], on_version)
                     watched[key] = group.create_task(watch, name=f"version of {key[0]}")
@@ -151,7 +156,7 @@ class RemoteEngines:
     async def _watch(self, member: Member, on_version: Callable[[], None]) -> None:
         key = life_of(member)
         life = self._context.incarnation_of(member)
-        known = NO_VERSION
+        known = EngineVersion(version=NO_VERSION, life=0)
         while True:
             request = WatchVersion(known=known, wait_s=_WATCH_S)
             try:
@@ -162,7 +167,7 @@ class RemoteEngines:
             except InfrastructureError:
                 return  # it exited; its successor is watched as another life
             # A generator whose time ran out answers with the version that it had.
-            if reply.version not in (known, NO_VERSION):
-                known = self._versions[key] = reply.version
+            if reply.version != NO_VERSION and reply != known:
+                known = self._weights[key] = reply
                 self._has_weights.set()
                 on_version()

@@ -133,7 +133,8 @@ async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
 class ProcessContext:
     """The environment of one process; `open_context` creates it for `run`.
 
-    incarnation: id of this life of the process. version: newest weights, for the heartbeat.
+    incarnation: id of this life of the process. version: newest weights, for the heartbeat;
+    life: of the learner that made them.
     """
 
     name: str
@@ -155,6 +156,7 @@ class ProcessContext:
     activity: Activity = field(default_factory=Activity)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     version: int = -1
+    life: int = 0
     _is_serving: bool = False
     _servers: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)

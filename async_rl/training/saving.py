@@ -12,6 +12,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
+from async_rl.core.errors import ProtocolError
 from async_rl.core.frozen import frozen
 from async_rl.core.os import sync
 from async_rl.protocol.learner import (
@@ -48,6 +49,28 @@ async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
     because the store was damaged. Then an older one is loaded, and its later steps are trained
     again.
     """
+    while True:
+        version = await _load(context, pool)
+        sync = SyncVersion(version=version, incarnation=context.incarnation)
+        try:
+            # The buffer first: it refuses earlier lives of the learner from now on.
+            synced: Synced = await context.call_buffer(sync)
+        except ProtocolError:
+            # Until now an earlier life may have completed a newer checkpoint, for which the buffer
+            # has deleted the trajectories of the steps after this one.
+            history: History = await context.call_buffer(GetHistory())
+            if history.first <= version:
+                raise
+        else:
+            break
+    await context.supervisor.call(
+        StartFrom(version=version), timeout_s=context.config.timeouts.call_s
+    )
+    return Start(version=version, life=synced.life)
+
+
+async def _load(context: ProcessContext, pool: TrainingPool) -> int:
+    """Load the newest checkpoint that can be used, if any; return its version."""
     history: History = await context.call_buffer(GetHistory())
     with context.activity("verifying the checkpoint"):
         choice = await asyncio.to_thread(
@@ -68,13 +91,7 @@ async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
             aside.name,
         )
     context.version = choice.version
-    sync = SyncVersion(version=choice.version, incarnation=context.incarnation)
-    # The buffer first: it refuses earlier lives of the learner from now on.
-    synced: Synced = await context.call_buffer(sync)
-    await context.supervisor.call(
-        StartFrom(version=choice.version), timeout_s=context.config.timeouts.call_s
-    )
-    return Start(version=choice.version, life=synced.life)
+    return choice.version
 
 
 class Saver:

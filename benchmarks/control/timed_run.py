@@ -104,6 +104,7 @@ def generator(
         config=config,
         name=f"generator-{index}",
         incarnation="a",
+        life=1,
         version=0,
         activity=Activity(),
         log=logging.getLogger("timed"),

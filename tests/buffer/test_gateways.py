@@ -164,6 +164,7 @@ class Fleet:
             config=CONFIG,
             name=name,
             incarnation=str(next(self._lives)),
+            life=1,
             version=self.engine.version,
             activity=activity,
             log=logging.getLogger("test"),

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from buffer_support import forget, opened, put_all, step, sync, take
+from buffer_support import forget, opened, put_all, settle, step, sync, take, tickets
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.protocol.base import Message
+from async_rl.protocol.buffer import ReleaseGenerator
 from async_rl.protocol.learner import (
     CommitStep,
     DropBatch,
@@ -192,6 +193,28 @@ async def test_an_earlier_life_of_the_learner_is_refused_after_every_restart_of_
         for message in actions(new, ids)[:3]:
             await service.handlers()[type(message)](message)
         assert service.state.replay.learner_version == 1
+
+
+async def test_weights_of_an_earlier_life_count_as_the_version_at_which_histories_part(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, max_staleness=0) as service:
+        old = await sync(service, 0, "a")
+        for version in range(2):
+            await step(service, version)
+        held = [ticket.group_id for ticket in await tickets(service, 2, life=old)]
+        late = asyncio.create_task(tickets(service, 2, life=old, generator="late", wait_s=60))
+        await settle()
+        new = await sync(service, 1, "b")
+        await step(service, 1)
+        await service.release_generator(ReleaseGenerator(generator="generator-0", incarnation="a"))
+        assert service.state.replay.learner_version == 2
+        assert service.state.queue()["issued"] == len(held)
+        assert not late.done(), "its weights are not those of the second version 2"
+        late.cancel()
+    async with opened(tmp_path, max_staleness=0) as service:
+        assert await tickets(service, 2, life=old) == []
+        assert [ticket.group_id for ticket in await tickets(service, 2, life=new)] == held
 
 
 async def test_a_batch_that_waits_for_groups_is_not_given_to_an_earlier_life(

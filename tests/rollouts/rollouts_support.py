@@ -153,6 +153,7 @@ def process(config: RunConfig, call: Callable[..., Awaitable[Any]], **more: Any)
             "name": "generator-0",
             "incarnation": "a",
             "version": 0,
+            "life": 1,
             "activity": Activity(),
             "log": logging.getLogger("test"),
             "peer": lambda _: SimpleNamespace(call=call),

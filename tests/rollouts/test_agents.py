@@ -419,8 +419,8 @@ class Generators:
     def incarnation_of(self, member: Member) -> Any:
         async def call(request: Any, *, timeout_s: float) -> Any:
             if isinstance(request, WatchVersion):
-                if request.known == NO_VERSION:
-                    return EngineVersion(version=3 + int(member.name[-1]))
+                if request.known.version == NO_VERSION:
+                    return EngineVersion(version=3 + int(member.name[-1]), life=1)
                 return await asyncio.Event().wait()
             self.calls.append((member.name, request))
             self.is_called.set()

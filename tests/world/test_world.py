@@ -20,6 +20,8 @@ FOUND = {
     2126: "a request that a broken connection lost ended the run",
     3117: "the number of a life that a power loss took was given to another life",
     3197: "an answer that nobody read was trained, because its sibling was refused",
+    20251: "an evaluation by weights of an earlier life that had the same version",
+    20026: "a checkpoint that a lost learner completed while its successor loaded an older one",
     3291: "a generator that returned after its replacement, and each took the other's tickets",
 }
 """Seeds that fail with this fault put back, and the fault."""

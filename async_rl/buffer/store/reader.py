@@ -48,7 +48,7 @@ _LEASED = _STORED.format(index="groups_leased", where="state='leased'")
 _TRAINED = _STORED.format(index="groups_by_batch", where="state='trained' AND train_version>=?")
 _COMPACTED = "SELECT coalesce(max(version), 0) FROM compacted"
 _EVALUATIONS = "SELECT version, finished_s IS NOT NULL FROM evaluations"
-_LIVES = "SELECT incarnation, life FROM lives"
+_LIVES = "SELECT incarnation, life, version FROM lives"
 _SET_ASIDE = (
     "SELECT train_version, count(*) FROM groups INDEXED BY groups_by_batch WHERE train_version>=?"
     " AND state='dropped' AND reason='untrainable' GROUP BY train_version"
@@ -112,7 +112,7 @@ class StoreReader:
         learner_version = self._one(LEARNER_VERSION)
         return Recovered(
             learner_version=learner_version,
-            lives=dict(self._rows(_LIVES)),
+            lives=self._rows(_LIVES),
             set_aside=dict(self._rows(_SET_ASIDE, learner_version)),
             newest_version=self._one(_NEWEST_VERSION),
             next_group_id=self._one(_NEXT_GROUP),
