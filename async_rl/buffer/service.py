@@ -203,10 +203,11 @@ class BufferService:
                 while num_returns == self.num_returns:
                     taken = self.state.take(request.train_version)
                     self._learner_waits_for = taken.waits_for
-                    if taken.group_ids or taken.dropped:
-                        self._settle()
                     if taken.group_ids:
                         break
+                    # Other groups are admitted in their place, and the learner waits for them.
+                    if taken.dropped:
+                        self._settle()
                     await self._changed.wait()
         except TimeoutError:
             pass

@@ -19,11 +19,11 @@ from learner_support import (
 )
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.learner.trainer import Trainer
-from async_rl.weights.lora import adapter_weights
+from async_rl.weights.lora import adapter_weights, add_adapter
 
 LORA = ("model.lora=lora", "model.lora.rank=4", "model.lora.alpha=8")
 KL = ("algorithm.kl=loss", "algorithm.kl.coef=0.1")
@@ -57,6 +57,15 @@ def test_an_adapter_begins_as_the_model_and_then_differs(model_path: Path) -> No
     changed = {n for n, t in weights_of(trainer).items() if not torch.equal(t, before[n])}
     # B is 0 at first, so every product of the two layers changes with the first step.
     assert changed == {n for n in before if n.endswith("_proj.weight")}
+
+
+def test_an_adapter_of_a_model_without_memory_has_numbers(model_path: Path) -> None:
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path))
+    adapter = make_config("grpo_code", *LORA).model.adapter
+    assert adapter is not None
+    add_adapter(empty, adapter)
+    assert {tensor.device.type for _, tensor in adapter_weights(empty)} == {"cpu"}
 
 
 def test_base_weights_stay_bit_equal(model_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -187,17 +188,30 @@ def test_a_mixed_fleet_gets_each_version_by_the_way_that_reaches_each_member(
 
 
 def test_a_version_is_published_while_a_far_generator_still_reads_the_file_of_the_one_before(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    far = Generator(shares_memory=False)
-    learner = Learner(tmp_path, {"near": Generator(), "far": far})
+    near, far = Generator(), Generator(shares_memory=False)
+    learner = Learner(tmp_path, {"near": near, "far": far})
+    may_write = threading.Event()
+    write = FileSender.write
+
+    def gated(self: FileSender, *arguments: Any) -> StoredFile:
+        may_write.wait(30)
+        return write(self, *arguments)
+
+    monkeypatch.setattr(FileSender, "write", gated)
 
     async def story() -> None:
         far.may_read.clear()
         learner.serve("near", "far")
         await learner.pusher.publish(0)
+        await near.has_loaded.wait()
+        # It waits for the file only.
+        published = asyncio.create_task(learner.pusher.publish(1))
+        await asyncio.sleep(0)
+        may_write.set()
+        await published
         await far.is_asked.wait()
-        await learner.pusher.publish(1)
         assert far.versions == []
         far.may_read.set()
         await learner.pusher.live(1)

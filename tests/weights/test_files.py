@@ -75,6 +75,7 @@ def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) ->
             assert found.version == version
             tensors = read(found)
             assert all(torch.equal(tensors[name], TENSORS[name] + version) for name in TENSORS)
+    assert not Path(found.path).exists(), "its memory is free"
     files.close()
 
 
