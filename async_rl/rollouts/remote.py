@@ -145,9 +145,13 @@ class RemoteEngines:
             while True:
                 revision = self._directory.revision
                 members = {life_of(m): m for m in self._directory.of_role("generator")}
-                for key in watched.keys() - members.keys():
+                left = watched.keys() - members.keys()
+                for key in left:
                     watched.pop(key).cancel()
                     self._weights.pop(key, None)
+                # Nobody else would say that the oldest weights have left.
+                if left and self._weights:
+                    on_version()
                 for key in members.keys() - watched.keys():
                     watch: Coroutine[Any, Any, None] = self._watch(members[key], on_version)
                     watched[key] = group.create_task(watch, name=f"version of {key[0]}")
