@@ -92,8 +92,14 @@ def migrate(
 
 def _launched(migration: Migration) -> Migration:
     """Leave out the settings that no launch would accept, and report them."""
-    settings, lines = dict(migration.settings), list(migration.lines)
+    settings, lines = migration.settings, migration.lines
     while problem := _problem(migration.base, settings):
+        if "longest sequence" in problem:
+            # Memory only: gradients do not depend on it.
+            settings["learner.budget_tokens"] = sum(
+                settings[f"data.max_{part}_tokens"] for part in ("prompt", "response")
+            )
+            continue
         # A message starts with the setting or the section that it is about.
         subject = problem.partition("=")[0]
         named = [path for path in settings if f"{path}.".startswith(f"{subject}.")]

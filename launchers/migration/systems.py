@@ -33,8 +33,7 @@ def read(
         if table.recognizes(source)
     ]
     if not recognized:
-        marks = "; ".join(f"{table.title}: {table.marks}" for table in tables.values())
-        raise ConfigError(f"{file}: of no system that migrate knows by its keys, which are {marks}")
+        raise ConfigError(f"{file}: of no system that migrate knows by its keys (docs/migrate.md)")
     source, name = recognized[0]
     if recognized[-1][0] is not source:
         source["the script"] = Unreadable("it starts several runs; this is the first")

@@ -83,7 +83,7 @@ def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys
 def test_a_file_of_neither_system_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("a: 1\n")
-    with pytest.raises(ConfigError, match=r"verl: .*actor_rollout_ref"):
+    with pytest.raises(ConfigError, match=r"docs/migrate\.md"):
         read(file)
 
 

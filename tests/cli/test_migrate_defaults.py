@@ -1,0 +1,127 @@
+"""Every key that decides results has the source's default where the source is silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tables import table
+
+from async_rl.composition.compose import compose
+from async_rl.launchers.migration.rules import read_table
+from async_rl.launchers.migration.systems import SYSTEMS, read
+
+FALLBACKS = {
+    ("verl", "0.1"): "0.4",
+    ("verl", "fully"): "0.4",
+    ("areal_now", "0.3"): "0.4",
+    ("areal", "0.1"): "0.2",
+    **{
+        ("trl", release): previous
+        for previous, release in zip(
+            ("0.14", "0.16", "0.18", "0.20", "0.23", "0.26", "0.28"),
+            ("0.16", "0.18", "0.20", "0.23", "0.26", "0.28", "1.10"),
+            strict=True,
+        )
+    },
+}
+"""The release that has the values of which a release lists none."""
+
+
+def listed(system: str, release: str) -> dict[str, Any]:
+    below = FALLBACKS.get((system, release))
+    rows = table(__file__, system).get(release, {})
+    inherited = {} if below is None else listed(system, below)
+    return {**inherited, **{key: value for key, (value, _) in rows.items()}}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_default_of_a_table_has_its_line_in_the_source(system: str) -> None:
+    for release in read_table(system).releases:
+        name = release.name.split()[0]
+        expected = listed(system, name)
+        found = {key: expected.get(key, "not listed") for key in release.absent}
+        assert found == release.absent, name
+
+
+DECIDES = (
+    "algorithm.advantage",
+    "algorithm.aggregation",
+    "algorithm.entropy_coef",
+    "algorithm.kl",
+    "algorithm.normalize_advantages",
+    "algorithm.policy_loss",
+    "algorithm.policy_loss.clip_dual",
+    "algorithm.policy_loss.clip_high",
+    "algorithm.policy_loss.clip_low",
+    "algorithm.policy_loss.correction",
+    "algorithm.truncated",
+    "buffer.age_rule",
+    "buffer.groups_per_step",
+    "buffer.max_staleness_versions",
+    "buffer.uniform_groups",
+    "data.max_prompt_tokens",
+    "data.max_response_tokens",
+    "data.shuffle",
+    "evaluation.every_steps",
+    "evaluation.temperature",
+    "generation.group_size",
+    "generation.temperature",
+    "learner.epochs",
+    "learner.minibatches",
+    "learner.optimizer.betas",
+    "learner.optimizer.eps",
+    "learner.optimizer.grad_clip",
+    "learner.optimizer.lr",
+    "learner.optimizer.min_lr_ratio",
+    "learner.optimizer.schedule",
+    "learner.optimizer.warmup_steps",
+    "learner.optimizer.weight_decay",
+    "num_steps",
+    "reward.clip",
+    "weights.push_every_steps",
+)
+"""Settings with a default of ours that a migrated run must not fall back on."""
+SILENT = {
+    "verl": "actor_rollout_ref: {model: {path: m}}",
+    "verl 0.2": "actor_rollout_ref: {model: {path: m}}",
+    "verl fully": "actor_rollout_ref: {model: {path: m}}\nrollout: {total_rollout_steps: 9000}",
+    "areal": "ppo: {}\ndataset: {path: a.jsonl}\nactor: {path: m}",
+    "areal_now": "gconfig: {n_samples: 1}\nactor: {path: m}\ntrain_dataset: {path: a.jsonl, batch_size: 8}",  # noqa: E501
+    "trl": "num_generations: 8\nmodel_name_or_path: m",
+    "trl 0.14": "num_generations: 8\nmodel_name_or_path: m",
+}
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_a_silent_source_leaves_no_deciding_setting_to_our_defaults(
+    tmp_path: Path, case: str
+) -> None:
+    file = tmp_path / "source.yaml"
+    file.write_text(SILENT[case])
+    release = case.partition(" ")[2].removeprefix("fully")
+    settings = read(file, release=release).settings
+    missing = {path for path in DECIDES if path not in settings}
+    if case.startswith("areal") or "verl 0.2" in case:
+        # Their default loss and schedule have no such parameter, or the file none to decide by.
+        missing -= {"algorithm.policy_loss.correction", "algorithm.policy_loss.clip_dual"}
+    assert missing == set()
+
+
+def test_the_files_of_verl_keep_what_they_said_before(tmp_path: Path) -> None:
+    """FINDINGS M1: a script without a key had our values for all of these."""
+    file = tmp_path / "run.yaml"
+    file.write_text("actor_rollout_ref: {model: {path: m}}\nalgorithm: {adv_estimator: grpo}\n")
+    settings = read(file).settings
+    expected = {
+        "algorithm.policy_loss.clip_high": 0.2,
+        "algorithm.policy_loss.clip_dual": 3.0,
+        "algorithm.policy_loss.correction": "none",
+        "learner.optimizer.weight_decay": 0.01,
+        "learner.optimizer.betas": [0.9, 0.999],
+        "learner.optimizer.warmup_steps": 0,
+        "buffer.max_staleness_versions": 0,
+    }
+    assert {path: settings[path] for path in expected} == expected
+    assert compose("grpo_code", []).algorithm.policy_loss.clip_high == 0.28, "ours differs"
