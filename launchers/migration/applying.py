@@ -118,11 +118,11 @@ def _launched(migration: Migration) -> Migration:
 
 def _problem(base: str, settings: Settings) -> str:
     """The first problem that a launch has with the settings; empty if it has none."""
-    # Files are opened only to count the steps of epochs, and those of the source are not here.
+    # Files are opened only to count the steps of epochs; what the source lacks is named later.
     files = {"data.train_files": ["a.jsonl"], "data.val_files": ["b.jsonl"]}
     steps = settings.get("num_steps") or 10**6
     try:
-        compose(base, as_words({"model.path": "m", **settings, **files, "num_steps": steps}))
+        compose(base, as_words({"model.path": "m", **files, **settings, "num_steps": steps}))
     except ConfigError as error:
         return str(error).partition("\n")[0]
     return ""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tables import table
 
 from async_rl.composition.compose import compose
@@ -43,6 +44,16 @@ def test_every_default_of_a_table_has_its_line_in_the_source(system: str) -> Non
         expected = listed(system, name)
         found = {key: expected.get(key, "not listed") for key in release.absent}
         assert found == release.absent, name
+
+
+def test_the_page_of_public_files_has_the_numbers_of_the_table() -> None:
+    by_source = yaml.safe_load(Path(__file__).with_name("migrate_public.yaml").read_text())["files"]
+    files = [row for rows in by_source.values() for row in rows.values()]
+    valid = [sum(row[when] == "valid" for row in files) for when in ("before", "now")]
+    lines, wrong = (sum(row[name] for row in files) for name in ("lines", "wrong"))
+    page = (Path(__file__).parents[2] / "docs" / "decisions" / "migration.md").read_text()
+    assert f"| all | {len(files)} | {lines:,} | {valid[0]} | {wrong} | {valid[1]} |" in page
+    assert len(files) >= 60
 
 
 DECIDES = (

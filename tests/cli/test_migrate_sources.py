@@ -116,7 +116,7 @@ def prepare(row):
     return row
 
 def main():
-    rows = load_dataset("org/rows", split="train").map(prepare)
+    rows, _ = load_dataset("org/rows", split=["train", "test"]).map(prepare)
     config = GRPOConfig(
         output_dir="out", learning_rate=rate() * 2, num_generations=4, loss_type="grpo",
         per_device_train_batch_size=8, generation_batch_size=64, max_steps=40, save_steps=10,
@@ -203,6 +203,7 @@ def test_a_part_of_a_yaml_that_is_not_there_is_a_line_of_the_report(tmp_path: Pa
         ("actor_rollout_ref.actor.optim.lr", "-1"),
         ("trainer.experiment_name", "a: {b"),
         ("actor_rollout_ref.rollout.temperature", "0"),
+        ("data.val_files", "a.jsonl"),
     ],
 )
 def test_a_value_that_has_no_counterpart_leaves_a_valid_file(
@@ -217,7 +218,8 @@ def test_a_value_that_has_no_counterpart_leaves_a_valid_file(
     assert result.exit_code == 3, result.output
     top = result.output.partition("for every file")[0]
     assert key in top
-    compose(str(target), ["num_steps=1"])
+    given = ["data.val_files=[b.jsonl]"] if key == "data.val_files" else []
+    compose(str(target), ["num_steps=1", *given])
 
 
 def test_data_that_are_not_there_are_never_the_embedded_task(tmp_path: Path) -> None:
