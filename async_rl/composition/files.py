@@ -95,7 +95,7 @@ def _read_user_file(conf: str, path: Path) -> Tree:
     if not isinstance(defaults, ListConfig):
         raise ConfigError(
             f"conf={conf}: must start with the configuration that it builds on, as in 'defaults:"
-            " [ppo_code, _self_]'"
+            f" [ppo_code, _self_]'; a file of another trainer needs: async-rl migrate {conf}"
         )
     if "_self_" not in defaults:
         # The file's own settings win over those it builds on. Hydra does the same, with a warning.

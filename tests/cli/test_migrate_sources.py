@@ -261,3 +261,9 @@ def test_the_release_decides_what_an_omitted_key_is(tmp_path: Path) -> None:
         assert found == expected, release
     with pytest.raises(ConfigError, match=r"--release 7\.0: .*1\.16"):
         read(file, release="7.0")
+
+
+def test_a_launch_of_a_foreign_file_names_migrate(tmp_path: Path) -> None:
+    file = script(tmp_path, "actor_rollout_ref: {model: {path: m}}\n", "ppo_trainer.yaml")
+    with pytest.raises(ConfigError, match=f"async-rl migrate {file}"):
+        compose(str(file), [])
