@@ -64,15 +64,6 @@ class Window:
         return self.held_back > max(TOLERANCE, self.learner_waits)
 
 
-def balanced(count: int, *, learner_waits: float, held_back: float) -> float:
-    """Return the number of generators, not rounded, at which neither side would wait.
-
-    learner_waits, held_back: shares of time (0 to 1), measured with `count` generators.
-    """
-    # A learner that waits all the time has no finite balance; it is limited to 1,000 times as many.
-    return min(count * (1.0 - held_back) / max(1.0 - learner_waits, 1e-9), count * 1000.0)
-
-
 @frozen
 class _Trial:
     """The state before generators were added: their number, and tokens per second of all."""
@@ -111,7 +102,8 @@ class Steering:
         present = count + window.others
         waits = window.learner_waits
         held_back = window.held_back
-        balance = balanced(present, learner_waits=waits, held_back=held_back)
+        # A learner that waits all the time has no finite balance: 1,000 times as many at most.
+        balance = present * min((1.0 - held_back) / max(1.0 - waits, 1e-9), 1000.0)
         reason = (
             f"the learner waits {waits:.0%} of the time, generators are held back {held_back:.0%}:"
             f" {balance:.1f} generators would balance"

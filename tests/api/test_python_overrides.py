@@ -74,8 +74,3 @@ def test_what_no_setting_can_be_is_refused_with_its_path() -> None:
         as_words({"learner": {"optimizer": {"lr": test_a_file_of_a_group_can_be_chosen}}})
     with pytest.raises(ConfigError, match=r"give a list, as in \['num_steps=1'\]"):
         as_words("num_steps=1")
-
-
-def test_an_unknown_setting_has_the_message_of_the_command_line() -> None:
-    with pytest.raises(ConfigError, match="num_step=3: there is no such setting; did you mean"):
-        compose("grpo_code", as_words({"num_step": 3}))

@@ -150,15 +150,6 @@ def test_status_as_json_has_the_same_keys_whether_the_run_lives_or_not(
     assert set(dead) <= set(alive)
 
 
-def test_status_of_a_living_run_shows_its_processes(run_dir: Path, async_rl: Any) -> None:
-    with sleeper() as process:
-        mark(run_dir, process.pid)
-        with control_socket(run_dir, process.pid):
-            shown = async_rl("status", str(run_dir)).out
-    assert "step 4 of 9" in shown
-    assert "buffer" in shown
-
-
 def test_a_run_that_does_not_answer_yet_is_starting(run_dir: Path, async_rl: Any) -> None:
     with sleeper() as process:
         mark(run_dir, process.pid)

@@ -106,12 +106,6 @@ def test_each_setting_of_a_pool_has_its_place_and_the_rest_of_the_configuration_
     assert own == as_builtins(config)
 
 
-def test_without_pools_there_are_those_of_always() -> None:
-    assert settings().generators.pools == {}
-    assert pool_counts(settings("verifiers.count=2")) == {"generators": 1, "verifiers": 2}
-    assert work_of(settings(), "generators") == "both"
-
-
 def test_names_of_processes_tell_their_pool() -> None:
     for pool, name in (
         ("generators", "generator-3"),

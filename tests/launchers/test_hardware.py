@@ -5,14 +5,12 @@ import sys
 
 import pytest
 
-from async_rl.composition.choices import CONF_DIR
 from async_rl.composition.compose import compose_for
 from async_rl.composition.hardware import (
     generating,
     learning,
     preset_for,
     pretended_machine,
-    share_of_cores,
 )
 from async_rl.config.checks.machine import machine_problems
 from async_rl.core.errors import ConfigError
@@ -76,15 +74,6 @@ def test_the_pretrained_model_of_two_cores_starts_on_every_machine(
     assert list(machine_problems(config, machine)) == []
 
 
-def test_every_preset_can_be_the_choice_of_some_machine() -> None:
-    reached = {
-        preset_for(machine, is_cluster=is_cluster)
-        for machine in (CPU, ONE, EIGHT)
-        for is_cluster in (False, True)
-    }
-    assert reached == {path.stem for path in (CONF_DIR / "hardware").glob("*.yaml")}
-
-
 def test_of_eight_gpus_six_generate_and_two_learn_each_on_its_own() -> None:
     config, _ = compose_for(EIGHT, "ppo_code")
     gpus = {spec.name: spec.env["CUDA_VISIBLE_DEVICES"] for spec in processes(config, EIGHT)}
@@ -137,11 +126,6 @@ def test_a_cluster_learns_on_one_node_and_generates_on_what_is_left(
     )
     assert (config.generators.cores, config.learner.cores, config.verifiers.cores) == ([], [], [])
     assert config.generation.vllm.enforce_eager == (gpus_per_node == 0)
-
-
-def test_shares_of_cores_cover_them_without_overlap_and_are_all_of_too_few() -> None:
-    assert [share_of_cores((1, 2, 3, 4, 5), part, 2) for part in range(2)] == [[1, 2], [3, 4, 5]]
-    assert share_of_cores((7,), 1, 2) == [7]
 
 
 def test_the_plan_of_a_machine_that_one_does_not_sit_at(

@@ -90,14 +90,6 @@ def test_a_check_that_fails_is_a_verdict_with_its_reason() -> None:
     assert result.numbers == {}
 
 
-def test_a_skip_starts_nothing() -> None:
-    def run(*_: object) -> str:
-        raise AssertionError("it was to be skipped")
-
-    result = judge(ENTRY, [], skip="it needs 2 GPUs", run=run)
-    assert (result.verdict, result.reason) == ("skipped", "it needs 2 GPUs")
-
-
 def test_a_process_that_fails_reports_its_last_lines(tmp_path: Path) -> None:
     script = "import sys; print('first'); sys.exit('the cause')"
     found = run_limited([sys.executable, "-c", script], 20, tmp_path / "errors")
@@ -207,11 +199,6 @@ def test_the_command_lists_runs_and_writes(tmp_path: Path) -> None:
     report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
     assert [result.verdict for result in report.results] == ["skipped", "skipped"]
     assert "skipped" in (tmp_path / "report.html").read_text()
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    done = CliRunner().invoke(app, ["--only", "speed"])
-    assert "no such qualification; use vllm_names" in str(done.exception)
 
 
 def test_the_page_in_docs_is_written_between_its_markers() -> None:

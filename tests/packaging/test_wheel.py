@@ -116,12 +116,6 @@ def test_every_file_of_the_product_is_installed(installed: Path) -> None:
     assert missing == []
 
 
-def test_help_of_the_installed_command(installed: Path) -> None:
-    result = run(installed, "--help")
-    assert result.returncode == 0, result.stderr
-    assert "launch" in result.stdout
-
-
 def test_dry_run_of_the_installed_command(installed: Path) -> None:
     result = run(installed, "launch", "conf=grpo_code", "--dry-run")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -67,21 +67,18 @@ def plan(profile: Profile, swept: Sweep) -> Report:
         for ranks in swept.get("learner.ranks", ())
         for problem in rank_problems(int(ranks), is_one_machine=profile.is_one_machine)
     )
-    columns = (*swept, "steps/hour", "groups/hour", "learner waits", "generators idle", "age")
-    cells = tuple(tuple(_cells(*row)) for row in forecasts(profile, swept))
-    section = Section(
-        lines=tuple(_inputs(profile, swept)),
-        table=Table(columns=columns, rows=cells),
-    )
-    return Report(title="Forecasts with other settings", sections=(section,))
-
-
-def forecasts(profile: Profile, swept: Sweep) -> Iterator[tuple[Values, Scenario, Forecast]]:
-    """Yield the values of each combination, and its forecast."""
+    rows = []
     for values in itertools.product(*swept.values()):
         chosen = dict(zip(swept, values, strict=True))
         scenario = with_values(profile, chosen)
-        yield chosen, scenario, simulate(scenario, profile.recorded)
+        forecast = simulate(scenario, profile.recorded)
+        rows.append(tuple(_cells(chosen, scenario, forecast)))
+    columns = (*swept, "steps/hour", "groups/hour", "learner waits", "generators idle", "age")
+    section = Section(
+        lines=tuple(_inputs(profile, swept)),
+        table=Table(columns=columns, rows=tuple(rows)),
+    )
+    return Report(title="Forecasts with other settings", sections=(section,))
 
 
 def _inputs(profile: Profile, swept: Sweep) -> Iterator[str]:
