@@ -126,6 +126,7 @@ def test_samples_of_one_prompt_do_not_count_as_independent() -> None:
     error = evaluation_scalars(alike)["eval/pass_at_1_error"]
     assert error == pytest.approx(1.96 * math.sqrt(10 / 36) / math.sqrt(10))
     assert interval([0.3]) == 0.0
+    assert interval([0.0, 1.0]) == pytest.approx(1.96 * 0.5)
 
 
 def test_an_evaluation_without_samples_says_only_that() -> None:

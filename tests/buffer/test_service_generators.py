@@ -225,6 +225,18 @@ async def test_a_generator_that_is_silent_for_a_lease_loses_its_tickets_unless_i
         assert queue(service) == [4, 0, 0, 0]
 
 
+async def test_a_silent_generator_is_not_handed_the_groups_that_it_lost(tmp_path: Path) -> None:
+    clock = Clock()
+    async with opened(tmp_path, lease_s=30, clock=clock) as service:
+        held = [t.group_id for t in await tickets(service, 0)]
+        parked = asyncio.create_task(tickets(service, 0, held=held, wait_s=60))
+        await settle()
+        clock.now += 30
+        service.expire([])
+        assert await parked == []
+        assert queue(service) == [4, 0, 0, 0]
+
+
 async def test_generators_of_a_restarted_buffer_have_a_whole_lease(tmp_path: Path) -> None:
     clock = Clock()
     async with opened(tmp_path, lease_s=30, clock=clock) as service:

@@ -16,7 +16,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 
 from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
-from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, StoredFile
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import (
     SharedTensors,
@@ -70,9 +70,11 @@ def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) ->
     with publisher() as weights, closing(FileReader()) as reader:
         for version in (1, 2):
             announced = weights.write(version, [tensor + version for tensor in TENSORS.values()])
-            found = reader.fetch(files.write(announced), announced)
+            found, source = reader.localize(announced, files.write(announced))
+            assert source == SHARED_BLOCK
             assert found.path != announced.path
             assert found.version == version
+            assert reader.localize(announced, SHARED_BLOCK) == (announced, SHARED_BLOCK)
             tensors = read(found)
             assert all(torch.equal(tensors[name], TENSORS[name] + version) for name in TENSORS)
     assert not Path(found.path).exists(), "its memory is free"
