@@ -146,6 +146,20 @@ def test_a_step_over_the_bound_is_never_committed() -> None:
         buffer.commit(4, [0, 1])
 
 
+@pytest.mark.parametrize(("version", "group_ids"), [(1, [2, 3]), (0, [0])])
+def test_only_the_batch_that_is_trained_now_is_dropped_and_later_ones_are_ready_again(
+    version: int, group_ids: list[int]
+) -> None:
+    buffer = replay()
+    put(buffer, 0, 1, 2, 3)
+    assert [buffer.take(step, []).group_ids for step in (0, 1)] == [(0, 1), (2, 3)]
+    with pytest.raises(ProtocolError, match="are not the batch of version 0"):
+        buffer.drop(version, group_ids)
+    assert buffer.drop(0, [0, 1]) == (2, 3)
+    assert buffer.drop(0, [0, 1]) is None
+    assert sorted(buffer.ready) == [2, 3]
+
+
 def test_undone_steps_are_trained_again_with_the_same_groups_before_anything_else() -> None:
     buffer = replay(version=3)
     put(buffer, 0, oldest=3)

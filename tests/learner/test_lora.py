@@ -176,7 +176,7 @@ def test_a_run_that_trains_all_weights_has_no_adapter(model_path: Path) -> None:
 def test_exports_are_a_merged_model_and_an_adapter_that_peft_reads(
     model_path: Path, tmp_path: Path
 ) -> None:
-    trainer = stepped(model_path)
+    trainer = stepped(model_path, "model.path=owner/name")
     trainer.export_hf(tmp_path / "merged")
     trainer.export_adapter(tmp_path / "adapter")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
@@ -191,7 +191,7 @@ def test_exports_are_a_merged_model_and_an_adapter_that_peft_reads(
     assert abs(ours[1:] - plain).max() < 1e-4
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (described["r"], described["lora_alpha"]) == (4, 8)
-    assert described["base_model_name_or_path"] == make_config("grpo_code").model.path
+    assert described["base_model_name_or_path"] == "owner/name"
 
 
 @pytest.mark.proves("model.lora.rank", "model.lora.alpha", "model.lora.targets", "model.lora")
