@@ -21,6 +21,7 @@ FOUND = {
     3117: "the number of a life that a power loss took was given to another life",
     3197: "an answer that nobody read was trained, because its sibling was refused",
     20251: "an evaluation by weights of an earlier life that had the same version",
+    20832: "a generator with a dead engine that only gateways call",
     20552: "a gateway that kept the version of a generator that had left",
     20026: "a checkpoint that a lost learner completed while its successor loaded an older one",
     3291: "a generator that returned after its replacement, and each took the other's tickets",
