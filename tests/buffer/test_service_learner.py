@@ -68,6 +68,14 @@ async def test_dropping_over_age_groups_lets_fresh_ones_be_admitted(tmp_path: Pa
         assert [t.group_id for t in fresh] == await learner == [4, 5]
 
 
+async def test_only_the_groups_of_the_leased_batch_are_read(service: BufferService) -> None:
+    ids = await put_all(service)
+    leased = await taken_ids(service, 0)
+    (other, *_) = sorted(set(ids) - set(leased))
+    with pytest.raises(ProtocolError, match=rf"groups \[{other}\] are not leased for version 0"):
+        await service.read_sequences(ReadSequences(train_version=0, samples=[(other, 0)]))
+
+
 async def test_a_batch_waits_for_the_group_that_would_be_too_old_after_it(
     service: BufferService,
 ) -> None:

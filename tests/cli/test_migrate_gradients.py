@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from composing import compose
-from learner.learner_support import make_groups
+from learner_support import make_groups
 from torch import Tensor
 
 from async_rl.algorithms.losses import token_weights

@@ -98,6 +98,15 @@ def test_a_joiner_loads_alone() -> None:
     assert fleet.behind() == set()
 
 
+def test_what_a_member_has_is_not_known_while_it_loads() -> None:
+    fleet = fleet_of(A)
+    fleet.answer(fleet.begin([A]).number, A, Answer.LOADED)
+    assert fleet.all_have(1)
+    fleet.publish(2)
+    fleet.begin([A])
+    assert not fleet.all_have(1)
+
+
 def test_no_version_is_published_while_somebody_loads() -> None:
     fleet = fleet_of(A)
     fleet.begin([A])
