@@ -3,14 +3,16 @@
 A metric of the catalogue is a gauge: `reward/mean` is `async_rl_reward_mean`, and the text in place
 of a placeholder is a label, so `failures/over_age` is `async_rl_failures{reason="over_age"}`. Every
 metric has the label `run`, so that one Prometheus can scrape several runs.
-Metrics that the catalogue does not declare are left out. Read-only and without a password: it
-serves numbers only, on the address of the run (network.host).
+Metrics that the catalogue does not declare are left out. Read-only, on the address of the run
+(network.host); the path is a secret, as TensorBoard's, and every other path is 404.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.core import GaugeMetricFamily
@@ -34,7 +36,7 @@ class Endpoint:
         self, host: str, port: int, run: str, newest: Callable[[], tuple[int, Mapping[str, float]]]
     ) -> None:
         registry = CollectorRegistry()
-        registry.register(_Newest(run, newest))
+        path = f"/{secrets.token_urlsafe()}/metrics"
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
@@ -43,13 +45,28 @@ class Endpoint:
                 f" (monitoring.prometheus_port): {error.strerror}; set another port, 0 for a free"
                 " one, or null for none"
             ) from error
-        self.url = f"http://{host}:{self._server.server_address[1]}/metrics"
+        self._server.set_app(_only_at(path, self._server.get_app()))
+        # Only now: the server has been answering on every path.
+        registry.register(_Newest(run, newest))
+        self.url = f"http://{host}:{self._server.server_address[1]}{path}"
 
     def close(self) -> None:
         """Ends the server and its thread."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _only_at(path: str, answer: Any) -> Any:
+    """Return the WSGI application `answer` at this path, and 404 elsewhere."""
+
+    def guarded(request: Mapping[str, Any], start: Callable[..., Any]) -> Any:
+        if secrets.compare_digest(request["PATH_INFO"].encode(), path.encode()):
+            return answer(request, start)
+        start("404 Not Found", [])
+        return [b""]
+
+    return guarded
 
 
 class _Newest(Collector):

@@ -40,7 +40,8 @@ names are TensorBoard's tags and the keys of a run's `metrics.jsonl`, which has 
 the scalars per learner step. A part in angle brackets is replaced at run time, for example by the
 name of a role.
 
-With `monitoring.prometheus_port` (0 = a free port, which is printed) Prometheus can scrape a run:
+With `monitoring.prometheus_port` (0 = a free port) Prometheus can scrape a run at the link that the
+launch prints; its path is a secret, and goes into `metrics_path` of the scraper's configuration.
 `reward/mean` is `async_rl_reward_mean`, and a part in angle brackets is a label
 (`async_rl_failures{reason="over_age"}`). All have the label `run`, the name of the run's directory.
 [grafana.json](grafana.json) is a dashboard to import, with a variable for the runs to show.

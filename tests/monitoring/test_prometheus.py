@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -52,6 +53,17 @@ def test_metrics_are_gauges_with_what_stands_for_a_placeholder_as_label(endpoint
         ("async_rl_stage_s", ("mine", "learner", "training")): 2.5,
         ("async_rl_memory_mb_max", ("mine", "generators")): 9,
     }
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/metrics", "/x/metrics", "/{secret}", "/{secret}/metrics/x"]
+)
+def test_only_who_knows_the_path_reads_metrics(endpoint: Endpoint, path: str) -> None:
+    address, secret, _ = endpoint.url.rsplit("/", 2)
+    assert len(secret) > 20
+    with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+        answered(address + path.format(secret=secret))
+    assert refused.value.read() == b""
 
 
 def test_a_port_in_use_is_an_error_with_the_setting(endpoint: Endpoint) -> None:
