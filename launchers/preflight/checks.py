@@ -1,4 +1,4 @@
-"""Checks on this machine before a run starts: files, address, cores, memory, disk, the run's name.
+"""Checks on this machine before a run starts: files, ports, cores, memory, disk, the run's name.
 
 Invariants: a check leaves no files or open ports; every problem is one line with path, value and
 remedy; all problems are reported together.
@@ -223,16 +223,38 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def _network_problems(config: RunConfig) -> Iterator[str]:
-    # A job may start on any node, which looks at its address when it binds it.
-    if config.launcher.is_submitted:
-        return
     host = host_for_people(config.network)
+    if config.launcher.is_submitted:
+        return  # the job may start on any node, which looks at them when it binds them
+    if problem := _bind(host, 0):
+        yield (
+            f"network.host={host}: not an address of this machine ({problem}); set network.host to"
+            " one, 127.0.0.1 for this machine alone"
+        )
+        return
+    ports = {
+        "monitoring.tensorboard_port": config.monitoring.tensorboard_port,
+        "monitoring.prometheus_port": config.monitoring.prometheus_port,
+    }
+    # A port of 0 or null needs no check.
+    for path, port in ports.items():
+        if port and (problem := _bind(host, port)):
+            yield (
+                f"{path}={port}: cannot be used on {host} ({problem}); choose another port, or 0"
+                " for a free one"
+            )
+
+
+def _bind(host: str, port: int) -> str | None:
+    """Why the address cannot be bound; None if it can."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as probe:
+            # As servers do: an address whose last connection is still winding down is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        yield (
-            f"network.host={host}: not an address of this machine ({error.strerror or error}); set"
-            " network.host to one, 127.0.0.1 for this machine alone"
-        )
+        return error.strerror or str(error)
+    return None

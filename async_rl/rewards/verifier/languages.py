@@ -165,7 +165,7 @@ def output_of(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
             cwd="/",
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return 127, str(error)
+        return 127, getattr(error, "strerror", None) or str(error)
     return done.returncode, done.stdout.decode(errors="replace").strip()
 
 

@@ -168,7 +168,9 @@ def test_commands_in_the_documents_run_as_they_stand_there(
     for words in complete:
         # In this process, which has imported what 30 processes would import: about a second each.
         done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, (words, done.output, done.exception)
+        # 3: the examples name no model, so the written file is not complete.
+        expected = 3 if words[0] == "migrate" else 0
+        assert done.exit_code == expected, (words, done.output, done.exception)
         # A command that finds nothing ends well too, but shows a reader nothing. In a step of a
         # run that has learned, no sample may have failed.
         if (words[0] == "rollouts" or "--step" in words) and "--failed" not in words:
