@@ -20,6 +20,7 @@ from buffer_support import (
     step,
     take,
     tickets,
+    within,
 )
 
 from async_rl.buffer.service import BufferService
@@ -100,6 +101,10 @@ async def test_a_newer_version_opens_admission_for_the_parked_request(tmp_path: 
         await settle()
         assert await tickets(service, 1, credit=0) == []
         assert [t.group_id for t in await parked] == [2]
+
+
+async def test_the_report_of_a_version_does_not_wait(service: BufferService) -> None:
+    assert await within(tickets(service, 0, credit=0, wait_s=60), 5) == []
 
 
 async def test_a_newer_request_of_a_generator_answers_its_parked_one(

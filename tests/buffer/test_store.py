@@ -86,6 +86,17 @@ async def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
             assert after.trajectories[0].score == before.trajectories[0].score
 
 
+async def test_a_dropped_group_leaves_memory_and_file(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        for group_id in (0, 1):
+            write(store, group_id)
+        store.write([changes.Dropped(group_id=0, reason="untrainable", message="")])
+        await store.flush()
+        assert [group.group_id for group in await store.groups([1])] == [1]
+        with pytest.raises(InfrastructureError):
+            await store.groups([0])
+
+
 async def test_one_transaction_takes_all_that_is_queued(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for group_id in range(20):
