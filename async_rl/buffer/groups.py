@@ -58,10 +58,9 @@ class Recovered:
 
     newest_version: of the steps of all histories.  lives: incarnation, number and first version of
     each life of the learner.  set_aside: groups of dropped batches, per train_version.
-    prompt_ids: of the open
-    groups.  evaluations: whether each was reported.  left: (position, prompt indices) of prompts
-    that left the data.  rewards: (position, reward of each sample) of the training groups that were
-    put, read from the file when they are iterated.
+    prompt_ids: of the open groups.  evaluations: whether each was reported.  left: (position,
+    prompt indices) of prompts that left the data.  rewards: (position, reward of each sample) of
+    the training groups that were put, read from the file when they are iterated.
     """
 
     learner_version: int

@@ -40,7 +40,7 @@ def of_shell(file: Path, words: Sequence[str]) -> list[list[str]]:
     _, errors, recorded = _run(file, "recorder.sh", ["/usr/bin/bash", file.name, *words])
     commands = recorded.decode(errors="replace").split("\0\1\0")[:-1]
     if not commands:
-        raise ConfigError(f"{file}: bash starts no trainer from it ({errors[-200:]!r})")
+        raise ConfigError(f"{file}: bash starts no trainer from it ({_said(errors)})")
     return [command.split("\0") for command in commands]
 
 
@@ -51,9 +51,12 @@ def of_python(file: Path, words: Sequence[str]) -> Script:
     try:
         return msgspec.json.decode(output, type=Script)
     except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"{file}: it ends before it makes a trainer ({errors[-200:]!r})"
-        ) from error
+        raise ConfigError(f"{file}: it ends before it makes a trainer ({_said(errors)})") from error
+
+
+def _said(errors: bytes) -> str:
+    text = errors.decode(errors="replace").strip()
+    return text[-200:] or f"without a message; after {_CPU_S:g} s a script is ended"
 
 
 def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
