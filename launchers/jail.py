@@ -6,10 +6,11 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 
-from async_rl.sandbox.cell import Cell, Work, command
+from async_rl.core.errors import DataError
+from async_rl.sandbox.cell import Cell, Outcome, Work, command
 from async_rl.sandbox.cells import interpreter_paths
 from async_rl.sandbox.namespaces import SYSTEM
-from async_rl.sandbox.protocol import COMMANDS, NAMESPACES, CommandSpec, Profile
+from async_rl.sandbox.protocol import COMMANDS, NAMESPACES, CommandSpec, Ending, Profile
 
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
 
@@ -26,7 +27,8 @@ def run_in_jail(
     environment: Mapping[str, str] | None = None,
 ) -> list[bytes]:
     """Run a command in an empty directory with these files, and return its standard output, its
-    standard error and the product. Raises CellFailed or OSError.
+    standard error and the product. Raises CellFailed or OSError, and DataError for a command that
+    was ended for its time.
 
     product: name of a file of that directory to return. Programs of the system can be started with
     Profile.TOOLS only.
@@ -48,12 +50,15 @@ def run_in_jail(
         file_bytes=memory_bytes,
         scratch_bytes=sum(map(len, files.values())) + (1 << 24),
     )
-    return asyncio.run(_run(command(spec, stdin, list(files.values()), memory_bytes)))
+    ran = asyncio.run(_run(command(spec, stdin, list(files.values()), memory_bytes)))
+    if ran.reply.ending in (Ending.CPU, Ending.WALL):
+        raise DataError(f"it was ended after {ran.reply.wall_s:.0f} s, without an end of its own")
+    return ran.contents
 
 
-async def _run(work: Work) -> list[bytes]:
+async def _run(work: Work) -> Outcome:
     cell = await Cell.start(NAMESPACES, interpreter_paths(), kind=COMMANDS)
     try:
-        return (await cell.run(work)).contents
+        return await cell.run(work)
     finally:
         cell.kill()

@@ -121,8 +121,8 @@ class _Command(child.Children):
         else:
             executable = self._descriptors[FIRST_FILE]
             os.set_inheritable(executable, False)
-        readable = [*spec.readable, *spec.runnable, "/dev/null", "/dev/urandom"]
-        ruleset = linux.create_ruleset(readable, [namespaces.SCRATCH], spec.runnable)
+        readable = [*spec.readable, *spec.runnable, "/dev/urandom"]
+        ruleset = linux.create_ruleset(readable, namespaces.WRITABLE, spec.runnable)
         confine = [linux.prepare_capability_drop()]
         if ruleset >= 0:
             confine.append(linux.prepare_landlock(ruleset))

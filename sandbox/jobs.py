@@ -64,10 +64,10 @@ class Jobs:
             return ()
         confine = [linux.prepare_capability_drop()]
         if self._level == NAMESPACES:
-            self._ruleset = linux.create_ruleset(["/"], [namespaces.SCRATCH])
+            self._ruleset = linux.create_ruleset(["/"], namespaces.WRITABLE)
         else:
             paths = [*namespaces.SYSTEM, *readable, *namespaces.DEVICES]
-            self._ruleset = linux.create_ruleset(paths, [])
+            self._ruleset = linux.create_ruleset(paths, [namespaces.NOTHING_KEPT])
             if self._ruleset < 0:
                 raise OSError("this kernel has no Landlock")
             # First: without a namespace of processes nothing else ends the child with its zygote.

@@ -2,8 +2,8 @@
 
 Runs in a fresh, single-threaded process, before pid 1 of the cell. Invariants: a program sees
 nothing of the host except /usr, the directories of the interpreter and of packages, and five device
-nodes, all read-only; only /tmp is writable. The cell never has host uid 0: cells of a root server
-run as `CELL_UID`, the cells of an ordinary user as that user.
+nodes, all read-only; only /tmp and /dev/null can be written. The cell never has host uid 0: cells
+of a root server run as `CELL_UID`, the cells of an ordinary user as that user.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from . import linux
 from .protocol import CELL_UID
 
 SCRATCH = "/tmp"
+# What is written there reaches nobody, and programs rely on it.
+NOTHING_KEPT = "/dev/null"
+WRITABLE = (SCRATCH, NOTHING_KEPT)
 # A file system in memory, so all cells together may take this much each.
 SCRATCH_BYTES = 16 << 20
 # One file per this many bytes of a scratch.

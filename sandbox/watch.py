@@ -88,12 +88,13 @@ class Meter:
             try:
                 stat = self._stat(number)
                 pages = _read(self._proc, f"{number}/statm").split()
+                # Before its tasks, which may exit during each look: the time of the process counts.
+                cpu_s += sum(map(int, stat[_UTIME:_CSTIME])) / _TICKS
+                memory += (int(pages[1]) - int(pages[2])) * _PAGE
                 ran, waited_ns = self._progress(number)
             except OSError:  # it has exited, or one of its tasks has, during the look
                 is_unseen = True
                 continue
-            cpu_s += sum(map(int, stat[_UTIME:_CSTIME])) / _TICKS
-            memory += (int(pages[1]) - int(pages[2])) * _PAGE
             ran_ns += ran
             waits_ns.append(waited_ns)
         busy_ns = ran_ns + (sum(waits_ns) if take_turns else max(waits_ns))

@@ -44,8 +44,9 @@ class Grader:
     ) -> list[float]:
         """The share of passed tests of each response.
 
-        Raises DataError if a row has no usable tests or a broken one, InfrastructureError if a
-        response could not be judged within timeout_s.
+        Raises DataError if a row has no usable tests or a broken one, ProtocolError if the server
+        refused a request, InfrastructureError if a response could not be judged within timeout_s
+        or in `MAX_ATTEMPTS` attempts (verifier/client.py).
         """
         text = TextProcess()
         try:
@@ -85,8 +86,9 @@ class Grader:
             return (await _answer(verifier, request)).tests
 
     def _verifier(self) -> VerifierPool:
-        # Its address contains the token.
-        return VerifierPool("", [self._url], limit_s=self._timeout_s)
+        # Apart: errors and tasks name the address, and must not name the token.
+        url, _, token = self._url.partition("/token/")
+        return VerifierPool(token, [url], limit_s=self._timeout_s)
 
 
 async def _answer(verifier: VerifierPool, request: VerifyRequest) -> VerifyResponse:

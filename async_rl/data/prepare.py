@@ -139,8 +139,12 @@ def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> 
 def _build(target: Path, embedded: TinyCoder, on_progress: Progress) -> None:
     # Not at the top: it imports torch, which a run with another model does not need here.
     tiny_coder = importlib.import_module("async_rl.data.tiny_coder")
+    safetensors = importlib.import_module("safetensors")
     target.mkdir()
-    tiny_coder.make_tiny_coder(target, embedded, LIST_FUNCTIONS, on_progress)
+    try:
+        tiny_coder.make_tiny_coder(target, embedded, LIST_FUNCTIONS, on_progress)
+    except safetensors.SafetensorError as error:  # a full disk is not an OSError there
+        raise OSError(str(error)) from error
 
 
 def _resolve(path: str, on_progress: Progress) -> Path:

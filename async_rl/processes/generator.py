@@ -14,7 +14,7 @@ import asyncio
 import functools
 
 from async_rl.config.pools import seat
-from async_rl.core.errors import EngineDead, Superseded
+from async_rl.core.errors import Superseded
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import OpenEngine
@@ -147,10 +147,6 @@ class Generator:
         self._num_completing += 1
         try:
             continuation = await self._hosting.complete(request)
-        except EngineDead as error:
-            # The next life starts a new engine; in this one every call would fail.
-            self._context.group.create_task(_end(error), name="dead engine")
-            raise
         finally:
             self._num_completing -= 1
             self._completed.set()
@@ -217,7 +213,3 @@ class Generator:
         self.groups.drain()
         self._draining.set()
         return Ok()
-
-
-async def _end(error: EngineDead) -> None:
-    raise error

@@ -28,6 +28,10 @@ _LASTING = frozenset(
     {Verdict.PASS, Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR, Verdict.COMPILE_ERROR}
 )
 
+MAX_FAILURE_CHARS = 400
+"""Characters of a message that a score keeps."""
+_PASSED = TestResult(verdict=Verdict.PASS)
+
 
 class Verifier(Protocol):
     """Judges a program."""
@@ -97,4 +101,15 @@ class VerdictMemo(Memo[list[TestResult]]):
         """The results, remembered or new. Raises InfrastructureError as the verifier does."""
         # A digest, because programs and tests of some KB each would fill the memory.
         key = hashlib.blake2b(encode([problem, code]), digest_size=16).digest()
-        return await self.get(key, lambda: self._verifier.verify(problem, code))
+
+        async def judge() -> list[TestResult]:
+            return [_kept(result) for result in await self._verifier.verify(problem, code)]
+
+        return await self.get(key, judge)
+
+
+def _kept(result: TestResult) -> TestResult:
+    """What a score reads of a result: one shared value for all tests that passed."""
+    if result.verdict is Verdict.PASS and not result.message:
+        return _PASSED
+    return TestResult(verdict=result.verdict, message=result.message[:MAX_FAILURE_CHARS])

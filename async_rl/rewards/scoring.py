@@ -22,7 +22,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
 from async_rl.core.types import AnswerTest, Prompt, Score, StepScore, Verdict
 from async_rl.rewards.functions import SCORE, is_well_formed
-from async_rl.rewards.memo import Verifier
+from async_rl.rewards.memo import MAX_FAILURE_CHARS, Verifier
 from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.protocol import RewardSample, TestResult
 
@@ -33,8 +33,6 @@ AskFunctions = Callable[[Sequence[str], RewardSample], Coroutine[Any, Any, Funct
 _PARAGRAPH_END = re.compile(r"\S\n[ \t]*\n")
 _MOST_PARAGRAPHS = 64
 """Scored paragraphs of a response; each costs a call of every function."""
-_MAX_FAILURE = 400
-"""Characters of a message that are kept with each sample."""
 _SPECIAL = re.compile(r"[^\w.-]")
 """Characters that the name of a metric cannot contain."""
 
@@ -170,7 +168,7 @@ class Scorer:
             parts=parts,
             verdicts=verdicts,
             latency_s=time.monotonic() - started,
-            failure=next(failures, "")[:_MAX_FAILURE],
+            failure=next(failures, "")[:MAX_FAILURE_CHARS],
         )
 
     async def _results(self, prompt: Prompt, text: str, code: str | None) -> list[TestResult]:

@@ -44,6 +44,7 @@ _ONE_OPENS = threading.Lock()
 _LOOK_S = (
     0.05  # the kernel reports no event for a connection attempt; a twentieth of its repetition
 )
+_MOST_TRIES = 10
 _ACCEPT = 0xFFFFFFFF
 _DROP = 0
 # linux/filter.h: load a word or half-word of the packet, store and load a word of memory, copy
@@ -72,16 +73,22 @@ def connect_privately(
     """Return `connect(listen())`, where only ranks of the group can reach what `listen` opened.
 
     store: of torch, shared by the ranks only. listen: opens one listening socket and does not
-    accept yet. connect: returns once all ranks are connected. Raises InfrastructureError if a
-    stranger connected before the filter was in place.
+    accept yet. connect: returns once all ranks are connected. Raises InfrastructureError if there
+    is no such socket, or if a stranger connected before the filter was in place.
     """
-    opened: list[Any] = []
     with _ONE_OPENS:
         # Again if another part of this process opened a listener at the same time.
-        while len(opened) != 1:
+        for _ in range(_MOST_TRIES):
             before = _listeners().keys()
             device = listen()
             opened = [end for inode, end in _listeners().items() if inode not in before]
+            if len(opened) == 1:
+                break
+        else:
+            raise InfrastructureError(
+                f"gloo opened {len(opened)} listeners at an IPv4 address instead of one; set"
+                " network.host to an IPv4 address of this machine"
+            )
     # From now on the kernel drops all packets. A stranger that was faster is found by `check`.
     gate = _Gate(store, size, opened[0])
     try:

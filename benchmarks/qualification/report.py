@@ -1,4 +1,4 @@
-"""The report of `async-rl qualify`: one JSON and one HTML file that can be attached to an issue.
+"""The report of `python -m benchmarks.qualification`: one JSON and one HTML file for an issue.
 
 Invariants: text from outside is escaped; names of the user, the host and their directories, and
 values of environment variables that look like secrets, are replaced.
@@ -154,8 +154,8 @@ def as_html(report: Report) -> str:
     style += "table{border-collapse:collapse;margin-bottom:2em}td{vertical-align:top}"
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'>"
-        f"<title>async-rl qualify</title><style>{style}</style>"
-        f"<h1>async-rl {_text(report.version)}: qualify</h1>"
+        f"<title>async_rl: qualification</title><style>{style}</style>"
+        f"<h1>async_rl {_text(report.version)}: qualification</h1>"
         f"<p>{_text(report.created)}, <code>{_text(report.command)}</code></p>"
         "<table><tr><th>verdict</th><th>qualification</th><th>measured</th><th>limits</th>"
         f"<th>reason</th><th>time</th></tr>{rows}</table><table>{facts}</table></html>\n"

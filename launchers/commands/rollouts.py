@@ -137,8 +137,10 @@ def _why_none(run_dir: Path) -> str:
 
 def write(run_dir: Path, file: Path, chosen: Filter) -> int:
     """Write the stored samples of the groups that pass a filter, and return their number. Raises
-    ConfigError for a file that exists.
+    ConfigError for a file that exists or has the suffix of another format.
     """
+    if file.suffix != ".jsonl":
+        raise ConfigError(f"--export {file}: name a file with the suffix .jsonl")
     if file.exists():
         raise ConfigError(f"--export {file}: the file exists; choose another name or delete it")
     number = 0

@@ -108,7 +108,8 @@ def _launched(migration: Migration) -> Migration:
         settings = {path: value for path, value in settings.items() if path not in named}
         lines = [_without(line, named, problem) for line in lines]
     for path, reason in _WANTED.items():
-        is_wanted = path != "data.val_files" or settings["evaluation.every_steps"]
+        # Without the key, which was refused, the base decides, and it evaluates.
+        is_wanted = path != "data.val_files" or settings.get("evaluation.every_steps", True)
         if is_wanted and not settings.get(path):
             settings[path] = _OPEN
             lines.append(Line(path, _OPEN, refused(reason)))

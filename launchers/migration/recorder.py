@@ -118,6 +118,14 @@ def written(value: Any) -> Any:
     return {"unknown": getattr(value, "__name__", None) or repr(value)}
 
 
+def plain(value: Any) -> Any:
+    """The argument in JSON's values; as an unknown value if it contains itself."""
+    try:
+        return json.loads(json.dumps(value, default=written, skipkeys=True))
+    except (ValueError, RecursionError) as error:
+        return {"unknown": f"{type(value).__name__} ({error})"}
+
+
 def main() -> None:
     """Run the script that the command line names and print what it did."""
     sys.meta_path.append(Finder())
@@ -130,8 +138,9 @@ def main() -> None:
             runpy.run_path(sys.argv[0], run_name="__main__")
         except BaseException as error:  # noqa: BLE001  an exit of the script too
             _notes.append(f"the script ends early: {type(error).__name__}: {error}")
-    found = {"trainers": _trainers, "notes": _notes}
-    sys.stdout.write(json.dumps(found, default=written, skipkeys=True))
+    trainers = [{name: plain(value) for name, value in each.items()} for each in _trainers]
+    found = {"trainers": trainers, "notes": _notes}
+    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":

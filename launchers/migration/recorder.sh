@@ -17,7 +17,7 @@ for _name in sleep pip pip3 curl wget git nvidia-smi conda ulimit module modprob
 done
 # Functions win over builtins, so a script that replaces itself by its trainer is recorded too.
 exec() { "$@"; }
-source() { builtin source "$@" 2>/dev/null || true; }
+source() { [ ! -r "$1" ] || builtin source "$@"; }
 .() { source "$@"; }
 cd() {
     case "$1" in

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.core.errors import ConfigError
+from async_rl.core.errors import ConfigError, DataError
 from async_rl.launchers.jail import run_in_jail
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.protocol import Profile
@@ -24,6 +24,8 @@ _CPU_S = 10.0
 _BYTES = 1 << 28
 # A message carries at most 253 descriptors.
 _MAX_FILES = 60
+_SCRIPTS = (".sh", ".bash", ".py")
+_LONGEST_FILE_BYTES = 1 << 20
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -55,14 +57,18 @@ def of_python(file: Path, words: Sequence[str]) -> Script:
 
 
 def _said(errors: bytes) -> str:
-    text = errors.decode(errors="replace").strip()
-    return text[-200:] or f"without a message; after {_CPU_S:g} s a script is ended"
+    return errors.decode(errors="replace").strip()[-200:] or "without a message"
 
 
 def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
     """Run a command next to the script, its neighbours and the recorder."""
-    near = [path for path in sorted(file.parent.glob(f"*{file.suffix}")) if path.is_file()]
-    texts = {path.name: path.read_bytes() for path in [*near[:_MAX_FILES], file]}
+    near = [path for path in sorted(file.parent.iterdir()) if path.suffix in _SCRIPTS]
+    known = [*[path for path in near if path.is_file() and path != file][:_MAX_FILES], file]
+    texts = {
+        path.name: path.read_bytes() for path in known if path.stat().st_size <= _LONGEST_FILE_BYTES
+    }
+    if file.name not in texts:
+        raise ConfigError(f"{file}: no script has more than {_LONGEST_FILE_BYTES >> 20} MB")
     texts[recorder] = resources.files(__package__).joinpath(recorder).read_bytes()
     try:
         return run_in_jail(
@@ -78,5 +84,10 @@ def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
                 "ASYNC_RL_DIRECTORY": os.getcwd(),
             },
         )
+    except DataError as error:
+        raise ConfigError(f"{file}: {error}") from error
     except (CellFailed, OSError) as error:
-        raise ConfigError(f"{file}: the jail that runs scripts does not work: {error}") from error
+        raise ConfigError(
+            f"{file}: the jail that runs scripts does not work: {error}; allow user namespaces"
+            " (async-rl doctor), or migrate the yaml or JSON file that the script reads"
+        ) from error

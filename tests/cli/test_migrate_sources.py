@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import app
+from async_rl.launchers.migration import recording
 from async_rl.launchers.migration.applying import Migration
 from async_rl.launchers.migration.systems import read
 
@@ -82,6 +83,39 @@ def test_a_script_cannot_reach_the_files_of_the_person(tmp_path: Path) -> None:
 def test_a_script_that_starts_no_trainer_is_refused(tmp_path: Path, text: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         read(script(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("run.sh", f"while :; do :; done\n{MAIN}\n"), ("a.py", "while True: 1\n")]
+)
+def test_a_script_without_end_is_ended_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    monkeypatch.setattr(recording, "_CPU_S", 0.5)
+    with pytest.raises(ConfigError, match="was ended after"):
+        read(script(tmp_path, text, name))
+
+
+def test_only_small_scripts_are_read_beside_a_script(tmp_path: Path) -> None:
+    with (tmp_path / "checkpoint").open("wb") as large:
+        large.truncate(1 << 40)
+    (tmp_path / "large.sh").write_bytes(b"#" * (1 << 21))
+    (tmp_path / "more.sh").write_text("N=5\n")
+    start = f"{MAIN} {MODEL} data.train_batch_size=${{N}}12"
+    text = f"source ./more.sh\ncat checkpoint large.sh\n{start}\n"
+    assert read(script(tmp_path, text, "run")).settings["buffer.groups_per_step"] == 512
+    with pytest.raises(ConfigError, match="no script has more than 1 MB"):
+        read(tmp_path / "large.sh")
+
+
+@pytest.mark.parametrize("value", ["'${oc.env:NOWHERE}'", "-5"])
+def test_an_interval_of_evaluation_that_cannot_be_read_wants_held_out_rows(
+    tmp_path: Path, value: str
+) -> None:
+    text = f"actor_rollout_ref: {{rollout: {{n: 4}}}}\ntrainer: {{test_freq: {value}}}\n"
+    found = read(script(tmp_path, text, "ppo.yaml"))
+    assert found.settings["data.val_files"] == "???"
+    assert "trainer.test_freq" in reasons(found)
 
 
 def test_the_file_that_a_command_names_is_below_its_arguments(tmp_path: Path) -> None:

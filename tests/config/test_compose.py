@@ -29,7 +29,7 @@ from async_rl.composition.schema import (
     flatten,
     settings,
 )
-from async_rl.config.policy_losses import CispoLoss
+from async_rl.config.policy_losses import CispoLoss, ClippedLoss
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 
@@ -409,3 +409,27 @@ def test_only_one_function_makes_the_text_that_processes_read() -> None:
         if "yaml.encode(as_builtins(" in path.read_text()
     ]
     assert makers == ["compose.py"]
+
+
+def test_choosing_the_algorithm_group_turns_one_name_into_the_other() -> None:
+    assert compose("ppo_code", ["algorithm=grpo"]) == compose("grpo_code")
+
+
+def test_overrides_reach_nested_settings_with_their_types() -> None:
+    config = compose(
+        "ppo_code",
+        [
+            "buffer.groups_per_step=8",
+            "learner.optimizer.lr=1e-3",
+            "algorithm.policy_loss.clip_dual=3",
+            "run_name=x",
+        ],
+    )
+    policy_loss = config.algorithm.policy_loss
+    assert isinstance(policy_loss, ClippedLoss)
+    assert (
+        config.buffer.groups_per_step,
+        config.learner.optimizer.lr,
+        policy_loss.clip_dual,
+        config.run_name,
+    ) == (8, 1e-3, 3.0, "x")

@@ -316,3 +316,9 @@ def test_memory_and_the_plan_count_every_pool() -> None:
         Machine(cores=(0, 1), num_gpus=0, memory_mb=99_999),
     )
     assert problem.startswith("generators.pools.big.kv_cache_mb=1 holds")
+
+
+def test_without_pools_there_are_those_of_always() -> None:
+    assert settings().generators.pools == {}
+    assert pool_counts(settings("verifiers.count=2")) == {"generators": 1, "verifiers": 2}
+    assert work_of(settings(), "generators") == "both"

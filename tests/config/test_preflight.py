@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 from collections import namedtuple
 from pathlib import Path
 
@@ -260,3 +261,17 @@ def test_a_mirror_that_holds_a_run_of_that_name_or_cannot_be_used_is_named(tmp_p
     assert problems(tmp_path, "run_name=other", f"checkpoint.mirror={place}") == []
     (unknown,) = problems(tmp_path, "checkpoint.mirror=nowhere://x")
     assert unknown.startswith("checkpoint.mirror=nowhere://x cannot be used")
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (board,) = problems(tmp_path, f"monitoring.tensorboard_port={port}")
+        assert problems(tmp_path, "monitoring.tensorboard_port=null") == []
+        (prometheus,) = problems(tmp_path, f"monitoring.prometheus_port={port}")
+    assert board.startswith(
+        f"monitoring.tensorboard_port={port}: cannot be used on 127.0.0.1 (Address already in use);"
+        " choose another port"
+    )
+    assert prometheus.startswith(f"monitoring.prometheus_port={port}: cannot be used")
+    assert problems(tmp_path, f"monitoring.tensorboard_port={port}") == []

@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
+from async_rl.composition.choices import CONF_DIR
 from async_rl.composition.compose import compose_for
 from async_rl.composition.hardware import (
     generating,
     learning,
     preset_for,
     pretended_machine,
+    share_of_cores,
 )
 from async_rl.config.checks.machine import machine_problems
 from async_rl.core.errors import ConfigError
@@ -175,3 +177,17 @@ def dry_run(
         cli.main()
     assert caught.value.code == 0
     return capsys.readouterr().out
+
+
+def test_every_preset_can_be_the_choice_of_some_machine() -> None:
+    reached = {
+        preset_for(machine, is_cluster=is_cluster)
+        for machine in (CPU, ONE, EIGHT)
+        for is_cluster in (False, True)
+    }
+    assert reached == {path.stem for path in (CONF_DIR / "hardware").glob("*.yaml")}
+
+
+def test_shares_of_cores_cover_them_without_overlap_and_are_all_of_too_few() -> None:
+    assert [share_of_cores((1, 2, 3, 4, 5), part, 2) for part in range(2)] == [[1, 2], [3, 4, 5]]
+    assert share_of_cores((7,), 1, 2) == [7]

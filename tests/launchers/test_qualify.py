@@ -219,3 +219,16 @@ def test_the_flops_of_a_step_count_a_shared_prompt_once() -> None:
     # Pairs: 1 + 2 + 3 in the prompt, 4 + 5 in each response.
     pairs = 6 + 2 * 9
     assert _needed_flops([group], 100, 2, 8) == 6 * 100 * 7 + 12 * 2 * 8 * pairs
+
+
+def test_a_skip_starts_nothing() -> None:
+    def run(*_: object) -> str:
+        raise AssertionError("it was to be skipped")
+
+    result = judge(ENTRY, [], skip="it needs 2 GPUs", run=run)
+    assert (result.verdict, result.reason) == ("skipped", "it needs 2 GPUs")
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    done = CliRunner().invoke(app, ["--only", "speed"])
+    assert "no such qualification; use vllm_names" in str(done.exception)

@@ -122,6 +122,15 @@ def test_dry_run_of_the_installed_command(installed: Path) -> None:
     assert "learner-0" in result.stdout
 
 
+def test_the_installed_command_reads_a_foreign_script(installed: Path, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "N=3\npython3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=$((N * 2))\n"
+    )
+    done = run(installed, "migrate", str(script), "--output", str(tmp_path / "own.yaml"))
+    assert "actor_rollout_ref.rollout.n=6" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize(("operator", "code"), [("+", 0), ("-", 1)])
 def test_a_verifier_of_the_installed_command_judges_programs(
     installed: Path, tmp_path: Path, operator: str, code: int

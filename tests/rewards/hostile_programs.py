@@ -496,6 +496,10 @@ def _honest(name: str, code: str, *, is_stdin: bool = False) -> None:
 
 
 _honest("square", "def f(x):\n    return x * x")
+_honest(
+    "silent output",
+    "import os\ndef f(x):\n    print('noise', file=open(os.devnull, 'w'))\n    return x * x",
+)
 _honest("Solution", "class Solution:\n    def f(self, x: int) -> List[int]:\n        return x * x")
 _honest(
     "star imports",

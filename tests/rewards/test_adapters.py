@@ -79,10 +79,13 @@ def test_grader_scores_words_by_their_rule() -> None:
 
 def test_a_program_that_cannot_be_judged_is_never_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = "http://127.0.0.1:1"
-    grader = Grader(nowhere, timeout_s=0.3)
+    grader = Grader(f"{nowhere}/token/SECRET", timeout_s=0.3)
     with pytest.raises(ExceptionGroup) as raised:
         grader.scores([RIGHT], [{"test_list": TESTS}])
-    assert isinstance(root_cause(raised.value), InfrastructureError)
+    cause = root_cause(raised.value)
+    assert isinstance(cause, InfrastructureError)
+    assert nowhere in str(cause)
+    assert "SECRET" not in str(cause)
     with pytest.raises(ExceptionGroup) as raised:
         Grader().scores([RIGHT], [{"prompt": "no tests"}])
     assert isinstance(root_cause(raised.value), DataError)

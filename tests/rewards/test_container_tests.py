@@ -358,6 +358,8 @@ def test_a_run_and_the_server_reach_containers(engine: Engine) -> None:
     ('<t><testcase name="b"/><testcase name="c"><failure/></testcase></t>', ["b"], [], ""),
     ('<t><testcase name="b"/><testcase name="c"><failure/></testcase></t>', [], ["c"], ""),
     ('<t><testcase name="b"/><testcase name="c"/></t>', ["b"], ["c"], "must fail did not: c"),
+    ('<t><testcase name="b"/><o><![CDATA[<!DOCTYPE html>]]></o></t>', ["b"], [], ""),
+    ('<!DOCTYPE t><t><testcase name="b"/></t>', ["b"], [], "it has a document type"),
     ("<t/>", [], [], "no test"), ("<t>", [], [], "cannot be read"), ("<t>\0", [], [], "cannot"),
 ])  # fmt: skip
 def test_a_report_says_which_tests_passed(
@@ -366,3 +368,8 @@ def test_a_report_says_which_tests_passed(
     found = failure_of_report(report.encode(), passing, failing)
     assert said in found
     assert bool(found) == bool(said)
+
+
+def test_a_report_may_be_in_another_encoding() -> None:
+    report = '<?xml version="1.0" encoding="ISO-8859-1"?><t><testcase name="\xe9"/></t>'
+    assert failure_of_report(report.encode("latin-1"), ["\xe9"], []) == ""

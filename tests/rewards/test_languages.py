@@ -35,7 +35,7 @@ fn main() {
 }""",
     "go": 'package main\nimport "fmt"\nfunc main() { var n int; fmt.Scan(&n)\n'
     "c := make(chan int); go func() { c <- n * n }(); fmt.Println(<-c) }",
-    "shell": "read n; echo $((n * n)) | sort | tail -n 1",
+    "shell": "read n; { echo $((n * n)) | sort | tail -n 1; } 2> /dev/null",
 }
 BROKEN = {
     "cpp": ("int main() { return undefined_name; }", "undefined_name"),
@@ -185,8 +185,10 @@ def test_cache_is_bounded_and_private(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    Binaries(shared).put("a", b"content")
+    closed = Binaries(shared)
+    closed.put("a", b"content")
     assert list(shared.iterdir()) == []
+    assert (closed.get("a"), closed.get("b")) == (b"content", None), "it is kept in memory"
 
 
 def test_missing_compiler_is_refused_by_name(

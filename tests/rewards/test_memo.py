@@ -91,3 +91,17 @@ def test_the_least_recently_used_program_is_forgotten_first() -> None:
         return verifier.asked
 
     assert asyncio.run(main()) == ["pass", "wrong_answer", "runtime_error", "wrong_answer"]
+
+
+def test_a_result_is_kept_as_short_as_a_score_reads_it() -> None:
+    class Long:
+        async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
+            passed = [TestResult(verdict=Verdict.PASS, cpu_s=index) for index in range(99)]
+            return [*passed, TestResult(verdict=Verdict.WRONG_ANSWER, message="x" * 9999)]
+
+    async def main() -> list[TestResult]:
+        return await VerdictMemo(Long(), size=8).verify(PROBLEM, "pass")
+
+    *passed, failed = asyncio.run(main())
+    assert len({id(result) for result in passed}) == 1
+    assert len(failed.message) == 400

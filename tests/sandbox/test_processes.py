@@ -165,3 +165,23 @@ def test_a_task_that_a_signal_has_stopped_counts_as_asleep() -> None:
         assert usage.asleep_s == 1.0
     finally:
         os.close(proc)
+
+
+def test_the_cpu_time_of_a_process_counts_although_its_tasks_exit_during_the_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proc = open_proc()
+
+    def exited(*_: object) -> None:
+        raise ProcessLookupError
+
+    try:
+        meter = Meter(proc)
+        seen = meter.use([os.getpid()], 1.0)
+        monkeypatch.setattr(meter, "_progress", exited)
+        unseen = meter.use([os.getpid()], 0.9)
+    finally:
+        os.close(proc)
+    assert unseen.cpu_s >= seen.cpu_s > 0
+    assert unseen.memory_bytes > 0
+    assert unseen.asleep_s == pytest.approx(0.3)

@@ -230,6 +230,33 @@ def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_
     assert world.moves == ["enter", "share", "leave", "unshare"] * 2
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([*SHARED_GPU, "weights.transfer=ipc"], "DeviceBlock"),
+        ([*SHARED_GPU, "weights.transfer=auto"], "SharedBlock"),
+        ([*SHARED_GPU, "weights.transfer=shared_memory"], "SharedBlock"),
+        (["weights.transfer=auto"], "SharedBlock"),
+    ],
+)
+def test_weights_are_handed_over_in_memory_of_the_gpu_only_where_that_is_asked_for(
+    overrides: list[str], expected: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path, *overrides)
+
+    async def story() -> None:
+        generator = Generator(Still().open)
+        async with pushing(world):
+            await generator.sleeping.start()
+            world.join("a", generator)
+            await world.pusher.take_device()
+            await world.pusher.publish(0)
+            await world.pusher.live(0)
+        assert generator.heard == ["Sleep", expected]
+
+    run(story())
+
+
 def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_path: Path) -> None:
     world, engine = World(tmp_path, "timeouts.start_s=42"), Still()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from async_rl.core.errors import InfrastructureError
 from async_rl.weights import gate
 
 # Above 2^31 and below, with ports above 2^15 and below, several per address and more than a block.
@@ -61,6 +62,19 @@ def test_the_listener_is_found_although_others_open_and_close_theirs(num_at_once
     found = gate.connect_privately(None, 1, listen=listen, connect=lambda listener: listener)
     assert found is opened[-1]
     assert not connects(found, ("127.0.0.1", 0))
+    for listener in opened:
+        listener.close()
+
+
+def test_a_listener_at_another_kind_of_address_is_refused_with_the_setting() -> None:
+    opened: list[socket.socket] = []
+
+    def listen() -> socket.socket:
+        opened.append(socket.create_server(("::1", 0), family=socket.AF_INET6))
+        return opened[-1]
+
+    with pytest.raises(InfrastructureError, match=r"set network\.host to an IPv4 address"):
+        gate.connect_privately(None, 1, listen=listen, connect=lambda listener: listener)
     for listener in opened:
         listener.close()
 

@@ -116,6 +116,30 @@ def test_no_version_is_published_while_somebody_loads() -> None:
         fleet.publish(2)
 
 
+def test_no_joint_load_begins_beside_another_and_one_who_loads_for_itself_is_in_none() -> None:
+    fleet = fleet_of(A, B, C)
+    assert fleet.next_together([A, B]) == {A, B}
+    load = fleet.begin([A])
+    assert fleet.next_together([A, B]) == set()
+    fleet.answer(load.number, A, Answer.LOADED)
+    fleet.begin([C])
+    assert fleet.next_together([A, B]) == {B}
+
+
+def test_a_version_may_come_while_somebody_loads_what_the_block_is_not_needed_for() -> None:
+    fleet = fleet_of(A, B)
+    first, second = fleet.begin([A]), fleet.begin([B])
+    fleet.release(first.number)
+    assert not fleet.is_free
+    assert fleet.loading == {1}
+    fleet.answer(second.number, B, Answer.LOADED)
+    assert fleet.is_free
+    fleet.publish(2)
+    assert fleet.behind() == {B}
+    fleet.answer(first.number, A, Answer.LOADED)
+    assert fleet.behind() == {A, B}
+
+
 class Fleet(RuleBasedStateMachine):
     """Generators that load, give up, hang, die, leave and join around a learner that publishes;
     `block` is what readers would read.

@@ -34,6 +34,7 @@ from async_rl.core.errors import (
     NonFiniteError,
     RestartNeeded,
     StalenessError,
+    Unavailable,
     root_cause,
 )
 from async_rl.core.heads import GroupHead, SampleId
@@ -141,7 +142,7 @@ class Engine:
             while len(ids) < min(size, sampling.max_new_tokens):
                 await asyncio.sleep(world.rng.expovariate(1 / world.token_s))
                 if self.is_broken:
-                    raise EngineDead("the engine is broken")
+                    raise Unavailable("the engine is broken")
                 new = min(4, size - len(ids), sampling.max_new_tokens - len(ids))
                 ids += world.history.written(request_id, self.identity, self.version, new)
             tokens = [world.history.tokens[id] for id in ids]

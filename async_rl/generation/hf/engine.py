@@ -79,12 +79,17 @@ class HfEngine:
         """Do work with the model after all earlier work. If it fails, the engine is dead."""
         self._require_open()
         done = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        done.add_done_callback(self._end_if_failed)
         # Work whose caller is cancelled is done nevertheless, before later work starts.
         await asyncio.wait([done])
         if error := done.exception():
-            self._ended = f"{type(error).__name__}: {error}"
             raise self._unavailable() from error
         return done.result()
+
+    def _end_if_failed(self, done: asyncio.Future[Any]) -> None:
+        if error := done.exception():
+            self._ended = f"{type(error).__name__}: {error}"
+            self._awake.set()  # requests that wait for the device fail too
 
     def _require_open(self) -> None:
         if self._ended:

@@ -64,7 +64,6 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
         self._limit_s, self._max_calls = limit_s, max_calls
         self._http = httpx.AsyncClient(
             headers={
-                # Without a token the address may contain it.
                 "authorization": f"Bearer {token}".strip(),
                 "content-type": "application/msgpack",
             },
@@ -101,21 +100,23 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
         ProtocolError if the request was refused.
         """
         started = time.monotonic()
+        problems: list[str] = []
         try:
             async with asyncio.timeout(self._limit_s):
-                response = await self._try(request)
+                response = await self._try(request, problems)
         except TimeoutError as error:
+            last = f"; the last reason: {problems[-1]}" if problems else ""
             raise DeadlineExceeded(
-                f"no verdict within {self._limit_s:g} s from {len(self._servers)}"
-                " verifiers; add verifiers.cells or raise timeouts.group_s"
+                f"no verdict within {self._limit_s:g} s from {len(self._servers)} verifiers{last};"
+                " add verifiers.cells or raise timeouts.group_s"
             ) from error
         self._latencies.append(time.monotonic() - started)
         if response.failure:
             raise (RewardError if request.sample else InfrastructureError)(response.failure)
         return response
 
-    async def _try(self, request: VerifyRequest) -> VerifyResponse:
-        """The first answer that is a verdict."""
+    async def _try(self, request: VerifyRequest, problems: list[str]) -> VerifyResponse:
+        """The first answer that is a verdict. problems: the newest reason for another attempt."""
         attempts = 0
         avoided: Connection | None = None
         with contextlib.ExitStack() as wait:
@@ -127,19 +128,19 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
                         return response
                     raise InfrastructureError(response.tests[0].message)
                 except Unavailable as error:
-                    problem = str(error)
+                    problems[:] = [str(error)]
                     # The newest reason, which replaces the reason of another server.
                     wait.close()
-                    wait.enter_context(self._activity.waiting(f"verdicts: {problem}"))
+                    wait.enter_context(self._activity.waiting(f"verdicts: {problems[0]}"))
                 except InfrastructureError as error:
-                    problem = str(error)
+                    problems[:] = [str(error)]
                     attempts += 1
                     # A verifier that lost its cells needs a moment to start new ones.
                     await self._pause(FIRST_PAUSE_S)
                 if attempts >= MAX_ATTEMPTS:
                     raise InfrastructureError(
                         f"no verifier could judge a program in {attempts} attempts; the last"
-                        f" reason: {problem}"
+                        f" reason: {problems[0]}"
                     )
                 self.num_retries += 1
                 # The next attempt goes elsewhere if it can: this server may fail again.

@@ -17,6 +17,8 @@ import hashlib
 import os
 import stat
 import tempfile
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,8 @@ _FILE_BYTES = 128 << 20
 # Changes when the way to compile changes, so that older programs are not used.
 _FORM = "2"
 MAX_BYTES = 1 << 30
+# About thirty static programs: the groups that are judged at the same time.
+_MAX_MEMORY_BYTES = 64 << 20
 _DIGEST_BYTES = 32
 _SUFFIX = ".program"
 
@@ -103,9 +107,10 @@ class Compiler:
             product = await self._memo.get(key.digest(), make)
         if isinstance(product, str):
             return Compiled(product, names)
-        # Sealed once for all tests of the program.
-        is_run = not toolchain.row.run.program
-        return Compiled(product, names, Executable(product) if is_run else product)
+        if toolchain.row.run.program:
+            return Compiled(product, names, product)
+        # Sealed once for all tests of the program; in a thread, because it copies megabytes.
+        return Compiled(product, names, await asyncio.to_thread(Executable, product))
 
     async def _make(self, key: str, work: Work, spec: CommandSpec) -> Product:
         # In threads: reading or writing megabytes would hold the event loop.
@@ -138,20 +143,36 @@ def _product(outcome: Outcome, spec: CommandSpec) -> Product:
     text = printable(errors + output, MESSAGE_CHARS)
     if reply.ending == Ending.EXITED:
         return text or f"the compiler exited with {reply.code} and made no program"
-    return f"the compiler {ended(reply, spec, text).message}"
+    return f"the compiler: {ended(reply, spec, text).message}"
 
 
 class Binaries:
     """The cache. Without a directory, or with one that cannot be made or to which another user
-    could write, it keeps nothing.
+    could write, it keeps the newest programs in memory only. Threads may use it.
     """
 
     def __init__(self, directory: Path | None, *, max_bytes: int = MAX_BYTES) -> None:
         self._directory = directory if directory and _is_private(directory) else None
         self._max_bytes = max_bytes
+        self._memory: OrderedDict[str, bytes] = OrderedDict()
+        self._memory_bytes = 0
+        self._lock = threading.Lock()
 
     def get(self, key: str) -> bytes | None:
         """The program, or None."""
+        content = self._memory.get(key) or self._read(key)
+        if content is not None:
+            self._remember(key, content)
+        return content
+
+    def _remember(self, key: str, content: bytes) -> None:
+        with self._lock:
+            self._memory_bytes += len(content) - len(self._memory.pop(key, b""))
+            self._memory[key] = content
+            while self._memory_bytes > _MAX_MEMORY_BYTES and len(self._memory) > 1:
+                self._memory_bytes -= len(self._memory.popitem(last=False)[1])
+
+    def _read(self, key: str) -> bytes | None:
         if self._directory is None:
             return None
         path = self._directory / f"{key}{_SUFFIX}"
@@ -170,6 +191,7 @@ class Binaries:
 
     def put(self, key: str, content: bytes) -> None:
         """Keep a program. A directory that cannot be written keeps nothing."""
+        self._remember(key, content)
         if self._directory is None:
             return
         with contextlib.suppress(OSError):

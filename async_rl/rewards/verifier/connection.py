@@ -27,6 +27,8 @@ FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 # A broken connection costs all its programs an attempt, so a batch is not larger.
 _MAX_BATCH = 32
+# A server refuses a body of 64 MB: a batch ends here, unless its last program alone is larger.
+_BATCH_BYTES = 8 << 20
 # With one stream a slow program would hold the stream while quick programs wait for their turn.
 _MAX_PROGRAM_STREAMS = 4
 _DECODER = msgspec.json.Decoder(BatchLine)
@@ -86,8 +88,11 @@ class Connection:
     async def _stream(self, lane: _Lane) -> None:
         try:
             while lane.waiting:
-                size = min(len(lane.waiting), _MAX_BATCH)
-                batch = [lane.waiting.popleft() for _ in range(size)]
+                batch: list[_Item] = []
+                num_bytes = 0
+                while lane.waiting and len(batch) < _MAX_BATCH and num_bytes < _BATCH_BYTES:
+                    batch.append(lane.waiting.popleft())
+                    num_bytes += memoryview(batch[-1][0]).nbytes
                 # A request may have been given up while it waited.
                 wanted = [item for item in batch if not item[1].done()]
                 if wanted:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
+from xml.parsers import expat
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import ContainerTest, Verdict
@@ -28,7 +29,6 @@ from async_rl.sandbox.watch import ProcessTree, open_proc
 _PRINTED_BYTES = 4 << 20
 # Thousands of cases; the parser takes time in proportion.
 _MAX_REPORT_BYTES = 4 << 20
-_ERRORS_BYTES = 4096
 _MESSAGE_CHARS = 300
 _PIECE = 1 << 16
 # A look lists the whole /proc, and many containers may run.
@@ -103,7 +103,7 @@ class _Run:
             async with asyncio.TaskGroup() as group:
                 output = _keep(process.stdout, self._output, self._limit + 1)
                 group.create_task(output, name="output")
-                errors = _keep(process.stderr, self._errors, _ERRORS_BYTES)
+                errors = _keep(process.stderr, self._errors, _PRINTED_BYTES + 1)
                 group.create_task(errors, name="errors")
                 exited = group.create_task(process.wait(), name="end of a container")
                 limits = group.create_task(self._exceeded(), name="limits of a container")
@@ -131,7 +131,7 @@ class _Run:
                 await asyncio.sleep(_TICK_S)
                 now = time.monotonic()
                 elapsed_s, before = now - before, now
-                if len(self._output) > self._limit:
+                if len(self._output) > self._limit or len(self._errors) > _PRINTED_BYTES:
                     return Ending.EXITED
                 if tree is None:
                     tree = self._tree(proc)
@@ -168,6 +168,8 @@ class _Run:
         test = self._test
         if len(self._output) > self._limit:
             return too_much("printed", self._limit)
+        if len(self._errors) > _PRINTED_BYTES:
+            return too_much("printed on standard error", _PRINTED_BYTES)
         if reply.ending != Ending.EXITED:
             return ended(reply, self._spec)
         # The engine writes it when the command starts: no program can remove it.
@@ -203,6 +205,10 @@ class _Run:
         return printable(bytes(printed + self._errors)[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
 
 
+def _refuse(*_: object) -> None:
+    raise ValueError("it has a document type")
+
+
 def failure_of_report(report: bytes, passing: Sequence[str], failing: Sequence[str]) -> str:
     """The reason why a JUnit report shows a wrong program (pytest's --junitxml, and many others);
     empty if the program is right.
@@ -212,11 +218,11 @@ def failure_of_report(report: bytes, passing: Sequence[str], failing: Sequence[s
     """
     passed, failed = set(), set()
     try:
-        text = report.decode()
         # A document type declares entities, which could expand without end.
-        if "<!DOCTYPE" in text:
-            raise ValueError("it has a document type")
-        for case in ElementTree.fromstring(text).iter("testcase"):
+        parser = expat.ParserCreate()
+        parser.StartDoctypeDeclHandler = _refuse
+        parser.Parse(report, True)
+        for case in ElementTree.fromstring(report).iter("testcase"):
             group, name = case.get("classname", ""), case.get("name", "")
             name = f"{group}.{name}" if group else name
             outcomes = {part.tag for part in case}
@@ -224,7 +230,7 @@ def failure_of_report(report: bytes, passing: Sequence[str], failing: Sequence[s
                 failed.add(name)
             elif "skipped" not in outcomes:
                 passed.add(name)
-    except (ElementTree.ParseError, ValueError) as error:
+    except (expat.ExpatError, ElementTree.ParseError, LookupError, ValueError) as error:
         return f"the report cannot be read: {error}"
     # A name may stand for several cases.
     passed -= failed
