@@ -13,6 +13,7 @@ import msgspec
 import typer
 from rich.text import Text
 
+from async_rl.composition.overrides import with_defaults
 from async_rl.core.errors import ConfigError
 from async_rl.core.extras import missing
 from async_rl.core.gpus import read_gpus
@@ -21,6 +22,7 @@ from async_rl.launchers.commands.options import console, open_table
 from async_rl.launchers.endings import run
 from benchmarks.qualification.catalogue import (
     Qualification,
+    engine_settings,
     qualifications,
     reason_to_skip,
 )
@@ -55,10 +57,13 @@ def qualify(
         return
     machine, gpus = this_machine(), read_gpus()
     num_nodes = _ray_nodes() if any(entry.nodes > 1 for entry in chosen) else 1
+    given = with_defaults(settings or [], engine_settings())
+    if given != (settings or []):
+        console().print(f"vLLM is not installed: {' '.join(engine_settings())}")
     results = []
     for entry in chosen:
         skip = reason_to_skip(entry, num_gpus=machine.num_gpus, num_nodes=num_nodes)
-        results.append(judge(entry, settings or [], skip=skip))
+        results.append(judge(entry, given, skip=skip))
         _show(results[-1])
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     command = shlex.join(["python", "-m", __package__, *sys.argv[1:]])

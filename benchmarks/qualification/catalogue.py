@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from async_rl.core.extras import missing
+
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A bound of one measured number."""
@@ -42,17 +44,17 @@ class Qualification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     limits: list[Limit]
     limit_s: float
     settings: list[str] = []
+    packages: list[str] = []
     gpus: int = 0
     nodes: int = 1
 
     @property
     def needs(self) -> str:
-        """The required devices, in words."""
+        """The required devices and packages, in words."""
         if self.nodes > 1:
             return f"a Ray cluster of {self.nodes} machines"
-        if self.gpus == 0:
-            return "nothing"
-        return f"{self.gpus} GPU" + ("s" if self.gpus > 1 else "")
+        gpus = [f"{self.gpus} GPU" + ("s" if self.gpus > 1 else "")] if self.gpus else []
+        return ", ".join([*gpus, *self.packages]) or "nothing"
 
 
 class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +77,12 @@ def reason_to_skip(entry: Qualification, *, num_gpus: int, num_nodes: int) -> st
         )
     if entry.gpus > num_gpus:
         return f"it needs {entry.needs}, and this environment can use {num_gpus}"
-    return ""
+    return next(filter(None, (missing(package, "it") for package in entry.packages)), "")
+
+
+def engine_settings() -> list[str]:
+    """Return the settings of the installed engine: of transformers without vLLM."""
+    return ["generation.engine=hf"] if missing("vllm", "") else []
 
 
 _BEGIN = "<!-- qualifications: written by make docs -->\n"

@@ -22,6 +22,7 @@ import msgspec
 from async_rl import __version__
 from async_rl.core.gpus import Gpus
 from async_rl.core.machine import Machine
+from benchmarks.qualification.catalogue import engine_settings
 
 Verdict = Literal["passed", "failed", "skipped"]
 _PACKAGES = (
@@ -83,6 +84,8 @@ def described(machine: Machine, gpus: Gpus) -> dict[str, str]:
         "cores": str(len(machine.cores)),
         "memory": f"{machine.memory_mb} MB",
         "driver": gpus.driver or gpus.problem,
+        # Measurements of "the engine" are of this one.
+        "engine": "transformers" if engine_settings() else "vLLM",
     }
     for index, gpu in enumerate(gpus.devices):
         mig = ", MIG" if gpu.is_mig else ""

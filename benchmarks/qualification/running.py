@@ -79,7 +79,7 @@ def run_limited(command: list[str], limit_s: float, errors: Path) -> str:
             stderr=stderr,
             stdin=subprocess.DEVNULL,
             # This package is part of the repository, not of the installed project.
-            env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *_searched()])},
             start_new_session=True,
         )
         try:
@@ -94,6 +94,11 @@ def run_limited(command: list[str], limit_s: float, errors: Path) -> str:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_GRACE_S)
     return f"exit code {code}: {_last_lines(errors)}" if code else ""
+
+
+def _searched() -> list[str]:
+    """Return the directories of PYTHONPATH: the project may be there and not be installed."""
+    return list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
 
 
 def _last_lines(path: Path) -> str:

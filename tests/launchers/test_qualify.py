@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +24,7 @@ from benchmarks.qualification.__main__ import app
 from benchmarks.qualification.catalogue import (
     Limit,
     Qualification,
+    engine_settings,
     hardware_page,
     qualifications,
     reason_to_skip,
@@ -90,11 +94,15 @@ def test_a_check_that_fails_is_a_verdict_with_its_reason() -> None:
     assert result.numbers == {}
 
 
-def test_a_process_that_fails_reports_its_last_lines(tmp_path: Path) -> None:
-    script = "import sys; print('first'); sys.exit('the cause')"
+def test_a_process_that_fails_reports_its_last_lines_and_has_the_searched_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/a/copy/of/the/project")
+    script = "import sys; print(sys.path); sys.exit('the cause')"
     found = run_limited([sys.executable, "-c", script], 20, tmp_path / "errors")
     assert found.startswith("exit code 1: ")
     assert "the cause" in found
+    assert "/a/copy/of/the/project" in found
 
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "], ids=["plain", "hangs"])
@@ -121,6 +129,67 @@ def test_gpus_and_machines_that_are_missing_are_the_reason_to_skip() -> None:
         ray, num_gpus=0, num_nodes=1
     )
     assert reason_to_skip(ray, num_gpus=0, num_nodes=2) == ""
+
+
+def test_a_package_that_is_missing_is_the_reason_to_skip_and_transformers_generates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else name)
+    reasons = {
+        entry.name: reason_to_skip(entry, num_gpus=8, num_nodes=2) for entry in qualifications()
+    }
+    skipped = {name for name, reason in reasons.items() if reason}
+    assert skipped == {"vllm_names", "cuda_graphs", "sleep", "ipc", "colocated"}
+    assert reasons["sleep"].startswith("it needs the package vllm, which is not installed; pip")
+    assert engine_settings() == ["generation.engine=hf"]
+    assert reported("").machine["engine"] == "transformers"
+    monkeypatch.undo()
+    assert engine_settings() == []
+
+
+_BARE = """
+import importlib.machinery, socket
+find, connect = importlib.machinery.PathFinder.find_spec, socket.socket.connect
+def bare(name, *rest):
+    return None if name.partition(".")[0] in ("vllm", "ray") else find(name, *rest)
+def local(self, address):
+    if self.family != socket.AF_UNIX and not address[0].startswith("127."):
+        raise OSError(f"no network: {address}")
+    return connect(self, address)
+def resolved(host, *rest, **others):
+    if host not in (None, "localhost", "127.0.0.1"):
+        raise socket.gaierror(f"no network: {host}")
+    return resolve(host, *rest, **others)
+resolve = socket.getaddrinfo
+importlib.machinery.PathFinder.find_spec = staticmethod(bare)
+socket.socket.connect, socket.getaddrinfo = local, resolved
+"""
+"""Hides vLLM and Ray from a process, and lets it reach this machine alone."""
+
+
+@pytest.mark.slow
+def test_a_machine_without_vllm_and_network_is_measured_with_the_engine_of_transformers(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_BARE)
+    names = ("vllm_names", "parity_float32", "learner_step", "run")
+    only = [word for name in names for word in ("--only", name)]
+    unset = {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.qualification", *only, "--out", str(tmp_path / "out")],
+        env={name: value for name, value in os.environ.items() if name not in unset}
+        | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = msgspec.json.decode((tmp_path / "out" / "report.json").read_bytes(), type=Report)
+    verdicts = [result.verdict for result in report.results]
+    assert verdicts == ["skipped", "passed", "passed", "passed"]
+    assert report.machine["engine"] == "transformers"
 
 
 def test_every_check_is_a_function() -> None:
