@@ -1,19 +1,20 @@
 """A broadcast: rank 0, the learner, sends the block to all ranks of the generators that load
-together, in buckets of whole tensors.
+together, in pieces of bounded size.
 
-A bucket is a contiguous part of the block as `block.layout` arranges it, so the learner sends from
-the block itself.
+A bucket is a contiguous part of the block as `block.layout` arranges it, with whole tensors. It is
+one piece, unless it is a tensor that is larger than a piece.
 Invariants
 - A communicator is kept as long as the same lives load together and each of their loads was
   whole. Any other set of lives, and any broken load, gets a new communicator. Its name has the
   number of its first load.
 - Sending happens in one thread, one load at a time: two communicators that share a device never run
   together.
-- A rank waits for the other ranks, and for each bucket, for half of timeouts.push_s: however large
-  the model, it has time as long as bytes arrive. The deadline of a member starts when all is sent,
-  so only members that hang are silent by then.
+- A rank waits for the other ranks, and for each piece, for half of timeouts.push_s, or four times
+  the longest piece of the last load: however large the model, it has time as long as bytes arrive.
+  The deadline of a member starts when all is sent, so only members that hang are silent by then.
 - A learner that lets the members wait for longer is late, not they. It measures its own work, and
   in its next load they wait for twice as long as that took.
+- A rank receives or copies the next piece while the engine takes, or NCCL sends, the previous one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Literal
@@ -31,83 +33,36 @@ import torch
 
 from async_rl.config.run import AutoTransfer, CollectiveTransfer
 from async_rl.core.errors import BroadcastBroken, SenderLate
-from async_rl.core.frozen import frozen
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import Manifest, Seat, TensorEntry
-from async_rl.weights.block import SharedTensorsReader, Tensors, require_checksum, tensor_of
+from async_rl.protocol.weights import Manifest, Seat
+from async_rl.weights.block import SharedTensorsReader, Tensors, require_checksum
+from async_rl.weights.buckets import BUCKET_BYTES, Bucket, bucket_checksum, buckets
 from async_rl.weights.communicator import (
     Communicator,
-    broadcast,
+    begin,
     device_name,
     join,
 )
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership, life_of
+from async_rl.weights.outgoing import MOST_UNDER_WAY, Outgoing
 from async_rl.weights.rendezvous import Rendezvous
 
 _CPU = "cpu"
-BUCKET_BYTES = 64 << 20
-"""Buffer of a rank; it grows to the size of the largest tensor. Large enough that the latency of a
-call does not count, and small next to the memory of a GPU.
-"""
 # Below 1, so that healthy members answer before the deadline, which would cut them off too.
 _PATIENCE = 0.5
-"""Share of timeouts.push_s after which a rank stops waiting for a bucket."""
-
-
-@frozen
-class Bucket:
-    """A contiguous part of the block, [begin, end) in bytes, and the tensors in it."""
-
-    begin: int
-    end: int
-    entries: Sequence[TensorEntry]
-
-    @property
-    def size_bytes(self) -> int:
-        """Size, including the padding after each tensor."""
-        return self.end - self.begin
-
-    def tensors(self, flat: torch.Tensor) -> Tensors:
-        """flat: uint8 [size_bytes] -> each tensor with its name, a view."""
-        for entry in self.entries:
-            begin = entry.offset - self.begin
-            yield entry.name, tensor_of(entry, flat[begin : begin + entry.size_bytes])
-
-
-def buckets(manifest: Manifest, bucket_bytes: int) -> list[Bucket]:
-    """Return the buckets in the order of the block.
-
-    A bucket above bucket_bytes has a single tensor, which is larger than that.
-    """
-    entries = manifest.tensors
-    ends = [*(entry.offset for entry in entries[1:]), manifest.total_bytes]
-    result: list[Bucket] = []
-    first = 0
-    for index in range(1, len(entries) + 1):
-        begin = entries[first].offset
-        # A tensor is never divided: the receiver passes whole tensors to the engine.
-        if index == len(entries) or ends[index] - begin > bucket_bytes:
-            result.append(Bucket(begin=begin, end=ends[index - 1], entries=entries[first:index]))
-            first = index
-    return result
-
-
-def bucket_checksum(flat: torch.Tensor) -> int:
-    """uint8 [N], N a multiple of 8, on any device -> its part of the manifest's checksum: the sum
-    of its 64-bit words modulo 2^64.
-    """
-    return int(flat.view(torch.int64).sum()) % 2**64
+"""Share of timeouts.push_s after which a rank stops waiting for a piece."""
+_SLOWER = 4
+"""A piece may take this many times as long as the slowest piece of the last load."""
 
 
 class _Seated:
-    """One rank's communicator and buffer, kept from one version to the next."""
+    """One rank's communicator, kept from one version to the next."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._name = ""
         self._communicator: Communicator | None = None
-        self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def joined(self, seat: Seat, rank: int) -> Communicator:
         # Another name: other members, or a broken load. The old connections are of no use then.
@@ -117,11 +72,11 @@ class _Seated:
             self._name = seat.communicator
         return self._communicator
 
-    def buffer(self, size_bytes: int, device: torch.device) -> torch.Tensor:
-        """uint8 [size_bytes] on `device`, reused by the next call."""
-        if self._buffer.numel() < size_bytes or self._buffer.device != device:
-            self._buffer = torch.empty(size_bytes, dtype=torch.uint8, device=device)
-        return self._buffer[:size_bytes]
+    def cancel(self) -> None:
+        """Let a broadcast over NCCL fail now, from any thread."""
+        communicator = self._communicator
+        if communicator is not None:
+            communicator.cancel()
 
     def leave(self) -> None:
         if self._communicator is not None:
@@ -134,20 +89,22 @@ class Broadcaster(Sender):
 
     loads_together = True
 
-    def __init__(self, learner: LearnerSide) -> None:
+    def __init__(self, learner: LearnerSide, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(learner)
+        self._clock = clock
         self._transfer = learner.config.transfer
         assert isinstance(self._transfer, AutoTransfer | CollectiveTransfer)
         self._device_name = device_name(learner.device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._member = _Seated(learner.device)
+        self._outgoing: Outgoing | None = None
         # Opened by the first load: most runs never broadcast, and need no port.
         self._rendezvous: Rendezvous | None = None
         self._newest: Load | None = None
         self._begun_s = 0.0
-        self._late_s = (
-            0.0  # the longest time that the members of the last load waited for this rank
-        )
+        # Of the last load: the longest time for which members waited for this rank, and the time of
+        # its slowest piece.
+        self._late_s = self._piece_s = 0.0
         self._name = ""
         self._seats: dict[Life, Seat] = {}
 
@@ -162,7 +119,7 @@ class Broadcaster(Sender):
         """Assign ranks to the members, one member after another."""
         before = self._newest
         self._newest = load
-        self._begun_s = time.monotonic()
+        self._begun_s = self._clock()
         if self._rendezvous is None:
             self._rendezvous = Rendezvous(self._learner.host)
         # Sorted: in a communicator that is kept, each member must have its former rank.
@@ -174,19 +131,23 @@ class Broadcaster(Sender):
         if before is None or not before.is_whole or before.members != load.members:
             self._name = f"{self._learner.life}.{load.number}"
             self._rendezvous.open(self._name)
+        backend = self._backend(devices)
+        patience_s = max(
+            _PATIENCE * self._learner.push_s, 2 * self._late_s, _SLOWER * self._piece_s
+        )
         self._seats = {}
         first_rank = 1
         for member in members:
             self._seats[life_of(member)] = Seat(
                 communicator=self._name,
-                backend=self._backend(devices),
+                backend=backend,
                 store=self._rendezvous.address,
                 secret=self._rendezvous.secret,
                 host=member.address.removeprefix("tcp://").rpartition(":")[0],
                 world_size=len(devices),
                 first_rank=first_rank,
-                bucket_bytes=BUCKET_BYTES,
-                timeout_s=max(_PATIENCE * self._learner.push_s, 2 * self._late_s),
+                bucket_bytes=BUCKET_BYTES[backend],
+                timeout_s=patience_s,
             )
             first_rank += len(member.devices)
 
@@ -216,23 +177,16 @@ class Broadcaster(Sender):
             raise
 
     def _send(self, manifest: Manifest, seat: Seat) -> None:
-        self._late_s = time.monotonic() - self._begun_s
+        self._late_s = self._clock() - self._begun_s
+        self._piece_s = 0.0
         try:
             communicator = self._member.joined(
                 msgspec.structs.replace(seat, host=self._learner.host), 0
             )
-            ready_s = time.monotonic()
-            with SharedTensorsReader(manifest) as reader:
-                block = torch.from_numpy(reader.block)
-                for bucket in buckets(manifest, seat.bucket_bytes):
-                    flat = block[bucket.begin : bucket.end]
-                    if communicator.device.type != _CPU:
-                        # NCCL sends from memory of the GPU only.
-                        flat = self._member.buffer(flat.numel(), communicator.device).copy_(flat)
-                    self._late_s = max(self._late_s, time.monotonic() - ready_s)
-                    broadcast(communicator, flat, timeout_s=seat.timeout_s)
-                    ready_s = time.monotonic()
+            self._send_pieces(communicator, manifest, seat)
         except BroadcastBroken as error:
+            if self._outgoing is not None and self._outgoing.is_copying:
+                self._late_s = max(self._late_s, seat.timeout_s)
             self._member.leave()
             # Near the limit it may have been passed for a member, whose clock started earlier.
             if self._late_s > seat.timeout_s / 2:
@@ -243,16 +197,59 @@ class Broadcaster(Sender):
                 ) from error
             raise
 
+    def _send_pieces(self, communicator: Communicator, manifest: Manifest, seat: Seat) -> None:
+        ready_s = self._clock()
+        under_way: deque[tuple[float, Callable[[], None]]] = deque()
+
+        def finish_one() -> None:
+            begun_s, finish = under_way.popleft()
+            finish()
+            self._piece_s = max(self._piece_s, self._clock() - begun_s)
+
+        largest = min(seat.bucket_bytes, manifest.total_bytes)
+        with SharedTensorsReader(manifest) as reader, self._staged(communicator, largest) as stage:
+            block = torch.from_numpy(reader.block)
+            for bucket in buckets(manifest, seat.bucket_bytes):
+                for piece in torch.split(block[bucket.begin : bucket.end], seat.bucket_bytes):
+                    flat = stage(piece)
+                    begun_s = self._clock()
+                    self._late_s = max(self._late_s, begun_s - ready_s)
+                    under_way.append((begun_s, begin(communicator, flat, timeout_s=seat.timeout_s)))
+                    if len(under_way) == MOST_UNDER_WAY:
+                        finish_one()
+                    ready_s = self._clock()
+            while under_way:
+                finish_one()
+
+    @contextmanager
+    def _staged(
+        self, communicator: Communicator, piece_bytes: int
+    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """Yield what brings a piece of the block to the communicator's device."""
+        if communicator.device.type == _CPU:
+            yield lambda piece: piece
+            return
+        if self._outgoing is None:
+            self._outgoing = Outgoing(communicator.device, piece_bytes=piece_bytes)
+        with self._outgoing.in_use() as stage:
+            yield stage
+
     async def leave(self, membership: Membership) -> None:
-        """Let members that still meet give up, if their load has lost a member."""
+        """End a load that has lost a member: those that still meet give up, and so does this rank,
+        which would otherwise wait for the lost one.
+        """
         newest = self._newest
         if self._rendezvous is not None and newest is not None and newest.is_broken:
             self._rendezvous.call_off(self._name)
+            # Not later: members may still pass on the last pieces among themselves.
+            if newest.awaits_sender:
+                self._member.cancel()
 
     def close(self) -> None:
-        """Close the connections, after the load that is being sent."""
+        """Close the connections, over NCCL also during a load."""
         if self._rendezvous is not None:
             self._rendezvous.call_off(self._name)
+            self._member.cancel()
         self._thread.submit(self._leave)
         # A member that hangs would delay the learner's exit until the deadline of its load.
         self._thread.shutdown(wait=False)
@@ -269,6 +266,7 @@ class BroadcastReceiver:
     def __init__(self, rank: int, device: torch.device) -> None:
         self._rank = rank
         self._member = _Seated(device)
+        self._buffers = [torch.empty(0, dtype=torch.uint8)] * MOST_UNDER_WAY
         self._one_at_a_time = threading.Lock()
 
     @contextmanager
@@ -277,32 +275,55 @@ class BroadcastReceiver:
 
         Unless all are received, the rank leaves the communicator, so that the other ranks notice.
         """
-        # A load that was given up may still receive in its thread, into the same buffer.
+        # A load that was given up may still receive in its thread, into the same buffers.
         with self._one_at_a_time:
-            checksums: list[int] = []
+            checksums: list[torch.Tensor] = []
             is_whole = False
             try:
                 yield self._received(manifest, seat, checksums)
                 is_whole = len(checksums) == len(buckets(manifest, seat.bucket_bytes))
-                require_checksum(manifest, sum(checksums) % 2**64, "as received")
+                total = sum(int(part) for part in checksums) % 2**64
+                require_checksum(manifest, total, "as received")
             finally:
                 if not is_whole:
                     self._member.leave()
 
-    def _received(self, manifest: Manifest, seat: Seat, checksums: list[int]) -> Tensors:
+    def _received(self, manifest: Manifest, seat: Seat, checksums: list[torch.Tensor]) -> Tensors:
         communicator = self._member.joined(seat, seat.first_rank + self._rank)
-        pieces = buckets(manifest, seat.bucket_bytes)
-        largest = self._member.buffer(
-            max(piece.size_bytes for piece in pieces), communicator.device
-        )
-        for piece in pieces:
-            flat = largest[: piece.size_bytes]
-            broadcast(communicator, flat, timeout_s=seat.timeout_s)
+        under_way: deque[tuple[Bucket, torch.Tensor, list[Callable[[], None]]]] = deque()
+
+        def taken() -> Tensors:
+            bucket, flat, finishes = under_way.popleft()
+            for finish in finishes:
+                finish()
+            # On its device: to read it here would wait for the engine's copies.
             checksums.append(bucket_checksum(flat))
-            for name, tensor in piece.tensors(flat):
-                # Cloned: an engine may keep it until its layer is complete, and the next bucket
-                # overwrites the buffer.
-                yield name, tensor.clone()
+            is_reused = bucket.size_bytes <= seat.bucket_bytes
+            for name, tensor in bucket.tensors(flat):
+                # An engine may keep a tensor until its layer is complete.
+                yield name, tensor.clone() if is_reused else tensor
+
+        for number, bucket in enumerate(buckets(manifest, seat.bucket_bytes)):
+            if bucket.size_bytes <= seat.bucket_bytes:
+                flat = self._buffer(number % MOST_UNDER_WAY, bucket, communicator.device)
+            else:
+                # A single tensor, and a buffer of its size would be kept for ever.
+                flat = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=communicator.device)
+            pieces = torch.split(flat, seat.bucket_bytes)
+            finishes = [begin(communicator, piece, timeout_s=seat.timeout_s) for piece in pieces]
+            under_way.append((bucket, flat, finishes))
+            if len(under_way) == MOST_UNDER_WAY:
+                yield from taken()
+        while under_way:
+            yield from taken()
+
+    def _buffer(self, number: int, bucket: Bucket, device: torch.device) -> torch.Tensor:
+        """uint8 [size_bytes] on the device, reused by the next call with this number."""
+        buffer = self._buffers[number]
+        if buffer.numel() < bucket.size_bytes or buffer.device != device:
+            buffer = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=device)
+            self._buffers[number] = buffer
+        return buffer[: bucket.size_bytes]
 
     def close(self) -> None:
         """Close the connections."""

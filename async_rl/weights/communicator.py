@@ -11,9 +11,12 @@ docs/hardware.md lists which parts have run on GPUs.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +33,8 @@ from async_rl.weights.rendezvous import SeatStore
 _POLL_S = 0.0005
 # Our own deadlines are shorter: at a deadline of torch the process would exit.
 _NEVER = timedelta(days=1)
+# An abort takes less than a second, unless it waits for a call that hangs.
+_ABORT_S = 5.0
 
 
 def device_name(device: torch.device) -> str:
@@ -47,7 +52,14 @@ def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
         if seat.backend == "gloo":
             timeout = timedelta(seconds=seat.timeout_s)
             return GlooCommunicator(store, rank, seat.world_size, host=seat.host, timeout=timeout)
-        return NcclCommunicator(store, rank, seat.world_size, host=seat.host, device=device)
+        return NcclCommunicator(
+            store,
+            rank,
+            seat.world_size,
+            host=seat.host,
+            device=device,
+            connect_s=seat.timeout_s,
+        )
     except (RuntimeError, AsyncRLError) as error:
         # torch raises RuntimeError for ranks that do not come.
         store.close()
@@ -57,14 +69,32 @@ def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
         ) from error
 
 
-def broadcast(communicator: Communicator, flat: torch.Tensor, *, timeout_s: float) -> None:
-    """Send a tensor from rank 0 to all other ranks. flat: uint8 [N] on the communicator's device,
-    read on rank 0 and written on the other ranks. Raises BroadcastBroken if a rank is lost or too
-    late; the caller then closes the communicator.
+def begin(
+    communicator: Communicator, flat: torch.Tensor, *, timeout_s: float
+) -> Callable[[], None]:
+    """Start to send a tensor from rank 0 to all other ranks. flat: uint8 [N] on the communicator's
+    device, read on rank 0 and written on the other ranks.
+
+    Returns a function that returns once the tensor may be used, or overwritten on rank 0. Both
+    raise BroadcastBroken if a rank is lost or later than timeout_s; the caller then closes the
+    communicator.
     """
+    # Positive even after the deadline: torch takes -1 ms for its default of minutes.
+    timeout_s = max(timeout_s, 0.001)
+    with _broken():
+        work = communicator.begin(flat, timeout_s=timeout_s)
+
+    def finish() -> None:
+        with _broken():
+            communicator.finish(work, timeout_s=timeout_s)
+
+    return finish
+
+
+@contextlib.contextmanager
+def _broken() -> Iterator[None]:
     try:
-        # Positive even after the deadline: torch takes -1 ms for its default of minutes.
-        communicator.broadcast(flat, timeout_s=max(timeout_s, 0.001))
+        yield
     except RuntimeError as error:
         raise BroadcastBroken(f"a broadcast of weights failed: {_first_line(error)}") from error
 
@@ -119,9 +149,15 @@ class GlooCommunicator:
             warm_up=lambda ranks: self._send(ranks, torch.zeros(1, dtype=torch.uint8), timeout),
         )
 
-    def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
+    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> None:
         """Return once this rank has sent or received. Raises RuntimeError if it cannot."""
         self._send(self._ranks, flat, timedelta(seconds=timeout_s))
+
+    def finish(self, work: None, *, timeout_s: float) -> None:
+        """`begin` has done all."""
+
+    def cancel(self) -> None:
+        """A member that leaves closes its connections, which ends a broadcast of gloo."""
 
     def _send(self, ranks: Any, flat: torch.Tensor, timeout: timedelta) -> None:
         options = _from_rank_0()
@@ -145,39 +181,82 @@ class NcclCommunicator:
     """
 
     def __init__(
-        self, store: SeatStore, rank: int, world_size: int, *, host: str, device: torch.device
+        self,
+        store: SeatStore,
+        rank: int,
+        world_size: int,
+        *,
+        host: str,
+        device: torch.device,
+        connect_s: float,
     ) -> None:
+        """connect_s: bounds the first broadcast, which connects all ranks."""
         self.device = device
         self._store = store  # NCCL connects at the first broadcast
         self._rank = rank
+        self._aborting: threading.Thread | None = None
+        self._one_aborts = threading.Lock()
         # Read by torch when the process group is made. 0: a lost peer is an error of the broadcast
         # instead of the end of this process.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        # The default is 30 minutes, in which nothing can stop the call: an abort waits for it.
+        # torch reads it once, so the first communicator of a process decides.
+        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(math.ceil(connect_s)))
         choose_interface(host)
         nccl: Any = dist.ProcessGroupNCCL
-        options = nccl.Options()
+        # The GPU schedules the copies of a push before the kernels of a step that runs.
+        options = nccl.Options(is_high_priority_stream=True)
         options._timeout = _NEVER
         # A blocking call that waits for a lost peer could not be aborted.
         options.config.blocking = 0
         with torch.cuda.device(device):
             self._group: Any = nccl(store, rank, world_size, options)
 
-    def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """Return once the tensor may be used, or overwritten on rank 0. Raises RuntimeError if it
-        cannot.
+    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> Any:
+        """Enqueue a broadcast after the work of the current stream, and return it. Raises
+        RuntimeError if it cannot.
+        """
+        self._check()
+        return self._group.broadcast([flat], _from_rank_0())
+
+    def finish(self, work: Any, *, timeout_s: float) -> None:
+        """Return once the tensor may be used, or overwritten on rank 0; work enqueued on the
+        current stream from now on follows the broadcast. Raises RuntimeError if it cannot.
         """
         deadline_s = time.monotonic() + timeout_s
-        work = self._group.broadcast([flat], _from_rank_0())
         # Polling: NCCL signals no completion, and waiting for the stream has no deadline.
         while not work.is_completed():
+            self._check()
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"rank {self._rank} waited {timeout_s:g} s")
             time.sleep(_POLL_S)
+        # An abort completes the work too, with whatever had arrived.
+        self._check()
         work.wait()
 
+    def _check(self) -> None:
+        if self._aborting is not None:
+            raise RuntimeError(f"rank {self._rank} gave up: another rank was lost")
+
+    def cancel(self) -> None:
+        """Let `begin` and `finish` raise in the thread that uses them, and abort the connections
+        (ncclCommAbort); returns immediately, in any thread.
+        """
+        with self._one_aborts:
+            if self._aborting is None:
+                # A thread of its own, which does not keep the process: abort waits for a call that
+                # still connects.
+                self._aborting = threading.Thread(
+                    target=self._group.abort, name="abort", daemon=True
+                )
+                self._aborting.start()
+
     def close(self) -> None:
-        """Abort the connections, and a broadcast that hangs (ncclCommAbort)."""
-        self._group.abort()
+        """Abort the connections, and a broadcast that hangs; waits for at most a few seconds."""
+        self.cancel()
+        assert self._aborting is not None, "cancel sets it"
+        # The next communicator should not share the GPU with this one.
+        self._aborting.join(_ABORT_S)
         self._store.close()
 
 

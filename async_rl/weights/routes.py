@@ -180,8 +180,10 @@ async def _answer(
     call_s = 2 * limit_s
     if isinstance(request.source, Seat):
         limit_s = max(limit_s, 2 * request.source.timeout_s)
-        # Above what the sender may take: a bucket has a tensor or more.
-        call_s = 2 * limit_s + request.source.timeout_s * (2 + len(request.manifest.tensors))
+        # Above what the sender may take: a tensor begins at most one piece, or is several.
+        manifest, seat = request.manifest, request.source
+        num_pieces = len(manifest.tensors) + manifest.total_bytes // seat.bucket_bytes
+        call_s = 2 * limit_s + seat.timeout_s * (2 + num_pieces)
 
     async def begin() -> None:
         if sent is not None:

@@ -121,8 +121,8 @@ class _Learner:
         values = _VALUES_ON_CPU if device.type == "cpu" else _VALUES_ON_GPU
         self.tensors = {f"t{index}": torch.randn(values) for index in range(_TENSORS)}
         self.publisher = SharedTensors([tensor_spec(*item) for item in self.tensors.items()])
-        # The tensors need several buckets on both.
-        broadcast.BUCKET_BYTES = (2 if device.type == "cpu" else 256) << 20
+        # The tensors need several buckets; those of a GPU do so as it is.
+        broadcast.BUCKET_BYTES["gloo"] = 2 << 20
         given = with_defaults(settings, ["weights.transfer=collective"])
         self.broadcaster = Broadcaster(
             LearnerSide(

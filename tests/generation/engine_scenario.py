@@ -45,7 +45,7 @@ EXTRA = [
 ]
 CONFIG = compose("grpo_code", ["weights.transfer=collective"])
 # The embedded model then needs several buckets.
-broadcast.BUCKET_BYTES = 1 << 20
+broadcast.BUCKET_BYTES["gloo"] = 1 << 20
 
 
 def sampling(*, temperature: float = 1.0, max_new_tokens: int = 100) -> Sampling:

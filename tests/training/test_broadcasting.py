@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Learner]]:
     """Makes a learner that broadcasts to these generators, whose processes end with the test."""
     # The tensors then need several buckets.
-    monkeypatch.setattr(broadcast, "BUCKET_BYTES", 1 << 20)
+    monkeypatch.setitem(broadcast.BUCKET_BYTES, "gloo", 1 << 20)
     all_generators: list[Generator] = []
 
     def make(generators: dict[str, Generator], *overrides: str, device: str = "cpu") -> Learner:

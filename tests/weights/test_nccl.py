@@ -25,7 +25,8 @@ from async_rl.core.errors import BroadcastBroken
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_spec
 from async_rl.weights.broadcast import BroadcastReceiver, _Seated
-from async_rl.weights.communicator import NcclCommunicator, broadcast
+from async_rl.weights.buckets import buckets
+from async_rl.weights.communicator import NcclCommunicator, begin
 from async_rl.weights.rendezvous import Rendezvous
 
 CPU = torch.device("cpu")
@@ -50,7 +51,8 @@ class Work:
 
 
 class Options:
-    def __init__(self) -> None:
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
         self._timeout = timedelta(0)
         self.config = SimpleNamespace(blocking=-1)
 
@@ -62,12 +64,17 @@ class PlayedNccl:
     made: ClassVar[list[PlayedNccl]] = []
     boards: ClassVar[dict[int, dict[int, Any]]] = {}
     hang: ClassVar[bool] = False
+    may_abort: ClassVar[threading.Event]
 
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
         self.store, self.rank, self.size, self.options = store, rank, size, options
         self.environment = {
             name: os.environ.get(name)
-            for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_SOCKET_IFNAME")
+            for name in (
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+                "TORCH_NCCL_NONBLOCKING_TIMEOUT",
+                "NCCL_SOCKET_IFNAME",
+            )
         }
         self.works: list[Work] = []
         self.roots: list[tuple[int, int]] = []
@@ -82,6 +89,9 @@ class PlayedNccl:
             board[0] = flat.clone()
 
         def is_done() -> bool:
+            # As torch: the kernel of an aborted broadcast has ended.
+            if self.num_aborts:
+                return True
             if PlayedNccl.hang or 0 not in board:
                 return False
             if self.rank:
@@ -92,6 +102,7 @@ class PlayedNccl:
         return self.works[-1]
 
     def abort(self) -> None:
+        PlayedNccl.may_abort.wait()
         self.num_aborts += 1
 
 
@@ -99,7 +110,8 @@ class PlayedNccl:
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[PlayedNccl]]:
     """Plays NCCL, and puts back what a communicator sets in the environment."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    os.environ.pop("NCCL_SOCKET_IFNAME", None)
+    for name in ("NCCL_SOCKET_IFNAME", "TORCH_NCCL_NONBLOCKING_TIMEOUT"):
+        os.environ.pop(name, None)
     monkeypatch.setattr(dist, "ProcessGroupNCCL", PlayedNccl, raising=False)
     devices: list[torch.device] = []
 
@@ -110,13 +122,16 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[PlayedNccl]]:
 
     monkeypatch.setattr(torch.cuda, "device", device)
     PlayedNccl.made, PlayedNccl.boards, PlayedNccl.hang = [], {}, False
+    PlayedNccl.may_abort = threading.Event()
+    PlayedNccl.may_abort.set()
     yield PlayedNccl
+    PlayedNccl.may_abort.set()
     assert set(devices) <= {CPU}
 
 
 def communicator(rank: int = 1, host: str = "127.0.0.1") -> NcclCommunicator:
     store: Any = SimpleNamespace(close=list)
-    return NcclCommunicator(store, rank, 3, host=host, device=CPU)
+    return NcclCommunicator(store, rank, 3, host=host, device=CPU, connect_s=29.5)
 
 
 def test_environment_and_options_leave_every_deadline_to_the_caller() -> None:
@@ -129,12 +144,16 @@ def test_environment_and_options_leave_every_deadline_to_the_caller() -> None:
     assert group.options._timeout >= timedelta(days=1)
     # A call that blocks could not be aborted.
     assert group.options.config.blocking == 0
+    # Nothing ends the first broadcast, which connects, before torch does.
+    assert group.environment["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "30"
+    assert group.options.is_high_priority_stream
 
 
-def test_an_interface_that_the_user_chose_is_kept() -> None:
-    os.environ["NCCL_SOCKET_IFNAME"] = "ib0"
+def test_what_the_user_chose_is_kept() -> None:
+    chosen = {"NCCL_SOCKET_IFNAME": "ib0", "TORCH_NCCL_NONBLOCKING_TIMEOUT": "7"}
+    os.environ.update(chosen)
     communicator()
-    assert PlayedNccl.made[0].environment["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert chosen.items() <= PlayedNccl.made[0].environment.items()
 
 
 def test_an_address_of_another_machine_is_refused_by_name() -> None:
@@ -147,13 +166,42 @@ def test_a_broadcast_that_hangs_ends_at_its_deadline_and_is_aborted() -> None:
     member = communicator(rank=1)
     started_s = time.monotonic()
     with pytest.raises(BroadcastBroken, match=r"rank 1 waited 0\.05 s"):
-        broadcast(member, torch.zeros(3, dtype=torch.uint8), timeout_s=0.05)
+        begin(member, torch.zeros(3, dtype=torch.uint8), timeout_s=0.05)()
     assert 0.05 <= time.monotonic() - started_s < 2
     [group] = PlayedNccl.made
     assert group.works[0].num_waits == 0, "waiting for the stream has no deadline"
     assert group.works[0].num_polls > 1
     member.close()
     assert group.num_aborts == 1
+
+
+def test_another_thread_ends_a_broadcast_although_the_abort_itself_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's abort waits for a call that connects."""
+    PlayedNccl.hang = True
+    PlayedNccl.may_abort.clear()
+    member = communicator()
+    finish = begin(member, torch.zeros(3, dtype=torch.uint8), timeout_s=3600)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(finish)
+        member.cancel()
+        with pytest.raises(BroadcastBroken, match="rank 1 gave up: another rank was lost"):
+            waiting.result(10)
+    with pytest.raises(BroadcastBroken, match="rank 1 gave up"):
+        begin(member, torch.zeros(3, dtype=torch.uint8), timeout_s=3600)
+    monkeypatch.setattr("async_rl.weights.communicator._ABORT_S", 0.01)
+    member.close()
+    assert PlayedNccl.made[0].num_aborts == 0, "close returns before the abort"
+
+
+def test_an_aborted_broadcast_is_complete_for_torch_and_not_for_its_reader() -> None:
+    member = communicator()
+    finish = begin(member, torch.zeros(3, dtype=torch.uint8), timeout_s=3600)
+    member.close()
+    assert PlayedNccl.made[0].works[0].is_completed()
+    with pytest.raises(BroadcastBroken, match="gave up"):
+        finish()
 
 
 @pytest.fixture
@@ -163,7 +211,7 @@ def version() -> Iterator[Manifest]:
         yield publisher.write(3, tensors.values())
 
 
-def seats(num_ranks: int) -> tuple[Rendezvous, Seat]:
+def seats(num_ranks: int, bucket_bytes: int = 4096) -> tuple[Rendezvous, Seat]:
     rendezvous = Rendezvous("127.0.0.1")
     rendezvous.open("one.1")
     return rendezvous, Seat(
@@ -174,36 +222,46 @@ def seats(num_ranks: int) -> tuple[Rendezvous, Seat]:
         host="127.0.0.1",
         world_size=num_ranks,
         first_rank=1,
-        bucket_bytes=4096,
+        bucket_bytes=bucket_bytes,
         timeout_s=10.0,
     )
 
 
 def send(manifest: Manifest, seat: Seat) -> _Seated:
-    """Rank 0, bucket by bucket as the learner sends."""
-    from async_rl.weights.broadcast import buckets
-
+    """Rank 0, piece by piece as the learner sends."""
     member = _Seated(CPU)
     group = member.joined(seat, 0)
     with SharedTensorsReader(manifest) as reader:
         block = torch.from_numpy(reader.block)
-        for piece in buckets(manifest, seat.bucket_bytes):
-            broadcast(group, block[piece.begin : piece.end], timeout_s=5)
+        for bucket in buckets(manifest, seat.bucket_bytes):
+            for piece in torch.split(block[bucket.begin : bucket.end], seat.bucket_bytes):
+                begin(group, piece, timeout_s=5)()
     return member
 
 
+# A tensor has 2,800 bytes, 2,816 with its padding.
+@pytest.mark.parametrize(("bucket_bytes", "num_pieces"), [(4096, 4), (6000, 2), (1000, 12)])
 def test_a_whole_version_arrives_over_nccl_and_its_communicator_is_kept(
-    version: Manifest,
+    bucket_bytes: int, num_pieces: int, version: Manifest
 ) -> None:
-    rendezvous, seat = seats(2)
+    rendezvous, seat = seats(2, bucket_bytes)
     receiver = BroadcastReceiver(0, CPU)
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send, version, seat)
         with receiver.receive(version, seat) as tensors:
-            found = {name: float(tensor[0]) for name, tensor in tensors}
+            first = next(tensors)
+            # The next bucket arrives while the engine takes this one.
+            num_begun = [len(group.works) for group in PlayedNccl.made if group.rank]
+            found = dict([first, *tensors])
         sending.result(10)
-    assert found == {"t0": 0.0, "t1": 1.0, "t2": 2.0, "t3": 3.0}
+    num_buckets = min(num_pieces, 4)
+    assert num_begun == [2 * num_pieces // num_buckets]
+    # Kept until the end, as an engine may: no later bucket has overwritten one.
+    assert {name: set(tensor.tolist()) for name, tensor in found.items()} == {
+        f"t{number}": {float(number)} for number in range(4)
+    }
     for group in PlayedNccl.made:
+        assert len(group.works) == num_pieces
         assert group.num_aborts == 0
         assert set(group.roots) == {(0, 0)}
         # Completion says that the kernel is done; waiting orders later work of the stream.
@@ -241,6 +299,7 @@ def test_the_player_has_no_name_that_torch_lacks() -> None:
     assert {"Options", "abort", "broadcast", "blocking", "config", "_timeout"} <= group
     assert {"is_completed", "wait"} <= _names(found["Work"])
     assert {"rootRank", "rootTensor"} <= _names(found["BroadcastOptions"])
+    assert "is_high_priority_stream" in ast.unparse(found["ProcessGroupNCCL"])
 
 
 def _names(node: ast.ClassDef) -> set[str]:

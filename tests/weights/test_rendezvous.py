@@ -20,7 +20,7 @@ from async_rl.core.codec import encode
 from async_rl.core.errors import BroadcastBroken, DeadlineExceeded
 from async_rl.protocol.weights import LookUp, Put, Seat
 from async_rl.weights import rendezvous as rendezvous_module
-from async_rl.weights.communicator import Communicator, broadcast, join
+from async_rl.weights.communicator import Communicator, begin, join
 from async_rl.weights.rendezvous import Rendezvous, SeatStore
 from async_rl.wire.keys import derived_keys
 
@@ -123,7 +123,7 @@ def test_ranks_of_a_broadcast_connect_in_a_tree(rendezvous: Rendezvous) -> None:
 
     def take_part(rank: int) -> None:
         group = join(seat(rendezvous, "one", world_size=num_ranks), rank, CPU)
-        broadcast(group, tensors[rank], timeout_s=20)
+        begin(group, tensors[rank], timeout_s=20)()
         groups.append(group)
 
     groups: list[Communicator] = []
@@ -196,8 +196,8 @@ def test_a_stranger_reads_and_changes_nothing_and_the_run_names_it(
             ranks = [pool.submit(join, seat(rendezvous, "one"), rank, CPU) for rank in range(2)]
             group = [rank.result(60) for rank in ranks]
             sent, received = torch.arange(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
-            work = pool.submit(broadcast, group[0], sent, timeout_s=20)
-            broadcast(group[1], received, timeout_s=20)
+            work = pool.submit(begin, group[0], sent, timeout_s=20)
+            begin(group[1], received, timeout_s=20)()
             work.result(20)
         finally:
             over.set()

@@ -1,0 +1,231 @@
+"""The learner's end of a broadcast over NCCL: what its GPU is asked for, in which order and on
+which stream. A recorder stands for torch.cuda, and the GPU's memory has no content (device "meta").
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from composing import compose
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from async_rl.core.errors import BroadcastBroken, SenderLate
+from async_rl.protocol.membership import Member
+from async_rl.protocol.weights import Manifest
+from async_rl.weights import broadcast
+from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.broadcast import Broadcaster
+from async_rl.weights.media import LearnerSide
+from async_rl.weights.membership import Load, Membership, life_of
+from async_rl.weights.outgoing import Outgoing
+
+GPU = torch.device("meta")
+
+
+class Recorder(TorchDispatchMode):
+    """torch.cuda and NCCL. Copies are recorded while it is entered, in this thread."""
+
+    device = GPU
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.did: list[tuple[Any, ...]] = []
+        self.buffers: list[int] = []
+        self.copies_hang = self.sends_hang = False
+        self._current = "default"
+        self._num_sent = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            target, source, *non_blocking = args
+            self.did.append((f"{source.device.type} to {target.device.type}", *non_blocking))
+            if target.device.type == "cpu":
+                self.buffers.append(target.untyped_storage().data_ptr())
+        return func(*args, **(kwargs or {}))
+
+    def Stream(self, device: torch.device, priority: int) -> str:
+        return f"own of {device}, {priority}"
+
+    @contextlib.contextmanager
+    def stream(self, stream: str) -> Iterator[None]:
+        before, self._current = self._current, stream
+        yield
+        self._current = before
+
+    def current_stream(self, device: torch.device) -> str:
+        return self._current
+
+    def Event(self) -> Recorder:
+        return self
+
+    def record(self, stream: str) -> None:
+        self.did.append(("event", stream))
+
+    def query(self) -> bool:
+        return not self.copies_hang
+
+    def is_available(self) -> bool:
+        return False
+
+    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> int:
+        self._num_sent += 1
+        self.did.append(("begin", self._num_sent, flat.numel(), self._current))
+        return self._num_sent
+
+    def finish(self, number: int, *, timeout_s: float) -> None:
+        if self.sends_hang:
+            raise RuntimeError("rank 0 waited")
+        self.did.append(("finish", number, self._current))
+
+    def cancel(self) -> None:
+        self.did.append(("cancel",))
+
+    def close(self) -> None:
+        self.did.append(("close",))
+
+
+OWN = "own of meta, -1"
+
+
+def test_a_piece_passes_page_locked_memory_on_a_stream_that_training_does_not_fill() -> None:
+    recorder = Recorder()
+    outgoing = Outgoing(GPU, piece_bytes=100, cuda=recorder)
+    with recorder, outgoing.in_use() as stage:
+        pieces = [stage(torch.zeros(size, dtype=torch.uint8)) for size in (100, 100, 70)]
+    assert [len(piece) for piece in pieces] == [100, 100, 70]
+    # True: the copy to the GPU does not block this thread.
+    assert recorder.did == 3 * [("cpu to cpu",), ("cpu to meta", True), ("event", OWN)]
+    first, second, third = recorder.buffers
+    assert first == third != second
+
+
+MEMBER = Member(
+    name="g",
+    role="generator",
+    pid=1,
+    address="tcp://10.0.0.9:1",
+    state="",
+    since_s=0.0,
+    devices=["GPU-2"],
+)
+LIFE = life_of(MEMBER)
+
+
+class Learner:
+    """Sends one tensor of 1,000 bytes in pieces of 400. The clock counts its own readings."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        config = compose("grpo_code", ["weights.transfer=collective", "generators.gpus_each=1"])
+        exporter: Any = None
+        self._side = LearnerSide(
+            config=config.weights,
+            folder="",
+            life="L",
+            host="127.0.0.1",
+            device=GPU,
+            exporter=exporter,
+            push_s=60.0,
+        )
+        self.now_s = 0.0
+        self.tick_s = 0.0
+        self.sender = Broadcaster(self._side, self._clock)
+        self._num_loads = 0
+
+    def _clock(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
+
+    async def send(self) -> None:
+        with SharedTensors([tensor_spec("t", torch.zeros(250))]) as block:
+            await self.sender.send(block.write(1, [torch.zeros(250)]))
+
+    async def join(self) -> float:
+        """Start a load, which `load` is from now on; returns how long its member waits."""
+        self._num_loads += 1
+        members = frozenset([LIFE])
+        self.load = Load(number=self._num_loads, version=1, members=members, missing=set())
+        self.sender.join(self.load, [MEMBER])
+        manifest = Manifest(version=1, path="", tensors=[], total_bytes=0, checksum=0)
+        seat = await self.sender.source(manifest, self.load, LIFE)
+        assert (seat.backend, seat.bucket_bytes) == ("nccl", 400)
+        return seat.timeout_s
+
+
+@pytest.fixture
+def learner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Learner]:
+    monkeypatch.setattr(broadcast, "device_name", lambda _: "GPU-1")
+    monkeypatch.setitem(broadcast.BUCKET_BYTES, "nccl", 400)
+    learner = Learner()
+    monkeypatch.setattr(broadcast, "join", lambda *_: learner.recorder)
+    monkeypatch.setattr(broadcast, "Outgoing", partial(Outgoing, cuda=learner.recorder))
+    yield learner
+    learner.sender.close()
+
+
+async def test_the_next_piece_is_copied_while_nccl_sends_one_and_gets_buffers_that_are_free(
+    learner: Learner,
+) -> None:
+    await learner.join()
+    await learner.send()
+    copied = ("event", OWN)
+    # 1,024 bytes with padding.
+    assert learner.recorder.did == [
+        copied,
+        ("begin", 1, 400, OWN),
+        copied,
+        ("begin", 2, 400, OWN),
+        ("finish", 1, OWN),
+        copied,
+        ("begin", 3, 224, OWN),
+        ("finish", 2, OWN),
+        ("finish", 3, OWN),
+    ]
+
+
+@pytest.mark.parametrize("is_copying", [False, True])
+async def test_a_copy_that_hangs_is_the_learners_fault_and_no_members(
+    is_copying: bool, learner: Learner
+) -> None:
+    learner.recorder.sends_hang = True
+    learner.recorder.copies_hang = is_copying
+    patience_s = await learner.join()
+    said = "the learner let" if is_copying else "rank 0 waited"
+    with pytest.raises(BroadcastBroken, match=said) as found:
+        await learner.send()
+    assert isinstance(found.value, SenderLate) is is_copying
+    assert learner.recorder.did[-1] == ("close",)
+    assert await learner.join() == (2 * patience_s if is_copying else patience_s)
+
+
+async def test_members_wait_in_proportion_to_the_slowest_piece_of_the_last_load(
+    learner: Learner,
+) -> None:
+    assert await learner.join() == 30.0
+    learner.tick_s = 5.0
+    await learner.send()
+    learner.tick_s = 0.0
+    patience_s = await learner.join()
+    # Each piece takes a few readings of the clock, so at least 5 s.
+    assert patience_s > 30.0
+    assert patience_s % (4 * 5.0) == 0
+    await learner.send()
+    assert await learner.join() == 30.0, "the slow load is forgotten"
+
+
+@pytest.mark.parametrize("is_sending", [True, False])
+async def test_a_lost_member_ends_a_broadcast_that_waits_for_it_and_no_sent_one(
+    is_sending: bool, learner: Learner
+) -> None:
+    await learner.join()
+    await learner.send()
+    learner.load.has_lost = True
+    learner.load.awaits_sender = is_sending
+    learner.recorder.did.clear()
+    await learner.sender.leave(Membership())
+    assert learner.recorder.did == [("cancel",)] * is_sending
