@@ -22,6 +22,7 @@ from async_rl.config.plugins import GRADIENT, load_once
 from async_rl.config.policy_losses import EffectiveStepScale, PluginStepScale, StepScale
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError
+from async_rl.learner.host_memory import Owned
 from async_rl.learner.models import LearnerModels
 from async_rl.learner.sharding import gradient_norm, local, reshard
 
@@ -77,12 +78,11 @@ class Moments:
         module: Any = torch.get_device_module(self._device)
         module.synchronize()
 
-    def move(self, device: torch.device) -> None:
-        """Move moments that are not offloaded."""
+    def on_device(self) -> Iterator[Owned]:
+        """Yield the moments that are not offloaded."""
         if not self._is_offloaded:
-            for state in self._states.values():
-                for name in MOMENTS:
-                    state[name] = state[name].to(device)
+            for parameter, state in self._states.items():
+                yield from (Owned(parameter, state, name) for name in MOMENTS)
 
 
 def _divided(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from async_rl.batching.batch import BatchPart, collate, collate_part, rows_as_group, whole
 from async_rl.batching.packing import pack, passes
@@ -30,6 +30,7 @@ from async_rl.core.heads import GroupHead, SampleId, failed_share
 from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
 from async_rl.learner.checkpoint import Checkpointer
 from async_rl.learner.forward_passes import ForwardPasses
+from async_rl.learner.host_memory import Owned, Resting
 from async_rl.learner.loading import load_models
 from async_rl.learner.metrics import Step, part_scalars, step_histograms, step_scalars
 from async_rl.learner.models import Policy, follow
@@ -112,6 +113,7 @@ class Trainer:
             # An adapter alone is of no use with other base weights.
             base=None if config.model.adapter is None else model_path,
         )
+        self._resting = Resting()
         self._forward = ForwardPasses(config, models, self._ranks)
         self._updater = Updater(
             config,
@@ -217,23 +219,23 @@ class Trainer:
 
     def leave_device(self) -> None:
         """Move models and moments to host memory; no step may run until `enter_device`."""
-        self._move(torch.device("cpu"))
-        if self.device.type == "cuda":
+        # Without a GPU they are there.
+        if self.device.type != "cpu":
+            self._resting.leave(*self._movable)
             # Other processes on this GPU get the memory only after the cache is released.
             torch.cuda.empty_cache()
 
     def enter_device(self) -> None:
         """Move models and moments to the device, except those that learner.offload keeps off."""
-        self._move(self.device)
+        self._resting.enter(*self._movable, self.device)
 
-    def _move(self, device: torch.device) -> None:
+    @property
+    def _movable(self) -> tuple[list[nn.Module], list[Owned]]:
         # FSDP keeps them in host memory and moves them for each pass.
         if self._config.learner.offload == "parameters":
-            return
-        for model in self._models:
-            model.to(device)
-        for optimizer in self._optimizers:
-            optimizer.moments.move(device)
+            return [], []
+        moments = [moment for one in self._optimizers for moment in one.moments.on_device()]
+        return list(self._models), moments
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:

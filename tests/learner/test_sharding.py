@@ -23,7 +23,8 @@ from transformers import Qwen3ForCausalLM
 from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
 from async_rl.config.run import RunConfig
-from async_rl.learner.sharding import Ranks, units
+from async_rl.learner.host_memory import Resting
+from async_rl.learner.sharding import Ranks, local, units
 from async_rl.learner.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -103,15 +104,26 @@ def test_offloading_is_refused_where_there_is_no_gpu(offload: str) -> None:
 def test_leaving_the_device_between_steps_changes_nothing(
     model_path: Path, process_group: None, dtype: str
 ) -> None:
-    weights = []
+    weights, places = [], []
+    resting = Resting()
     for leaves in (False, True):
         trainer = make_trainer(model_path, "ppo_code", f"model.dtype={dtype}")
-        for version in range(2):
+        models, moments = trainer._movable
+        for version in range(3):
             trainer.step(make_groups(version, version=version), version)
             if leaves:
-                trainer.leave_device()
-                trainer.enter_device()
+                resting.leave(models, moments)
+                tensors = [p for model in models for p in model.parameters()]
+                tensors += [state[name] for _, state, name in moments]
+                places.append([local(tensor).data_ptr() for tensor in tensors])
+                resting.enter(models, moments, CPU)
+                # A device gives other memory each time.
+                for model in models:
+                    model._apply(torch.clone)
+                for _, state, name in moments:
+                    state[name] = state[name].clone()
         weights.append(list(trainer.full_tensors()))
+    assert places[0] == places[1] == places[2], "the memory is used again"
     for mine, theirs in zip(*weights, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
@@ -130,7 +142,7 @@ def test_what_is_kept_off_the_device_is_not_moved_to_it(
     trainer = offloading_trainer(model_path, "ppo_code", offload=offload)
     trainer.step(make_groups(0), 0)
     seen: set[str] = set()
-    monkeypatch.setattr(torch.nn.Module, "to", lambda *_: seen.add("models"))
+    monkeypatch.setattr(torch.nn.Module, "to", lambda *_, **__: seen.add("models"))
     monkeypatch.setattr(Trainer, "device", torch.device("meta"))
     trainer.enter_device()
     for optimizer in trainer._optimizers:
