@@ -8,8 +8,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from async_rl.core.machine import this_machine
 from async_rl.core.os import owner_only
 from async_rl.launchers.api.starting import supervise
+from async_rl.launchers.endings import EXIT_WRONG_SETTINGS
+from async_rl.launchers.preflight.checks import memory_problems
 from async_rl.runs.control import leave_mark, owning
 from async_rl.runs.status import config_of
 
@@ -18,9 +21,16 @@ from async_rl.runs.status import config_of
 def main() -> int:
     """Supervise the run to its end and return its exit code."""
     run_dir = Path(sys.argv[1])
+    config = config_of(run_dir)
     with owning(run_dir):
         leave_mark(run_dir)
-        return supervise(config_of(run_dir), run_dir)
+        if config.launcher.is_submitted:
+            # The machine that submitted the job may have no GPU; this one is a node.
+            for problem in (problems := memory_problems(config, this_machine())):
+                print(f"error: {problem}", file=sys.stderr)  # noqa: T201
+            if problems:
+                return EXIT_WRONG_SETTINGS
+        return supervise(config, run_dir)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import UNKNOWN_DISK, Machine
 from async_rl.data.embedded import TINY_CODER
+from async_rl.planning.nodes import fleet
 from async_rl.planning.presets import fitted
 from async_rl.planning.shape import ModelShape, embedded_shape, read_shape
 
 CLUSTER = "cluster"
-_FITTED_PRESETS = ("cpu", "gpu", "gpus")
-"""The presets of one machine. The memory of a cluster's nodes is not known here."""
+_FITTED_PRESETS = ("cpu", "gpu", "gpus", CLUSTER)
 
 _FORM = "cores=64,gpus=8,gpu_gb=80,memory_gb=512,disk_gb=2000"
 _NEEDED = {"cores", "gpus", "memory_gb"}
@@ -138,11 +138,13 @@ def model_shape(config: RunConfig) -> ModelShape | None:
 def fit_to_machine(
     config: RunConfig, machine: Machine, preset: str, given: Collection[str]
 ) -> RunConfig:
-    """Return the configuration with the settings that its model needs on this machine.
+    """Return the configuration with the settings that its model needs on this machine, or on the
+    nodes of a cluster if this is one of them.
 
     given: paths of settings that the user chose; they stay.
     """
     shape = model_shape(config)
-    if preset not in _FITTED_PRESETS or shape is None:
+    whole = fleet(config, machine)
+    if preset not in _FITTED_PRESETS or shape is None or whole is None:
         return config
-    return fitted(config, shape, machine, given)
+    return fitted(config, shape, whole, given)

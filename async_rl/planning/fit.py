@@ -2,7 +2,7 @@
 and GPUs), and while it grows (`Headroom`).
 
 Headroom counts a process that is still starting as one that needs all of its memory. It checks only
-a launcher of one machine: the memory of a cluster's nodes is not known here.
+a launcher of one machine: what is free on the nodes of a cluster is not known here.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from async_rl.planning.estimate import (
     total_memory_mb,
 )
 from async_rl.planning.learner_memory import longest_sequence
+from async_rl.planning.nodes import gpus_of_node, num_nodes, rank_counts
 from async_rl.planning.shape import ModelShape, read_shape
 from async_rl.planning.topology import ProcessSpec, gpus_of, processes
 from async_rl.protocol.membership import PoolCount
@@ -36,7 +37,10 @@ _CONTEXT_RANKS = (1, 2, 4, 8)
 
 
 def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list[str]:
-    """Return the reasons why a run cannot fit, each with its numbers and a remedy."""
+    """Return the reasons why a run cannot fit, each with its numbers and a remedy.
+
+    machine: of `nodes.fleet`.
+    """
     problems = []
     data = config.data
     longest = longest_sequence(config)
@@ -54,21 +58,48 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
         )
     if config.generation.provided.reads_vllm and not config.model.is_hosted:
         problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
+    nodes = num_nodes(config)
     total = total_memory_mb(config, shape)
     if total > machine.memory_mb:
         remedy = "lower generators.count, learner.budget_tokens or generation.vllm.kv_cache_mb"
         if config.learner.gpus_each > 0:
             # Each rank reads whole models, and copies its checkpoint.
             remedy = "lower learner.ranks or generators.count"
+        owner = "this machine has" if nodes == 1 else f"its {nodes} nodes have"
         problems.append(
-            f"the run needs about {gb(total)} of memory, this machine has"
+            f"the run needs about {gb(total)} of memory, {owner}"
             f" {gb(machine.memory_mb)}; {remedy}, or take a smaller model"
         )
+    else:
+        problems += _node_problems(config, shape, machine)
     # A described machine may leave the memory of its GPUs open.
     if machine.gpu_mb:
         problems += _gpu_problems(config, shape, machine)
     # Pools with the same setting have the same problem.
     return [problem for problem in dict.fromkeys(problems) if problem]
+
+
+def _node_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Iterator[str]:
+    """Yield the reasons why a part of a run cannot be on one node of several."""
+    node = gpus_of_node(config, machine)
+    node_mb = machine.memory_mb // num_nodes(config)
+    num_ranks = min(config.learner.ranks, node) if config.learner.gpus_each else 1
+    rank_mb = memory_mb(config, "learner", shape)
+    if num_ranks * rank_mb > node_mb:
+        yield (
+            f"{num_ranks} learner ranks of a node need about {gb(num_ranks * rank_mb)} of memory"
+            f" ({gb(rank_mb)} each), a node has {gb(node_mb)}; raise learner.ranks, lower"
+            " learner.offload, or take a smaller model"
+        )
+    for pool in generator_pools(config):
+        own = config_of(config, pool)
+        if own.generators.gpus_each > max(node, 1):
+            problem = (
+                f"generators.gpus_each={own.generators.gpus_each:g}: an engine runs on one node,"
+                f" and a node has {node} GPUs; lower generators.gpus_each and"
+                " generation.vllm.tensor_parallel_size"
+            )
+            yield in_words_of(pool, config, problem)
 
 
 def _kv_problem(config: RunConfig, pool: str, shape: ModelShape) -> str:
@@ -124,25 +155,26 @@ def _remedy(config: RunConfig, spec: ProcessSpec, shape: ModelShape, machine: Ma
     most = learner.ranks if learner.gpus_each < 1 else max(learner.ranks, machine.num_gpus - 1)
     # More ranks before host memory, which slows every step; shared sequences last, because only
     # activations become smaller.
-    for context_ranks, offload, num_ranks in itertools.product(
-        _CONTEXT_RANKS, ("none", "optimizer", "parameters"), range(learner.ranks, most + 1)
+    for context_ranks, offload in itertools.product(
+        [n for n in _CONTEXT_RANKS if n >= learner.context_ranks and shape.num_heads % n == 0],
+        ("none", "optimizer", "parameters"),
     ):
-        is_possible = num_ranks % context_ranks == 0 and shape.num_heads % context_ranks == 0
-        if not is_possible or context_ranks < learner.context_ranks:
-            continue
         # Of one row, which is the least that a rank must be able to compute.
         least_tokens = -(-longest_sequence(config) // context_ranks)
         changes: dict[str, Any] = {
             "gradient_checkpointing": True,
             "budget_tokens": min(learner.budget_tokens, least_tokens),
-            "ranks": num_ranks,
             "context_ranks": context_ranks,
             "offload": offload,
         }
         if learner.forward_budget_tokens is not None:
             changes["forward_budget_tokens"] = least_tokens
         changed = replace(config, learner=replace(learner, **changes))
-        if gpu_memory_mb(changed, "learner", shape) <= share_mb:
+        for num_ranks in rank_counts(changed, machine, most):
+            changes["ranks"] = num_ranks
+            wide = with_settings(changed, {"learner.ranks": num_ranks})
+            if num_ranks % context_ranks or gpu_memory_mb(wide, "learner", shape) > share_mb:
+                continue
             settings = (
                 f"learner.{name}={str(value).lower()}"
                 for name, value in changes.items()

@@ -1,7 +1,7 @@
 """The settings of learner and engines that follow from the model and the memory of the GPUs. Pure.
 
-The preset of conf/hardware divides a machine's GPUs without knowing the model; `fitted` chooses
-what depends on it. A setting that the user gave is never changed.
+The preset of conf/hardware divides the GPUs without knowing the model; `fitted` chooses what
+depends on it. A setting that the user gave is never changed.
 Invariant: among the plans that fit, fewer learner ranks are preferred, then kept activations over
 recomputed ones, then longer passes. If no plan fits, the result is the plan with the least memory,
 which the checks refuse with its numbers.
@@ -23,6 +23,7 @@ from async_rl.planning.estimate import (
     kv_cache_mb,
 )
 from async_rl.planning.learner_memory import longest_sequence
+from async_rl.planning.nodes import gpus_of_node, rank_counts
 from async_rl.planning.shape import ModelShape
 
 _CACHE = "generation.vllm.kv_cache_mb"
@@ -39,7 +40,7 @@ def fitted(
 ) -> RunConfig:
     """Return the configuration with the settings that fit the model to the GPUs of the machine.
 
-    given: paths of settings that the user chose.
+    machine: of `nodes.fleet`. given: paths of settings that the user chose.
     """
     learner = config.learner
     engine = config.generation.vllm
@@ -79,14 +80,10 @@ def _on_own_gpus(
 ) -> RunConfig:
     """Divide whole GPUs between learner ranks and engines."""
     config = _in_parts(config, shape, machine, given)
-    parts = round(config.generators.gpus_each)
-    groups = config.buffer.groups_per_step // config.learner.minibatches
-    # A rank without a group in a minibatch would idle, and one engine must remain.
-    most = min(groups, machine.num_gpus - parts)
-    first = config.learner.ranks
-    counts = [first] if "learner.ranks" in given else range(first, max(first, most) + 1)
+    # One engine must remain.
+    counts = rank_counts(config, machine, machine.num_gpus - round(config.generators.gpus_each))
     best = config
-    for num_ranks in counts:
+    for num_ranks in counts[:1] if "learner.ranks" in given else counts:
         wide = with_settings(config, {"learner.ranks": num_ranks})
         for best in learner_forms(wide, given):
             if gpu_memory_mb(best, "learner", shape) <= _ROOM * machine.gpu_mb:
@@ -100,8 +97,8 @@ def _in_parts(
     """Divide an engine over as few GPUs as its weights and a small KV cache need."""
     cache_mb = kv_cache_mb(config, shape, _CACHED_SEQUENCES)
     for parts in _PARTS:
-        # The learner needs a GPU too.
-        if parts >= machine.num_gpus:
+        # The learner needs a GPU too, and the GPUs of an engine are of one node.
+        if parts >= machine.num_gpus or parts > gpus_of_node(config, machine):
             break
         changes = {
             "generation.vllm.tensor_parallel_size": parts,
@@ -115,8 +112,11 @@ def _in_parts(
 
 
 def _with_engines(config: RunConfig, machine: Machine, given: Collection[str]) -> RunConfig:
-    left = machine.num_gpus - config.learner.ranks
-    count = max(1, left // round(config.generators.gpus_each))
+    parts = round(config.generators.gpus_each)
+    # The ranks fill one node after another.
+    taken, part = divmod(config.learner.ranks, node := gpus_of_node(config, machine))
+    free_nodes = machine.num_gpus // node - taken
+    count = max(1, (free_nodes - 1) * (node // parts) + (node - part) // parts)
     return _with(config, {"generators.count": count}, given)
 
 

@@ -9,6 +9,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import gb, gpu_memory_mb
 from async_rl.planning.fit import fit_problems
+from async_rl.planning.nodes import fleet
 from async_rl.planning.presets import fitted
 from async_rl.planning.shape import ModelShape, shape_from_hf
 from docs.generate.settings import table
@@ -23,9 +24,14 @@ _SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {
     "Qwen3-14B": (5120, 40, 40, 8, 17408, False),
     "Qwen3-32B": (5120, 64, 64, 8, 25600, False),
     "Qwen3-30B-A3B": (2048, 48, 32, 4, 6144, False),
+    "Llama-3.1-70B": (8192, 80, 64, 8, 28672, False),
 }
 _EXPERTS = {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
+_VOCABULARY = {"Llama-3.1-70B": 128256}
 _NUM_GPUS = (1, 2, 4, 8)
+_NODES = (2, 4, 16)
+_ON_NODES = ("Qwen3-14B", "Qwen3-32B", "Qwen3-30B-A3B", "Llama-3.1-70B")
+_CLUSTER = ("launcher=slurm", "launcher.gpus_per_node=8", "buffer.groups_per_step=64")
 _MEMORY_GB_PER_GPU = 256
 _SETTINGS = ("model.dtype=bfloat16", "data.max_prompt_tokens=1024", "data.max_response_tokens=3072")
 
@@ -37,17 +43,20 @@ def with_plans(page: str) -> str:
     parts = []
     for conf, title in (("grpo_code", "GRPO"), ("ppo_code", "PPO with its own critic and a KL")):
         rows = []
-        for name in _SIZES:
+        for name in list(_SIZES)[:-1]:
             shape = _shape(name)
             cells = [_cell(conf, shape, num_gpus) for num_gpus in _NUM_GPUS]
             rows.append((name, *cells))
         header = ("model", *(f"{n} GPU{'s' * (n > 1)}" for n in _NUM_GPUS))
         parts += [f"### {title}\n", table(header, rows) + "\n"]
+    rows = [(n, *(_cell("grpo_code", _shape(n), 8, nodes) for nodes in _NODES)) for n in _ON_NODES]
+    header = ("model", *(f"{nodes} nodes of 8 GPUs" for nodes in _NODES))
+    parts += ["### GRPO with 64 groups per step on several nodes\n", table(header, rows) + "\n"]
     before, _, rest = page.partition(_START)
     return before + _START + "\n".join(parts) + _END + rest.partition(_END)[2]
 
 
-def _cell(conf: str, shape: ModelShape, num_gpus: int) -> str:
+def _cell(conf: str, shape: ModelShape, num_gpus: int, nodes: int = 1) -> str:
     # One GPU is shared: at the same time if memory suffices, otherwise in turns.
     placements = ("disaggregated", "colocated") if num_gpus == 1 else ("disaggregated",)
     for placement in placements:
@@ -58,9 +67,14 @@ def _cell(conf: str, shape: ModelShape, num_gpus: int) -> str:
             gpu_mb=80 << 10,
             disk_mb=0,
         )
-        config, _ = compose_for(machine, conf, [*_SETTINGS, f"placement={placement}"])
-        config = fitted(config, shape, machine, ())
-        if not fit_problems(config, shape, machine):
+        settings = [*_SETTINGS, f"placement={placement}"]
+        if nodes > 1:
+            settings += [*_CLUSTER, f"launcher.nodes={nodes}"]
+        config, _ = compose_for(machine, conf, settings)
+        whole = fleet(config, machine)
+        assert whole is not None
+        config = fitted(config, shape, whole, ())
+        if not fit_problems(config, shape, whole):
             return _described(config, shape)
     return "-"
 
@@ -80,8 +94,8 @@ def _described(config: RunConfig, shape: ModelShape) -> str:
 def _shape(name: str) -> ModelShape:
     hidden, layers, heads, kv_heads, width, is_tied = _SIZES[name]
     settings: dict[str, Any] = {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
+        "model_type": "llama" if name in _VOCABULARY else "qwen3",
+        "vocab_size": _VOCABULARY.get(name, 151936),
         "head_dim": 128,
         "hidden_size": hidden,
         "num_hidden_layers": layers,

@@ -5,6 +5,7 @@ Invariant: nothing is started or written unless the configuration fits this mach
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +46,10 @@ def launch(
         typer.Option(
             "--machine",
             metavar="cores=N,gpus=N,gpu_gb=N,memory_gb=N,disk_gb=N",
-            help="with --dry-run: plan for a machine of this size instead of this one",
+            help=(
+                "plan for a machine of this size instead of this one: with --dry-run, or a node of"
+                " a cluster"
+            ),
         ),
     ] = None,
 ) -> None:
@@ -62,11 +66,19 @@ def launch(
     conf, overrides = split_conf(settings)
     if conf is None:
         raise ConfigError(f"conf= is missing; give a yaml file, or one of {', '.join(names())}")
-    # Its cores and GPUs may not exist here.
-    if other_machine is not None and not dry_run:
-        raise ConfigError("--machine describes another machine; it requires --dry-run")
-    machine = this_machine() if other_machine is None else pretended_machine(other_machine)
+    machine = this_machine()
+    if other_machine is not None:
+        machine = pretended_machine(other_machine)
+        if not dry_run:
+            # The run is written to the disk of this machine.
+            machine = dataclasses.replace(machine, disk_mb=None)
     config, preset = starting.checked_config(conf, overrides, machine)
+    # Its cores and GPUs may not exist here.
+    if other_machine is not None and not dry_run and config.launcher.is_one_machine:
+        raise ConfigError(
+            "--machine describes another machine; it requires --dry-run, or the nodes of"
+            " launcher=ray or launcher=slurm"
+        )
     specs = processes(config, machine)
     terminal = console(Terminal)
     # The configuration is 170 lines; a run has it in its directory.

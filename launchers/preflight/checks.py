@@ -39,6 +39,7 @@ from async_rl.launchers.preflight.hosts import host_problems
 from async_rl.launchers.preflight.vllm import vllm_problems
 from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
+from async_rl.planning.nodes import fleet
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.rulings import load_checker, load_headers
 from async_rl.sandbox.cell import CellFailed
@@ -94,10 +95,14 @@ def _problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iter
             f"rollout.fn={config.agent.command}: the program {config.agent.command[0]} was not"
             " found; name an installed program, or give its path"
         )
+    yield from memory_problems(config, machine)
+
+
+def memory_problems(config: RunConfig, machine: Machine) -> list[str]:
+    """Return why the run does not fit this machine, or the nodes of which this machine is one."""
     shape = model_shape(config)
-    # The memory of a cluster's nodes is not known here.
-    if shape is not None and config.launcher.is_one_machine:
-        yield from fit_problems(config, shape, machine)
+    whole = fleet(config, machine)
+    return [] if shape is None or whole is None else fit_problems(config, shape, whole)
 
 
 def _package_problems(config: RunConfig) -> Iterator[str]:

@@ -20,11 +20,16 @@ from async_rl.core.types import Role
 from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.planning.derived import derived_numbers, reasons
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb
+from async_rl.planning.nodes import fleet
 from async_rl.planning.shape import ModelShape
 from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import AUTO, LOOPBACK
 
 FREE_PORT = "(free port)"
+_UNKNOWN_NODES = (
+    "not known on this machine, so nothing is fitted to it; describe a node, for example --machine"
+    " cores=64,gpus=8,gpu_gb=80,memory_gb=2000"
+)
 
 
 def show_config(console: Console, config: RunConfig) -> None:
@@ -81,7 +86,13 @@ def show_plan(
     )
     if preset:
         numbers.add_row("hardware", f"{preset} ({described(machine)})")
-    for label, how_much in [*derived_numbers(config, shape), *reasons(config, shape, machine)]:
+    whole = fleet(config, machine)
+    derived = derived_numbers(config, shape)
+    if whole is not None:
+        derived += reasons(config, shape, whole)
+    elif config.learner.gpus_each > 0:
+        derived.append(("memory of the nodes", _UNKNOWN_NODES))
+    for label, how_much in derived:
         numbers.add_row(label, how_much)
     console.print(numbers)
 

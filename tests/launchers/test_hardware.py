@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,11 @@ from async_rl.composition.hardware import (
     share_of_cores,
 )
 from async_rl.config.checks.machine import machine_problems
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers import cli
+from async_rl.launchers.api import starting
 from async_rl.planning.topology import processes
 
 CPU = pretended_machine("cores=8,gpus=0,memory_gb=64")
@@ -150,6 +153,37 @@ def test_the_plan_of_a_machine_that_one_does_not_sit_at(
     assert re.search(r"hardware +cluster \(4 cores, no GPUs, 16 GB\)", said)
     assert "3 CPUs, 1 GPU of a node" in said
     assert "tcp://(its node):(free port)" in said
+
+
+NODES = ("launcher=ray", "launcher.nodes=2", "launcher.gpus_per_node=8")
+NODE = ("--machine", "cores=64,gpus=8,gpu_gb=80,memory_gb=512")
+
+
+def test_the_plan_of_a_cluster_names_the_memory_of_a_described_node_or_that_it_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("async_rl.launchers.commands.launch.this_machine", lambda: CPU)
+    said = dry_run(monkeypatch, capsys, "--dry-run", *NODES)
+    assert re.search(r"memory of the nodes +not known on this machine.*--machine", said)
+    assert "of 80.0 GB each" not in said
+    said = dry_run(monkeypatch, capsys, "--dry-run", *NODES, *NODE)
+    assert re.search(r"learner's GPUs +4 x 1: .* of 80.0 GB each", said)
+    assert "memory of the nodes" not in said
+
+
+def test_a_described_node_fits_a_launch_on_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    planned: list[RunConfig] = []
+    monkeypatch.setattr(starting, "make_run_dir", lambda config: planned.append(config) or tmp_path)
+    monkeypatch.setattr("async_rl.launchers.commands.launch._supervise", lambda *_: 3)
+    words = ["async-rl", "launch", "conf=ppo_code", *NODES, *NODE]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 3
+    # The preset without a known node has 2048.
+    assert planned[0].generation.vllm.max_num_batched_tokens == 8192
 
 
 def test_pretending_goes_with_a_dry_run_only(

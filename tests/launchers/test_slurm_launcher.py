@@ -5,6 +5,7 @@ signals and output mean.
 import asyncio
 import signal
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,25 @@ from composing import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
+from async_rl.launchers import supervise_run
 from async_rl.launchers.backends.slurm import SlurmLauncher, job_script, submit
+from async_rl.launchers.preflight import checks
+from async_rl.planning.shape import shape_from_hf
 from async_rl.planning.topology import ProcessSpec, processes
 
 POOL = (
     "generators.pools.big={count:1,work:train,tensor_parallel_size:2,gpus_each:2,cpus_each:3,"
     "node_kind:h100}"
 )
+EIGHT_BILLION = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 40960,
+}
 ALWAYS = "--job-name=mine --output=/runs/mine/logs/slurm.out --open-mode=append"
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 FAKE_SRUN = """#!/bin/bash
@@ -207,3 +220,27 @@ def test_outside_a_job_nothing_is_started(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(ConfigError, match="not running inside a Slurm job"):
         asyncio.run(SlurmLauncher(tmp_path, settings()).open())
+
+
+@pytest.mark.parametrize("gpu_gb", [800, 24])
+def test_the_first_node_of_a_job_refuses_a_plan_that_does_not_fit_its_gpus(
+    gpu_gb: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = settings("launcher.nodes=2", "launcher.gpus_per_node=8", "model.dtype=bfloat16")
+    node = Machine(cores=(0, 1), num_gpus=8, memory_mb=2 << 20, gpu_mb=gpu_gb << 10)
+    monkeypatch.setattr(supervise_run, "config_of", lambda _: config)
+    monkeypatch.setattr(supervise_run, "this_machine", lambda: node)
+    monkeypatch.setattr(supervise_run, "supervise", lambda *_: 0)
+    monkeypatch.setattr(checks, "model_shape", lambda _: shape_from_hf(EIGHT_BILLION))
+    monkeypatch.setattr(sys, "argv", ["supervise_run", str(tmp_path)])
+    code = supervise_run.main()
+    said = capsys.readouterr().err
+    if gpu_gb == 800:
+        assert (code, said) == (0, "")
+    else:
+        assert code == 2
+        assert said.startswith("error: the model does not fit its GPU: about ")
+        assert "one GPU has 24.0 GB" in said

@@ -40,6 +40,14 @@ QWEN3_30B_A3B = COMMON | {
     "num_experts": 128,
     "num_experts_per_tok": 8,
 }
+LLAMA_70B = COMMON | {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "intermediate_size": 28672,
+}
 SMOLLM2_135M = {
     "model_type": "llama",
     "vocab_size": 49152,

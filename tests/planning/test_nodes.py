@@ -1,0 +1,102 @@
+"""The plan of a run over several nodes is fitted to their GPUs and refused with its numbers."""
+
+from __future__ import annotations
+
+import pytest
+from planning_models import LLAMA_70B, QWEN3_8B
+from test_fit import LONG, machine
+
+from async_rl.composition.compose import compose_for
+from async_rl.config.base import with_settings
+from async_rl.config.run import RunConfig
+from async_rl.core.machine import Machine
+from async_rl.planning.estimate import gpu_memory_mb, memory_mb
+from async_rl.planning.fit import fit_problems
+from async_rl.planning.nodes import fleet, rank_counts
+from async_rl.planning.presets import fitted
+from async_rl.planning.shape import shape_from_hf
+
+NODE = machine(8, memory_gb=2048)
+CLUSTER = ("launcher=ray", "launcher.nodes=16", "launcher.gpus_per_node=8")
+SHARED = (*CLUSTER, "launcher.shared_run_dir=true")
+
+
+def planned(*overrides: str, hf: dict[str, object] = LLAMA_70B) -> tuple[RunConfig, list[str]]:
+    """The fitted plan of a model on the nodes, and its problems."""
+    given = [pair.partition("=")[0] for pair in overrides]
+    config, _ = compose_for(NODE, "grpo_code", [*LONG, *overrides])
+    whole = fleet(config, NODE)
+    assert whole is not None
+    config = fitted(config, shape_from_hf(hf), whole, given)
+    return config, fit_problems(config, shape_from_hf(hf), whole)
+
+
+def test_a_login_node_says_nothing_about_the_nodes() -> None:
+    login = Machine(cores=(0, 1), num_gpus=0, memory_mb=64 << 10)
+    config, _ = compose_for(login, "grpo_code", [*LONG, *CLUSTER])
+    assert fleet(config, login) is None
+    whole = fleet(config, NODE)
+    assert whole is not None
+    assert (whole.num_gpus, whole.gpu_mb, whole.memory_mb) == (128, 80 << 10, 16 * 2048 << 10)
+    local, _ = compose_for(NODE, "grpo_code", [*LONG, "hardware=gpus"])
+    assert fleet(local, NODE) is NODE
+
+
+def test_a_learner_that_needs_several_nodes_has_whole_ones() -> None:
+    config, problems = planned(*SHARED, "buffer.groups_per_step=64")
+    assert problems == []
+    assert (config.learner.ranks, config.generators.gpus_each) == (24, 4)
+    # Three nodes learn, and each of the 13 others has two engines.
+    assert config.generators.count == 26
+    smaller = with_settings(config, {"learner.ranks": 16})
+    assert gpu_memory_mb(smaller, "learner", shape_from_hf(LLAMA_70B)) > 0.95 * (80 << 10)
+
+
+def test_a_small_model_stays_on_one_node() -> None:
+    config, problems = planned(*SHARED, hf=QWEN3_8B)
+    assert problems == []
+    assert (config.learner.ranks, config.generators.count) == (8, 120)
+
+
+@pytest.mark.parametrize("launcher", [SHARED, (*CLUSTER, "launcher.shared_run_dir=false")])
+def test_a_plan_that_does_not_fit_the_nodes_is_refused_with_a_remedy_that_fits(
+    launcher: tuple[str, ...],
+) -> None:
+    config, (problem,) = planned(*launcher)
+    # A rank needs a group of its own, and without a shared directory ranks stay on one node.
+    most = 16 if launcher is SHARED else 8
+    assert config.learner.ranks == most
+    assert "GB are needed (learner-0" in problem
+    assert "one GPU has 80.0 GB; set learner." in problem
+    remedy = problem.partition("; set ")[2].partition(" (needs")[0].split()
+    changed, problems = planned(*launcher, *remedy)
+    assert changed.learner.ranks <= most
+    assert problems == []
+
+
+def test_numbers_of_ranks_are_whole_nodes_with_a_group_for_each_rank() -> None:
+    config, _ = planned(*SHARED, "learner.ranks=2", "buffer.groups_per_step=24")
+    whole = fleet(config, NODE)
+    assert whole is not None
+    assert rank_counts(config, whole, 127) == [2, 3, 4, 5, 6, 7, 8, 16, 24]
+    pairs = with_settings(config, {"learner.context_ranks": 2})
+    assert rank_counts(pairs, whole, 127) == [2, 4, 6, 8, 16, 24, 32, 40, 48]
+    private = with_settings(config, {"launcher.shared_run_dir": False})
+    assert rank_counts(private, whole, 127)[-1] == 8
+
+
+def test_the_ranks_of_a_node_fit_its_main_memory() -> None:
+    config, _ = planned(*SHARED, "buffer.groups_per_step=64")
+    shape = shape_from_hf(LLAMA_70B)
+    rank_gb = memory_mb(config, "learner", shape) / 1024
+    small = fleet(config, machine(8, memory_gb=int(7 * rank_gb)))
+    assert small is not None
+    (problem,) = fit_problems(config, shape, small)
+    assert problem.startswith("8 learner ranks of a node need about")
+    assert f"({rank_gb:.1f} GB each), a node has {int(7 * rank_gb)}.0 GB" in problem
+
+
+def test_an_engine_that_is_wider_than_a_node_is_refused() -> None:
+    wide = ("generation.vllm.tensor_parallel_size=16", "generators.gpus_each=16")
+    _, problems = planned(*SHARED, *wide, "generators.count=2", "buffer.groups_per_step=64")
+    assert [x for x in problems if "an engine runs on one node, and a node has 8 GPUs" in x]
