@@ -1,8 +1,8 @@
 """Log-probs, entropies and KL of tokens, without the [R, V] logits of a whole batch.
 
-The learner's logits exist in this file, nowhere else.  Row i of `hidden` predicts `targets[i]`; the
-shift by one position is applied by the caller.  The KL to the reference has three uses: in the
-reward, in the loss, and for metrics.
+The learner's logits exist in this file and, on a GPU, in fused_logprobs.py, nowhere else.  Row i of
+`hidden` predicts `targets[i]`; the shift by one position is applied by the caller.  The KL to the
+reference has three uses: in the reward, in the loss, and for metrics.
 """
 
 from __future__ import annotations
@@ -25,8 +25,22 @@ def token_logprobs(
       log p = log softmax(hidden head^T / temperature),  entropy = -sum over v of p_v log p_v
     (the definition of Shannon, 1948).  Logits exist for at most chunk_tokens rows at a time, in
     forward and backward.  If all rows fit into one chunk, the backward pass uses them again.
-    Raises RuntimeError (by torch) for a target outside the vocabulary.
+    Raises RuntimeError (by torch) for a target outside the vocabulary; on a GPU its log-prob is
+    -inf.
     """
+    if hidden.is_cuda:
+        from async_rl.algorithms.fused_logprobs import fused_logprobs
+
+        return fused_logprobs(hidden, head, targets, temperature, chunk_tokens * len(head))
+    return logprobs_by_rows(
+        hidden, head=head, targets=targets, temperature=temperature, chunk_tokens=chunk_tokens
+    )
+
+
+def logprobs_by_rows(
+    hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Compute `token_logprobs` for some rows and the whole vocabulary at a time."""
     logprobs, entropies = _TokenLogprobs.apply(hidden, head, targets, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 

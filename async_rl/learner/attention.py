@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,7 +60,7 @@ class Plan(Protocol):
 
 
 class VarlenPlan:
-    """The attention of one packed row on a GPU. Nothing is built before a layer runs.
+    """The attention of one packed row on a GPU.
 
     Each response has the keys of its prompt and its own keys in one piece; the kernels align the
     causal triangle to the last query and the last key. The kernel is named, because torch
@@ -69,21 +68,25 @@ class VarlenPlan:
     """
 
     def __init__(self, segments: Indices, device: torch.device) -> None:
-        self._segments = segments
-        self._device = device
         length = segments[:, 1]
         prefix = segments[:, 3]
         # On the host: reading them from the device in each layer would wait for the GPU.
         self._max_queries = int(length.max())
         self._max_keys = int((length + prefix).max())
-        self._shares_prompts = bool(prefix.any())
+        # Here and not at the first use: a compiled layer takes them as they are.
+        self._boundaries = tuple(
+            torch.tensor([0, *itertools.accumulate(sizes.tolist())], dtype=torch.int32).to(device)
+            for sizes in (length, length + prefix)
+        )
+        self._key_index = _key_index(segments).to(device) if prefix.any() else None
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
     ) -> Tensor:
         """Compute `attention.attend` of the row."""
-        if self._shares_prompts:
-            key, value = (x.index_select(0, self._key_index) for x in (key, value))
+        if self._key_index is not None:
+            key = key.index_select(0, self._key_index)
+            value = value.index_select(0, self._key_index)
         queries, keys = self._boundaries
         # The kernel of float32 takes as many key heads as query heads.
         if query.dtype is torch.float32:
@@ -122,24 +125,15 @@ class VarlenPlan:
         )
         return out
 
-    @cached_property
-    def _boundaries(self) -> tuple[Tensor, Tensor]:
-        """The first query and the first key of each segment, and the totals: int32 [N + 1] each."""
-        length = self._segments[:, 1]
-        prefix = self._segments[:, 3]
-        ends = ([0, *itertools.accumulate(sizes.tolist())] for sizes in (length, length + prefix))
-        queries, keys = (torch.tensor(x, dtype=torch.int32, device=self._device) for x in ends)
-        return queries, keys
 
-    @cached_property
-    def _key_index(self) -> Tensor:
-        """The token of each key: the shared prompt's, then the segment's own."""
-        pieces = [
-            np.arange(first, first + size)
-            for start, length, prefix_start, prefix in self._segments.tolist()
-            for first, size in ((prefix_start, prefix), (start, length))
-        ]
-        return torch.from_numpy(np.concatenate(pieces)).to(self._device)
+def _key_index(segments: Indices) -> Tensor:
+    """The token of each key: the shared prompt's, then the segment's own."""
+    pieces = [
+        np.arange(first, first + size)
+        for start, length, prefix_start, prefix in segments.tolist()
+        for first, size in ((prefix_start, prefix), (start, length))
+    ]
+    return torch.from_numpy(np.concatenate(pieces))
 
 
 def plan(segments: Indices, device: torch.device) -> Plan:
@@ -275,6 +269,8 @@ class _ExchangePlan:
         # A rank exchanges all tokens of its piece with every rank.
         self._own_sizes = [sizes[group.rank()]] * len(sizes)
 
+    # A graph would take the sizes of one row as constants.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
     ) -> Tensor:

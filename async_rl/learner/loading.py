@@ -23,6 +23,7 @@ from async_rl.batching.packing import pack
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import WHOLE_ROWS, Context, use_segments
+from async_rl.learner.compiling import compile_blocks
 from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy
 from async_rl.learner.pretrained import PretrainedWeights
 from async_rl.learner.sharding import Ranks
@@ -55,7 +56,12 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
             names = {p: prefix + name for name, p in part.named_parameters()}
             fill = functools.partial(weights.fill, names=names, dtype=dtype)
         methods = ["states"] if isinstance(model, Policy) else []
+        # Before: FSDP gives its units other classes.
+        own_blocks = [m for m in model.modules() if type(m).__name__ in blocks]
         ranks.shard(model, blocks, methods=methods, fill=fill)
+        # On a CPU compiling takes longer than it saves, and attention has another plan per row.
+        if ranks.device.type == "cuda":
+            compile_blocks(own_blocks)
         return model
 
     # The policy last: FSDP's wrappers cannot be copied. Each copy is sharded before the next is

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from async_rl.algorithms import fused_logprobs
 from async_rl.algorithms.logprobs import token_logprobs
 
 
@@ -74,3 +77,70 @@ def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPat
     )
     logprobs.sum().backward()
     assert sizes == [4, 4, 2, 4, 4, 2]
+
+
+def both_ways(rows: int, largest: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Values and gradients of the form for GPUs, and of the form for CPUs."""
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, 8, generator=generator)
+    head = torch.randn(300, 8, generator=generator)
+    targets = torch.randint(0, 300, (rows,), generator=generator)
+    pull, push = torch.randn(2, rows, generator=generator)
+
+    def of(function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+        x, w = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+        logprobs, entropies = function(x, w)
+        ((logprobs * pull).sum() + (entropies * push).sum()).backward()
+        assert x.grad is not None
+        assert w.grad is not None
+        return logprobs.detach(), entropies.detach(), x.grad, w.grad
+
+    mine = of(lambda x, w: fused_logprobs.fused_logprobs(x, w, targets, 0.7, largest))
+    theirs = of(
+        lambda x, w: token_logprobs(x, head=w, targets=targets, temperature=0.7, chunk_tokens=4)
+    )
+    return mine, theirs
+
+
+# A block of one tile, of two, and of the whole vocabulary; and a rank without tokens.
+@pytest.mark.parametrize(("rows", "largest"), [(9, 1), (9, 9 * 256), (9, 9 * 300), (0, 5), (1, 99)])
+@pytest.mark.parametrize("run", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore")
+def test_blocks_of_the_vocabulary_give_the_same_values_and_gradients(
+    monkeypatch: pytest.MonkeyPatch, rows: int, largest: int, run: str
+) -> None:
+    if run == "compiled":
+        monkeypatch.setattr(
+            fused_logprobs, "_run", lambda function, like: fused_logprobs._compiled(function)
+        )
+    for mine, theirs in zip(*both_ways(rows, largest), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-5)
+
+
+def test_a_block_of_the_vocabulary_is_no_larger_than_allowed() -> None:
+    blocks = list(fused_logprobs._blocks(151_936, 16_000, 512 * 2**18))
+    assert [block.start for block in blocks[1:]] == [block.stop for block in blocks[:-1]]
+    assert (blocks[0].start, blocks[-1].stop) == (0, 151_936)
+    assert max((b.stop - b.start) * 16_000 for b in blocks) <= 512 * 2**18
+    assert all(b.start % 128 == 0 for b in blocks)
+
+
+def test_a_target_outside_the_vocabulary_has_no_finite_logprob() -> None:
+    hidden, head = torch.ones(1, 4), torch.ones(300, 4)
+    logprobs, _ = fused_logprobs.fused_logprobs(hidden, head, torch.tensor([300]), 1.0, 128)
+    assert logprobs.item() == -torch.inf
+
+
+def test_the_gradients_of_bfloat16_are_bfloat16() -> None:
+    """On tensors without storage: a CPU has no product of bfloat16 with a float32 result."""
+    hidden, head = (
+        torch.randn(size, 8, device="meta", dtype=torch.bfloat16).requires_grad_()
+        for size in (9, 300)
+    )
+    targets = torch.zeros(9, device="meta", dtype=torch.int64)
+    logprobs, entropies = fused_logprobs.fused_logprobs(hidden, head, targets, 1.0, 128 * 9)
+    assert logprobs.dtype == entropies.dtype == torch.float32
+    (logprobs + entropies).sum().backward()
+    for x in (hidden, head):
+        assert x.grad is not None
+        assert (x.grad.dtype, x.grad.shape) == (torch.bfloat16, x.shape)

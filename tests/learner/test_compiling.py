@@ -1,0 +1,225 @@
+"""Compiled decoder blocks against eager ones, with the attention of a GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learner_support import make_trainer, relative_difference
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from async_rl.algorithms import compiling
+from async_rl.algorithms.compiling import Compilation
+from async_rl.batching.batch import collate, rows_as_group
+from async_rl.batching.packing import Pass, pack
+from async_rl.config.generation import LoraAdapter
+from async_rl.learner import attention, loading, models
+from async_rl.learner.attention import VarlenPlan, use_segments
+from async_rl.learner.compiling import compile_blocks
+from async_rl.learner.models import Policy
+from async_rl.learner.sharding import Ranks, full_tensor
+from async_rl.weights.lora import add_adapter, without_adapter
+
+# torch's own compiler warns about itself.
+pytestmark = pytest.mark.filterwarnings("ignore")
+CPU = torch.device("cpu")
+BLOCK = "Qwen3DecoderLayer"
+
+
+def varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    max_q: int,
+    max_k: int,
+    **_: object,
+) -> Tensor:
+    """What `varlen_attn` computes, by tensors alone, so that a graph can have it."""
+    of_query, of_key = torch.arange(len(q)), torch.arange(len(k))
+    q_segment, k_segment = (
+        torch.bucketize(index, ends[1:], right=True)
+        for index, ends in ((of_query, queries), (of_key, keys))
+    )
+    q_left = (queries[1:][q_segment] - of_query)[:, None]
+    k_left = (keys[1:][k_segment] - of_key)[None]
+    # Wrong if a graph kept the longest segment of another row.
+    fits = (q_left <= max_q) & (k_left <= max_k)
+    seen = (q_segment[:, None] == k_segment[None]) & (k_left >= q_left) & fits
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[2] ** -0.5
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
+
+
+@pytest.fixture
+def gpu_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(attention, "varlen_attn", varlen)
+    monkeypatch.setattr(models, "plan", VarlenPlan)
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def make_policy(*, is_sharded: bool, has_adapter: bool) -> tuple[Policy, list[nn.Module]]:
+    """In float64, as the flash kernels have no float32 (a model's norms compute in float32 all the
+    same); sharded models recompute their activations.
+    """
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=50,
+        tie_word_embeddings=True,
+    )
+    lm = Qwen3ForCausalLM(config).eval()
+    if is_sharded:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        lm.train()
+    use_segments(lm)
+    if has_adapter:
+        add_adapter(lm, LoraAdapter(kind="lora", rank=2, alpha=4, targets=[], slots=1, host=None))
+        for name, parameter in lm.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=0.1)
+    policy = Policy(lm.double())
+    blocks = [m for m in policy.modules() if type(m).__name__ == BLOCK]
+    if is_sharded:
+        ranks = Ranks(
+            rank=0,
+            world_size=1,
+            device=CPU,
+            dtype=torch.float64,
+            min_shard_params=0,
+            offload="parameters",
+        )
+        ranks.shard(policy, [BLOCK], methods=[], fill=None)
+    return policy, blocks
+
+
+def rows() -> Iterator[Pass]:
+    """Rows of different sizes, all with shared prompts, of 2 to 5 responses."""
+    rng = np.random.default_rng(0)
+    for count in (3, 5, 2):
+        prompt = rng.integers(0, 50, 4)
+        tails = [rng.integers(0, 50, rng.integers(2, 20)) for _ in range(count)]
+        whole = [np.concatenate([prompt, tail]).astype(np.int32) for tail in tails]
+        batch = collate([rows_as_group(whole, prompt_length=4)], device=CPU)
+        yield pack(batch, range(count), device=CPU)
+
+
+def outputs(policy: Policy, row: Pass) -> list[Tensor]:
+    """The log-probs of a row, and the gradients of their sum and of the entropies."""
+    policy.zero_grad()
+    output = policy(row, temperature=0.9, chunk_tokens=1024)
+    (output.logprobs.sum() + output.entropies.sum()).backward()
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    return [output.logprobs.detach(), *(full_tensor(p.grad).clone() for p in trained)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("is_sharded", "has_adapter"), [(False, False), (True, False), (True, True)]
+)
+def test_compiled_blocks_compute_as_eager_ones_with_one_graph_for_rows_of_all_sizes(
+    gpu_plan: None, process_group: None, is_sharded: bool, has_adapter: bool
+) -> None:
+    eager, _ = make_policy(is_sharded=is_sharded, has_adapter=has_adapter)
+    compiled, blocks = make_policy(is_sharded=is_sharded, has_adapter=has_adapter)
+    compile_blocks(blocks)
+    for number, row in enumerate(rows()):
+        mine, theirs = (outputs(policy, row) for policy in (compiled, eager))
+        torch.testing.assert_close(mine[0], theirs[0], rtol=1e-5, atol=1e-5)
+        assert relative_difference(mine[1:], theirs[1:]) < 1e-5
+        if number == 0:
+            num_graphs = counters["stats"]["unique_graphs"]
+    # The forward pass, and where it is recomputed, that of the backward pass.
+    assert 1 <= counters["stats"]["unique_graphs"] == num_graphs <= 2
+    assert not counters["graph_break"]
+    if has_adapter:
+        with torch.no_grad(), without_adapter(eager), without_adapter(compiled):
+            pair = [p(row, temperature=1, chunk_tokens=9).logprobs for p in (compiled, eager)]
+        torch.testing.assert_close(*pair, rtol=1e-5, atol=1e-5)
+
+
+def test_a_block_that_cannot_be_compiled_runs_eagerly_and_is_reported_once(
+    gpu_plan: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_compiler(graph: Any, inputs: Any) -> Any:
+        raise FileNotFoundError("there is no C compiler")
+
+    plain = torch.compile
+    monkeypatch.setattr(
+        compiling.torch, "compile", lambda f, **named: plain(f, backend=no_compiler, **named)
+    )
+    eager, _ = make_policy(is_sharded=False, has_adapter=False)
+    compiled, blocks = make_policy(is_sharded=False, has_adapter=False)
+    compile_blocks(blocks)
+    row = next(rows())
+    with caplog.at_level(logging.WARNING):
+        for mine, theirs in zip(outputs(compiled, row), outputs(eager, row), strict=True):
+            assert torch.equal(mine, theirs)
+    [record] = [r for r in caplog.records if r.name == compiling.__name__]
+    assert "no C compiler" in record.getMessage()
+
+
+def test_an_error_of_the_block_itself_is_not_taken_for_one_of_the_compiler() -> None:
+    def fails(x: Tensor) -> Tensor:
+        return x @ torch.ones(7)
+
+    torch._dynamo.reset()
+    compilation = Compilation()
+    with pytest.raises(RuntimeError, match="size"):
+        compilation.of(fails)(torch.ones(3))
+
+
+def test_experts_and_divided_blocks_are_left_as_they_are(process_group: None) -> None:
+    config = Qwen3MoeConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_experts=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=10,
+        mlp_only_layers=[1],
+    )
+    with torch.device("meta"):
+        with_experts, dense = Qwen3MoeForCausalLM(config).model.layers
+    compile_blocks([with_experts, dense])
+    assert "forward" not in vars(with_experts)
+    assert "forward" in vars(dense)
+    policy, blocks = make_policy(is_sharded=False, has_adapter=False)
+    ranks = Ranks(
+        rank=0,
+        world_size=1,
+        device=CPU,
+        dtype=torch.float32,
+        min_shard_params=1000,
+        offload="parameters",
+    )
+    ranks.shard(policy.float(), [], methods=[], fill=None)
+    compile_blocks(blocks)
+    assert not any("forward" in vars(block) for block in blocks)
+
+
+def test_nothing_is_compiled_on_a_cpu(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(blocks: object) -> None:
+        raise AssertionError("compiled on a CPU")
+
+    monkeypatch.setattr(loading, "compile_blocks", refuse)
+    make_trainer(model_path, "grpo_code")
