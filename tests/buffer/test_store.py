@@ -5,9 +5,12 @@ import contextlib
 import itertools
 import logging
 import os
+import queue
 import sqlite3
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from buffer_support import Clock, FakePrompts, make_group
@@ -247,6 +250,27 @@ async def test_the_log_stays_short_although_the_writer_never_rests(
             longest = max(longest, log.stat().st_size)
     # What is written during two checkpoints comes on top; without a limit it would be 100 MB.
     assert limit_bytes < longest < 10 * limit_bytes
+
+
+async def test_a_part_of_the_log_is_moved_into_the_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due: list[int] = []
+    commits: list[int] = []
+
+    class Queue(queue.SimpleQueue[Any]):
+        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+            if item is True:
+                due.append(commits[-1])
+            super().put(item)
+
+    monkeypatch.setattr(writer, "queue", SimpleNamespace(SimpleQueue=Queue))
+    monkeypatch.setattr(writer, "_MOVE_BYTES", 3 * writer._COMMIT_BYTES)
+    async with open_store(tmp_path) as store:
+        for number in range(1, 8):
+            commits.append(number)
+            await store.flush()
+    assert due == [3, 6]
 
 
 async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(

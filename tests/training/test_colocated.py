@@ -179,6 +179,22 @@ def test_an_engine_starts_with_the_first_push_and_sleeps_at_every_handover(tmp_p
     assert world.moves == ["enter", "leave"] * 2
 
 
+def test_the_device_is_not_taken_before_its_generators_are_known(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    async def story() -> None:
+        world.directory.revision = -1  # as after the start
+        async with pushing(world):
+            taking = asyncio.create_task(world.pusher.take_device())
+            await asyncio.to_thread(lambda: None)
+            assert world.moves == []
+            world.serve()
+            await taking
+
+    run(story())
+    assert world.moves == ["enter"]
+
+
 def test_a_generator_that_joins_during_a_handover_is_left_alone_until_it_ends(
     tmp_path: Path,
 ) -> None:

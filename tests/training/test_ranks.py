@@ -71,7 +71,7 @@ def test_a_process_without_gpus_sees_none_of_its_node_and_the_cluster_names_the_
     assert visible == {"buffer": "", "verifier-0": "", "generator-0": "", "learner-0": None}
 
 
-def test_weights_are_packed_into_one_buffer_of_the_device_at_a_time(
+def test_weights_are_packed_into_one_buffer_of_the_device_and_copied_from_a_gpu_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     did: list[Any] = []
@@ -87,23 +87,31 @@ def test_weights_are_packed_into_one_buffer_of_the_device_at_a_time(
     trainer: Any = SimpleNamespace(
         device=torch.device("cuda"),
         tensor_specs=lambda: [("a", "float32", (1,), 4), ("b", "float32", (2,), 8)],
+        adapter=lambda: None,
         full_tensors=lambda *, on_device: iter(
             ["a on the device", "b on the device"] if on_device else []
         ),
     )
     monkeypatch.setattr(ranks, "ExportedWeights", Exported)
-    monkeypatch.setattr(ranks, "SharedTensors", lambda specs: SimpleNamespace(close=list))
+    block = SimpleNamespace(close=list, write=lambda version, tensors: list(tensors))
+    monkeypatch.setattr(ranks, "SharedTensors", lambda specs: block)
+    copies = SimpleNamespace(copy=lambda tensors: (f"copy of {t}" for t in tensors))
+    monkeypatch.setattr(ranks, "HostCopies", lambda largest_bytes: copies)
 
     async def story() -> list[Any]:
         pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS)
         blocks = [await pool.share_on_device(), await pool.share_on_device()]
         await pool.unshare_on_device()
         await pool.unshare_on_device()
+        written = [await pool.publish(1)]
+        trainer.device = torch.device("cpu")
+        written.append(await pool.publish(2))
         pool.close()
-        return blocks
+        return [*blocks, *written]
 
-    assert asyncio.run(story()) == [1, 3]
-    export = ("export", ["a on the device", "b on the device"], 12, "cuda")
+    on_device = ["a on the device", "b on the device"]
+    assert asyncio.run(story()) == [1, 3, [f"copy of {t}" for t in on_device], on_device]
+    export = ("export", on_device, 12, "cuda")
     assert did == [export, "close 1", export, "close 3"]
 
 

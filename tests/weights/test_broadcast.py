@@ -4,7 +4,11 @@ way.
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import BroadcastBroken, WeightsError
+from async_rl.core.errors import BroadcastBroken, SenderLate, WeightsError
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights import broadcast
@@ -24,7 +28,7 @@ from async_rl.weights.block import SharedTensors, SharedTensorsReader, layout, t
 from async_rl.weights.broadcast import Broadcaster, bucket_checksum, buckets
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Life, Load
-from async_rl.weights.routes import Route, open_senders
+from async_rl.weights.routes import Receivers, Route, open_senders
 
 
 @given(
@@ -201,7 +205,87 @@ async def test_a_member_of_a_load_that_has_ended_gets_no_seat_of_the_next_one(
         await one.source(MANIFEST, first, ("g", 1))
 
 
+async def test_a_sender_that_is_late_is_named_and_the_next_load_waits_for_twice_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(broadcast, "join", lose)
+    config = compose("grpo_code", ["weights.transfer=collective", "timeouts.start_s=60"])
+    now_s = 1000.0
+    one = Broadcaster(learner_side(config), lambda: now_s)
+    found = []
+    for number, late_s in enumerate((0.0, 40.0, 0.0, 0.0), 1):
+        waits_s = (await seats(one, load(number), {("g", 1): member("cpu")}))["g", 1].timeout_s
+        now_s += late_s
+        with pytest.raises(BroadcastBroken) as raised:
+            await one.send(MANIFEST)
+        found.append((waits_s, raised.type))
+    one.close()
+    assert found == [
+        (10.0, BroadcastBroken),
+        (10.0, SenderLate),
+        (80.0, BroadcastBroken),
+        (10.0, BroadcastBroken),
+    ]
+
+
+async def test_a_sender_is_closed_while_a_load_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        has_begun.set()
+        assert may_end.wait(30), "the sender was not closed before"
+        lose()
+
+    monkeypatch.setattr(broadcast, "join", hang)
+    one = Broadcaster(learner_side(compose("grpo_code", ["weights.transfer=collective"])))
+    await seats(one, load(1), {("g", 1): member("cpu")})
+    sending = asyncio.create_task(one.send(MANIFEST))
+    await asyncio.to_thread(has_begun.wait)
+    one.close()
+    may_end.set()
+    with pytest.raises(BroadcastBroken):
+        await sending
+
+
+def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did = []
+
+    def join(seat: Seat, rank: int, device: torch.device) -> Any:
+        did.append(f"join {seat.communicator} as {rank}")
+        leave = functools.partial(did.append, f"leave {seat.communicator}")
+        return SimpleNamespace(device=device, close=leave)
+
+    monkeypatch.setattr(broadcast, "join", join)
+    monkeypatch.setattr(broadcast, "begin", lambda _, flat, *, timeout_s: flat.zero_)
+    receivers = Receivers(1, torch.device("cpu"))
+    entries, total_bytes = layout([("w", "float32", [2], 8)])
+    manifest = msgspec.structs.replace(MANIFEST, tensors=entries, total_bytes=total_bytes)
+    for name in ("one", "one", "two"):
+        seat = msgspec.structs.replace(SEAT, communicator=name)
+        with receivers.receive(manifest, seat) as tensors:
+            assert [(name, tensor.tolist()) for name, tensor in tensors] == [("w", [0.0, 0.0])]
+    receivers.close()
+    assert did == ["join one as 4", "leave one", "join two as 4", "leave two"]
+
+
+def lose(*_: object) -> None:
+    raise BroadcastBroken("a rank is lost")
+
+
 MANIFEST = Manifest(version=1, path="", tensors=[], total_bytes=0, checksum=0)
+SEAT = Seat(
+    communicator="one",
+    backend="gloo",
+    store="",
+    secret="",
+    host="",
+    world_size=5,
+    first_rank=3,
+    bucket_bytes=8,
+    timeout_s=1.0,
+)
 
 
 async def seats(one: Broadcaster, new: Load, members: dict[Life, Member]) -> dict[Life, Seat]:
