@@ -5,7 +5,7 @@ Importing them takes two to eight seconds of processor time, the learner's modul
 
 from __future__ import annotations
 
-import multiprocessing
+import faulthandler
 import os
 import runpy
 import subprocess
@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+
+from async_rl.core.os import leave
 
 # By their full names: the server of Python 3.11 does not know the path of the tests, and ignores a
 # module of theirs without a word. One list for all tests, because a worker of the suite has one
@@ -25,9 +27,25 @@ _IMPORTS = [
 ]
 
 
+class WarmProcess(ForkServerProcess):
+    """A process that ends as those of the product do: with its process groups."""
+
+    def run(self) -> None:
+        """Run the target and exit."""
+        # Into the output of the test: an exit code alone does not say where native code crashed.
+        faulthandler.enable()
+        # multiprocessing prints an error, and exits with it as directly.
+        super().run()
+        leave(0)
+
+
+class _WarmContext(ForkServerContext):
+    Process = WarmProcess
+
+
 def warm_context() -> ForkServerContext:
     """Return a context of multiprocessing whose processes have torch and the learner's modules."""
-    context = multiprocessing.get_context("forkserver")
+    context = _WarmContext()
     context.set_forkserver_preload(_IMPORTS)
     return context
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 RESTART_CODE = os.EX_TEMPFAIL
 """Exit code of a process that requests a restart (RestartNeeded)."""
@@ -34,6 +37,19 @@ def die_with_parent(parent_pid: int = _ANY_PARENT) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if parent_pid != _ANY_PARENT and os.getppid() != parent_pid:
         os._exit(1)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without destructors, exit hooks and a wait for its threads.
+
+    Every process that has joined a process group, or that has an engine, ends here: threads of gloo
+    that still release the memory of their last work abort a process that ends in the usual way, and
+    the threads and exit hooks of engines can hang for minutes.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager

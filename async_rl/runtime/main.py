@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import importlib
 import logging
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import get_args
 
 from async_rl.core.errors import AsyncRLError, DataError, RestartNeeded, RewardError, root_cause
-from async_rl.core.os import RESTART_CODE, die_with_parent, owner_only
+from async_rl.core.os import RESTART_CODE, die_with_parent, leave, owner_only
 from async_rl.core.types import Role
 from async_rl.observability.logs import configure_logging
 from async_rl.protocol.membership import ReportFatal
@@ -98,9 +99,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    logging.shutdown()
-    sys.stdout.flush()
-    # Engines leave threads and atexit hooks that can hang for minutes. The resources of this
-    # project are closed by now.
-    os._exit(code)
+    # A crash in native code then leaves what each thread did in the output of the process.
+    faulthandler.enable()
+    leave(main())

@@ -9,7 +9,7 @@ run: a step depends on the checkpoint, its batch and its version only.
 
 from __future__ import annotations
 
-import os
+import faulthandler
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from async_rl.buffer.store.trajectories import batch_of
 from async_rl.config.run import RunConfig
 from async_rl.core import records
 from async_rl.core.errors import AsyncRLError, DataError
-from async_rl.core.os import die_with_parent
+from async_rl.core.os import die_with_parent, leave
 from async_rl.learner import sharding
 from async_rl.learner.trainer import Trainer
 from async_rl.training import checkpoints
@@ -119,7 +119,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    # Threads of gloo that wait for work abort the process when it ends in the usual way.
-    os._exit(code)
+    faulthandler.enable()
+    leave(main())

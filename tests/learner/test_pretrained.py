@@ -199,7 +199,6 @@ def peak_of_loading(rank: int, world_size: int, model_path: Path, out: Path) -> 
     found = {"peak": memory("VmHWM") - before}
     found |= {"share": sum(p.to_local().nbytes for model in models for p in model.parameters())}
     (out / f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
 
 
 def memory(key: str) -> int:

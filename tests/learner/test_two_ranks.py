@@ -83,6 +83,15 @@ class ReceivedBytes(TorchDispatchMode):
 def train_all(rank: int, layout: tuple[int, int], model_path: Path, out: Path) -> None:
     """Every case in turn, in a process of its own."""
     torch.set_num_threads(1)
+    if layout[0] > 1:
+        sharding.join(
+            dist.FileStore(f"{out}/rendezvous", layout[0]),  # type: ignore[attr-defined]
+            rank,
+            layout[0],
+            host="127.0.0.1",
+            device=torch.device("cpu"),
+            timeout_s=60,
+        )
     for case in LAYOUTS[layout]:
         with pytest.MonkeyPatch.context() as patch:
             train(rank, layout, model_path, out / case, case, patch)
@@ -98,15 +107,6 @@ def train(
 ) -> None:
     """Trains, saves, trains one step more; rank 0 writes what it found."""
     world_size, context_ranks = layout
-    if world_size > 1:
-        sharding.join(
-            dist.FileStore(f"{out}/rendezvous", world_size),  # type: ignore[attr-defined]
-            rank,
-            world_size,
-            host="127.0.0.1",
-            device=torch.device("cpu"),
-            timeout_s=60,
-        )
     conf, objective = OBJECTIVES[case]
     knobs = (
         *OVERRIDES,
@@ -141,7 +141,6 @@ def train(
         )
     if world_size > 1:
         dist.barrier()
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

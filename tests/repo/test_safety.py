@@ -52,6 +52,30 @@ FOREIGN_CODE: dict[str, tuple[int, str]] = {
 """Files where foreign code may fail in many ways: (number of broad handlers, reason)."""
 
 
+DESTROY = "destroy_process" + "_group("
+GROUPS_OF_ONE = {
+    "benchmarks/learner/learner.py",
+    "benchmarks/learner/memory_plan.py",
+    "tests/learner/conftest.py",
+    "tests/learner/test_trainer.py",
+    "tests/planning/test_memory_account.py",
+}
+"""Files that destroy a process group: it has no other rank, or is torch's fake."""
+JOINS = re.compile(r'sharding\.join\(|build_trainer\(|init_process_group\(\s*"(?!fake)')
+
+
+def test_a_process_keeps_its_group_of_several_ranks_and_ends_by_leave() -> None:
+    """Threads of gloo work on while a group is destroyed or an interpreter ends, and crash."""
+    found = {name(path): path.read_text() for path in files(".py")}
+    assert {file for file, text in found.items() if DESTROY in text} == GROUPS_OF_ONE
+    for file, text in found.items():
+        if JOINS.search(text) and "__main__" in text:
+            assert "    leave(main())\n" in text, file
+        if JOINS.search(text) and "Process(" in text:
+            assert "warm_context()" in text, file
+    assert "    leave(main())\n" in found["async_rl/runtime/main.py"]
+
+
 def test_no_pickle_outside_the_jail() -> None:
     wrong = []
     for path in product():

@@ -3,11 +3,13 @@ the supervisor does not answer.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 from composing import compose
 
 from async_rl.composition.compose import write_config
@@ -17,9 +19,8 @@ from async_rl.runtime.context import Control
 from async_rl.wire.keys import create_keys
 
 
-def test_a_process_without_supervisor_exits_after_its_patience_to_be_started_again(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
     write_config(
         compose("ppo_code", ["verifiers.cells=1", "timeouts.call_s=0.2"]), tmp_path / "config.yaml"
     )
@@ -32,8 +33,25 @@ def test_a_process_without_supervisor_exits_after_its_patience_to_be_started_aga
         messages=message_schema(),
     )
     (tmp_path / "control.json").write_bytes(msgspec.json.encode(control))
-    words = ["--name=verifier-0", "--role=verifier", "--rank=0", "--parent-pid=0"]
-    command = [sys.executable, "-m", "async_rl.runtime.main", *words, f"--run-dir={tmp_path}"]
+    words = ["--name=verifier-0", "--role=verifier", "--rank=0", "--parent-pid=0", "--announce"]
+    return [sys.executable, "-m", "async_rl.runtime.main", *words, f"--run-dir={tmp_path}"]
+
+
+def test_a_process_without_supervisor_exits_after_its_patience_to_be_started_again(
+    command: list[str], tmp_path: Path
+) -> None:
     assert subprocess.run(command, check=False, timeout=60).returncode == RESTART_CODE
     log = (tmp_path / "logs" / "verifier-0.log").read_text()
     assert "did not answer Heartbeat within 0.2 s, for 1.2 s" in log
+
+
+def test_a_crash_in_native_code_leaves_what_each_thread_did(command: list[str]) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGSEGV)
+        output = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in output
+    assert "runtime/main.py" in output
