@@ -36,6 +36,8 @@ from async_rl.config.timeouts import TimeoutsConfig
 
 PIECE_BYTES = 256 << 20
 """A broadcast over NCCL sends pieces of at most this size, two of them under way."""
+DEVICE_CHUNK_BYTES = 1 << 30
+"""weights.transfer=ipc packs tensors into buffers of at most this size, or of one tensor."""
 KEPT_GROUPS = 1_000_000
 """The newest trained groups that keep their rows in the ledger, 700 bytes each. Older ones become
 sums per step, unless data.filter is set, which reads the rewards of every group.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from async_rl.config.pool_sizes import pool_counts
 from async_rl.config.pools import GATEWAYS, config_of, generator_pools
-from async_rl.config.run import KEPT_GROUPS, RunConfig
+from async_rl.config.run import DEVICE_CHUNK_BYTES, KEPT_GROUPS, PIECE_BYTES, RunConfig
 from async_rl.core.types import Role
 from async_rl.planning.learner_memory import (
     FLOAT32_BYTES,
@@ -114,13 +114,34 @@ def gpu_memory_mb(config: RunConfig, role: Role, shape: ModelShape) -> int:
     """Return the memory that one process of the role needs on each of its GPUs; 0 without one."""
     if role == "learner" and config.learner.gpus_each > 0:
         memory = learner_memory(config, shape)
-        return CUDA_CONTEXT_MB + _mb(GAPS * (memory.kept + memory.step))
+        most = max(memory.step, exported_bytes(config, shape))
+        return CUDA_CONTEXT_MB + _mb(GAPS * (memory.kept + most) + _sent_bytes(config, shape))
     if role == "generator" and config.generators.gpus_each > 0:
         vllm = config.generation.vllm
         # One sequence must fit, divided among the parts of the engine.
         cache = vllm.kv_cache_mb or kv_cache_mb(config, shape, 1 / vllm.tensor_parallel_size)
         return engine_mb(config, shape) + cache
     return 0
+
+
+def exported_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """Return the weights that stay on a shared GPU for engines (weights/ipc.py), with the chunk
+    that an engine copies, or the tensor that the learner gathers.
+    """
+    if config.weights.transfer.kind != "ipc":
+        return 0.0
+    size = dtype_bytes(config)
+    published = size * shape.num_parameters
+    largest = size * shape.vocab_size * shape.hidden_size
+    return float(published + min(published, max(largest, DEVICE_CHUNK_BYTES)))
+
+
+def _sent_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """The two pieces of a broadcast (weights/outgoing.py), which is sent while steps run."""
+    is_possible = config.weights.transfer.kind in {"auto", "collective"}
+    if config.learner.gpus_each < 1 or not is_possible:
+        return 0
+    return 2 * min(PIECE_BYTES, dtype_bytes(config) * shape.num_parameters)
 
 
 def engine_mb(config: RunConfig, shape: ModelShape) -> int:
@@ -134,7 +155,9 @@ def engine_mb(config: RunConfig, shape: ModelShape) -> int:
     tokens = vllm.max_num_batched_tokens * size * widths
     logits = 3 * FLOAT32_BYTES * vllm.max_num_seqs * shape.vocab_size
     graphs = 0 if vllm.enforce_eager else CUDA_GRAPHS_MB
-    tensors = _mb(GAPS * (weights + tokens + logits))
+    # The learner's packed weights are there until the last engine has them, beside a full cache.
+    exported = exported_bytes(config, shape)
+    tensors = _mb(GAPS * (weights + tokens + logits) + exported)
     return CUDA_CONTEXT_MB + graphs + tensors
 
 

@@ -112,15 +112,14 @@ class LookUp(Message):
     wait_s: float
 
 
-class DeviceBlock(Value, tag_field="type", tag=True):
-    """All tensors of a version, packed in the order of the manifest, in memory of a GPU that
-    another process maps (CUDA IPC).
+class DeviceChunk(Value):
+    """The next num_tensors tensors of a version, packed in one buffer of a GPU.
 
-    gpu: its UUID. The other fields are the arguments of torch's `rebuild_cuda_tensor`;
+    The other fields are the arguments of torch's `rebuild_cuda_tensor`;
     tests/generation/test_device_block.py compares them one by one.
     """
 
-    gpu: str
+    num_tensors: int
     size_bytes: int
     offset: int
     handle: bytes
@@ -130,6 +129,17 @@ class DeviceBlock(Value, tag_field="type", tag=True):
     ref_counter_offset: int
     event_handle: bytes
     event_sync_required: bool
+
+
+class DeviceBlock(Value, tag_field="type", tag=True):
+    """All tensors of a version in memory of a GPU that another process maps (CUDA IPC), chunk after
+    chunk in the order of the manifest.
+
+    gpu: its UUID.
+    """
+
+    gpu: str
+    chunks: list[DeviceChunk]
 
 
 SHARED_BLOCK = SharedBlock()

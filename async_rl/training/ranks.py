@@ -241,7 +241,7 @@ class TrainingPool(Rank):
         def export() -> ExportedWeights:
             return ExportedWeights(
                 self.trainer.full_tensors(on_device=True),
-                size_bytes=sum(size for *_, size in self.trainer.tensor_specs()),
+                sizes=[size for *_, size in self.trainer.tensor_specs()],
                 device=self.trainer.device,
             )
 

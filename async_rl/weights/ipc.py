@@ -1,25 +1,28 @@
-"""A version in one buffer of the GPU, which generators on that GPU map (CUDA IPC).
+"""A version in buffers of the GPU, which generators on that GPU map (CUDA IPC).
 
-Invariant: the buffer exists until every generator that serves has the version; a generator that
-joins later uses the next medium, the shared block. Needs a GPU, except `pack` and `described`.
+Each buffer is a chunk of bounded size, because vLLM copies all of a buffer at once.
+Invariant: the buffers exist until every generator that serves has the version; a generator that
+joins later uses the next medium, the shared block. Needs a GPU, except `packed` and `described`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
+from async_rl.config.run import DEVICE_CHUNK_BYTES
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import DeviceBlock, Manifest
+from async_rl.protocol.weights import DeviceBlock, DeviceChunk, Manifest
 from async_rl.weights.block import Tensors
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
 
-# The position of each field of DeviceBlock in the arguments of torch's `rebuild_cuda_tensor`.
+# The position of each field of DeviceChunk in the arguments of torch's `rebuild_cuda_tensor`.
 # `mapping_arguments` adds the rest, which is the same for every uint8 buffer.
 _POSITIONS = {
     "offset": 3,
@@ -34,7 +37,7 @@ _POSITIONS = {
 
 
 class DeviceSender(Sender):
-    """Members map the buffer of the newest version."""
+    """Members map the buffers of the newest version."""
 
     reads_block = False
 
@@ -43,22 +46,22 @@ class DeviceSender(Sender):
         self._exported: tuple[int, DeviceBlock] | None = None
 
     def reaches(self, member: Member) -> bool:
-        """Only while the buffer exists."""
+        """Only while the buffers exist."""
         return self._exported is not None
 
     async def offer(self, manifest: Manifest) -> None:
         """Export the weights before the learner moves off the device."""
-        # Cleared first, so that `leave` cannot free the new buffer in the name of the old version.
+        # Cleared first, so that `leave` cannot free the new ones in the name of the old version.
         self._exported = None
         self._exported = manifest.version, await self._learner.exporter.share_on_device()
 
     async def source(self, manifest: Manifest, load: Load, life: Life) -> DeviceBlock:
-        """The exported buffer."""
+        """The exported buffers."""
         assert self._exported is not None, "Sender.reaches comes before Sender.source"
         return self._exported[1]
 
     async def leave(self, membership: Membership) -> None:
-        """Free the buffer once all generators that serve have its version."""
+        """Free the buffers once all generators that serve have their version."""
         if self._exported is not None and membership.all_have(self._exported[0]):
             self._exported = None
             await self._learner.exporter.unshare_on_device()
@@ -72,32 +75,40 @@ def receive_from_device(
     # Only vLLM engines get this source (config/checks/placement.py), and the import is slow.
     from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_consumer
 
-    yield iter(
-        packed_ipc_consumer(
-            {block.gpu: mapping_arguments(block)},
-            [tensor.name for tensor in manifest.tensors],
-            [list(tensor.shape) for tensor in manifest.tensors],
-            [tensor.dtype for tensor in manifest.tensors],
-            [tensor.size_bytes for tensor in manifest.tensors],
-            device.index,
-        )
-    )
+    entries = iter(manifest.tensors)
+
+    def copied() -> Tensors:
+        for chunk in block.chunks:
+            part = list(itertools.islice(entries, chunk.num_tensors))
+            yield from packed_ipc_consumer(
+                {block.gpu: mapping_arguments(chunk)},
+                [tensor.name for tensor in part],
+                [list(tensor.shape) for tensor in part],
+                [tensor.dtype for tensor in part],
+                [tensor.size_bytes for tensor in part],
+                device.index,
+            )
+
+    yield copied()
 
 
 class ExportedWeights:
     """One packed version, in the process of the learner that owns the memory."""
 
     def __init__(
-        self, tensors: Iterable[torch.Tensor], *, size_bytes: int, device: torch.device
+        self, tensors: Iterable[torch.Tensor], *, sizes: Sequence[int], device: torch.device
     ) -> None:
-        """Arguments as in `pack`."""
-        self._packed = pack(tensors, size_bytes=size_bytes, device=device)
+        """Arguments as in `packed`."""
+        self._packed = list(packed(tensors, sizes=sizes, device=device))
         # Readers do not wait for this stream, so the bytes must be complete before they get the
-        # handle.
+        # handles.
         torch.cuda.current_stream(device).synchronize()
-        _, arguments = reduce_tensor(self._packed)  # type: ignore[no-untyped-call]
+        chunks = []
+        for num_tensors, buffer in self._packed:
+            _, arguments = reduce_tensor(buffer)  # type: ignore[no-untyped-call]
+            chunks.append(described(arguments, num_tensors=num_tensors, size_bytes=len(buffer)))
         gpu = str(torch.cuda.get_device_properties(device).uuid)
-        self.block = described(arguments, gpu=gpu, size_bytes=size_bytes)
+        self.block = DeviceBlock(gpu=gpu, chunks=chunks)
 
     def close(self) -> None:
         """Free the memory; no process maps it any more."""
@@ -107,40 +118,56 @@ class ExportedWeights:
         torch.cuda.empty_cache()
 
 
-def pack(tensors: Iterable[torch.Tensor], *, size_bytes: int, device: torch.device) -> torch.Tensor:
-    """Return uint8 [size_bytes] with the bytes of all tensors, one after another.
+def packed(
+    tensors: Iterable[torch.Tensor],
+    *,
+    sizes: Sequence[int],
+    device: torch.device,
+    chunk_bytes: int = DEVICE_CHUNK_BYTES,
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the number of tensors in a chunk, and uint8 [N] with their bytes one after another.
 
-    size_bytes: of all tensors together. Each tensor is released before the next is requested.
+    sizes: of each tensor in bytes. A chunk above chunk_bytes has a single tensor. Each tensor is
+    released before the next is requested.
     """
-    packed = torch.empty(size_bytes, dtype=torch.uint8, device=device)
-    offset = 0
-    for tensor in tensors:
-        flat = tensor.contiguous().view(-1).view(torch.uint8)
-        packed[offset : offset + flat.numel()].copy_(flat)
-        offset += flat.numel()
-    return packed
+    remaining = iter(tensors)
+    first = 0
+    while first < len(sizes):
+        total = sizes[first]
+        end = first + 1
+        while end < len(sizes) and total + sizes[end] <= chunk_bytes:
+            total += sizes[end]
+            end += 1
+        buffer = torch.empty(total, dtype=torch.uint8, device=device)
+        offset = 0
+        for tensor in itertools.islice(remaining, end - first):
+            flat = tensor.contiguous().view(-1).view(torch.uint8)
+            buffer[offset : offset + flat.numel()].copy_(flat)
+            offset += flat.numel()
+        yield end - first, buffer
+        first = end
 
 
-def described(arguments: tuple[Any, ...], *, gpu: str, size_bytes: int) -> DeviceBlock:
+def described(arguments: tuple[Any, ...], *, num_tensors: int, size_bytes: int) -> DeviceChunk:
     """Return the arguments of `rebuild_cuda_tensor` for a uint8 buffer [size_bytes] that the reader
     cannot derive.
     """
     fields = {name: arguments[position] for name, position in _POSITIONS.items()}
-    return DeviceBlock(gpu=gpu, size_bytes=size_bytes, **fields)
+    return DeviceChunk(num_tensors=num_tensors, size_bytes=size_bytes, **fields)
 
 
-def mapping_arguments(block: DeviceBlock) -> tuple[Any, ...]:
+def mapping_arguments(chunk: DeviceChunk) -> tuple[Any, ...]:
     """Return the arguments of `rebuild_cuda_tensor` for a uint8 tensor [size_bytes] on device 0,
     which vLLM replaces by its own.
     """
     arguments: dict[int, Any] = {
         0: torch.Tensor,
-        1: torch.Size([block.size_bytes]),
+        1: torch.Size([chunk.size_bytes]),
         2: (1,),  # the stride
         4: torch.storage.TypedStorage,
         5: torch.uint8,
         6: 0,  # the device
         10: False,  # requires_grad
     }
-    arguments |= {position: getattr(block, name) for name, position in _POSITIONS.items()}
+    arguments |= {position: getattr(chunk, name) for name, position in _POSITIONS.items()}
     return tuple(arguments[position] for position in sorted(arguments))

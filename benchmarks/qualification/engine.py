@@ -83,8 +83,8 @@ class Pair:
         if not over_ipc:
             return (await self.engine.load_weights(manifest)).pause_s
         tensors = self.trainer.full_tensors(on_device=True)
-        size = sum(spec[3] for spec in self.trainer.tensor_specs())
-        exported = ExportedWeights(tensors, size_bytes=size, device=self.trainer.device)
+        sizes = [size for *_, size in self.trainer.tensor_specs()]
+        exported = ExportedWeights(tensors, sizes=sizes, device=self.trainer.device)
         source: Source = exported.block
         report = await self.engine.load_weights(manifest, source)
         exported.close()

@@ -18,8 +18,8 @@ from async_rl.core.codec import encode
 from async_rl.generation.engine import read_model_facts
 from async_rl.generation.vllm.opening import engine_args
 from async_rl.generation.vllm.worker import SharedWeightsExtension
-from async_rl.protocol.weights import DeviceBlock, Manifest, TensorEntry
-from async_rl.weights.ipc import mapping_arguments, pack
+from async_rl.protocol.weights import DeviceBlock, DeviceChunk, Manifest, TensorEntry
+from async_rl.weights.ipc import mapping_arguments, packed
 from async_rl.weights.routes import Receivers
 
 SHARED = [
@@ -47,7 +47,9 @@ def main(model_path: Path) -> dict[str, Any]:
         "a": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
         "b": torch.tensor([7.0, 8.0], dtype=torch.bfloat16),
     }
-    packed = pack(tensors.values(), size_bytes=16, device=torch.device("cpu"))
+    sizes = [tensor.nbytes for tensor in tensors.values()]
+    chunks = packed(tensors.values(), sizes=sizes, device=torch.device("cpu"), chunk_bytes=12)
+    buffers = [buffer for _, buffer in chunks]
     entries = [
         TensorEntry(
             name=n, dtype="bfloat16", shape=list(t.shape), offset=64, size_bytes=2 * t.numel()
@@ -55,23 +57,27 @@ def main(model_path: Path) -> dict[str, Any]:
         for n, t in tensors.items()
     ]
     manifest = Manifest(version=3, path="", tensors=entries, total_bytes=0, checksum=0)
-    block = DeviceBlock(
-        gpu="GPU-1",
-        size_bytes=16,
-        offset=0,
-        handle=b"h",
-        storage_size_bytes=16,
-        storage_offset_bytes=512,
-        ref_counter_handle=b"r",
-        ref_counter_offset=1,
-        event_handle=b"e",
-        event_sync_required=True,
-    )
+    described = [
+        DeviceChunk(
+            num_tensors=1,
+            size_bytes=len(buffer),
+            offset=0,
+            handle=b"h",
+            storage_size_bytes=16,
+            storage_offset_bytes=512,
+            ref_counter_handle=b"r",
+            ref_counter_offset=1,
+            event_handle=b"e",
+            event_sync_required=True,
+        )
+        for buffer in buffers
+    ]
+    block = DeviceBlock(gpu="GPU-1", chunks=described)
     asked: list[tuple[Any, ...]] = []
 
     def mapped(*arguments: Any) -> torch.Tensor:
         asked.append(arguments)
-        return packed
+        return buffers[len(asked) - 1]
 
     reductions.rebuild_cuda_tensor = mapped
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid="GPU-1")  # type: ignore[assignment,misc,return-value]
@@ -79,10 +85,11 @@ def main(model_path: Path) -> dict[str, Any]:
     worker._receivers = Receivers(0, torch.device("cuda", 5))
     with worker._weights(encode(manifest), encode(block)) as tensors_found:
         loaded = list(tensors_found)
-    expected = list(mapping_arguments(block))
-    expected[6] = 5
+    expected = [list(mapping_arguments(chunk)) for chunk in described]
+    for arguments in expected:
+        arguments[6] = 5
     return {
-        "asks_torch_for_the_block": [list(arguments) for arguments in asked] == [expected],
+        "asks_torch_for_the_block": [list(arguments) for arguments in asked] == expected,
         "loads_the_tensors": (
             [(name, tensor.tolist()) for name, tensor in loaded]
             == [(n, t.tolist()) for n, t in tensors.items()]

@@ -5,6 +5,7 @@ own code makes of that.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from generation_support import make_model, run_scenario
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from async_rl.core.codec import decode, encode
-from async_rl.protocol.weights import DeviceBlock
-from async_rl.weights.ipc import described, mapping_arguments
+from async_rl.protocol.weights import DeviceChunk
+from async_rl.weights.ipc import described, mapping_arguments, packed
 
 
 def test_the_reader_maps_with_the_arguments_that_torch_gave_the_writer() -> None:
@@ -39,8 +40,32 @@ def test_the_reader_maps_with_the_arguments_that_torch_gave_the_writer() -> None
     assert list(given) == list(inspect.signature(rebuild_cuda_tensor).parameters), (
         "torch has changed what it wants"
     )
-    block = described(tuple(given.values()), gpu="GPU-1", size_bytes=96)
-    assert mapping_arguments(decode(encode(block), DeviceBlock)) == tuple(given.values())
+    chunk = described(tuple(given.values()), num_tensors=1, size_bytes=96)
+    assert mapping_arguments(decode(encode(chunk), DeviceChunk)) == tuple(given.values())
+
+
+def test_a_version_is_packed_into_chunks_of_bounded_size_and_one_of_a_larger_tensor() -> None:
+    released: list[int] = []
+    sizes = [40, 60, 32, 200, 8]
+
+    def tensors() -> Iterator[torch.Tensor]:
+        for number, size in enumerate(sizes):
+            yield torch.full((size // 4,), number, dtype=torch.float32)
+            released.append(number)
+
+    cpu = torch.device("cpu")
+    chunks = packed(tensors(), sizes=sizes, device=cpu, chunk_bytes=100)
+    first = next(chunks)
+    assert released == [0], "no further tensor is gathered before there is room for it"
+    found = [first, *chunks]
+    assert [(count, len(buffer)) for count, buffer in found] == [
+        (2, 100),
+        (1, 32),
+        (1, 200),
+        (1, 8),
+    ]
+    values = torch.cat([buffer for _, buffer in found]).view(torch.float32)
+    assert values.tolist() == [0.0] * 10 + [1.0] * 15 + [2.0] * 8 + [3.0] * 50 + [4.0] * 2
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from planning_models import QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B
 from async_rl.composition.compose import compose_for
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
+from async_rl.core.types import Role
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb, total_memory_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.shape import ModelShape, shape_from_hf
@@ -55,6 +56,34 @@ def test_eight_billion_parameters_on_four_and_four_gpus_fit_256_gb_of_main_memor
     on = machine(8)
     config = settled(on, *FOUR_AND_FOUR)
     assert fit_problems(config, shape_from_hf(QWEN3_8B), on) == []
+
+
+@pytest.mark.parametrize("role", ["learner", "generator"])
+def test_weights_that_stay_on_a_shared_gpu_are_counted_for_both_sides(role: Role) -> None:
+    def planned_mb(hf: dict[str, object], transfer: str, *more: str) -> int:
+        form = ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5", *more]
+        config = settled(machine(1), *form, f"weights.transfer={transfer}")
+        return gpu_memory_mb(config, role, shape_from_hf(hf))
+
+    # Few activations: the learner exports when its step is over.
+    form = ["learner.budget_tokens=2560", "learner.gradient_checkpointing=true", "model.lora=lora"]
+    before, after = (planned_mb(QWEN3_8B, kind, *form) for kind in ("shared_memory", "ipc"))
+    # 2 bytes per parameter, and the embedding, which is larger than a chunk.
+    exported_mb = (2 * 8.19e9 + 2 * 151_936 * 4096) / 2**20
+    if role == "generator":
+        assert after - before == pytest.approx(exported_mb, rel=0.01)
+    else:
+        kept_mb = 4 * 8.19e9 / 2**20
+        assert after == pytest.approx(1500 + 1.05 * (kept_mb + exported_mb), rel=0.02)
+        assert after > before
+
+
+def test_the_pieces_of_a_broadcast_are_counted_where_the_learner_has_a_gpu_of_its_own() -> None:
+    def planned_mb(transfer: str, *more: str) -> int:
+        config = settled(machine(8), *FOUR_AND_FOUR, f"weights.transfer={transfer}", *more)
+        return gpu_memory_mb(config, "learner", shape_from_hf(QWEN3_8B))
+
+    assert planned_mb("auto") - planned_mb("filesystem") == 512
 
 
 def test_a_learner_that_does_not_fit_its_gpus_is_refused_with_a_remedy_that_fits() -> None:

@@ -28,18 +28,7 @@ from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors
 
 SHARED_GPU = ("learner.gpus_each=0.5", "generators.gpus_each=0.5")
-BLOCK = DeviceBlock(
-    gpu="GPU-1",
-    size_bytes=20,
-    offset=0,
-    handle=b"",
-    storage_size_bytes=20,
-    storage_offset_bytes=0,
-    ref_counter_handle=b"",
-    ref_counter_offset=0,
-    event_handle=b"",
-    event_sync_required=False,
-)
+BLOCK = DeviceBlock(gpu="GPU-1", chunks=[])
 
 
 class Generator:

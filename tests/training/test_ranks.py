@@ -77,8 +77,8 @@ def test_weights_are_packed_into_one_buffer_of_the_device_and_copied_from_a_gpu_
     did: list[Any] = []
 
     class Exported:
-        def __init__(self, tensors: Any, *, size_bytes: int, device: torch.device) -> None:
-            did.append(("export", list(tensors), size_bytes, device.type))
+        def __init__(self, tensors: Any, *, sizes: list[int], device: torch.device) -> None:
+            did.append(("export", list(tensors), sizes, device.type))
             self.block = len(did)
 
         def close(self) -> None:
@@ -111,7 +111,7 @@ def test_weights_are_packed_into_one_buffer_of_the_device_and_copied_from_a_gpu_
 
     on_device = ["a on the device", "b on the device"]
     assert asyncio.run(story()) == [1, 3, [f"copy of {t}" for t in on_device], on_device]
-    export = ("export", on_device, 12, "cuda")
+    export = ("export", on_device, [4, 8], "cuda")
     assert did == [export, "close 1", export, "close 3"]
 
 
