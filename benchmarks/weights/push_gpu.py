@@ -1,0 +1,493 @@
+"""Measure on one GPU what a push costs a step that runs, and what leaving the device costs.
+
+Run: `python -m benchmarks.weights.push_gpu OUT [--layers N] [--tiny]`; about a minute on a GPU with
+40 GB and more. It writes OUT/push_gpu.json and prints a table; a part that fails is named there,
+and the other parts continue. The model has the shape of Qwen3-1.7B in bfloat16. The sender's side
+is the product's, with a communicator of one rank, so no link is measured. `--tiny` runs all parts
+on a small model, without a GPU too, and then measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from async_rl.composition.compose import compose
+from async_rl.config.run import DEVICE_CHUNK_BYTES
+from async_rl.core.codec import decode, encode
+from async_rl.core.errors import AsyncRLError
+from async_rl.core.types import Group
+from async_rl.learner.host_memory import HostCopies
+from async_rl.learner.trainer import Trainer
+from async_rl.protocol.weights import DeviceBlock, Manifest, Seat
+from async_rl.weights.block import SharedTensors, SharedTensorsReader
+from async_rl.weights.broadcast import Broadcaster
+from async_rl.weights.buckets import BUCKET_BYTES, buckets
+from async_rl.weights.communicator import Communicator, begin, choose_interface, join
+from async_rl.weights.ipc import ExportedWeights, mapping_arguments, packed
+from async_rl.weights.media import LearnerSide
+from async_rl.weights.rendezvous import Rendezvous
+from benchmarks.learner.learner import make_groups, mixed_lengths
+
+Numbers = dict[str, Any]
+_HOST = "127.0.0.1"
+_GB = 1e9
+_FAILURES = RuntimeError, ValueError, OSError, ArithmeticError, LookupError, TypeError
+_FAILURES += AttributeError, AssertionError, ImportError, subprocess.SubprocessError
+
+
+class Bench:
+    """The GPU, or the CPU in its place, and what was measured."""
+
+    def __init__(self, *, is_tiny: bool, layers: int, scratch: Path) -> None:
+        self.has_gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", 0) if self.has_gpu else torch.device("cpu")
+        self.is_tiny = is_tiny
+        self.layers = layers
+        self.scratch = scratch
+        self.results: Numbers = {}
+
+    def part(self, name: str, measure: Callable[[], Numbers]) -> None:
+        """Measure one part; note its numbers, or why it failed."""
+        started_s = time.perf_counter()
+        numbers: Numbers = {}
+        try:
+            numbers = measure()
+        except (*_FAILURES, AsyncRLError) as error:
+            numbers = {"failed": f"{type(error).__name__}: {error}"}
+            traceback.print_exc()
+        numbers["part_s"] = time.perf_counter() - started_s
+        self.results[name] = numbers
+        print(f"{name}: {json.dumps(numbers)}", flush=True)
+
+    def wait(self) -> None:
+        """Wait for the GPU."""
+        if self.has_gpu:
+            torch.cuda.synchronize()
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return the time of some work and all that it enqueued."""
+        self.wait()
+        started_s = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - started_s
+
+    # ---- copies ----
+
+    def copies(self) -> Numbers:
+        """Rates between the GPU and pageable, touched, page-locked and registered memory, GB/s."""
+        size = (16 << 20) if self.is_tiny else (1 << 30)
+        on_gpu = torch.ones(size, dtype=torch.uint8, device=self.device)
+        numbers: Numbers = {}
+
+        def rate(name: str, target: torch.Tensor, source: torch.Tensor) -> None:
+            taken_s = self.seconds(lambda: target.copy_(source, non_blocking=True))
+            numbers[f"{name}_gb_per_s"] = size / taken_s / _GB
+
+        pageable = torch.empty(size, dtype=torch.uint8)
+        rate("to_new_pageable", pageable, on_gpu)
+        rate("to_touched_pageable", pageable, on_gpu)
+        rate("from_pageable", on_gpu, pageable)
+        started_s = time.perf_counter()
+        pinned = torch.empty(size, dtype=torch.uint8, pin_memory=self.has_gpu)
+        numbers["pin_s_per_gb"] = (time.perf_counter() - started_s) / (size / _GB)
+        rate("to_pinned", pinned, on_gpu)
+        rate("from_pinned", on_gpu, pinned)
+        rate("pageable_to_pinned", pinned, pageable)
+        fd = os.memfd_create("push_gpu")
+        os.ftruncate(fd, size)
+        block = mmap.mmap(fd, size)
+        registered = torch.frombuffer(block, dtype=torch.uint8)
+        registered.fill_(1)
+        if self.has_gpu:
+            runtime: Any = torch.cuda.cudart()
+            started_s = time.perf_counter()
+            code = runtime.cudaHostRegister(registered.data_ptr(), size, 0)
+            numbers["register_memfd_s_per_gb"] = (time.perf_counter() - started_s) / (size / _GB)
+            numbers["register_memfd_code"] = int(code)
+            rate("to_registered_memfd", registered, on_gpu)
+            rate("from_registered_memfd", on_gpu, registered)
+            runtime.cudaHostUnregister(registered.data_ptr())
+        return numbers
+
+    # ---- CUDA IPC ----
+
+    def ipc(self) -> Numbers:
+        """Hand weights to another process over CUDA IPC; in a process of its own, because the
+        memory of expandable segments cannot be mapped.
+        """
+        command = [sys.executable, "-m", "benchmarks.weights.push_gpu", str(self.scratch), "--ipc"]
+        environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
+        command += ["--tiny"] * self.is_tiny
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
+        return numbers
+
+    def export(self) -> Numbers:
+        """Export 3.4 GB in chunks and as one buffer, which a second process copies."""
+        numel, count = (1000, 3) if self.is_tiny else (1 << 26, 25)
+        tensors = [
+            torch.full((numel,), i + 1, dtype=torch.bfloat16, device=self.device)
+            for i in range(count)
+        ]
+        sizes = [tensor.nbytes for tensor in tensors]
+        numbers: Numbers = {"gb": sum(sizes) / _GB}
+        for name, chunk_bytes in (("chunks", DEVICE_CHUNK_BYTES), ("one_buffer", sum(sizes))):
+            pack_s = self.seconds(
+                lambda size=chunk_bytes: list(
+                    packed(tensors, sizes=sizes, device=self.device, chunk_bytes=size)
+                )
+            )
+            numbers[f"{name}_pack_s"] = pack_s
+        if not self.has_gpu:
+            return numbers
+        torch.cuda.empty_cache()
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        reader = context.Process(target=_read, args=(theirs,), daemon=True)
+        reader.start()
+        try:
+            ours.recv()
+            for turn in ("first", "second"):
+                exported = ExportedWeights(iter(tensors), sizes=sizes, device=self.device)
+                numbers["num_chunks"] = len(exported.block.chunks)
+                ours.send_bytes(encode(exported.block))
+                if not ours.poll(30):
+                    raise RuntimeError(f"the reader did not answer: {reader.exitcode}")
+                numbers |= {f"{turn}_{name}": value for name, value in ours.recv().items()}
+                exported.close()
+                numbers[f"{turn}_gb_after_close"] = torch.cuda.memory_reserved() / _GB
+        finally:
+            reader.kill()
+            reader.join()
+        expected = sum((i + 1) * numel for i in range(count))
+        numbers["is_equal"] = float(numbers["second_sum"] == expected)
+        return numbers
+
+    # ---- a push beside work on the default stream ----
+
+    def push_beside_products(self) -> Numbers:
+        """A push of 3.4 GB while products of matrices fill the default stream for seconds."""
+        size = 8 if self.is_tiny else 8192
+        a = torch.randn(size, size, device=self.device, dtype=torch.bfloat16)
+        b = torch.randn_like(a)
+        out = torch.empty_like(a)
+
+        def products(count: int) -> None:
+            for _ in range(count):
+                torch.mm(a, b, out=out)
+
+        products(3)
+        each_s = self.seconds(lambda: products(20)) / 20
+        count = max(1, min(2000, round(2.0 / each_s)))
+        if self.is_tiny:
+            count = 10
+        numel = 1000 if self.is_tiny else 1 << 26
+        num_tensors = 3 if self.is_tiny else 25
+        specs = [(f"t{i}", "bfloat16", [numel], 2 * numel) for i in range(num_tensors)]
+        with SharedTensors(specs) as block:
+            manifest = block.write_bytes(
+                1, (np.zeros(2 * numel, dtype=np.uint8) for _ in range(num_tensors))
+            )
+            return {"product_ms": 1e3 * each_s} | self._pushes(
+                manifest, lambda: products(count), "work"
+            )
+
+    def _pushes(self, manifest: Manifest, work: Callable[[], object], name: str) -> Numbers:
+        """Push alone, and beside the work, on the default stream and on the own one."""
+        numbers: Numbers = {"gb": manifest.total_bytes / _GB}
+        with sender(self.device) as (communicator, seat, broadcaster):
+            ways: dict[str, Callable[[], None]] = {
+                "own_stream": lambda: broadcaster._send_pieces(communicator, manifest, seat),
+                "default_stream": lambda: send_on_default(communicator, manifest),
+            }
+            numbers[f"{name}_alone_s"] = self.seconds(work)
+            for way, push in ways.items():
+                # The first push allocates, and connects NCCL.
+                numbers[f"{way}_first_push_s"] = self.seconds(push)
+                numbers[f"{way}_push_alone_s"] = self.seconds(push)
+                beside_s, push_s = self._beside(work, push)
+                numbers[f"{way}_push_beside_{name}_s"] = push_s
+                numbers[f"{way}_{name}_beside_push_s"] = beside_s
+        return numbers
+
+    def _beside(self, work: Callable[[], object], push: Callable[[], None]) -> tuple[float, float]:
+        """Return the seconds of the work and of a push that starts just after it."""
+        is_begun = threading.Event()
+
+        def pushes() -> float:
+            is_begun.wait()
+            # The stream is full by now.
+            time.sleep(0.02)
+            started_s = time.perf_counter()
+            push()
+            return time.perf_counter() - started_s
+
+        with ThreadPoolExecutor(1) as pool:
+            pushing = pool.submit(pushes)
+            self.wait()
+            started_s = time.perf_counter()
+            is_begun.set()
+            work()
+            if self.has_gpu:
+                torch.cuda.current_stream().synchronize()
+            work_s = time.perf_counter() - started_s
+            return work_s, pushing.result()
+
+    # ---- the product's learner ----
+
+    def open_trainer(self) -> Numbers:
+        """Write the model and build the trainer."""
+        started_s = time.perf_counter()
+        path = random_model(self.scratch, self.layers, is_tiny=self.is_tiny, device=self.device)
+        written_s = time.perf_counter() - started_s
+        config = compose(
+            "grpo_code",
+            [
+                "model.dtype=bfloat16",
+                "data.max_prompt_tokens=1",
+                "data.max_response_tokens=1",
+                "learner.budget_tokens=16384",
+                "learner.gradient_checkpointing=true",
+                f"learner.gpus_each={int(self.has_gpu)}",
+            ],
+        )
+        self.trainer = Trainer(
+            config, path, rank=0, world_size=1, device=self.device, failed_batches=self.scratch
+        )
+        specs = self.trainer.tensor_specs()
+        self.size_bytes = sum(size for *_, size in specs)
+        self.groups = training_groups(is_tiny=self.is_tiny)
+        return {
+            "model_written_s": written_s,
+            "loaded_s": time.perf_counter() - started_s - written_s,
+            "published_gb": self.size_bytes / _GB,
+        }
+
+    def push_beside_step(self) -> Numbers:
+        """Publish the weights, and push them while the trainer makes steps."""
+        trainer = self.trainer
+        for _ in range(2):
+            trainer.step(self.groups, 0)
+        specs = trainer.tensor_specs()
+        copies = HostCopies(max(size for *_, size in specs))
+        with SharedTensors(specs) as block:
+            numbers: Numbers = {}
+            for name in ("first_publish_s", "publish_s"):
+                tensors = trainer.full_tensors(on_device=True)
+                started_s = time.perf_counter()
+                manifest = block.write(1, copies.copy(tensors) if self.has_gpu else tensors)
+                numbers[name] = time.perf_counter() - started_s
+            return numbers | self._pushes(
+                manifest, lambda: [trainer.step(self.groups, 0) for _ in range(2)], "two_steps"
+            )
+
+    def handover(self) -> Numbers:
+        """Leave and enter the device: with memory that is kept, and with new pageable memory."""
+        trainer = self.trainer
+        numbers: Numbers = {}
+        models, moments = trainer._movable
+        moved = sum(p.nbytes for model in models for p in model.parameters())
+        moved += sum(state[name].nbytes for _, state, name in moments)
+        numbers["moved_gb"] = moved / _GB
+        for name in ("first", "second", "third"):
+            numbers[f"kept_memory_{name}_leave_s"] = self.seconds(trainer.leave_device)
+            if self.has_gpu:
+                numbers["gpu_gb_left_behind"] = torch.cuda.memory_reserved() / _GB
+            numbers[f"kept_memory_{name}_enter_s"] = self.seconds(trainer.enter_device)
+        numbers["pageable_leave_s"] = self.seconds(lambda: move(models, moments, "cpu"))
+        numbers["pageable_enter_s"] = self.seconds(lambda: move(models, moments, self.device))
+        trainer.step(self.groups, 0)
+        return numbers
+
+
+def _read(pipe: Any) -> None:
+    """Map, copy and add up each chunk of the versions that arrive."""
+    torch.zeros(1, device="cuda")
+    pipe.send("ready")
+    while True:
+        block = decode(pipe.recv_bytes(), DeviceBlock)
+        torch.cuda.reset_peak_memory_stats()
+        started_s = time.perf_counter()
+        total = 0.0
+        for chunk in block.chunks:
+            mapped = rebuild_cuda_tensor(*mapping_arguments(chunk))
+            copied = mapped.clone()
+            del mapped
+            total += float(copied.view(torch.bfloat16).sum(dtype=torch.float64))
+            del copied
+        torch.cuda.synchronize()
+        pipe.send(
+            {
+                "read_s": time.perf_counter() - started_s,
+                "reader_peak_gb": torch.cuda.max_memory_allocated() / _GB,
+                "sum": total,
+            }
+        )
+
+
+def training_groups(*, is_tiny: bool) -> list[Group]:
+    """Groups of about 33,000 tokens."""
+    count, prompt, mean = (8, 4, 8) if is_tiny else (64, 128, 384)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 500, prompt).tolist() for _ in range(count)]
+    lengths = [mean] * count if is_tiny else mixed_lengths(count, mean)
+    return make_groups(prompts, lengths)
+
+
+def random_model(scratch: Path, layers: int, *, is_tiny: bool, device: torch.device) -> Path:
+    """Save a model with the shape of Qwen3-1.7B, or a tiny one, and random weights."""
+    config = Qwen3Config(
+        hidden_size=64 if is_tiny else 2048,
+        intermediate_size=128 if is_tiny else 6144,
+        num_attention_heads=2 if is_tiny else 16,
+        num_key_value_heads=1 if is_tiny else 8,
+        head_dim=64 if is_tiny else 128,
+        num_hidden_layers=1 if is_tiny else layers,
+        vocab_size=1000 if is_tiny else 151_936,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+    )
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    # Random numbers of a GPU take a second, those of a CPU a minute.
+    with torch.device(device):
+        model: Any = Qwen3ForCausalLM(config)
+    torch.set_default_dtype(torch.float32)
+    model.to("cpu").save_pretrained(scratch / "model")
+    return scratch / "model"
+
+
+def move(models: list[Any], moments: list[Any], device: torch.device | str) -> None:
+    """Move models and moments through memory that is new each time."""
+    for model in models:
+        model.to(device)
+    for _, state, name in moments:
+        state[name] = state[name].to(device)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def sender(device: torch.device) -> Iterator[tuple[Communicator, Seat, Broadcaster]]:
+    """The product's sender with a communicator of one rank: NCCL on a GPU, else gloo."""
+    rendezvous = Rendezvous(_HOST)
+    rendezvous.open("bench")
+    kind: Any = "nccl" if device.type == "cuda" else "gloo"
+    seat = Seat(
+        communicator="bench",
+        backend=kind,
+        store=rendezvous.address,
+        secret=rendezvous.secret,
+        host=_HOST,
+        world_size=1,
+        first_rank=1,
+        bucket_bytes=BUCKET_BYTES[kind],
+        timeout_s=60.0,
+    )
+    exporter: Any = None
+    side = LearnerSide(
+        config=compose("grpo_code", ["weights.transfer=collective"]).weights,
+        folder="",
+        life="bench",
+        host=_HOST,
+        device=device,
+        exporter=exporter,
+        push_s=60.0,
+    )
+    broadcaster = Broadcaster(side)
+    communicator = join(seat, 0, device)
+    try:
+        yield communicator, seat, broadcaster
+    finally:
+        communicator.close()
+        broadcaster.close()
+        rendezvous.close()
+
+
+def send_on_default(communicator: Communicator, manifest: Manifest) -> None:
+    """Send as before 26 November 2026: blocking copies and NCCL on the default stream."""
+    buffer = torch.empty(0, dtype=torch.uint8, device=communicator.device)
+    with SharedTensorsReader(manifest) as reader:
+        block = torch.from_numpy(reader.block)
+        for bucket in buckets(manifest, 64 << 20):
+            flat = block[bucket.begin : bucket.end]
+            if len(buffer) < len(flat):
+                buffer = torch.empty(len(flat), dtype=torch.uint8, device=communicator.device)
+            begin(communicator, buffer[: len(flat)].copy_(flat), timeout_s=60.0)()
+
+
+def main() -> None:
+    """Run all parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--ipc", action="store_true", help="the part that needs its own process")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available() and not arguments.tiny:
+        print("no GPU is available: nothing was measured")
+        return
+    if arguments.ipc:
+        print(json.dumps(Bench(is_tiny=arguments.tiny, layers=0, scratch=arguments.out).export()))
+        return
+    # As the learner sets it (training/ranks.py).
+    os.environ.setdefault(
+        "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,pinned_max_round_threshold_mb:1"
+    )
+    choose_interface(_HOST)
+    disable_progress_bar()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    shared = Path("/dev/shm")
+    has_room = shared.is_dir() and shutil.disk_usage(shared).free > 8e9
+    root = shared if has_room else None
+    with tempfile.TemporaryDirectory(dir=root) as scratch:
+        bench = Bench(is_tiny=arguments.tiny, layers=arguments.layers, scratch=Path(scratch))
+        bench.results["card"] = torch.cuda.get_device_name(0) if bench.has_gpu else "none"
+        bench.results["torch"] = torch.__version__
+        parts = [
+            bench.copies,
+            bench.ipc,
+            bench.push_beside_products,
+            bench.open_trainer,
+            bench.push_beside_step,
+            bench.handover,
+        ]
+        for part in parts:
+            bench.part(part.__name__, part)
+            # After each part: what is measured stays if a later part ends the process.
+            text = json.dumps(bench.results, indent=1)
+            (arguments.out / "push_gpu.json").write_text(text)
+    for part_name, numbers in bench.results.items():
+        if isinstance(numbers, dict):
+            for name, value in numbers.items():
+                said = value if isinstance(value, str) else f"{value:.4g}"
+                print(f"| {part_name} | {name} | {said} |")
+
+
+if __name__ == "__main__":
+    main()
