@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from async_rl.config.generation import ModelConfig
+from async_rl.data.families import refusal
 
 # Any of them is enough: the kinds of tokenizers have different files.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -73,6 +74,11 @@ def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
             f"model.path={path}: model_type={kind} of config.json is unknown to the installed"
             " transformers; correct it, upgrade transformers, or name the module that registers it"
             " (model.external_lib)"
+        )
+    if not has_own_code and (reason := refusal(fields)):
+        yield (
+            f"model.path={path}: the learner cannot train model_type={kind}: {reason}; use a model"
+            " that docs/models.md lists"
         )
     # Also files that only the index names: a download may have stopped in between.
     for file in sorted({*directory.glob("*.safetensors"), *named}):

@@ -165,7 +165,12 @@ def _segment_attention(
             "its attention caps its logits or has sinks, which packed rows do not support"
         )
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    return segments.attend(query, key, value, scaling, sliding_window)[None], None
+    width = value.shape[2]
+    if width < key.shape[2]:
+        # Latent attention (DeepSeek): the kernels of a GPU take keys and values of one width.
+        value = nn.functional.pad(value, (0, key.shape[2] - width))
+    attended = segments.attend(query, key, value, scaling, sliding_window)
+    return attended[None, :, :, :width], None
 
 
 ALL_ATTENTION_FUNCTIONS.register(_NAME, _segment_attention)

@@ -208,7 +208,7 @@ def _check(policy: Policy, expected: Tensor, path: Path) -> None:
     architecture = type(policy.lm).__name__
     try:
         logprobs = policy(row, temperature=1.0, chunk_tokens=1024).logprobs
-    except (NotImplementedError, TypeError) as error:
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"model.path={path}: {architecture} cannot be trained on packed rows: {error}; use a"
             " model with standard attention"

@@ -72,6 +72,7 @@ class Policy(nn.Module):
         self.lm = lm
         self.context = context
         self.value_head = _value_head(lm) if has_value_head else None
+        self._divisor = _logits_divisor(lm)
 
     def forward(
         self, row: Pass, *, temperature: float, chunk_tokens: int, reference: States | None = None
@@ -83,6 +84,7 @@ class Policy(nn.Module):
         piece = self.context.piece(row)
         states = _hidden_states(self.lm.base_model, row, piece, self.context)
         hidden = states.index_select(0, piece.row.predict_index)
+        temperature *= self._divisor
         head = self._head()
         values = None
         kl = None
@@ -188,6 +190,16 @@ class LearnerModels:
         for model in (self.policy, self.reference, self.critic):
             if isinstance(model, nn.Module):
                 yield model
+
+
+def _logits_divisor(lm: PreTrainedModel) -> float:
+    """Return what the model divides its logits by: logits_scaling in Granite, 1 / logit_scale in
+    Cohere.
+    """
+    fields = lm.config.get_text_config().to_dict()
+    scale = fields.get("logit_scale")
+    # The names of other models' scales are text; the check of loading.py refuses them.
+    return float(fields.get("logits_scaling", 1.0)) / (scale if isinstance(scale, float) else 1.0)
 
 
 def _value_head(lm: PreTrainedModel) -> nn.Linear:

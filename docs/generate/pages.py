@@ -1,6 +1,6 @@
 """Generation of files in docs/: configuration.md from the schema; metrics.md and the Grafana
-dashboard grafana.json from the catalogue; the plans in hardware.md from the planner; messages.md
-from the protocol.
+dashboard grafana.json from the catalogue; the plans in hardware.md from the planner; the families
+in models.md; messages.md from the protocol.
 
     make docs
 
@@ -25,6 +25,7 @@ from async_rl.observability.catalogue import (
     with_unit,
 )
 from benchmarks.qualification.catalogue import hardware_page
+from docs.generate.families import models_page
 from docs.generate.messages import messages_page
 from docs.generate.plans import with_plans
 from docs.generate.settings import settings_page, table
@@ -64,6 +65,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "messages.md": messages_page(),
         "grafana.json": dashboard(),
+        "models.md": models_page(),
         "hardware.md": with_plans(hardware_page(_HARDWARE.read_text())),
     }
 

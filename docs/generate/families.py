@@ -1,0 +1,24 @@
+"""Generation of the table of model families in docs/models.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from async_rl.data.families import families
+from docs.generate.settings import table
+
+_PAGE = Path(__file__).resolve().parents[1] / "models.md"
+_START, _END = "<!-- families: written by make docs -->\n", "<!-- end of families -->\n"
+
+
+def models_page() -> str:
+    """Return docs/models.md with the tables between its marks."""
+    trained, renamed, refused = families()
+    rows = [
+        (f"`{kind}`", models, "other names" if kind in renamed else "the names of its files")
+        for kind, models in trained.items()
+    ]
+    parts = [table(("`model_type`", "models", "tensors of a push"), rows), "", "## Refused", ""]
+    parts.append(table(("`model_type`", "reason"), [(f"`{k}`", why) for k, why in refused.items()]))
+    before, _, rest = _PAGE.read_text().partition(_START)
+    return before + _START + "\n".join([*parts, _END]) + rest.partition(_END)[2]

@@ -1,0 +1,227 @@
+"""Models of other makers, small and random: packed rows give their own log-probs and gradients, or
+the family is refused with the reason. The families are those of async_rl/data/families.toml.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from async_rl.batching.batch import collate, rows_as_group
+from async_rl.batching.packing import pack
+from async_rl.composition.compose import compose_unchecked
+from async_rl.config.base import replace
+from async_rl.core.errors import ConfigError
+from async_rl.data.families import families, refusal
+from async_rl.data.model_files import model_problems
+from async_rl.learner.loading import load_policy
+from async_rl.weights.lora import merged_weights
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+LATENT = EXPERTS | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+WIDTH = {"head_dim": 8}
+WINDOW = {"sliding_window": 4}
+STATES = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
+OLD = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+SCALED = {"logits_scaling": 8.0, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "bamba": STATES,
+    "codegen": OLD | {"rotary_dim": 4},
+    "cohere2": WINDOW | WIDTH,
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
+    "deepseek_v32": LATENT,
+    "dots1": EXPERTS,
+    "ernie4_5_moe": EXPERTS | {"moe_num_experts": 4, "moe_k": 2},
+    "exaone4": WINDOW,
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon_h1": STATES | {"mamba_d_ssm": 64},
+    "gemma": WIDTH,
+    "gemma2": WIDTH | WINDOW,
+    "gemma3_text": WIDTH | WINDOW,
+    "gemma4_text": WIDTH
+    | WINDOW
+    | {"vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8},
+    "glm": WIDTH,
+    "glm4": WIDTH,
+    "glm4_moe": EXPERTS | WIDTH,
+    "glm4_moe_lite": LATENT,
+    "glm_moe_dsa": LATENT,
+    "gpt2": OLD,
+    "gpt_oss": EXPERTS | WIDTH,
+    "gptj": OLD | {"rotary_dim": 4},
+    "granite": SCALED,
+    "granitemoe": EXPERTS | SCALED,
+    "granitemoehybrid": EXPERTS | STATES | {"layer_types": ["mamba", "attention"]},
+    "helium": WIDTH,
+    "hunyuan_v1_dense": WIDTH,
+    "hunyuan_v1_moe": WIDTH | {"num_experts": 4, "moe_topk": 2},
+    "jamba": {"num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_ff_dim": 48},
+    "llama4_text": WIDTH
+    | {"num_local_experts": 4, "intermediate_size_mlp": 48, "attention_chunk_size": 4},
+    "mimo_v2_flash": WIDTH,
+    "minimax": WIDTH | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "minimax_m2": EXPERTS | WIDTH,
+    "ministral": WIDTH | WINDOW,
+    "ministral3": WIDTH,
+    "mistral": WINDOW,
+    "mixtral": EXPERTS,
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+    "olmo3": WINDOW,
+    "olmoe": EXPERTS,
+    "phi3": WINDOW,
+    "phimoe": EXPERTS,
+    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+    "qwen2_moe": EXPERTS,
+    "qwen3": WIDTH,
+    "qwen3_moe": EXPERTS | WIDTH,
+    "qwen3_5_text": WIDTH,
+    "qwen3_next": EXPERTS | WIDTH,
+    "seed_oss": WIDTH,
+    "vaultgemma": WIDTH | WINDOW,
+}
+LARGE = {"kimi_linear", "qwen3_5_moe_text", "nemotron_h"}
+"""Refused families whose configurations have no small form with these sizes."""
+MULTIMODAL = {"llama4", "qwen3_5", "qwen3_5_moe"}
+"""Refused as their language model is."""
+TRAINED, RENAMED, REFUSED = families()
+
+
+def save(path: Path, kind: str) -> PreTrainedModel:
+    """Write a random model whose log-probs depend on every token, and return it."""
+    config_class = CONFIG_MAPPING[kind]
+    known = {*config_class().to_dict(), *config_class.attribute_map}
+    settings = {n: v for n, v in (SIZES | SETTINGS.get(kind, {})).items() if n in known}
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config_class(**settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3)
+            elif not parameter.any():
+                parameter.normal_(std=0.1)
+        # Logits of several nats show a cap or a scale of the output head.
+        model.get_output_embeddings().weight.mul_(8)
+    model.save_pretrained(path)
+    return model
+
+
+def own_logprobs(model: PreTrainedModel, row: np.ndarray) -> torch.Tensor:
+    ids = torch.from_numpy(row.astype(np.int64))[None]
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_family_that_trains_has_its_own_logprobs_gradients_and_names(
+    tmp_path: Path, kind: str
+) -> None:
+    save(tmp_path, kind)
+    policy = load_policy(tmp_path, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(2, 50, 5)
+    rows = [np.concatenate([prompt, rng.integers(2, 50, n)]).astype(np.int32) for n in (2, 9, 14)]
+    device = torch.device("cpu")
+    batch = collate([rows_as_group(rows, prompt_length=len(prompt))], device=device)
+    row = pack(batch, range(len(rows)), device=device)
+    assert row.input_ids.shape[1] == 5 + 2 + 9 + 14, "the prompt is computed once"
+    packed = policy(row, temperature=1.0, chunk_tokens=7).logprobs
+    own = torch.cat([own_logprobs(model, each)[len(prompt) - 1 :] for each in rows])
+    torch.testing.assert_close(packed, own, atol=1e-4, rtol=0)
+    packed.sum().backward()
+    own.sum().backward()
+    own_gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    scale = max(float(gradient.abs().max()) for gradient in own_gradients.values())
+    for name, parameter in policy.lm.named_parameters():
+        if name in own_gradients:
+            expected = own_gradients[name]
+            torch.testing.assert_close(parameter.grad, expected, atol=1e-5 * scale, rtol=1e-3)
+    assert len(own_gradients) > 0.6 * len(list(model.parameters()))
+    # vLLM reads the pushed tensors as it reads the files; experts may be packed
+    # (tests/generation/test_moe.py), and buffers are never trained.
+    with safe_open(tmp_path / "model.safetensors", framework="np") as weights:
+        stored = set(weights.keys()) - {name for name, _ in policy.lm.named_buffers()}
+    pushed = {name for name, _ in merged_weights(policy.lm)}
+    others = {name for name in stored ^ pushed if ".mlp.experts." not in name}
+    assert bool(others) == (kind in RENAMED), others
+
+
+@pytest.mark.parametrize("kind", sorted({*REFUSED, "gemma2", "vaultgemma"} - LARGE - MULTIMODAL))
+def test_a_family_that_the_learner_cannot_compute_is_refused_before_a_run(
+    tmp_path: Path, kind: str
+) -> None:
+    save(tmp_path, kind)
+    with pytest.raises(ConfigError, match=r"packed rows: |attention or output head"):
+        load_policy(tmp_path, trust_remote_code=False)
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+    config = compose_unchecked("grpo_code", [f"model.path={tmp_path}"]).model
+    (problem,) = model_problems(config, tmp_path)
+    assert problem.startswith(f"model.path={tmp_path}: the learner cannot train model_type={kind}:")
+    assert list(model_problems(replace(config, trust_remote_code=True), tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model_type": "gpt_oss"}, "its attention has sinks"),
+        ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, "into chunks"),
+        ({"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}, "bfloat16"),
+        ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, "caps its logits"),
+        ({"model_type": "x", "text_config": {"attn_logit_softcapping": 50.0}}, "caps its logits"),
+        ({"model_type": "gemma2", "final_logit_softcapping": None}, ""),
+        ({"model_type": "qwen3_moe"}, ""),
+        ({"model_type": "unheard_of"}, ""),
+    ],
+)
+def test_a_configuration_is_refused_by_its_type_and_its_fields(
+    fields: dict[str, Any], reason: str
+) -> None:
+    found = refusal(fields)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_families_are_known_to_transformers_and_have_one_verdict() -> None:
+    assert {*TRAINED, *REFUSED} <= {*CONFIG_MAPPING}
+    assert {*TRAINED} & {*REFUSED} == set()
+    assert len(TRAINED) >= 20
+    assert {*RENAMED} <= {*TRAINED}
