@@ -22,13 +22,6 @@ import numpy as np
 import torch
 from functorch.compile import aot_function, min_cut_rematerialization_partition
 from torch import Tensor, nn
-from torch._inductor import ir
-from torch._inductor.debug import DebugContext
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes.post_grad import post_grad_passes
-from torch._inductor.graph import GraphLowering
-from torch._inductor.scheduler import NopKernelSchedulerNode
-from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,6 +39,7 @@ SHAPES = {
 }
 PROMPT, RESPONSE, GROUP = 128, 512, 8
 LOGITS_BYTES = 512 * 2**20
+_NO_KERNEL = ("detach", "_unsafe_view", "empty", "empty_like", "alias")
 
 
 class Gpu(NamedTuple):
@@ -115,12 +109,10 @@ class Recorder(TorchDispatchMode):
         self.kernels: list[Kernel] = []
         self._attention_flops = attention_flops
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if func.namespace == "prim" or func.is_view or name in ("detach", "_unsafe_view", "empty", "empty_like", "alias"):
+        if func.namespace == "prim" or func.is_view or name in _NO_KERNEL:
             return out
         size = tensor_bytes((args, kwargs)) + tensor_bytes(out)
         if "_varlen_attn" in name:
@@ -135,13 +127,22 @@ class Recorder(TorchDispatchMode):
 
 def attention(name: str, size: float, flops: float) -> Kernel:
     """The kernels of attention: backward has five products for two, and sums of shared heads."""
-    return Kernel("attention", size, flops * 2.5, 5) if "backward" in name else Kernel(
-        "attention", size, flops
+    return (
+        Kernel("attention", size, flops * 2.5, 5)
+        if "backward" in name
+        else Kernel("attention", size, flops)
     )
 
 
 def scheduled(graph: Any, inputs: Sequence[Any], kernels: list[Kernel], flops: float) -> Any:
     """Append the kernels that inductor would launch for a graph; return the graph itself."""
+    from torch._inductor import ir
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.scheduler import NopKernelSchedulerNode
+    from torch._inductor.virtualized import V
+
     mode = torch._guards.detect_fake_mode(inputs)
     with V.set_fake_mode(mode):
         post_grad_passes(graph, False)
@@ -151,7 +152,8 @@ def scheduled(graph: Any, inputs: Sequence[Any], kernels: list[Kernel], flops: f
             lowering._update_scheduler()
             for node in lowering.scheduler.nodes:
                 # Neither launches anything.
-                if isinstance(node, NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput):
+                is_nothing = isinstance(node, NopKernelSchedulerNode)
+                if is_nothing or isinstance(node.node, ir.MultiOutput):
                     continue
                 size = float(node.get_read_write_buffers_sizes())
                 called = str(getattr(node.node, "op_overload", ""))
@@ -196,6 +198,8 @@ def block_kernels(config: Any, row: Row, *, is_compiled: bool) -> list[Kernel]:
         places = [torch.empty(1, row.tokens, width, dtype=torch.bfloat16) for _ in range(2)]
         hidden.requires_grad_()
         if is_compiled:
+            from torch._inductor.decomposition import select_decomp_table
+
             compiler = functools.partial(scheduled, kernels=kernels, flops=flops)
             parameters = dict(block.named_parameters())
             run = aot_function(
@@ -293,7 +297,9 @@ def load(model: str) -> Any:
     )
 
 
-def estimate(config: Any, gpu: Gpu, row: Row, *, is_compiled: bool, passes: int) -> dict[str, float]:
+def estimate(
+    config: Any, gpu: Gpu, row: Row, *, is_compiled: bool, passes: int
+) -> dict[str, float]:
     """Return the figures of one pass of forward and backward, with its share of the step."""
     kinds = {"num_hidden_layers": 1, "layer_types": config.layer_types[:1]}
     one = type(config)(**{**config.to_dict(), **kinds})
@@ -313,7 +319,8 @@ def estimate(config: Any, gpu: Gpu, row: Row, *, is_compiled: bool, passes: int)
         return sum(k.seconds(gpu) for k in kernels if kind in ("", k.kind))
 
     total = layers * seconds([*block, *sharding]) + seconds([*head, *root]) + step / passes
-    both = [layers * seconds(block, kind) + seconds(head, kind) for kind in ("product", "attention")]
+    kinds_of_use = ("product", "attention")
+    used = [layers * seconds(block, kind) + seconds(head, kind) for kind in kinds_of_use]
     needed = needed_flops(config, row, parameters)
     return {
         "kernels": float(sum(k.launches for k in [*block, *sharding])),
@@ -321,7 +328,7 @@ def estimate(config: Any, gpu: Gpu, row: Row, *, is_compiled: bool, passes: int)
         "sharding_ms": 1e3 * seconds(sharding),
         "head_ms": 1e3 * seconds(head),
         "pass_ms": 1e3 * total,
-        "products_and_attention": sum(both) / total,
+        "products_and_attention": sum(used) / total,
         "mfu": needed / total / gpu.product,
     }
 

