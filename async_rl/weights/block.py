@@ -96,9 +96,12 @@ def checksum(data: Bytes) -> int:
 
     As fast as memory, and enough to detect a torn or partial copy.
     """
-    words = data[: data.size // 8 * 8].view(np.uint64)
+    words = data[: data.size // 8 * 8].view(np.int64)
     rest = data[words.size * 8 :]
-    return int(np.add.reduce(words, dtype=np.uint64)) + int(np.add.reduce(rest, dtype=np.uint64))
+    # By all threads of torch, as the copies of a block, for which training waits. torch takes no
+    # read-only memory.
+    total = torch.from_numpy(words).sum() if words.flags.writeable else np.add.reduce(words)
+    return int(total) % 2**64 + int(np.add.reduce(rest, dtype=np.uint64))
 
 
 def require_checksum(manifest: Manifest, actual: int, source: str) -> None:
@@ -148,7 +151,11 @@ class SharedTensors:
                     f"{entry.name} has {data.size} bytes, {entry.size_bytes} were announced"
                 )
             # A copy into pages that are already touched has the rate of memory.
-            np.copyto(self._bytes[entry.offset : entry.offset + entry.size_bytes], data)
+            target = self._bytes[entry.offset : entry.offset + entry.size_bytes]
+            if data.flags.writeable:
+                torch.from_numpy(target).copy_(torch.from_numpy(data))
+            else:  # from a file
+                np.copyto(target, data)
         return self._complete(version)
 
     def change(self, version: int, base: int, changes: Changes) -> Manifest:
