@@ -1,0 +1,103 @@
+"""Compute the seconds of a push over NCCL to fleets that nobody here has, from named rates.
+
+Run: `python -m benchmarks.weights.push_model [--write] [--link 45] ...`; `--write` puts the table
+into docs/performance.md. The stages follow the code: rank 0 gathers, copies to the host, writes the
+block and adds its checksum while training waits; then pieces pass through page-locked memory, the
+GPU and NCCL's ring while generation is paused. Stages of one line overlap, so the slowest counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from async_rl.core.frozen import frozen
+from benchmarks.figures import with_table
+
+PAGE = Path(__file__).parents[2] / "docs/performance.md"
+MODELS = {"8B": (8.2e9, 1), "70B": (70.6e9, 8), "235B": (235e9, 8)}
+"""Parameters, and GPUs of an engine."""
+ENGINES = (64, 512, 4096)
+_PER_NODE = 8
+
+
+@frozen
+class Rates:
+    """Rates in GB/s, times of a hop in microseconds, shares as numbers between 0 and 1.
+
+    bus: between GPU and page-locked memory. copy, checksum: of main memory by all cores of rank 0.
+    link: one network card of a node. load: into an engine's model on one GPU. net_hop, gpu_hop:
+    until a rank of the ring passes on the first part, to another node and inside one. changed:
+    share of a version's bytes that a list of its changed words has.
+    """
+
+    bus: float = 50.0
+    copy: float = 20.0
+    checksum: float = 30.0
+    link: float = 45.0
+    load: float = 60.0
+    net_hop: float = 100.0
+    gpu_hop: float = 30.0
+    changed: float = 0.0185
+
+
+def publish_s(size_gb: float, rates: Rates) -> float:
+    """Return the seconds for which training waits: gather, copy and write overlap, the checksum
+    follows.
+    """
+    return size_gb / min(rates.link, rates.bus, rates.copy) + size_gb / rates.checksum
+
+
+def ring_s(num_ranks: int, rates: Rates) -> float:
+    """Return the seconds until the last rank of NCCL's ring gets the first part. Ranks of a node
+    are neighbors in it.
+    """
+    num_nodes = -(-num_ranks // _PER_NODE)
+    return 1e-6 * (num_nodes * rates.net_hop + (num_ranks - num_nodes) * rates.gpu_hop)
+
+
+def pause_s(size_gb: float, num_ranks: int, rates: Rates, *, senders: int = 1) -> float:
+    """Return the seconds for which generation pauses, with the version from one or more ranks."""
+    rate = min(senders * min(rates.copy, rates.bus, rates.link), rates.load)
+    return size_gb / rate + ring_s(num_ranks, rates)
+
+
+def table(rates: Rates) -> str:
+    """Return the table of the page."""
+    rows = [
+        "| model | engines | ranks | training waits | generation pauses | with 8 senders |"
+        " with the changed words only |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, (parameters, gpus) in MODELS.items():
+        size_gb = 2 * parameters / 1e9
+        for engines in ENGINES:
+            ranks = 1 + engines * gpus
+            times = (
+                publish_s(size_gb, rates),
+                pause_s(size_gb, ranks, rates),
+                pause_s(size_gb, ranks, rates, senders=8),
+                pause_s(rates.changed * size_gb, ranks, rates),
+            )
+            cells = " | ".join(f"{time_s:.2g} s" for time_s in times)
+            rows.append(f"| {name} | {engines:,} | {ranks:,} | {cells} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Print or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    for name in Rates.__annotations__:
+        parser.add_argument(f"--{name}", type=float, default=argparse.SUPPRESS)
+    given = vars(parser.parse_args())
+    is_written = given.pop("write")
+    found = table(Rates(**given))
+    if is_written:
+        PAGE.write_text(with_table(PAGE.read_text(), "pushes", found))
+    else:
+        print(found)
+
+
+if __name__ == "__main__":
+    main()
