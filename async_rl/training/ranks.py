@@ -127,12 +127,8 @@ class Rank:
             # The trainer first: it joins the process group that broadcasts the name.
             return make_trainer(), _life_of_first(life)
 
-        try:
-            trainer, pool = await asyncio.get_running_loop().run_in_executor(thread, build)
-            return cls(thread=thread, trainer=trainer, pool=pool, parts=parts, others=others)
-        except BaseException:
-            thread.shutdown(wait=False)
-            raise
+        trainer, pool = await asyncio.get_running_loop().run_in_executor(thread, build)
+        return cls(thread=thread, trainer=trainer, pool=pool, parts=parts, others=others)
 
     async def accept(self, request: Perform) -> Message:
         """Take part in an operation of rank 0 once the earlier ones are done."""

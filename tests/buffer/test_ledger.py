@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from buffer_support import (
+    Clock,
     FakePrompts,
     commit,
     fail,
@@ -27,6 +28,7 @@ from buffer_support import (
 )
 
 from async_rl.buffer.store.audit import audit
+from async_rl.buffer.store.browse import spans
 from async_rl.buffer.store.ledger import (
     OF_PROMPT,
     OF_STATE,
@@ -160,6 +162,26 @@ def test_the_summary_counts_states_reasons_and_ages(store: Path) -> None:
     ) == (2, 1, 9, 5)
     assert sum(found.staleness.values()) == 4
     assert found.num_stored == 8
+
+
+async def test_the_times_of_a_step_count_from_the_start_of_its_first_group(tmp_path: Path) -> None:
+    clock = Clock()
+    async with opened(tmp_path, clock=clock) as service:
+        for _ in range(2):
+            (ticket,) = await tickets(service, 0, credit=1)
+            clock.now += 3
+            await put(service, ticket)
+            clock.now += 2
+        await train(service, 0)
+    with reading(tmp_path / "store.sqlite") as connection:
+        found = spans(connection, 1)
+    assert {
+        number: [(one.state, round(one.start_s, 6), round(one.end_s, 6)) for one in group]
+        for number, group in found.items()
+    } == {
+        0: [("generating", 0.0, 3.0), ("ready", 3.0, 10.0), ("leased", 10.0, 10.0)],
+        1: [("generating", 5.0, 8.0), ("ready", 8.0, 10.0), ("leased", 10.0, 10.0)],
+    }
 
 
 def test_a_run_without_a_store_is_a_clear_error(tmp_path: Path) -> None:

@@ -99,11 +99,14 @@ async def test_everybody_who_waits_in_an_outage_says_what_fails(service: BufferS
     await settle()
     expected = "scoring fails (no verifier answered); one group is tried every 1 s"
     assert service.waits_for() == f"admission: {expected}"
+    taken = asyncio.create_task(service.take_batch(TakeBatch(train_version=0, wait_s=0.01)))
+    await settle()
+    missing = "0 of 2 groups are ready for step 1"
+    assert service.waits_for() == f"groups: {missing}; {expected}"
     work = await parked
     assert isinstance(work, Work)
     assert work.waits_for == expected
-    batch = await service.take_batch(TakeBatch(train_version=0, wait_s=0.01))
-    assert batch.waits_for == f"0 of 2 groups are ready for step 1; {expected}"
+    assert (await taken).waits_for == f"{missing}; {expected}"
 
 
 async def test_a_parked_request_is_answered_when_the_pause_ends(

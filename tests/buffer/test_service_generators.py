@@ -218,16 +218,19 @@ async def test_a_generator_that_is_silent_for_a_lease_loses_its_tickets_unless_i
 ) -> None:
     clock = Clock()
     async with opened(tmp_path, lease_s=30, clock=clock) as service:
-        await tickets(service, 0)
+        given = await tickets(service, 0)
         assert service.expire([]) == pytest.approx(30)
         clock.now += 29
         assert service.expire([]) == pytest.approx(1)
         clock.now += 1
         assert service.expire(["generator-0"]) == pytest.approx(30)
         assert queue(service) == [0, 4, 0, 0]
+        clock.now += 29
+        await put(service, given[0])
+        assert service.expire([]) == pytest.approx(30)
         clock.now += 30
         service.expire([])
-        assert queue(service) == [4, 0, 0, 0]
+        assert queue(service) == [3, 0, 1, 0]
 
 
 async def test_a_silent_generator_is_not_handed_the_groups_that_it_lost(tmp_path: Path) -> None:

@@ -15,14 +15,15 @@ def scalars(share: float, scale: float = 1.0) -> dict[str, float]:
     return {"policy/effective_sequences": share, "policy/step_scale": scale}
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+def warnings(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == level]
 
 
 def test_old_data_that_lasts_is_reported_once_with_its_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Long before nothing counts any more; one bad batch is not reported."""
+    caplog.set_level(logging.INFO)
     watch = AgeWatch(LOG)
     for step in range(1, 11):
         watch.observe(step, scalars(0.6))
@@ -39,6 +40,7 @@ def test_old_data_that_lasts_is_reported_once_with_its_remedy(
     assert "multiplied by 0.45" in first
     assert "lower buffer.max_staleness_versions" in first
     assert second.startswith("step 43: "), "after the data were young again"
+    assert warnings(caplog, logging.INFO) == ["step 28: 41% of its sequences count again"]
 
 
 def test_the_activity_of_the_learner_names_the_lowered_step() -> None:

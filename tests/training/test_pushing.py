@@ -90,6 +90,7 @@ def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path)
 def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Path) -> None:
     generators = {"a": Generator(), "b": Generator(hangs=True)}
     learner = Learner(tmp_path, generators, "timeouts.start_s=6")
+    meanwhile: list[Pushed] = []
 
     async def story() -> None:
         learner.serve("a", "b")
@@ -97,6 +98,7 @@ def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Pat
         await generators["a"].has_loaded.wait()
         await learner.pusher.publish(1)
         await learner.pusher.live(1)
+        meanwhile.extend(records.read(tmp_path / PUSHES_FILE, Pushed))
 
     learner.run(story)
     assert generators["a"].versions == [0, 1]
@@ -104,6 +106,7 @@ def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Pat
         ("b", "version 0 was not loaded within 2 s (timeouts.start_s / 3)")
     ]
     answers = list(records.read(tmp_path / PUSHES_FILE, Pushed))
+    assert meanwhile == answers[: len(meanwhile) or 1], "they are on record during the run"
     assert [(p.life, p.generator, p.pid, p.version, p.loaded, p.reason) for p in answers] == [
         (1, "a", 1, 0, 0, ""),
         (1, "b", 1, 0, None, learner.cut_off[0].reason),

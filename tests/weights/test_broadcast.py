@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -44,9 +45,13 @@ def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_do
         for i, size in enumerate(sizes)
     ]
     manifest = block.write_bytes(1, data)
+    pieces = buckets(manifest, bucket_bytes)
+    for piece, following in itertools.pairwise(pieces):
+        ends = [*(entry.offset for entry in following.entries[1:]), following.end]
+        assert ends[0] - piece.begin > bucket_bytes, "its first tensor would have fitted"
     found, total = [], 0
     with SharedTensorsReader(manifest) as reader:
-        for piece in buckets(manifest, bucket_bytes):
+        for piece in pieces:
             assert piece.size_bytes <= bucket_bytes or len(piece.entries) == 1
             flat = torch.from_numpy(reader.block[piece.begin : piece.end].copy())
             total += int(bucket_checksum(flat))
@@ -213,7 +218,7 @@ async def test_a_sender_that_is_late_is_named_and_the_next_load_waits_for_twice_
     now_s = 1000.0
     one = Broadcaster(learner_side(config), lambda: now_s)
     found = []
-    for number, late_s in enumerate((0.0, 40.0, 0.0, 0.0), 1):
+    for number, late_s in enumerate((4.0, 40.0, 0.0, 0.0), 1):
         waits_s = (await seats(one, load(number), {("g", 1): member("cpu")}))["g", 1].timeout_s
         now_s += late_s
         with pytest.raises(BroadcastBroken) as raised:
@@ -258,14 +263,21 @@ def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the
         return SimpleNamespace(device=device, close=leave)
 
     monkeypatch.setattr(broadcast, "join", join)
-    monkeypatch.setattr(broadcast, "begin", lambda _, flat, *, timeout_s: flat.zero_)
+    monkeypatch.setattr(
+        broadcast, "begin", lambda _, flat, *, timeout_s: functools.partial(flat.fill_, 255)
+    )
     receivers = Receivers(1, torch.device("cpu"))
     entries, total_bytes = layout([("w", "float32", [2], 8)])
-    manifest = msgspec.structs.replace(MANIFEST, tensors=entries, total_bytes=total_bytes)
+    manifest = msgspec.structs.replace(
+        MANIFEST,
+        tensors=entries,
+        total_bytes=total_bytes,
+        checksum=(entries[0].offset - total_bytes) // 8 % 2**64,
+    )
     for name in ("one", "one", "two"):
         seat = msgspec.structs.replace(SEAT, communicator=name)
         with receivers.receive(manifest, seat) as tensors:
-            assert [(name, tensor.tolist()) for name, tensor in tensors] == [("w", [0.0, 0.0])]
+            assert [tensor.view(torch.int32).tolist() for _, tensor in tensors] == [[-1, -1]]
     receivers.close()
     assert did == ["join one as 4", "leave one", "join two as 4", "leave two"]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.weights import gate
@@ -41,10 +45,33 @@ def test_the_filter_admits_each_announced_address_with_its_port_and_no_other(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
-    admitted = [("127.0.0.2", free), ("127.0.0.3", free + 1), *PEERS]
+    # Addresses at which no other program has connections, whose ports would be in use.
+    admitted = [("127.0.7.2", free), ("127.0.7.3", free + 1), *PEERS]
     gate._admit(listener.fileno(), admitted)
-    ends = itertools.product(("127.0.0.1", "127.0.0.2", "127.0.0.3"), (free, free + 1))
+    ends = itertools.product(("127.0.7.1", "127.0.7.2", "127.0.7.3"), (free, free + 1))
     assert {end for end in ends if connects(listener, end)} == set(admitted[:2])
+
+
+def test_ranks_that_announce_their_attempts_are_connected() -> None:
+    store = torch._C._distributed_c10d.HashStore()
+    listeners: dict[int, socket.socket] = {}
+    have_opened = threading.Barrier(2)
+
+    def connect(rank: int) -> list[socket.socket]:
+        def listen() -> socket.socket:
+            listeners[rank] = socket.create_server(("127.0.0.1", 0))
+            return listeners[rank]
+
+        def meet(listener: socket.socket) -> list[socket.socket]:
+            have_opened.wait()
+            other = listeners[1 - rank].getsockname()
+            return [socket.create_connection(other, timeout=10), listener.accept()[0], listener]
+
+        return gate.connect_privately(store, 2, listen=listen, connect=meet)
+
+    with ThreadPoolExecutor(2) as ranks, contextlib.ExitStack() as opened:
+        for end in itertools.chain(*ranks.map(connect, (0, 1))):
+            opened.enter_context(end)
 
 
 @pytest.mark.parametrize("num_at_once", [1, 2])

@@ -25,6 +25,7 @@ def fleet_of(*lives: Life, version: int = 1) -> Membership:
 def test_a_hanging_member_is_cut_off_and_the_survivors_try_again_under_a_new_attempt() -> None:
     fleet = fleet_of(A, B, C)
     first = fleet.begin([A, B, C])
+    assert first.number == 1
     fleet.answer(first.number, A, Answer.GAVE_UP)
     fleet.answer(first.number, B, Answer.GAVE_UP)
     assert fleet.expire(first.number) == {C}

@@ -41,7 +41,11 @@ def take(timeout_s: float, *roles: str) -> Any:
         Member(name=role, role=role, pid=1, address="a", state="", since_s=0) for role in roles
     ]
     directory.update(Members(revision=1, members=members))
-    no_pool: Any = None
+    waits_s: list[float] = []
+
+    async def fetch(heads: object, version: int, *, life: int, timeout_s: float) -> None:
+        waits_s.append(timeout_s)
+
     context: Any = SimpleNamespace(
         config=compose_unchecked("grpo_code", [f"timeouts.start_s={0.3 * timeout_s}"]),
         run_dir=Path("run"),
@@ -51,7 +55,7 @@ def take(timeout_s: float, *roles: str) -> Any:
         directory=directory,
         call_buffer=Buffer(num_refusals=60).call,
     )
-    return asyncio.run(Taker(context, Device(), no_pool, life=0)._take(5))
+    return asyncio.run(Taker(context, Device(), fetch, life=0).take(5)), waits_s
 
 
 @pytest.mark.proves("timeouts.start_s")
@@ -61,8 +65,8 @@ def test_a_batch_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_
         match=r"no batch for version 5 within 0\.1 s .*the buffer waits for 3 of 4 groups",
     ):
         take(0.1, "generator")
-    assert take(60, "generator") == ["the batch"]
+    assert take(60, "generator") == ([["the batch"]], [2 * 18.0])
 
 
 def test_without_any_generator_the_learner_waits_for_as_long_as_nobody_asks_for_one() -> None:
-    assert take(0.1) == ["the batch"]
+    assert take(0.1) == ([["the batch"]], [2 * 0.03])
