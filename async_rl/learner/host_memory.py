@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from async_rl.learner.sharding import local, one_ahead, reshard
+from async_rl.core.ahead import one_ahead
+from async_rl.learner.sharding import local, reshard
 
 
 class HostCopies:

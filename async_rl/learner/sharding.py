@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -38,11 +37,10 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from async_rl.algorithms.parts import Across
+from async_rl.core.ahead import one_ahead
 from async_rl.core.frozen import frozen
 from async_rl.learner.attention import WHOLE_ROWS, Context
 from async_rl.weights.communicator import private_gloo
-
-T = TypeVar("T")
 
 BACKEND = "private_gloo"
 _LOOPBACK = "127.0.0.1"
@@ -250,17 +248,6 @@ def chunk(num_rows: int, num_ranks: int, rank: int) -> tuple[int, int]:
     # FSDP divides the rows like torch.chunk: the last ranks may have fewer or none.
     size = -(-num_rows // num_ranks)
     return min(rank * size, num_rows), min((rank + 1) * size, num_rows)
-
-
-def one_ahead(begun: Iterable[T]) -> Iterator[T]:
-    """Yield operations in order, each once the next has begun; keep no other."""
-    waiting: deque[T] = deque()
-    for operation in begun:
-        waiting.append(operation)
-        # The deque alone: a second name would keep the tensors of a finished operation.
-        if len(waiting) == 2:
-            yield waiting.popleft()
-    yield from waiting
 
 
 def units(

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ import msgspec
 import torch
 
 from async_rl.config.run import AutoTransfer, CollectiveTransfer
+from async_rl.core.ahead import one_ahead
 from async_rl.core.errors import BroadcastBroken, SenderLate
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
@@ -45,7 +45,7 @@ from async_rl.weights.communicator import (
 )
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership, life_of
-from async_rl.weights.outgoing import MOST_UNDER_WAY, Outgoing
+from async_rl.weights.outgoing import Outgoing
 from async_rl.weights.rendezvous import Rendezvous
 
 _CPU = "cpu"
@@ -199,27 +199,24 @@ class Broadcaster(Sender):
 
     def _send_pieces(self, communicator: Communicator, manifest: Manifest, seat: Seat) -> None:
         ready_s = self._clock()
-        under_way: deque[tuple[float, Callable[[], None]]] = deque()
 
-        def finish_one() -> None:
-            begun_s, finish = under_way.popleft()
-            finish()
-            self._piece_s = max(self._piece_s, self._clock() - begun_s)
-
-        largest = min(seat.bucket_bytes, manifest.total_bytes)
-        with SharedTensorsReader(manifest) as reader, self._staged(communicator, largest) as stage:
-            block = torch.from_numpy(reader.block)
+        def begun(
+            block: torch.Tensor, stage: Callable[[torch.Tensor], torch.Tensor]
+        ) -> Iterator[tuple[float, Callable[[], None]]]:
+            nonlocal ready_s
             for bucket in buckets(manifest, seat.bucket_bytes):
                 for piece in torch.split(block[bucket.begin : bucket.end], seat.bucket_bytes):
                     flat = stage(piece)
                     begun_s = self._clock()
                     self._late_s = max(self._late_s, begun_s - ready_s)
-                    under_way.append((begun_s, begin(communicator, flat, timeout_s=seat.timeout_s)))
-                    if len(under_way) == MOST_UNDER_WAY:
-                        finish_one()
+                    yield begun_s, begin(communicator, flat, timeout_s=seat.timeout_s)
                     ready_s = self._clock()
-            while under_way:
-                finish_one()
+
+        largest = min(seat.bucket_bytes, manifest.total_bytes)
+        with SharedTensorsReader(manifest) as reader, self._staged(communicator, largest) as stage:
+            for begun_s, finish in one_ahead(begun(torch.from_numpy(reader.block), stage)):
+                finish()
+                self._piece_s = max(self._piece_s, self._clock() - begun_s)
 
     @contextmanager
     def _staged(
@@ -266,7 +263,7 @@ class BroadcastReceiver:
     def __init__(self, rank: int, device: torch.device) -> None:
         self._rank = rank
         self._member = _Seated(device)
-        self._buffers = [torch.empty(0, dtype=torch.uint8)] * MOST_UNDER_WAY
+        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
         self._one_at_a_time = threading.Lock()
 
     @contextmanager
@@ -290,10 +287,18 @@ class BroadcastReceiver:
 
     def _received(self, manifest: Manifest, seat: Seat, checksums: list[torch.Tensor]) -> Tensors:
         communicator = self._member.joined(seat, seat.first_rank + self._rank)
-        under_way: deque[tuple[Bucket, torch.Tensor, list[Callable[[], None]]]] = deque()
 
-        def taken() -> Tensors:
-            bucket, flat, finishes = under_way.popleft()
+        def begun() -> Iterator[tuple[Bucket, torch.Tensor, list[Callable[[], None]]]]:
+            for number, bucket in enumerate(buckets(manifest, seat.bucket_bytes)):
+                flat = self._buffer(number % 2, bucket, seat.bucket_bytes, communicator.device)
+                pieces = torch.split(flat, seat.bucket_bytes)
+                yield (
+                    bucket,
+                    flat,
+                    [begin(communicator, piece, timeout_s=seat.timeout_s) for piece in pieces],
+                )
+
+        for bucket, flat, finishes in one_ahead(begun()):
             for finish in finishes:
                 finish()
             # On its device: to read it here would wait for the engine's copies.
@@ -303,26 +308,17 @@ class BroadcastReceiver:
                 # An engine may keep a tensor until its layer is complete.
                 yield name, tensor.clone() if is_reused else tensor
 
-        for number, bucket in enumerate(buckets(manifest, seat.bucket_bytes)):
-            if bucket.size_bytes <= seat.bucket_bytes:
-                flat = self._buffer(number % MOST_UNDER_WAY, bucket, communicator.device)
-            else:
-                # A single tensor, and a buffer of its size would be kept for ever.
-                flat = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=communicator.device)
-            pieces = torch.split(flat, seat.bucket_bytes)
-            finishes = [begin(communicator, piece, timeout_s=seat.timeout_s) for piece in pieces]
-            under_way.append((bucket, flat, finishes))
-            if len(under_way) == MOST_UNDER_WAY:
-                yield from taken()
-        while under_way:
-            yield from taken()
-
-    def _buffer(self, number: int, bucket: Bucket, device: torch.device) -> torch.Tensor:
-        """uint8 [size_bytes] on the device, reused by the next call with this number."""
+    def _buffer(
+        self, number: int, bucket: Bucket, kept_bytes: int, device: torch.device
+    ) -> torch.Tensor:
+        """uint8 [size_bytes] on the device, reused by the next call with this number. A larger one
+        than kept_bytes, for a single tensor, is not kept.
+        """
         buffer = self._buffers[number]
         if buffer.numel() < bucket.size_bytes or buffer.device != device:
             buffer = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=device)
-            self._buffers[number] = buffer
+            if bucket.size_bytes <= kept_bytes:
+                self._buffers[number] = buffer
         return buffer[: bucket.size_bytes]
 
     def close(self) -> None:

@@ -18,8 +18,6 @@ import torch
 
 from async_rl.core.frozen import frozen
 
-MOST_UNDER_WAY = 2
-
 
 @frozen
 class _Slot:
@@ -50,7 +48,7 @@ class Outgoing:
                     device=torch.empty(piece_bytes, dtype=torch.uint8, device=device),
                     copied=cuda.Event(),
                 )
-                for _ in range(MOST_UNDER_WAY)
+                for _ in range(2)
             ]
         self._turns = itertools.cycle(self._slots)
         self._newest = self._slots[0]
