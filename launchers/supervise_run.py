@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from async_rl.config.checks.run import raise_if_any
 from async_rl.core.machine import this_machine
 from async_rl.core.os import owner_only
 from async_rl.launchers.api.starting import supervise
-from async_rl.launchers.endings import EXIT_WRONG_SETTINGS
 from async_rl.launchers.preflight.checks import memory_problems
 from async_rl.runs.control import leave_mark, owning
 from async_rl.runs.status import config_of
@@ -26,10 +26,7 @@ def main() -> int:
         leave_mark(run_dir)
         if config.launcher.is_submitted:
             # The machine that submitted the job may have no GPU; this one is a node.
-            for problem in (problems := memory_problems(config, this_machine())):
-                print(f"error: {problem}", file=sys.stderr)  # noqa: T201
-            if problems:
-                return EXIT_WRONG_SETTINGS
+            raise_if_any(memory_problems(config, this_machine()))
         return supervise(config, run_dir)
 
 

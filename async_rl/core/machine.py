@@ -31,6 +31,7 @@ class Machine:
     container's limit.  num_gpus: GPUs that the installed packages can use.  unusable_gpus: GPUs of
     the machine that they cannot use, because they are CPU builds.  gpu_mb: memory of the smallest
     of its GPUs, 0 if unknown.  disk_mb: free space of a described machine; None = look at the disk.
+    nodes: equal machines that are counted as one.
     """
 
     cores: tuple[int, ...]
@@ -42,6 +43,7 @@ class Machine:
     core_nodes: tuple[int, ...] = ()
     threads_per_core: int = 1
     gpu_nodes: tuple[int | None, ...] = ()
+    nodes: int = 1
 
     def near(self, gpu: int, cores: Sequence[int]) -> list[int]:
         """Return the given cores that are on the memory node of a GPU; all cores if none is, or

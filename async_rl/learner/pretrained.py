@@ -9,6 +9,9 @@ type.
 
 from __future__ import annotations
 
+import collections
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,15 +25,20 @@ from transformers.utils import logging
 
 # Weights of other types have scales next to them, which transformers applies on loading.
 _PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
+_EXPERT = re.compile(r"(.+\.experts\.)\d+\.(?:(gate_|up_)|down_)proj\.weight")
+"""A matrix of one expert in the files."""
 
 
 class PretrainedWeights:
-    """The safetensors files of a model. Tensors and parameters of the model have equal names."""
+    """The safetensors files of a model. Tensors and parameters of the model have equal names, but
+    files have the matrices of each expert, which are rows of one parameter of all experts.
+    """
 
     def __init__(self, path: Path, config: Any, *, trust_remote_code: bool) -> None:
         self._path = path
         self._config = config
         self._trust_remote_code = trust_remote_code
+        self._experts: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, list[int]] = {}
         for file in sorted(path.glob("*.safetensors")):
@@ -40,12 +48,17 @@ class PretrainedWeights:
                     if stored.get_dtype() in _PLAIN_TYPES:
                         self._files[name] = file
                         self._shapes[name] = stored.get_shape()
+        # Experts by number, and gate before up.
+        for name in sorted(self._files, key=lambda name: [x.zfill(6) for x in name.split(".")]):
+            if found := _EXPERT.fullmatch(name):
+                self._experts[found[1] + ("gate_up_" if found[2] else "down_") + "proj"].append(
+                    name
+                )
 
     @classmethod
     def open(cls, path: Path, *, trust_remote_code: bool) -> PretrainedWeights | None:
-        """Open a directory. None if its weights must be converted or renamed on loading, as those
-        of mixtures of experts, are quantised, or have another format: such a model has to be
-        loaded whole.
+        """Open a directory. None if its weights must be converted or renamed on loading, are
+        quantised, or have another format: such a model has to be loaded whole.
         """
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -54,8 +67,18 @@ class PretrainedWeights:
         except (OSError, ValueError, SafetensorError):
             # Loading the whole model reports the reason.
             return None
-        fits = (weights._shapes.get(name) == list(p.shape) for name, p in lm.named_parameters())
+        fits = (weights._fits(name, list(p.shape)) for name, p in lm.named_parameters())
         return weights if all(fits) else None
+
+    def _parts(self, name: str) -> list[str]:
+        """Return the stored tensors that are, one below the other, the rows of a parameter."""
+        return [name] if name in self._files else self._experts.get(name, [])
+
+    def _fits(self, name: str, shape: list[int]) -> bool:
+        """Return whether the stored tensors have the values of a parameter of this shape."""
+        shapes = [self._shapes[part] for part in self._parts(name)]
+        rows = [each[0] for each in shapes if each[1:] == shape[2:]]
+        return shapes == [shape] or (len(rows) == len(shapes) and sum(rows) == math.prod(shape[:2]))
 
     def empty_model(self) -> PreTrainedModel:
         """Return the model with parameters on the meta device; buffers have their values."""
@@ -64,7 +87,17 @@ class PretrainedWeights:
                 self._config, dtype=torch.float32, trust_remote_code=self._trust_remote_code
             )
         lm.tie_weights()
+        # Those that a checkpoint keeps, such as the bias of a router.
+        for name, values in lm.named_buffers():
+            if name in self._files:
+                values.copy_(self._read(name))
         return lm
+
+    def _read(self, name: str) -> torch.Tensor:
+        # Opened for each tensor: pages of an open file would count as memory of this process.
+        with safe_open(self._files[name], framework="pt") as weights:
+            tensor: torch.Tensor = weights.get_tensor(name)
+        return tensor
 
     def first_layers(self) -> PreTrainedModel:
         """Return a model of the first layers with the real weights: enough of them that each kind
@@ -108,9 +141,10 @@ class PretrainedWeights:
                 if parameter not in made:
                     # An adapter wraps the layer whose weight is in the file.
                     stored = names[parameter].replace(".base_layer.", ".")
-                    # Opened for each tensor: pages of an open file would count as memory of this
-                    # process.
-                    with safe_open(self._files[stored], framework="pt") as weights:
-                        values = weights.get_tensor(stored).to(dtype, copy=True)
+                    values = torch.empty(parameter.shape, dtype=dtype)
+                    end = 0
+                    for part in map(self._read, self._parts(stored)):
+                        start, end = end, end + part.numel()
+                        values.view(-1)[start:end] = part.view(-1)
                     made[parameter] = nn.Parameter(values, parameter.requires_grad)
                 module.register_parameter(name, made[parameter])

@@ -27,7 +27,7 @@ from async_rl.planning.estimate import (
     total_memory_mb,
 )
 from async_rl.planning.learner_memory import longest_sequence
-from async_rl.planning.nodes import gpus_of_node, num_nodes, rank_counts
+from async_rl.planning.nodes import rank_counts
 from async_rl.planning.shape import ModelShape, read_shape
 from async_rl.planning.topology import ProcessSpec, gpus_of, processes
 from async_rl.protocol.membership import PoolCount
@@ -58,19 +58,18 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
         )
     if config.generation.provided.reads_vllm and not config.model.is_hosted:
         problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
-    nodes = num_nodes(config)
     total = total_memory_mb(config, shape)
     if total > machine.memory_mb:
         remedy = "lower generators.count, learner.budget_tokens or generation.vllm.kv_cache_mb"
         if config.learner.gpus_each > 0:
             # Each rank reads whole models, and copies its checkpoint.
             remedy = "lower learner.ranks or generators.count"
-        owner = "this machine has" if nodes == 1 else f"its {nodes} nodes have"
+        owner = "this machine has" if machine.nodes == 1 else f"its {machine.nodes} nodes have"
         problems.append(
             f"the run needs about {gb(total)} of memory, {owner}"
             f" {gb(machine.memory_mb)}; {remedy}, or take a smaller model"
         )
-    else:
+    elif machine.nodes > 1:
         problems += _node_problems(config, shape, machine)
     # A described machine may leave the memory of its GPUs open.
     if machine.gpu_mb:
@@ -80,25 +79,19 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
 
 
 def _node_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Iterator[str]:
-    """Yield the reasons why a part of a run cannot be on one node of several."""
-    node = gpus_of_node(config, machine)
-    node_mb = machine.memory_mb // num_nodes(config)
-    num_ranks = min(config.learner.ranks, node) if config.learner.gpus_each else 1
-    rank_mb = memory_mb(config, "learner", shape)
-    if num_ranks * rank_mb > node_mb:
+    """Yield the reasons why ranks or an engine do not fit one node."""
+    node = machine.num_gpus // machine.nodes
+    ranks_mb = min(config.learner.ranks, node) * memory_mb(config, "learner", shape)
+    if ranks_mb > machine.memory_mb // machine.nodes:
         yield (
-            f"{num_ranks} learner ranks of a node need about {gb(num_ranks * rank_mb)} of memory"
-            f" ({gb(rank_mb)} each), a node has {gb(node_mb)}; raise learner.ranks, lower"
-            " learner.offload, or take a smaller model"
+            f"the learner ranks of a node need about {gb(ranks_mb)} of memory, a node has"
+            f" {gb(machine.memory_mb // machine.nodes)}; raise learner.ranks, or take a smaller"
+            " model"
         )
     for pool in generator_pools(config):
-        own = config_of(config, pool)
-        if own.generators.gpus_each > max(node, 1):
-            problem = (
-                f"generators.gpus_each={own.generators.gpus_each:g}: an engine runs on one node,"
-                f" and a node has {node} GPUs; lower generators.gpus_each and"
-                " generation.vllm.tensor_parallel_size"
-            )
+        gpus = config_of(config, pool).generators.gpus_each
+        if gpus > node:
+            problem = f"generators.gpus_each={gpus:g}: a node has {node} GPUs; lower it"
             yield in_words_of(pool, config, problem)
 
 
@@ -172,15 +165,14 @@ def _remedy(config: RunConfig, spec: ProcessSpec, shape: ModelShape, machine: Ma
         changed = replace(config, learner=replace(learner, **changes))
         for num_ranks in rank_counts(changed, machine, most):
             changes["ranks"] = num_ranks
-            wide = with_settings(changed, {"learner.ranks": num_ranks})
-            if num_ranks % context_ranks or gpu_memory_mb(wide, "learner", shape) > share_mb:
-                continue
-            settings = (
-                f"learner.{name}={str(value).lower()}"
-                for name, value in changes.items()
-                if value != getattr(learner, name)
-            )
-            return f"set {' '.join(settings)} (needs {num_ranks} GPUs for the learner)"
+            changed = replace(config, learner=replace(learner, **changes))
+            if gpu_memory_mb(changed, "learner", shape) <= share_mb:
+                settings = (
+                    f"learner.{name}={str(value).lower()}"
+                    for name, value in changes.items()
+                    if value != getattr(learner, name)
+                )
+                return f"set {' '.join(settings)} (needs {num_ranks} GPUs for the learner)"
     return "take a smaller model or more GPUs for the learner"
 
 

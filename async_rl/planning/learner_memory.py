@@ -143,7 +143,7 @@ def _frozen_bytes(config: RunConfig, shape: ModelShape) -> float:
 
 def _loaded_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The memory of weights that learner/loading.py has read and not yet sharded."""
-    if is_sharded(config) and not shape.is_mixture:
+    if is_sharded(config) and not shape.is_loaded_whole:
         # The first layers for the check of the architecture, or one unit that is read.
         return 1.0 * FLOAT32_BYTES * (shape.root_parameters + 2 * shape.layer_parameters)
     # Models are copied and sharded one after another; the policy is whole until the last.

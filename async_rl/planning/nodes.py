@@ -18,24 +18,11 @@ def fleet(config: RunConfig, machine: Machine) -> Machine | None:
     launch = config.launcher
     if not isinstance(launch, ClusterLaunch):
         return machine
-    if not launch.gpus_per_node or not machine.num_gpus or not machine.gpu_mb:
+    num_gpus = launch.nodes * launch.gpus_per_node
+    if not num_gpus or not machine.num_gpus or not machine.gpu_mb:
         return None
-    return dataclasses.replace(
-        machine,
-        num_gpus=launch.nodes * launch.gpus_per_node,
-        memory_mb=launch.nodes * machine.memory_mb,
-    )
-
-
-def gpus_of_node(config: RunConfig, whole: Machine) -> int:
-    """Return the GPUs of each node. whole: of `fleet`."""
-    launch = config.launcher
-    return launch.gpus_per_node if isinstance(launch, ClusterLaunch) else whole.num_gpus
-
-
-def num_nodes(config: RunConfig) -> int:
-    """Return the number of machines."""
-    return config.launcher.nodes if isinstance(config.launcher, ClusterLaunch) else 1
+    memory_mb = launch.nodes * machine.memory_mb
+    return dataclasses.replace(machine, nodes=launch.nodes, num_gpus=num_gpus, memory_mb=memory_mb)
 
 
 def rank_counts(config: RunConfig, whole: Machine, most: int) -> list[int]:
@@ -43,15 +30,10 @@ def rank_counts(config: RunConfig, whole: Machine, most: int) -> list[int]:
     number on one node, then whole nodes. Each rank has work: a group of each minibatch.
     """
     learner = config.learner
-    node = gpus_of_node(config, whole)
+    node = whole.num_gpus // whole.nodes
     groups = config.buffer.groups_per_step // learner.minibatches
     most = min(most, groups * learner.context_ranks)
     if not config.launcher.has_shared_run_dir:
         most = min(most, node)  # the supervisor's node has the checkpoints
     counts = range(learner.ranks, max(learner.ranks, most) + 1)
-    return [
-        count
-        for count in counts
-        if count == learner.ranks
-        or (count % learner.context_ranks == 0 and (count <= node or count % node == 0))
-    ]
+    return [n for n in counts if n % learner.context_ranks == 0 and (n <= node or n % node == 0)]

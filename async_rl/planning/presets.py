@@ -9,7 +9,6 @@ which the checks refuse with its numbers.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -23,7 +22,7 @@ from async_rl.planning.estimate import (
     kv_cache_mb,
 )
 from async_rl.planning.learner_memory import longest_sequence
-from async_rl.planning.nodes import gpus_of_node, rank_counts
+from async_rl.planning.nodes import rank_counts
 from async_rl.planning.shape import ModelShape
 
 _CACHE = "generation.vllm.kv_cache_mb"
@@ -61,13 +60,9 @@ def fitted(
 def learner_forms(config: RunConfig, given: Collection[str]) -> Iterator[RunConfig]:
     """Yield the ways to run the learner's passes, the fastest first."""
     longest = longest_sequence(config)
-    sizes = [_LONGEST_PASS >> n for n in range(6)]
-    passes = [size for size in sizes if size > longest] + [longest]
+    passes = [size for n in range(6) if (size := _LONGEST_PASS >> n) > longest] + [longest]
     long_passes = [size for size in passes if size >= _SHORTEST_PASS] or passes[:1]
-    for is_recomputed, tokens in [
-        *itertools.product((False,), long_passes),
-        *itertools.product((True,), passes),
-    ]:
+    for is_recomputed, tokens in [(False, n) for n in long_passes] + [(True, n) for n in passes]:
         changes = {
             "learner.gradient_checkpointing": is_recomputed,
             "learner.budget_tokens": tokens,
@@ -80,10 +75,12 @@ def _on_own_gpus(
 ) -> RunConfig:
     """Divide whole GPUs between learner ranks and engines."""
     config = _in_parts(config, shape, machine, given)
-    # One engine must remain.
-    counts = rank_counts(config, machine, machine.num_gpus - round(config.generators.gpus_each))
+    counts = [config.learner.ranks]
+    if "learner.ranks" not in given:
+        # One engine must remain.
+        counts = rank_counts(config, machine, machine.num_gpus - round(config.generators.gpus_each))
     best = config
-    for num_ranks in counts[:1] if "learner.ranks" in given else counts:
+    for num_ranks in counts:
         wide = with_settings(config, {"learner.ranks": num_ranks})
         for best in learner_forms(wide, given):
             if gpu_memory_mb(best, "learner", shape) <= _ROOM * machine.gpu_mb:
@@ -98,7 +95,7 @@ def _in_parts(
     cache_mb = kv_cache_mb(config, shape, _CACHED_SEQUENCES)
     for parts in _PARTS:
         # The learner needs a GPU too, and the GPUs of an engine are of one node.
-        if parts >= machine.num_gpus or parts > gpus_of_node(config, machine):
+        if parts >= machine.num_gpus or parts > machine.num_gpus // machine.nodes:
             break
         changes = {
             "generation.vllm.tensor_parallel_size": parts,
@@ -113,10 +110,10 @@ def _in_parts(
 
 def _with_engines(config: RunConfig, machine: Machine, given: Collection[str]) -> RunConfig:
     parts = round(config.generators.gpus_each)
-    # The ranks fill one node after another.
-    taken, part = divmod(config.learner.ranks, node := gpus_of_node(config, machine))
-    free_nodes = machine.num_gpus // node - taken
-    count = max(1, (free_nodes - 1) * (node // parts) + (node - part) // parts)
+    node = machine.num_gpus // machine.nodes
+    # The ranks fill one node after another; engines have the rest of a node and whole nodes.
+    taken, part = divmod(config.learner.ranks, node)
+    count = max(1, (machine.nodes - taken - 1) * (node // parts) + (node - part) // parts)
     return _with(config, {"generators.count": count}, given)
 
 

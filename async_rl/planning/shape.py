@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from async_rl.core.frozen import frozen
+from async_rl.planning.families import families
 
 EMBEDDED_VOCABULARY = 1024
 EMBEDDED_POSITIONS = 512
@@ -28,7 +29,8 @@ class ModelShape:
     layer_parameters: of the largest layer.  mlp_width: hidden units of the feed-forward part that
     one token uses.  num_heads: attention heads.  query_width, kv_width: values of a token's
     queries and of its keys.
-    max_positions: the longest sequence.
+    max_positions: the longest sequence.  is_loaded_whole: every learner rank loads all weights,
+    because the files have other names, or may have.
     """
 
     num_parameters: int
@@ -44,17 +46,13 @@ class ModelShape:
     mlp_width: int
     has_qk_norm: bool
     max_positions: int
+    is_loaded_whole: bool
 
     @property
     def backbone_parameters(self) -> int:
         """The parameters without an untied output head, as a critic has them."""
         embeddings = self.vocab_size * self.hidden_size
         return self.num_parameters - (self.root_parameters - embeddings - self.hidden_size)
-
-    @property
-    def is_mixture(self) -> bool:
-        """Return whether the model has experts, and a token uses only a few of them."""
-        return self.num_active < self.num_parameters
 
 
 def embedded_shape(*, hidden_size: int, num_layers: int, num_heads: int) -> ModelShape:
@@ -102,6 +100,8 @@ def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
     feed_forward, active, mlp_width = _feed_forward(settings)
     dense = 3 * hidden * settings["intermediate_size"]
     num_dense = _num_dense_layers(settings)
+    kind = settings.get("model_type", "")
+    trained, renamed, _ = families()
     root = (1 if settings.get("tie_word_embeddings") else 2) * vocab * hidden + hidden
     outside = root + layers * common + num_dense * dense
     return ModelShape(
@@ -116,8 +116,9 @@ def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
         query_width=heads * head_dim,
         kv_width=kv_width,
         mlp_width=mlp_width,
-        has_qk_norm=str(settings.get("model_type", "")).startswith(_WITH_QK_NORM),
+        has_qk_norm=kind.startswith(_WITH_QK_NORM),
         max_positions=settings["max_position_embeddings"],
+        is_loaded_whole=kind in renamed or (active < feed_forward and kind not in trained),
     )
 
 

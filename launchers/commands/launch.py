@@ -75,10 +75,7 @@ def launch(
     config, preset = starting.checked_config(conf, overrides, machine)
     # Its cores and GPUs may not exist here.
     if other_machine is not None and not dry_run and config.launcher.is_one_machine:
-        raise ConfigError(
-            "--machine describes another machine; it requires --dry-run, or the nodes of"
-            " launcher=ray or launcher=slurm"
-        )
+        raise ConfigError("--machine describes another machine; it requires --dry-run or a cluster")
     specs = processes(config, machine)
     terminal = console(Terminal)
     # The configuration is 170 lines; a run has it in its directory.

@@ -5,6 +5,7 @@ Display only; topology.py and estimate.py compute the values.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE
@@ -26,10 +27,7 @@ from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import AUTO, LOOPBACK
 
 FREE_PORT = "(free port)"
-_UNKNOWN_NODES = (
-    "not known on this machine, so nothing is fitted to it; describe a node, for example --machine"
-    " cores=64,gpus=8,gpu_gb=80,memory_gb=2000"
-)
+_UNKNOWN_NODES = "not known here, so nothing is fitted to it; describe a node with --machine"
 
 
 def show_config(console: Console, config: RunConfig) -> None:
@@ -117,13 +115,10 @@ def _numbers(cores: Sequence[int]) -> str:
 
 def spans(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Return the first and the last number of each unbroken run of numbers."""
-    found: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return found
+    # In an unbroken run, a number grows as its place does.
+    groups = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return [(run[0], run[-1]) for run in runs]
 
 
 def _host(config: RunConfig) -> str:

@@ -164,7 +164,7 @@ def test_the_plan_of_a_cluster_names_the_memory_of_a_described_node_or_that_it_i
 ) -> None:
     monkeypatch.setattr("async_rl.launchers.commands.launch.this_machine", lambda: CPU)
     said = dry_run(monkeypatch, capsys, "--dry-run", *NODES)
-    assert re.search(r"memory of the nodes +not known on this machine.*--machine", said)
+    assert re.search(r"memory of the nodes +not known here.*--machine", said)
     assert "of 80.0 GB each" not in said
     said = dry_run(monkeypatch, capsys, "--dry-run", *NODES, *NODE)
     assert re.search(r"learner's GPUs +4 x 1: .* of 80.0 GB each", said)

@@ -1,5 +1,5 @@
 """Models of other makers, small and random: packed rows give their own log-probs and gradients, or
-the family is refused with the reason. The families are those of async_rl/data/families.toml.
+the family is refused with the reason. The families are those of async_rl/planning/families.toml.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from async_rl.batching.packing import pack
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError
-from async_rl.data.families import families, refusal
 from async_rl.data.model_files import model_problems
 from async_rl.learner.loading import load_policy
+from async_rl.learner.pretrained import PretrainedWeights
+from async_rl.planning.families import families, refusal
 from async_rl.weights.lora import merged_weights
 
 SIZES = {
@@ -183,6 +184,9 @@ def test_a_family_that_trains_has_its_own_logprobs_gradients_and_names(
     pushed = {name for name, _ in merged_weights(policy.lm)}
     others = {name for name in stored ^ pushed if ".mlp.experts." not in name}
     assert bool(others) == (kind in RENAMED), others
+    # The plan of memory counts a model that is loaded whole by this list.
+    is_whole = PretrainedWeights.open(tmp_path, trust_remote_code=False) is None
+    assert is_whole == (kind in RENAMED)
 
 
 @pytest.mark.parametrize("kind", sorted({*REFUSED, "gemma2", "vaultgemma"} - LARGE - MULTIMODAL))

@@ -38,6 +38,23 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 1,
 }
+EXPERTS = {
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 RANK = Ranks(
     rank=0, world_size=1, device=CPU, dtype=torch.float32, min_shard_params=0, offload="parameters"
 )
@@ -51,6 +68,9 @@ def save(path: Path, kind: str, **settings: Any) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
+        for name, values in model.named_buffers():
+            if name.endswith("correction_bias"):
+                values.normal_()
     model.save_pretrained(path)
     return path
 
@@ -64,6 +84,8 @@ def save(path: Path, kind: str, **settings: Any) -> Path:
         ("Qwen3", {"head_dim": 8}),
         ("Mistral", {"sliding_window": 4}),
         ("Olmo2", {}),
+        ("Qwen3Moe", EXPERTS | {"head_dim": 8}),
+        ("DeepseekV3", EXPERTS | LATENT),
     ],
 )
 def test_weights_and_buffers_are_those_of_a_model_that_is_loaded_whole(
@@ -77,7 +99,7 @@ def test_weights_and_buffers_are_those_of_a_model_that_is_loaded_whole(
     assert all(p.is_meta for p in model.parameters())
     names = {parameter: name for name, parameter in model.named_parameters()}
     weights.fill(model.model.layers[1], names=names, dtype=torch.float32)
-    assert model.model.layers[2].mlp.up_proj.weight.is_meta, "only the unit is read"
+    assert all(p.is_meta for p in model.model.layers[2].parameters()), "only the unit is read"
     weights.fill(model, names=names, dtype=torch.float32)
     for (name, mine), (_, theirs) in zip(
         model.named_parameters(), whole.named_parameters(), strict=True
@@ -91,27 +113,24 @@ def test_weights_and_buffers_are_those_of_a_model_that_is_loaded_whole(
 
 
 def test_weights_that_are_converted_on_loading_are_left_to_transformers(tmp_path: Path) -> None:
-    path = save(
-        tmp_path / "model",
-        "Qwen3Moe",
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=24,
-        head_dim=8,
-    )
+    path = save(tmp_path / "model", "Mixtral", num_local_experts=4)
     assert PretrainedWeights.open(path, trust_remote_code=False) is None
 
 
-@pytest.mark.parametrize("change", ["quantised", "shape"])
+@pytest.mark.parametrize("change", ["quantised", "shape", "expert"])
 def test_weights_that_do_not_fit_as_they_are_are_left_to_transformers(
     tmp_path: Path, change: str
 ) -> None:
-    path = save(tmp_path / "model", "Llama")
+    settings = EXPERTS | {"head_dim": 8}
+    kind = "Qwen3Moe" if change == "expert" else "Llama"
+    path = save(tmp_path / "model", kind, **(settings if change == "expert" else {}))
     file = path / "model.safetensors"
     tensors = load_file(file)
     name = "model.layers.0.mlp.up_proj.weight"
     if change == "quantised":  # its scales are in a tensor of another name
         tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    elif change == "expert":
+        del tensors["model.layers.3.mlp.experts.3.down_proj.weight"]
     else:
         tensors[name] = tensors[name][1:].clone()
     save_file(tensors, file, metadata={"format": "pt"})

@@ -11,6 +11,7 @@ from async_rl.core.machine import Machine
 from async_rl.core.types import Role
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb, total_memory_mb
 from async_rl.planning.fit import fit_problems
+from async_rl.planning.learner_memory import learner_memory
 from async_rl.planning.shape import ModelShape, shape_from_hf
 
 LONG = ("model.dtype=bfloat16", "data.max_prompt_tokens=512", "data.max_response_tokens=2048")
@@ -50,6 +51,18 @@ def test_dense_layers_of_a_mixture_have_no_experts() -> None:
     assert every.num_parameters - first.num_parameters == experts + router - dense
     half = shape_from_hf(QWEN3_30B_A3B | {"decoder_sparse_step": 2})
     assert every.num_parameters - half.num_parameters == 24 * (experts + router - dense)
+
+
+def test_a_mixture_is_loaded_by_units_if_the_names_of_its_files_are_known() -> None:
+    on = machine(8)
+    config = settled(on, *FOUR_AND_FOUR)
+    own, other, unknown = (
+        learner_memory(config, shape_from_hf(QWEN3_30B_A3B | {"model_type": kind})).loaded
+        for kind in ("qwen3_moe", "mixtral", "unheard_of")
+    )
+    whole = 4 * shape_from_hf(QWEN3_30B_A3B).num_parameters
+    assert own < whole / 5
+    assert other == unknown == whole
 
 
 def test_eight_billion_parameters_on_four_and_four_gpus_fit_256_gb_of_main_memory() -> None:

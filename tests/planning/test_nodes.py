@@ -92,11 +92,11 @@ def test_the_ranks_of_a_node_fit_its_main_memory() -> None:
     small = fleet(config, machine(8, memory_gb=int(7 * rank_gb)))
     assert small is not None
     (problem,) = fit_problems(config, shape, small)
-    assert problem.startswith("8 learner ranks of a node need about")
-    assert f"({rank_gb:.1f} GB each), a node has {int(7 * rank_gb)}.0 GB" in problem
+    assert problem.startswith(f"the learner ranks of a node need about {8 * rank_gb:.1f} GB")
+    assert f"a node has {int(7 * rank_gb)}.0 GB" in problem
 
 
 def test_an_engine_that_is_wider_than_a_node_is_refused() -> None:
     wide = ("generation.vllm.tensor_parallel_size=16", "generators.gpus_each=16")
     _, problems = planned(*SHARED, *wide, "generators.count=2", "buffer.groups_per_step=64")
-    assert [x for x in problems if "an engine runs on one node, and a node has 8 GPUs" in x]
+    assert [x for x in problems if "generators.gpus_each=16: a node has 8 GPUs" in x]

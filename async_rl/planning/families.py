@@ -20,18 +20,15 @@ def refusal(hf_config: Mapping[str, Any]) -> str:
     """Return why the learner cannot train a model with this config.json; empty if it can, or if
     nothing is known.
     """
-    text = hf_config.get("text_config", {})
-    types = (hf_config.get("model_type"), text.get("model_type"))
-    reasons = [reason for kind, reason in families()[2].items() if kind in types]
-    fields = {**hf_config, **text}
-    reasons += [reason for field, reason in _FIELDS.items() if fields.get(field)]
-    return next(iter(reasons), "")
+    fields = {**hf_config, **hf_config.get("text_config", {})}
+    known = families()[2].get(fields["model_type"], "")
+    return next((reason for field, reason in _FIELDS.items() if fields.get(field)), known)
 
 
 @functools.cache
 def families() -> tuple[dict[str, str], list[str], dict[str, str]]:
-    """Return the models that train by model_type of config.json, the types among them whose pushed
-    tensors have other names than their files, and the reason of each refused type.
+    """Return the models that train by model_type of config.json, the types among them whose tensors
+    have other names than their files, and the reason of each refused type.
     """
     tree = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     return tree["trains"], tree["renamed"], tree["refused"]
