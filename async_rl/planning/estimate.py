@@ -130,10 +130,14 @@ def exported_bytes(config: RunConfig, shape: ModelShape) -> float:
     """
     if config.weights.transfer.kind != "ipc":
         return 0.0
-    size = dtype_bytes(config)
-    published = size * shape.num_parameters
-    largest = size * shape.vocab_size * shape.hidden_size
-    return float(published + min(published, max(largest, DEVICE_CHUNK_BYTES)))
+    published = dtype_bytes(config) * shape.num_parameters
+    chunk = max(_largest_bytes(config, shape), DEVICE_CHUNK_BYTES)
+    return float(published + min(published, chunk))
+
+
+def _largest_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """The embeddings, in the dtype of the generators."""
+    return dtype_bytes(config) * shape.vocab_size * shape.hidden_size
 
 
 def _sent_bytes(config: RunConfig, shape: ModelShape) -> int:
@@ -186,9 +190,10 @@ def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:
         # A push gathers one tensor at a time and writes the published form.
         return _mb(max(training + memory.published, memory.loaded))
     waiting = memory.offloaded + config.devices.resting_bytes(memory.kept)
-    # The checkpoint that is being written, and the block of published weights, which rank 0 has;
-    # the plan divides it among the ranks.
-    training = waiting + memory.saved + memory.published / config.learner.ranks
+    # The checkpoint that is being written; and the block of published weights and the page-locked
+    # buffers of two tensors and two pieces, which rank 0 has and the plan divides among the ranks.
+    pushed = memory.published + 2 * _largest_bytes(config, shape) + _sent_bytes(config, shape)
+    training = waiting + memory.saved + pushed / config.learner.ranks
     return CUDA_BASE_MB + _mb(max(training, memory.loaded))
 
 
