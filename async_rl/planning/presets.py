@@ -109,7 +109,8 @@ def _in_parts(
 
 
 def _with_engines(config: RunConfig, machine: Machine, given: Collection[str]) -> RunConfig:
-    parts = round(config.generators.gpus_each)
+    # A share of a GPU that the learner has alone: the checks refuse it.
+    parts = max(1, round(config.generators.gpus_each))
     node = machine.num_gpus // machine.nodes
     # The ranks fill one node after another; engines have the rest of a node and whole nodes.
     taken, part = divmod(config.learner.ranks, node)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
+import re
 import signal
 import time
 from pathlib import Path
@@ -20,6 +22,10 @@ from async_rl.supervision.registry import Registry
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _LAST_LINES = 15
+_LAST_ERRORS = 3
+# vLLM's message for an engine process that failed: the cause is in the output alone.
+_ELSEWHERE = "See root cause above"
+_EXCEPTION = re.compile(r"^(?:\(.*?\] )?(\w+(?:Error|Exception): .*)$", re.MULTILINE)
 _PLACED_SOON_S = 5.0  # a process that waits longer for resources of the cluster is logged
 
 
@@ -179,6 +185,8 @@ class Child:
             reason = f"was removed by the learner: {self.expelled}"
         elif self.failure:
             reason = f"failed: {self.failure}"
+            if _ELSEWHERE in self.failure:
+                reason += f"\n{errors_in(self._launcher.output_of(self.name))}"
             is_own_failure = True
         elif code == RESTART_CODE:
             reason = "asked to be started again"
@@ -191,6 +199,15 @@ class Child:
             reason = f"exited with code {code}; its last output was:\n{output}"
             is_own_failure = True
         return End(child=self, reason=reason, is_own_failure=is_own_failure)
+
+
+def errors_in(path: Path) -> str:
+    """Return the last exceptions that an output names, one per line; empty without any."""
+    with contextlib.suppress(OSError):
+        named = _EXCEPTION.findall(path.read_text(errors="replace"))
+        named = [line for line in named if _ELSEWHERE not in line]
+        return "\n".join(f"  {line}" for line in list(dict.fromkeys(named))[-_LAST_ERRORS:])
+    return ""
 
 
 def _last_lines(path: Path) -> str:

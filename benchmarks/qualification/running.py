@@ -21,6 +21,7 @@ import msgspec
 
 from async_rl.composition.overrides import with_defaults
 from async_rl.core.os import die_with_parent
+from async_rl.supervision.child import errors_in
 from benchmarks.qualification.catalogue import Qualification, qualifications
 from benchmarks.qualification.report import Result, Verdict
 
@@ -93,7 +94,9 @@ def run_limited(command: list[str], limit_s: float, errors: Path) -> str:
                     os.killpg(process.pid, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_GRACE_S)
-    return f"exit code {code}: {_last_lines(errors)}" if code else ""
+    # An engine process prints its cause long before the last lines.
+    told = [*errors_in(errors).splitlines(), _last_lines(errors)]
+    return f"exit code {code}: {' | '.join(map(str.strip, told))}" if code else ""
 
 
 def _searched() -> list[str]:

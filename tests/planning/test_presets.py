@@ -64,6 +64,11 @@ def test_a_setting_that_was_given_stays() -> None:
     assert config.generators.count == 5
 
 
+def test_a_rank_that_has_the_only_gpu_alone_is_left_to_the_checks() -> None:
+    config = chosen(QWEN3_06B, machine(1), "learner.gpus_each=1")
+    assert (config.learner.gpus_each, config.generators.count) == (1, 1)
+
+
 def test_a_shared_gpu_gives_the_engine_its_cache_in_bytes() -> None:
     on, shape = machine(1), shape_from_hf(QWEN3_06B)
     at_once, in_turns = (

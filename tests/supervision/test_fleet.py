@@ -25,6 +25,12 @@ class Life(NamedTuple):
 
 
 OF_NODE = "was lost with its node 10.0.0.3"
+# As vLLM 0.32 prints it, seen on a GPU.
+ENGINE = (
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+)
+CAUSE = "ModuleNotFoundError: No module named 'torchvision'"
+PRINTED = f"(EngineCore pid=7) ERROR 11-26 12:01:09 [core.py:1510] {CAUSE}\n"
 NEVER_READY = "generator-0 was not ready and made no progress for 120 s"
 
 
@@ -35,6 +41,7 @@ NEVER_READY = "generator-0 was not ready and made no progress for 120 s"
         ("generator", Life(-9, why=OF_NODE), f"generator-0 {OF_NODE}", 3),
         ("generator", Life(), NEVER_READY, 1),
         ("buffer", Life(1, error="DataError: row 3"), "buffer-0 failed: DataError: row 3", 1),
+        ("generator", Life(1, error=ENGINE), f"generator-0 failed: {ENGINE}\n  {CAUSE}", 1),
         # An error that the learner reports is final, even after it was ready.
         ("learner", Life(1, is_ready=True, error="NaN"), "learner-0 failed: NaN", 1),
         (
@@ -48,7 +55,8 @@ NEVER_READY = "generator-0 was not ready and made no progress for 120 s"
 def test_a_process_that_is_lost_comes_back_and_one_that_failed_ends_the_run_with_its_cause(
     tmp_path: Path, role: Role, life: Life, cause: str, starts: int
 ) -> None:
-    (tmp_path / "out").write_text("one\nSegmentation fault\n")
+    printed = f"{PRINTED}{CAUSE}\n  File x\n{ENGINE}\n" if life.error == ENGINE else ""
+    (tmp_path / "out").write_text(f"{printed}one\nSegmentation fault\n")
 
     def on_start(world: World, process: Scripted) -> None:
         process.why = life.why
