@@ -44,7 +44,7 @@ from async_rl.training.operations import (
 )
 from async_rl.training.taking import Parts
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import SharedTensors
+from async_rl.weights.block import SharedTensors, summed
 from async_rl.weights.communicator import choose_interface
 from async_rl.weights.ipc import ExportedWeights
 from async_rl.weights.routes import Caller
@@ -225,9 +225,10 @@ class TrainingPool(Rank):
         def gather() -> Manifest:
             self.adapter = self.trainer.adapter()
             tensors = self.trainer.full_tensors(on_device=True)
+            sums: list[torch.Tensor] = []
             if self.trainer.device.type == "cuda":
-                tensors = self._host_copies.copy(tensors)
-            return self._block.write(version, tensors)
+                tensors = self._host_copies.copy(summed(tensors, sums))
+            return self._block.write(version, tensors, sums)
 
         return await self._together(Gather(), gather)
 

@@ -104,6 +104,24 @@ def checksum(data: Bytes) -> int:
     return int(total) % 2**64 + int(np.add.reduce(rest, dtype=np.uint64))
 
 
+def word_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor's part of the checksum of a block, int64 [] on its device: the sum of its
+    64-bit words modulo 2^64, the last one filled up with zeros as in the block.
+    """
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    # Padding copies the whole tensor, also by nothing.
+    if num_missing := -flat.numel() % 8:
+        flat = torch.nn.functional.pad(flat, (0, num_missing))
+    return flat.view(torch.int64).sum()
+
+
+def summed(tensors: Iterable[torch.Tensor], sums: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the tensors, and add the sum of each to `sums`."""
+    for tensor in tensors:
+        sums.append(word_sum(tensor))
+        yield tensor
+
+
 def require_checksum(manifest: Manifest, actual: int, source: str) -> None:
     """Raise WeightsError unless the bytes from the source have the manifest's checksum."""
     if actual != manifest.checksum:
@@ -136,13 +154,20 @@ class SharedTensors:
         self._bytes[:] = 0
         self._writes = 0
 
-    def write(self, version: int, tensors: Iterable[torch.Tensor]) -> Manifest:
+    def write(
+        self, version: int, tensors: Iterable[torch.Tensor], sums: Sequence[torch.Tensor] = ()
+    ) -> Manifest:
         """Copy the tensors, in the order of the specs, and describe the result. Raises WeightsError
         if the size of a tensor is not the announced one.
-        """
-        return self.write_bytes(version, map(tensor_bytes, tensors))
 
-    def write_bytes(self, version: int, tensors: Iterable[Bytes]) -> Manifest:
+        sums: of the tensors where they come from (`summed`); the checksum then covers the way into
+        the block, and training does not wait for it. Without them the block is added up.
+        """
+        return self.write_bytes(version, map(tensor_bytes, tensors), sums)
+
+    def write_bytes(
+        self, version: int, tensors: Iterable[Bytes], sums: Sequence[torch.Tensor] = ()
+    ) -> Manifest:
         """As `write`, from the bytes of each tensor."""
         self._begin(version)
         for entry, data in zip(self._entries, tensors, strict=True):
@@ -156,7 +181,8 @@ class SharedTensors:
                 torch.from_numpy(target).copy_(torch.from_numpy(data))
             else:  # from a file
                 np.copyto(target, data)
-        return self._complete(version)
+        # Not before the loop, which computes them.
+        return self._complete(version, int(torch.stack(list(sums)).sum()) if sums else None)
 
     def change(self, version: int, base: int, changes: Changes) -> Manifest:
         """Turn version `base` into `version`. Raises BaseMissing unless the block has `base`."""
@@ -175,14 +201,14 @@ class SharedTensors:
         # An odd counter until the version is complete: a reader then refuses the block.
         self._put_header(version, 2 * self._writes - 1)
 
-    def _complete(self, version: int) -> Manifest:
+    def _complete(self, version: int, total: int | None = None) -> Manifest:
         self._put_header(version, 2 * self._writes)
         return Manifest(
             version=version,
             path=f"/proc/{os.getpid()}/fd/{self._fd}",
             tensors=self._entries,
             total_bytes=self._total_bytes,
-            checksum=checksum(self._bytes[_ALIGN:]),
+            checksum=checksum(self._bytes[_ALIGN:]) if total is None else total % 2**64,
         )
 
     def _put_header(self, version: int, counter: int) -> None:

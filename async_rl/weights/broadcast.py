@@ -35,8 +35,8 @@ from async_rl.core.ahead import one_ahead
 from async_rl.core.errors import BroadcastBroken, SenderLate
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
-from async_rl.weights.block import SharedTensorsReader, Tensors, require_checksum
-from async_rl.weights.buckets import BUCKET_BYTES, Bucket, bucket_checksum, buckets
+from async_rl.weights.block import SharedTensorsReader, Tensors, require_checksum, word_sum
+from async_rl.weights.buckets import BUCKET_BYTES, Bucket, buckets
 from async_rl.weights.communicator import (
     Communicator,
     begin,
@@ -302,7 +302,7 @@ class BroadcastReceiver:
             for finish in finishes:
                 finish()
             # On its device: to read it here would wait for the engine's copies.
-            checksums.append(bucket_checksum(flat))
+            checksums.append(word_sum(flat))
             is_reused = bucket.size_bytes <= seat.bucket_bytes
             for name, tensor in bucket.tensors(flat):
                 # An engine may keep a tensor until its layer is complete.

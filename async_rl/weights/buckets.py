@@ -56,10 +56,3 @@ def buckets(manifest: Manifest, bucket_bytes: int) -> list[Bucket]:
             result.append(Bucket(begin=begin, end=ends[index - 1], entries=entries[first:index]))
             first = index
     return result
-
-
-def bucket_checksum(flat: torch.Tensor) -> torch.Tensor:
-    """uint8 [N], N a multiple of 8 -> int64 [] on its device, its part of the manifest's checksum:
-    the sum of its 64-bit words modulo 2^64.
-    """
-    return flat.view(torch.int64).sum()

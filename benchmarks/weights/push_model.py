@@ -1,9 +1,9 @@
 """Compute the seconds of a push over NCCL to fleets that nobody here has, from named rates.
 
 Run: `python -m benchmarks.weights.push_model [--write] [--link 45] ...`; `--write` puts the table
-into docs/performance.md. The stages follow the code: rank 0 gathers, copies to the host, writes the
-block and adds its checksum while training waits; then pieces pass through page-locked memory, the
-GPU and NCCL's ring while generation is paused. Stages of one line overlap, so the slowest counts.
+into docs/performance.md. The stages follow the code: rank 0 gathers, copies to the host and writes
+the block while training waits; then pieces pass through page-locked memory, the GPU and NCCL's ring
+while generation is paused. Stages overlap, so the slowest counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PER_NODE = 8
 class Rates:
     """Rates in GB/s, times of a hop in microseconds, shares as numbers between 0 and 1.
 
-    bus: between GPU and page-locked memory. copy, checksum: of main memory by all cores of rank 0.
+    bus: between GPU and page-locked memory. copy: of main memory by all cores of rank 0.
     link: one network card of a node. load: into an engine's model on one GPU. net_hop, gpu_hop:
     until a rank of the ring passes on the first part, to another node and inside one. changed:
     share of a version's bytes that a list of its changed words has.
@@ -33,7 +33,6 @@ class Rates:
 
     bus: float = 55.0  # measured on an H200
     copy: float = 20.0
-    checksum: float = 30.0
     link: float = 45.0
     load: float = 60.0
     net_hop: float = 100.0
@@ -42,10 +41,8 @@ class Rates:
 
 
 def publish_s(size_gb: float, rates: Rates) -> float:
-    """Return the seconds for which training waits: gather, copy and write overlap, the checksum
-    follows.
-    """
-    return size_gb / min(rates.link, rates.bus, rates.copy) + size_gb / rates.checksum
+    """Return the seconds for which training waits."""
+    return size_gb / min(rates.link, rates.bus, rates.copy)
 
 
 def ring_s(num_ranks: int, rates: Rates) -> float:

@@ -75,10 +75,11 @@ def test_weights_are_packed_into_one_buffer_of_the_device_and_copied_from_a_gpu_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     did: list[Any] = []
+    on_gpu = [torch.ones(1), 2 * torch.ones(2)]
 
     class Exported:
         def __init__(self, tensors: Any, *, sizes: list[int], device: torch.device) -> None:
-            did.append(("export", list(tensors), sizes, device.type))
+            did.append(("export", [t.tolist() for t in tensors], sizes, device.type))
             self.block = len(did)
 
         def close(self) -> None:
@@ -88,14 +89,14 @@ def test_weights_are_packed_into_one_buffer_of_the_device_and_copied_from_a_gpu_
         device=torch.device("cuda"),
         tensor_specs=lambda: [("a", "float32", (1,), 4), ("b", "float32", (2,), 8)],
         adapter=lambda: None,
-        full_tensors=lambda *, on_device: iter(
-            ["a on the device", "b on the device"] if on_device else []
-        ),
+        full_tensors=lambda *, on_device: iter(on_gpu if on_device else []),
     )
     monkeypatch.setattr(ranks, "ExportedWeights", Exported)
-    block = SimpleNamespace(close=list, write=lambda version, tensors: list(tensors))
+    block = SimpleNamespace(
+        close=list, write=lambda version, tensors, sums: ([t.tolist() for t in tensors], len(sums))
+    )
     monkeypatch.setattr(ranks, "SharedTensors", lambda specs: block)
-    copies = SimpleNamespace(copy=lambda tensors: (f"copy of {t}" for t in tensors))
+    copies = SimpleNamespace(copy=lambda tensors: (10 * t for t in tensors))
     monkeypatch.setattr(ranks, "HostCopies", lambda largest_bytes: copies)
 
     async def story() -> list[Any]:
@@ -109,9 +110,10 @@ def test_weights_are_packed_into_one_buffer_of_the_device_and_copied_from_a_gpu_
         pool.close()
         return [*blocks, *written]
 
-    on_device = ["a on the device", "b on the device"]
-    assert asyncio.run(story()) == [1, 3, [f"copy of {t}" for t in on_device], on_device]
-    export = ("export", on_device, [4, 8], "cuda")
+    # The sums of what the GPU has, for the copies alone.
+    copied, own = ([[10.0], [20.0, 20.0]], 2), ([[1.0], [2.0, 2.0]], 0)
+    assert asyncio.run(story()) == [1, 3, copied, own]
+    export = ("export", own[0], [4, 8], "cuda")
     assert did == [export, "close 1", export, "close 3"]
 
 

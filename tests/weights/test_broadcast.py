@@ -25,8 +25,8 @@ from async_rl.core.errors import BroadcastBroken, SenderLate, WeightsError
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights import broadcast
-from async_rl.weights.block import SharedTensors, SharedTensorsReader, layout, tensor_of
-from async_rl.weights.broadcast import Broadcaster, bucket_checksum, buckets
+from async_rl.weights.block import SharedTensors, SharedTensorsReader, layout, tensor_of, word_sum
+from async_rl.weights.broadcast import Broadcaster, buckets
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Life, Load
 from async_rl.weights.routes import Receivers, Route, open_senders
@@ -54,7 +54,7 @@ def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_do
         for piece in pieces:
             assert piece.size_bytes <= bucket_bytes or len(piece.entries) == 1
             flat = torch.from_numpy(reader.block[piece.begin : piece.end].copy())
-            total += int(bucket_checksum(flat))
+            total += int(word_sum(flat))
             found += [
                 (name, tensor.view(torch.uint8).tolist()) for name, tensor in piece.tensors(flat)
             ]

@@ -14,7 +14,9 @@ from async_rl.weights.block import (
     SharedTensorsReader,
     checksum,
     layout,
+    summed,
     tensor_bytes,
+    tensor_spec,
 )
 
 
@@ -106,6 +108,20 @@ def test_checksum_is_the_sum_of_all_words_modulo_2_to_the_64(is_writable: bool) 
     words = [int.from_bytes(content[8 * i : 8 * i + 8], "little") for i in range(1001)]
     data.flags.writeable = is_writable
     assert checksum(data) == sum(words) % 2**64 + sum(content[-5:])
+
+
+def test_sums_of_the_source_are_the_checksum_of_a_block_that_has_the_same_bytes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3,), (), (5, 7), (1,), (4, 4), (13,)]
+    given = [torch.randn(shape, generator=generator).to(torch.bfloat16) for shape in shapes]
+    with SharedTensors(tensor_spec(str(i), tensor) for i, tensor in enumerate(given)) as writer:
+        added_up = writer.write(1, given)
+        sums: list[torch.Tensor] = []
+        assert writer.write(2, summed(given, sums), sums).checksum == added_up.checksum
+        # A copy that went wrong on its way is found by the reader.
+        manifest = writer.write(3, (2 * tensor for tensor in summed(given, sums[:0])), sums)
+        with SharedTensorsReader(manifest) as reader, pytest.raises(WeightsError, match="checksum"):
+            reader.verify()
 
 
 def test_checksum_covers_the_last_odd_bytes() -> None:
