@@ -41,7 +41,7 @@ from async_rl.core.types import Group
 from async_rl.learner.host_memory import HostCopies
 from async_rl.learner.trainer import Trainer
 from async_rl.protocol.weights import DeviceBlock, Manifest, Seat
-from async_rl.weights.block import SharedTensors, SharedTensorsReader
+from async_rl.weights.block import SharedTensors, SharedTensorsReader, summed
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.buckets import BUCKET_BYTES, buckets
 from async_rl.weights.communicator import Communicator, begin, choose_interface, join
@@ -298,9 +298,11 @@ class Bench:
         with SharedTensors(specs) as block:
             numbers: Numbers = {}
             for name in ("first_publish_s", "publish_s"):
-                tensors = trainer.full_tensors(on_device=True)
+                sums: list[torch.Tensor] = []
+                tensors = summed(trainer.full_tensors(on_device=True), sums)
                 started_s = time.perf_counter()
-                manifest = block.write(1, copies.copy(tensors) if self.has_gpu else tensors)
+                tensors = copies.copy(tensors) if self.has_gpu else tensors
+                manifest = block.write(1, tensors, sums)
                 numbers[name] = time.perf_counter() - started_s
             return numbers | self._pushes(
                 manifest, lambda: [trainer.step(self.groups, 0) for _ in range(2)], "two_steps"
