@@ -175,6 +175,14 @@ def test_a_described_node_fits_a_launch_on_a_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     planned: list[RunConfig] = []
+    machines: list[Machine] = []
+    checked = starting.checked_config
+
+    def noted(conf: str, overrides: list[str], machine: Machine) -> tuple[RunConfig, str]:
+        machines.append(machine)
+        return checked(conf, overrides, machine)
+
+    monkeypatch.setattr(starting, "checked_config", noted)
     monkeypatch.setattr(starting, "make_run_dir", lambda config: planned.append(config) or tmp_path)
     monkeypatch.setattr("async_rl.launchers.commands.launch._supervise", lambda *_: 3)
     words = ["async-rl", "launch", "conf=ppo_code", *NODES, *NODE]
@@ -182,6 +190,7 @@ def test_a_described_node_fits_a_launch_on_a_cluster(
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 3
+    assert machines[0].disk_mb is None, "the run is written to the disk of this machine"
     # The preset without a known node has 2048.
     assert planned[0].generation.vllm.max_num_batched_tokens == 8192
 

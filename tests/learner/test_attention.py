@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from async_rl.batching.packing import Indices
@@ -221,3 +221,22 @@ def test_the_kernels_of_a_gpu_accept_what_they_are_given(
     given_ = [x.detach().to("meta").requires_grad_() for x in inputs(segments, dtype)]
     out = VarlenPlan(segments, torch.device("meta")).attend(*given_, None, window)
     assert (out.shape, out.dtype) == (given_[0].shape, dtype)
+
+
+def test_narrower_values_are_padded_for_kernels_of_one_width() -> None:
+    widths = []
+
+    class OneWidth:
+        def attend(
+            self, query: Tensor, key: Tensor, value: Tensor, scaling: object, window: object
+        ) -> Tensor:
+            widths.append((query.shape[2], key.shape[2], value.shape[2]))
+            return value
+
+    query, key = torch.randn(2, 1, 4, 3, 12)
+    value = torch.randn(1, 4, 3, 8)
+    attended, _ = attention._segment_attention(
+        nn.Module(), query, key, value, None, segments=OneWidth()
+    )
+    assert widths == [(12, 12, 12)]
+    assert torch.equal(attended, value.transpose(1, 2))

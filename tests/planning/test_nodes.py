@@ -23,6 +23,8 @@ SHARED = (*CLUSTER, "launcher.shared_run_dir=true")
 
 def planned(*overrides: str, hf: dict[str, object] = LLAMA_70B) -> tuple[RunConfig, list[str]]:
     """The fitted plan of a model on the nodes, and its problems."""
+    # The last value of a setting counts.
+    overrides = tuple({pair.partition("=")[0]: pair for pair in overrides}.values())
     given = [pair.partition("=")[0] for pair in overrides]
     config, _ = compose_for(NODE, "grpo_code", [*LONG, *overrides])
     whole = fleet(config, NODE)
@@ -94,6 +96,18 @@ def test_the_ranks_of_a_node_fit_its_main_memory() -> None:
     (problem,) = fit_problems(config, shape, small)
     assert problem.startswith(f"the learner ranks of a node need about {8 * rank_gb:.1f} GB")
     assert f"a node has {int(7 * rank_gb)}.0 GB" in problem
+
+
+def test_an_engine_has_gpus_of_one_node() -> None:
+    config, problems = planned(*SHARED, "launcher.gpus_per_node=2", "launcher.nodes=64")
+    assert config.generators.gpus_each == 2
+    assert problems != [], "four GPUs would be needed"
+
+
+def test_gpus_of_a_node_that_are_too_few_for_an_engine_stay_free() -> None:
+    three = ("generation.vllm.tensor_parallel_size=3", "generators.gpus_each=3")
+    config, _ = planned(*SHARED, *three, "learner.ranks=2", hf=QWEN3_8B)
+    assert config.generators.count == 2 + 15 * 2
 
 
 def test_an_engine_that_is_wider_than_a_node_is_refused() -> None:
