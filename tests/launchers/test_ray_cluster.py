@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from e2e_support import LiveRun, async_rl
-from ray_cluster import RayCluster, missing
+
+from benchmarks.faults.ray_cluster import RayCluster, missing
 
 SETTINGS = (
     *(

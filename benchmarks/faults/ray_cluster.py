@@ -84,7 +84,7 @@ class RayCluster:
         """Starts a node that offers so many CPUs, and room for so many generators; returns once it
         has joined.
         """
-        namespace, link = self._namespace(node), f"arl{self._id}v{node}"
+        namespace, link = self._namespace(node), self._link(node)
         _ip("netns", "add", namespace)
         self._nodes[node] = None  # type: ignore[assignment]
         _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
@@ -131,20 +131,41 @@ class RayCluster:
         if node == 1:
             _until_answered(self.address_of(1), _PORT)
 
+    def cut(self, node: int, *, is_cut: bool) -> None:
+        """Take the node off the network, or put it back."""
+        _ip("link", "set", self._link(node), "down" if is_cut else "up")
+
+    def slow(self, node: int, mbit: float) -> None:
+        """Limit what the node receives to this rate, by a token bucket; 0 = no limit."""
+        link = ["dev", self._link(node), "root"]
+        if mbit:
+            limit = ["rate", f"{mbit:g}mbit", "burst", "64kb", "latency", "400ms"]
+            _tc("qdisc", "replace", *link, "tbf", *limit)
+        else:
+            _tc("qdisc", "del", *link)
+
+    def signal(self, node: int, number: signal.Signals) -> None:
+        """Send a signal to everything that runs on the node."""
+        for pid in self._pids(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def has_joined(self, node: int) -> bool:
+        """Tell whether Ray still runs on the node: it ends where the head has given it up."""
+        process = self._nodes[node]
+        return process is not None and process.poll() is None
+
+    def _pids(self, node: int) -> list[int]:
+        command = ["ip", "netns", "pids", self._namespace(node)]
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return [int(pid) for pid in said.split()]
+
     def kill_node(self, node: int) -> None:
         """The machine goes down: everything that runs in its namespace, at once."""
         for _ in range(20):  # what is killed may have started something meanwhile
-            said = subprocess.run(
-                ["ip", "netns", "pids", self._namespace(node)],
-                capture_output=True,
-                text=True,
-                check=False,
-            ).stdout
-            for pid in said.split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            if not said:
+            if not self._pids(node):
                 break
+            self.signal(node, signal.SIGKILL)
             time.sleep(0.1)
         if (process := self._nodes.pop(node)) is not None:
             process.wait(10)
@@ -159,6 +180,9 @@ class RayCluster:
     def _namespace(self, node: int) -> str:
         return f"arl{self._id}n{node}"
 
+    def _link(self, node: int) -> str:
+        return f"arl{self._id}v{node}"
+
 
 def _until_answered(host: str, port: int) -> None:
     deadline_s = time.monotonic() + _READY_S
@@ -172,5 +196,13 @@ def _until_answered(host: str, port: int) -> None:
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+    _command("ip", *arguments)
+
+
+def _tc(*arguments: str) -> None:
+    _command("tc", *arguments)
+
+
+def _command(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
