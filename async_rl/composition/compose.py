@@ -123,7 +123,7 @@ def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[Ru
     launcher = variants()["launcher"].get(str(chosen.get("launcher")), {})
     tree, preset = compose_files(source, given.groups, machine, is_cluster="nodes" in launcher)
     config = _validated(tree, given, source)
-    # What the person wrote stays as written; only settings that nobody chose are fitted to the
+    # Settings of the person stay as written; only the other settings are fitted to the
     # machine.
     return fit_to_machine(config, machine, preset, chosen.keys()), preset
 

@@ -43,7 +43,7 @@ class Gpus:
 
 def read_gpus() -> Gpus:
     """Ask the driver for the GPUs. Without a driver the list is empty and `problem` says why."""
-    # A machine without GPUs has no driver, which is no error.
+    # A machine without GPUs has no driver, and that is fine.
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

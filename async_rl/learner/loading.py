@@ -56,7 +56,7 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
             names = {p: prefix + name for name, p in part.named_parameters()}
             fill = functools.partial(weights.fill, names=names, dtype=dtype)
         methods = ["states"] if isinstance(model, Policy) else []
-        # Before: FSDP gives its units other classes.
+        # Before: FSDP changes the class of its units.
         own_blocks = [m for m in model.modules() if type(m).__name__ in blocks]
         ranks.shard(model, blocks, methods=methods, fill=fill)
         # On a CPU compiling takes longer than it saves, and attention has another plan per row.

@@ -152,7 +152,7 @@ def _remedy(config: RunConfig, spec: ProcessSpec, shape: ModelShape, machine: Ma
         [n for n in _CONTEXT_RANKS if n >= learner.context_ranks and shape.num_heads % n == 0],
         ("none", "optimizer", "parameters"),
     ):
-        # Of one row, which is the least that a rank must be able to compute.
+        # One row is the least that a rank must be able to compute.
         least_tokens = -(-longest_sequence(config) // context_ranks)
         changes: dict[str, Any] = {
             "gradient_checkpointing": True,
