@@ -68,7 +68,7 @@ class HfEngine:
         self.version = NO_VERSION
         """Version of the current weights."""
         self._receivers = Receivers(0, self._device)
-        # The only thread that uses the model, so no lock is needed and no request overtakes another.
+        # The only thread that uses the model, so no lock is needed and requests keep their order.
         self._thread = ThreadPoolExecutor(1, "model")
         self._in_flight: set[Samples] = set()
         self._awake = asyncio.Event()
