@@ -265,7 +265,7 @@ async def test_a_part_of_the_log_is_moved_into_the_file_once(
             super().put(item)
 
     monkeypatch.setattr(writer, "queue", SimpleNamespace(SimpleQueue=Queue))
-    monkeypatch.setattr(writer, "_MOVE_BYTES", 3 * writer._COMMIT_BYTES)
+    monkeypatch.setattr(writer, "_MOVE_BYTES", 2**17 + 1)  # a commit counts 2**16
     async with open_store(tmp_path) as store:
         for number in range(1, 8):
             commits.append(number)
