@@ -64,9 +64,7 @@ class Pusher:
         self._pool = pool
         self._device = device
         self._membership = Membership()
-        self._manifest = Manifest(
-            version=NO_VERSION, path="", tensors=[], total_bytes=0, checksum=0
-        )
+        self._manifest: Manifest  # there is no load before the first one
         learner = LearnerSide(
             config=self._config,
             folder=folder_of(self._config, context.run_dir, life),

@@ -28,7 +28,7 @@ from buffer_support import (
 )
 
 from async_rl.buffer.store.audit import audit
-from async_rl.buffer.store.browse import spans
+from async_rl.buffer.store.browse import Filter, page_of, spans
 from async_rl.buffer.store.ledger import (
     OF_PROMPT,
     OF_STATE,
@@ -145,6 +145,9 @@ def test_a_step_tells_the_groups_that_it_trained_and_an_undone_one_none(store: P
 def test_the_summary_counts_states_reasons_and_ages(store: Path) -> None:
     with reading(store) as connection:
         found = summary(connection)
+        stored = page_of(connection, Filter(stored=True))
+    assert 4 not in {row.group_id for row in stored}
+    assert len(stored) == 8
     assert found.states == {
         "issued": 0,
         "generating": 0,
@@ -223,6 +226,10 @@ def test_a_run_without_a_store_is_a_clear_error(tmp_path: Path) -> None:
         (
             "DELETE FROM steps WHERE version=1",
             "the surviving steps are not 1 to 1: [1] are missing",
+        ),
+        (
+            "UPDATE steps SET version=4 WHERE version=2 AND undone_s IS NULL",
+            "the surviving steps are not 1 to 2: [2, 3] are missing",
         ),
         (
             "UPDATE groups SET oldest_version=-9 WHERE group_id=0",

@@ -28,7 +28,7 @@ from buffer_support import (
 from async_rl.buffer.service import BufferService
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.protocol.buffer import ReleaseGenerator
-from async_rl.protocol.learner import DropBatch, ReadSequences, Sequences
+from async_rl.protocol.learner import DropBatch, ReadSequences, Sequences, SetAside
 
 
 def num_trained(path: Path) -> int:
@@ -222,6 +222,17 @@ async def test_tokens_of_discarded_weights_count_as_the_version_that_trains_them
         read = await service.read_sequences(ReadSequences(train_version=1, samples=samples))
         assert isinstance(read, Sequences)
         assert {int(sample.unpacked().versions.max()) for sample in read.trajectories} == {1}
+
+
+async def test_dropped_batches_of_a_version_count_across_a_restart_of_the_buffer(
+    tmp_path: Path,
+) -> None:
+    for number in (1, 2):
+        async with opened(tmp_path) as service:
+            await put_all(service)
+            bad = await taken_ids(service, 0)
+            drop = DropBatch(train_version=0, group_ids=bad, message="bad")
+            assert await service.drop_batch(drop) == SetAside(num_batches=number)
 
 
 async def test_a_start_that_is_reported_twice_undoes_steps_once(tmp_path: Path) -> None:

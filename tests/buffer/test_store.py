@@ -252,6 +252,22 @@ async def test_the_log_stays_short_although_the_writer_never_rests(
     assert limit_bytes < longest < 10 * limit_bytes
 
 
+async def test_a_closed_store_keeps_no_file_open(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        pass
+    with os.scandir("/proc/self/fd") as fds:
+        files = [os.readlink(fd) for fd in fds if os.path.islink(fd) and os.path.exists(fd)]
+    assert [file for file in files if file.startswith(str(tmp_path))] == [], store
+
+
+async def test_a_tenth_of_what_is_recorded_makes_room_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(tmp_path) as store:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**12, free=0))
+        assert store.last_not_kept("full", 200) == 20
+
+
 async def test_a_part_of_the_log_is_moved_into_the_file_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,8 +322,10 @@ async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
             assert reader.stdout is not None
             await reader.stdout.readline()
             # On a busy machine the thread that looks at the log gets its turn late.
-            while not caplog.text:
+            while len(caplog.records) < 2:
                 await write_next(store)
+            first_mb, second_mb = [record.args[1] for record in caplog.records]  # type: ignore
+            assert 2 * first_mb <= second_mb < 3 * first_mb, "again at twice the size"
             await reader.communicate(b"")
             assert f"(pid {reader.pid}); end the transaction" in caplog.text
             while store._is_log_long:

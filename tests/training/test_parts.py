@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,16 +92,17 @@ def test_the_parts_of_the_ranks_are_the_batch_each_sequence_once_in_bounded_mess
         found: dict[int, Trajectory] = {}
         for rank in range(ranks):
             mine = Parts(buffer.call, rank)
+            buffer.sent.clear()
             await mine.fetch(fetch_of([head_of(group) for group in groups]), owners)
+            sizes = [[len(t.unpacked().token_ids) for t in chunk] for chunk in buffer.sent]
+            assert all(len(chunk) == 1 or sum(chunk) <= limit for chunk in sizes)
+            assert all(sum(one) + after[0] > limit for one, after in itertools.pairwise(sizes))
             part = mine.pop(0)
             assert len(part.own) == len(part.trajectories)
             for s, trajectory in zip(part.own, part.trajectories, strict=True):
                 assert s not in found
                 found[s] = trajectory
         assert encode([found[s] for s in range(len(everything))]) == encode(everything)
-        for chunk in buffer.sent:
-            sizes = [len(t.unpacked().token_ids) for t in chunk]
-            assert len(chunk) == 1 or sum(sizes) <= limit
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(taking, "_CHUNK_TOKENS", limit)
@@ -150,15 +152,22 @@ def test_a_batch_may_take_its_time_from_when_a_generator_may_make_it(
 
 
 def test_advantages_return_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "_CHUNK_TOKENS", 4)
+    monkeypatch.setattr(taking, "_CHUNK_TOKENS", 6)
+    sizes: list[int] = []
 
     async def story() -> dict[tuple[int, int], list[float]]:
         buffer = Buffer([])
+
+        async def call(request: KeepAdvantages) -> Any:
+            sizes.append(len(request.rows))
+            return await buffer.call(request)
+
         rows = {(7, n): np.full(3, n, dtype=np.float32) for n in range(3)}
-        await Parts(buffer.call, 0).keep_advantages(rows)
+        await Parts(call, 0).keep_advantages(rows)
         return buffer.kept
 
     assert asyncio.run(story()) == {(7, n): [n] * 3 for n in range(3)}
+    assert sizes == [2, 1]
 
 
 def test_each_rank_receives_its_share_of_the_bytes_and_little_of_the_rest() -> None:

@@ -20,7 +20,7 @@ from async_rl.launchers.backends.cluster import on_cluster
 from async_rl.planning.topology import processes
 from async_rl.training import ranks
 from async_rl.training.device import learner_device
-from async_rl.training.operations import Fetch, Perform, Step, Stop
+from async_rl.training.operations import Fetch, Perform, Score, Step, Stop
 from async_rl.training.ranks import Rank, TrainingPool
 
 
@@ -147,6 +147,31 @@ def test_an_operation_of_another_life_of_the_pool_is_refused() -> None:
         return list(trainer.steps)
 
     assert asyncio.run(story()) == [1]
+
+
+def test_operations_are_numbered_and_use_one_thread() -> None:
+    may_end = threading.Event()
+    trainer: Any = SimpleNamespace(tensor_specs=list, logprobs=lambda rows: may_end.wait(10))
+    numbers: list[int] = []
+
+    class Other:
+        async def call(self, request: Perform, *, timeout_s: float) -> None:
+            numbers.append(request.number)
+
+    async def story() -> list[str]:
+        pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS, [Other()])
+        leading = [asyncio.create_task(pool.lead(Score(rows=[]))) for _ in range(2)]
+        for _ in range(20):  # until both wait for a thread
+            await asyncio.sleep(0)
+        names = [t.name for t in threading.enumerate() if t not in before]
+        may_end.set()
+        await asyncio.gather(*leading)
+        pool.close()
+        return [name for name in names if name.startswith("trainer_")]
+
+    before = threading.enumerate()
+    assert asyncio.run(story()) == ["trainer_0"]
+    assert numbers == [1, 2]
 
 
 def test_an_operation_that_is_sent_again_is_performed_once() -> None:

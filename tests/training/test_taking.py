@@ -35,7 +35,7 @@ class Buffer:
         )  # type: ignore[list-item]
 
 
-def take(timeout_s: float, *roles: str) -> Any:
+def take(timeout_s: float, *roles: str, device: Device | None = None, first: int = 5) -> Any:
     directory = Directory()
     members = [
         Member(name=role, role=role, pid=1, address="a", state="", since_s=0) for role in roles
@@ -47,7 +47,9 @@ def take(timeout_s: float, *roles: str) -> Any:
         waits_s.append(timeout_s)
 
     context: Any = SimpleNamespace(
-        config=compose_unchecked("grpo_code", [f"timeouts.start_s={0.3 * timeout_s}"]),
+        config=compose_unchecked(
+            "grpo_code", [f"timeouts.start_s={0.3 * timeout_s}", "weights.push_every_steps=3"]
+        ),
         run_dir=Path("run"),
         incarnation="life",
         host="127.0.0.1",
@@ -55,7 +57,8 @@ def take(timeout_s: float, *roles: str) -> Any:
         directory=directory,
         call_buffer=Buffer(num_refusals=60).call,
     )
-    return asyncio.run(Taker(context, Device(), fetch, life=0).take(5)), waits_s
+    taker = Taker(context, device or Device(), fetch, life=0)
+    return asyncio.run(taker.take(first)), waits_s
 
 
 @pytest.mark.proves("timeouts.start_s")
@@ -70,3 +73,11 @@ def test_a_batch_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_
 
 def test_without_any_generator_the_learner_waits_for_as_long_as_nobody_asks_for_one() -> None:
     assert take(0.1) == ([["the batch"]], [2 * 0.03])
+
+
+def test_a_shared_device_takes_the_batches_of_all_steps_up_to_the_next_push() -> None:
+    device = Device()
+    assert take(60, "generator", device=device, first=4)[0] == [["the batch"]]
+    device.is_shared = True
+    taken, waits_s = take(60, "generator", device=device, first=4)
+    assert len(taken) == len(waits_s) == 2

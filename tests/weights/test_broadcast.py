@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import BroadcastBroken, SenderLate, WeightsError
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import Manifest, Seat
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Seat
 from async_rl.weights import broadcast
 from async_rl.weights.block import SharedTensors, SharedTensorsReader, layout, tensor_of, word_sum
 from async_rl.weights.broadcast import Broadcaster, buckets
@@ -278,6 +278,11 @@ def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the
         seat = msgspec.structs.replace(SEAT, communicator=name)
         with receivers.receive(manifest, seat) as tensors:
             assert [tensor.view(torch.int32).tolist() for _, tensor in tensors] == [[-1, -1]]
+    block = SharedTensors([("w", "float32", [2], 8)])
+    manifest = block.write_bytes(1, [np.full(8, 255, np.uint8)])
+    with receivers.receive(manifest, SHARED_BLOCK) as tensors:
+        assert [tensor.view(torch.int32).tolist() for _, tensor in tensors] == [[-1, -1]]
+    block.close()
     receivers.close()
     assert did == ["join one as 4", "leave one", "join two as 4", "leave two"]
 

@@ -18,6 +18,7 @@ from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import (
     SHARED_BLOCK,
     Manifest,
+    Seat,
     SharedBlock,
     StoredFile,
     TensorEntry,
@@ -120,10 +121,11 @@ class SlowStorage(Sender):
     """Writes each version for so many seconds."""
 
     write_s = 0.0
+    place: SharedBlock | Seat = SHARED_BLOCK
 
-    async def source(self, manifest: Manifest, load: Load, life: object) -> SharedBlock:
+    async def source(self, manifest: Manifest, load: Load, life: object) -> SharedBlock | Seat:
         await asyncio.sleep(self.write_s)
-        return SHARED_BLOCK
+        return self.place
 
 
 class Silent:
@@ -133,7 +135,10 @@ class Silent:
 
 
 def seconds_until_late(
-    monkeypatch: pytest.MonkeyPatch, write_s: float, sent_s: float | None
+    monkeypatch: pytest.MonkeyPatch,
+    write_s: float,
+    sent_s: float | None,
+    place: SharedBlock | Seat = SHARED_BLOCK,
 ) -> tuple[float, str]:
     """Push to a silent generator in virtual time; return the seconds from the request, or from the
     end of a broadcast, and the reason. Two other generators read too.
@@ -143,7 +148,7 @@ def seconds_until_late(
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(routes.time, "monotonic", loop.time)
         sender = SlowStorage(None)  # type: ignore[arg-type]
-        sender.write_s = write_s
+        sender.write_s, sender.place = write_s, place
         sent = None if sent_s is None else asyncio.Event()
         if sent is not None:
             loop.call_later(sent_s or 0.0, sent.set)
@@ -183,3 +188,15 @@ def test_the_deadline_of_a_broadcast_starts_when_it_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert seconds_until_late(monkeypatch, 0.0, 1000.0)[0] == 60
+    seat = Seat(
+        communicator="",
+        backend="gloo",
+        store="",
+        secret="",
+        host="",
+        world_size=2,
+        first_rank=1,
+        bucket_bytes=1,
+        timeout_s=45.0,
+    )
+    assert seconds_until_late(monkeypatch, 0.0, 1000.0, seat)[0] == 90, "twice its patience"
