@@ -109,8 +109,10 @@ def word_sum(tensor: torch.Tensor) -> torch.Tensor:
     64-bit words modulo 2^64, the last one filled up with zeros as in the block.
     """
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    # Padding copies the whole tensor, also by nothing.
-    if num_missing := -flat.numel() % 8:
+    num_missing = -flat.numel() % 8
+    # Padding copies the whole tensor, also by nothing, as a part of a tensor needs that does not
+    # begin at a word.
+    if num_missing or flat.storage_offset() % 8:
         flat = torch.nn.functional.pad(flat, (0, num_missing))
     return flat.view(torch.int64).sum()
 

@@ -114,6 +114,8 @@ def test_sums_of_the_source_are_the_checksum_of_a_block_that_has_the_same_bytes(
     generator = torch.Generator().manual_seed(0)
     shapes = [(3,), (), (5, 7), (1,), (4, 4), (13,)]
     given = [torch.randn(shape, generator=generator).to(torch.bfloat16) for shape in shapes]
+    # A part of a tensor, as of one expert, that begins within a word.
+    given.append(torch.randn(9, generator=generator).to(torch.bfloat16)[1:])
     with SharedTensors(tensor_spec(str(i), tensor) for i, tensor in enumerate(given)) as writer:
         added_up = writer.write(1, given)
         sums: list[torch.Tensor] = []
