@@ -233,6 +233,16 @@ async def test_a_generator_that_is_silent_for_a_lease_loses_its_tickets_unless_i
         assert queue(service) == [3, 0, 1, 0]
 
 
+async def test_what_a_silent_generator_loses_counts_as_an_attempt(tmp_path: Path) -> None:
+    clock = Clock()
+    config = make_config(max_attempts=1, lease_s=30)
+    async with opened(tmp_path, config, clock=clock) as service:
+        await tickets(service, 0)
+        clock.now += 30
+        service.expire([])
+        assert service.state.drops == {"generator_lost": 4}
+
+
 async def test_a_silent_generator_is_not_handed_the_groups_that_it_lost(tmp_path: Path) -> None:
     clock = Clock()
     async with opened(tmp_path, lease_s=30, clock=clock) as service:

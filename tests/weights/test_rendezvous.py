@@ -7,9 +7,12 @@ import logging
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,8 +22,9 @@ import zmq
 from async_rl.core.codec import encode
 from async_rl.core.errors import BroadcastBroken, DeadlineExceeded
 from async_rl.protocol.weights import LookUp, Put, Seat
+from async_rl.weights import communicator
 from async_rl.weights import rendezvous as rendezvous_module
-from async_rl.weights.communicator import Communicator, begin, join
+from async_rl.weights.communicator import Communicator, GlooCommunicator, begin, join
 from async_rl.weights.rendezvous import Rendezvous, SeatStore
 from async_rl.wire.keys import derived_keys
 
@@ -210,3 +214,26 @@ def test_a_stranger_reads_and_changes_nothing_and_the_run_names_it(
     assert not [key for key in values if key.startswith("flood")]
     # Of two ranks: that they are there, the verdict, their addresses, and at most two dials.
     assert len(values) <= 1 + 1 + 2 + 2 * 2
+
+
+def test_the_error_of_a_broadcast_keeps_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose() -> None:
+        raise RuntimeError("a peer is lost")
+
+    class Work:
+        wait = staticmethod(lose)
+
+    works = []
+
+    def broadcast(*_: object) -> Work:
+        work = Work()
+        works.append(weakref.ref(work))
+        return work
+
+    group = SimpleNamespace(broadcast=broadcast)
+    monkeypatch.setattr(communicator, "private_gloo", lambda *_, **__: group)
+    store: Any = SimpleNamespace(close=list)
+    gloo = GlooCommunicator(store, 0, 2, host="", timeout=timedelta(seconds=1))
+    with pytest.raises(RuntimeError) as kept:
+        gloo.begin(torch.zeros(1), timeout_s=1.0)
+    assert (str(kept.value), works[0]()) == ("a peer is lost", None)
