@@ -28,7 +28,7 @@ from buffer_support import (
 )
 
 from async_rl.buffer.store.audit import audit
-from async_rl.buffer.store.browse import Filter, page_of, spans
+from async_rl.buffer.store.browse import Filter, ages, page_of, spans
 from async_rl.buffer.store.ledger import (
     OF_PROMPT,
     OF_STATE,
@@ -146,6 +146,7 @@ def test_the_summary_counts_states_reasons_and_ages(store: Path) -> None:
     with reading(store) as connection:
         found = summary(connection)
         stored = page_of(connection, Filter(stored=True))
+        assert sum(number for _, number in ages(connection)) == 4, "as many as were trained"
     assert 4 not in {row.group_id for row in stored}
     assert len(stored) == 8
     assert found.states == {

@@ -101,6 +101,7 @@ def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
 
     class Generator:
         async def call(self, request: Probe, *, timeout_s: float) -> Logprobs:
+            assert timeout_s == 120, "twice the time of a push"
             rows = [np.full(len(row), -pool.num_calls, np.float32) for row in request.rows]
             return Logprobs(version=prober.expected.version, rows=rows)
 
