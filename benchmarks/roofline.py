@@ -1,21 +1,20 @@
 """Compute the time of one learner pass on a GPU from the kernels that it launches. Needs no GPU.
 
-    python -m benchmarks.roofline [--model 0.6b|1.7b|8b|CONFIG.json] [--gpu h100|h200] [--tokens N]
+    python -m benchmarks.roofline [--model 0.6b|1.7b|8b|DIRECTORY] [--gpu h100|h200] [--groups N]
 
 A decoder block, eager and compiled, and the head run on tensors without storage. Each kernel takes
-max(bytes / bandwidth, FLOPs / rate) and a launch. The kernels of the compiled block are the ones
+max(bytes / bandwidth, FLOPs / rate) and 5 us more. The kernels of the compiled block are the ones
 that torch's inductor would schedule, here for a CPU, whose rules of fusion are nearly those of a
-GPU. Added by hand: the copies of FSDP on one rank, and the optimizer, shared by --passes passes.
-Utilisation counts the FLOPs that the model needs, over the rate of a large product.
+GPU. docs/performance.md compares the result with a measured step. Added by hand: the copies of FSDP
+on one rank, and the optimizer, shared by --passes passes. Utilisation counts the FLOPs that the
+model needs, over the rate of a large product.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from async_rl.algorithms import fused_logprobs
 from async_rl.algorithms.logprobs import logprobs_by_rows
@@ -37,23 +36,30 @@ SHAPES = {
     "1.7b": (2048, 6144, 28, 16, 8, True),
     "8b": (4096, 12_288, 36, 32, 8, False),
 }
-PROMPT, RESPONSE, GROUP = 128, 512, 8
 LOGITS_BYTES = 512 * 2**20
 _NO_KERNEL = ("detach", "_unsafe_view", "empty", "empty_like", "alias")
 
 
 class Gpu(NamedTuple):
     """Ceilings as measured: bytes read and written per second, FLOPs per second of a large
-    bfloat16 product and of attention, and the seconds between two kernels.
+    bfloat16 product and of attention, and the seconds that every kernel adds.
     """
 
     bandwidth: float
     product: float
     attention: float
-    launch: float = 2e-6
+    launch: float = 5e-6
 
 
-GPUS = {"h100": Gpu(3.0e12, 798e12, 350e12), "h200": Gpu(4.3e12, 788e12, 350e12)}
+# The kernels of varlen_attn, forward and backward, over the rate of a large product: 168 TFLOP/s on
+# an H200 for 64 sequences of mixed lengths.  An H100 has the same arithmetic.
+ATTENTION_SHARE = 0.21
+GPUS = {"h100": Gpu(3.0e12, 798e12, 168e12), "h200": Gpu(4.25e12, 790e12, 168e12)}
+
+
+def healthy(device: str) -> Gpu | None:
+    """Return the ceilings of a device by its name, None if nobody has measured one."""
+    return next((gpu for name, gpu in GPUS.items() if name in device.lower()), None)
 
 
 class Kernel(NamedTuple):
@@ -80,19 +86,18 @@ class Row(NamedTuple):
     pairs: float
 
     @classmethod
-    def of(cls, tokens: int) -> Row:
-        """Return a row with about this many tokens."""
+    def of(cls, groups: int, *, samples: int = 8, prompt: int = 128, response: int = 512) -> Row:
+        """Return a row of groups, each with one prompt and some responses of that many tokens."""
         table, start = [], 0
-        for _ in range(max(1, tokens // (PROMPT + GROUP * RESPONSE))):
-            table.append((start, PROMPT, 0, 0))
-            first, start = start, start + PROMPT
-            for _ in range(GROUP):
-                table.append((start, RESPONSE, first, PROMPT))
-                start += RESPONSE
-        groups = len(table) // (GROUP + 1)
-        own = PROMPT * (PROMPT + 1) / 2
-        others = GROUP * (RESPONSE * PROMPT + RESPONSE * (RESPONSE + 1) / 2)
-        return cls(np.array(table), start, groups * GROUP * RESPONSE, groups * (own + others))
+        for _ in range(groups):
+            table.append((start, prompt, 0, 0))
+            first, start = start, start + prompt
+            for _ in range(samples):
+                table.append((start, response, first, prompt))
+                start += response
+        own = prompt * (prompt + 1) / 2
+        others = samples * (response * prompt + response * (response + 1) / 2)
+        return cls(np.array(table), start, groups * samples * response, groups * (own + others))
 
 
 def tensor_bytes(values: Any) -> int:
@@ -263,12 +268,18 @@ def head_kernels(config: Any, row: Row, *, is_fused: bool) -> list[Kernel]:
     return recorder.kernels
 
 
-def sharding_kernels(parameters: int) -> list[Kernel]:
-    """FSDP's copies of one unit on one rank: a cast, a gather and a copy in each direction, then
-    the gradients in float32, their reduction, and their sum over passes.
-    """
-    gathered = [Kernel("rest", bytes_each * parameters) for bytes_each in (6, 4, 4)]
-    return [*gathered, *gathered, *(Kernel("rest", n * parameters) for n in (6, 8, 12))]
+def gathering(parameters: int, tensors: int) -> list[Kernel]:
+    """FSDP's copies of one unit on one rank: each parameter is cast, and copied to its place."""
+    return [Kernel("rest", size * parameters, 0.0, tensors) for size in (6, 4)]
+
+
+def reducing(parameters: int, tensors: int) -> list[Kernel]:
+    """The gradients of one unit: joined in float32, copied, and added to those of other passes."""
+    return [
+        Kernel("rest", 6 * parameters),
+        Kernel("rest", 8 * parameters),
+        Kernel("rest", 12 * parameters, 0.0, tensors),
+    ]
 
 
 def needed_flops(config: Any, row: Row, layer_parameters: int) -> float:
@@ -280,10 +291,9 @@ def needed_flops(config: Any, row: Row, layer_parameters: int) -> float:
 
 
 def load(model: str) -> Any:
-    """Return the configuration of a named shape or of a file."""
+    """Return the configuration of a named shape, or of a directory with a config.json."""
     if model not in SHAPES:
-        given = json.loads(Path(model).read_text())
-        return Qwen3Config(**given)
+        return AutoConfig.from_pretrained(model)
     hidden, inner, layers, heads, kv_heads, is_tied = SHAPES[model]
     return Qwen3Config(
         hidden_size=hidden,
@@ -301,8 +311,10 @@ def estimate(
     config: Any, gpu: Gpu, row: Row, *, is_compiled: bool, passes: int
 ) -> dict[str, float]:
     """Return the figures of one pass of forward and backward, with its share of the step."""
-    kinds = {"num_hidden_layers": 1, "layer_types": config.layer_types[:1]}
-    one = type(config)(**{**config.to_dict(), **kinds})
+    fields = {**config.to_dict(), "num_hidden_layers": 1}
+    if "layer_types" in fields:
+        fields["layer_types"] = config.layer_types[:1]
+    one = type(config)(**fields)
     layers = config.num_hidden_layers
     block = block_kernels(one, row, is_compiled=is_compiled)
     head = head_kernels(config, row, is_fused=is_compiled)
@@ -310,22 +322,29 @@ def estimate(
         layer = AutoModelForCausalLM.from_config(one).base_model.layers[0]
     parameters = sum(p.numel() for p in layer.parameters())
     vocabulary = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    sharding = sharding_kernels(parameters)
-    root = sharding_kernels(vocabulary)
+    # Compiled as the product runs: the weights are gathered once for all passes of a step; eager
+    # as FSDP does by itself, once in each direction.
+    gathers = 1 / passes if is_compiled else 2.0
+    tensors = len(list(layer.parameters()))
+    copies = gathering(parameters, tensors)
+    sums = reducing(parameters, tensors)
+    root = [*gathering(vocabulary, 2), *reducing(vocabulary, 2)]
     # AdamW reads four values and writes three; the norm reads one more, clipping two.
     step = 40.0 * (layers * parameters + vocabulary) / gpu.bandwidth
 
     def seconds(kernels: Sequence[Kernel], kind: str = "") -> float:
         return sum(k.seconds(gpu) for k in kernels if kind in ("", k.kind))
 
-    total = layers * seconds([*block, *sharding]) + seconds([*head, *root]) + step / passes
+    sharding = gathers * seconds(copies) + seconds(sums)
+    total = layers * (seconds(block) + sharding) + seconds([*head, *root]) + step / passes
     kinds_of_use = ("product", "attention")
     used = [layers * seconds(block, kind) + seconds(head, kind) for kind in kinds_of_use]
     needed = needed_flops(config, row, parameters)
     return {
-        "kernels": float(sum(k.launches for k in [*block, *sharding])),
+        "kernels": float(sum(k.launches for k in block)),
+        "sharding_kernels": gathers * 2 * tensors + tensors + 2,
         "block_ms": 1e3 * seconds(block),
-        "sharding_ms": 1e3 * seconds(sharding),
+        "sharding_ms": 1e3 * sharding,
         "head_ms": 1e3 * seconds(head),
         "pass_ms": 1e3 * total,
         "products_and_attention": sum(used) / total,
@@ -338,21 +357,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", nargs="*", default=list(SHAPES))
     parser.add_argument("--gpu", choices=GPUS, default="h100")
-    parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--groups", type=int, default=4, help="of 8 responses of 512 tokens")
     parser.add_argument("--passes", type=int, default=4, help="passes of one optimizer step")
     for name in Gpu._fields:
         parser.add_argument(f"--{name}", type=float, help="a ceiling, in units of one per second")
     given = parser.parse_args()
     chosen = {name: value for name in Gpu._fields if (value := vars(given)[name]) is not None}
     gpu = GPUS[given.gpu]._replace(**chosen)
-    row = Row.of(given.tokens)
-    print("| model | run | kernels per layer | block | FSDP | head | pass | products | MFU |")
+    row = Row.of(given.groups)
+    print("| model | run | kernels, FSDP's | block | FSDP | head | pass | products | MFU |")
     print("|---|---|---|---|---|---|---|---|---|")
     for model in given.model:
         for is_compiled in (False, True):
             found = estimate(load(model), gpu, row, is_compiled=is_compiled, passes=given.passes)
+            run = "compiled" if is_compiled else "eager"
             print(
-                f"| {model} | {'compiled' if is_compiled else 'eager'} | {found['kernels']:.0f} |"
+                f"| {model} | {run} | {found['kernels']:.0f}, {found['sharding_kernels']:.0f} |"
                 f" {found['block_ms']:.2f} ms | {found['sharding_ms']:.2f} ms |"
                 f" {found['head_ms']:.1f} ms | {found['pass_ms']:.0f} ms |"
                 f" {found['products_and_attention']:.2f} | {found['mfu']:.2f} |",

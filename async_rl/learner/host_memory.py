@@ -86,9 +86,8 @@ class Resting:
     def leave(self, models: Sequence[nn.Module], moments: Sequence[Owned]) -> None:
         """Move parameters, buffers and moments to the memory."""
         for model in models:
-            for module in model.modules():
-                # A gathered copy hides the shard, and would stay on the device.
-                reshard(module)
+            # A gathered copy hides the shard, and would stay on the device.
+            reshard(model)
             for parameter in model.parameters():
                 self._begin(parameter, "", parameter)
         for owner, state, name in moments:

@@ -199,6 +199,8 @@ class ModelOptimizer:
             self._scale_rate(scale)
         # Read once: on a GPU a comparison for each piece would wait for its arrival.
         is_clipped = bool(changed > self._config.grad_clip)
+        # Gathered copies have the values from before the step, and their memory is needed.
+        reshard(self._model)
         # AdamW steps every parameter with a gradient, so each piece gets its gradients in turn.
         waiting = {parameter: parameter.grad for parameter in self._parameters}
         self.torch_optimizer.zero_grad(set_to_none=True)
@@ -211,8 +213,6 @@ class ModelOptimizer:
             self.torch_optimizer.step()
             self.torch_optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
-        # Gathered copies have the values from before the step.
-        reshard(self._model)
         return Applied(norm_value, scale)
 
     def _pieces(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:

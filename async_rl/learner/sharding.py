@@ -134,6 +134,7 @@ class Ranks:
         *,
         methods: Sequence[str],
         fill: Callable[[nn.Module], None] | None,
+        stays_gathered: bool = False,
     ) -> None:
         """Shard the model over all ranks.
 
@@ -141,6 +142,8 @@ class Ranks:
         are modules of at least that size. The rest of the model is one more unit.
         methods: names of methods that run the model besides `forward`.
         fill: writes the weights of a unit before it is sharded; None = the model has them.
+        stays_gathered: one rank alone copies the weights once for all passes until `reshard`,
+        which costs the memory of a copy.
         """
         if not self.is_sharded:
             model.to(self.device)
@@ -173,10 +176,15 @@ class Ranks:
             if isinstance(lm, PreTrainedModel):
                 embeddings |= {lm.get_input_embeddings(), lm.get_output_embeddings()}
         params = self.min_shard_params
+        # Alone, FSDP casts and copies every parameter of a unit by two kernels, in both directions
+        # of every pass: 0.08 s of a step of 1.1 s of a model of 1.7B on an H200.
+        stays = stays_gathered and self.world_size == 1 and self.offload == "none"
         for module in units(model, blocks=blocks, min_params=params, kept=embeddings):
-            wrap(module)
+            wrap(module, reshard_after_forward=False if stays else None)
         # The root is used again by the backward pass right after, so it stays gathered.
         wrap(model, reshard_after_forward=False)
+        if stays and isinstance(model, FSDPModule):
+            model.set_reshard_after_backward(False)
         for method in methods:
             register_fsdp_forward_method(model, method)
 
@@ -284,9 +292,10 @@ def units(
 
 
 def reshard(model: nn.Module) -> None:
-    """Release gathered parameters, because they were changed or will be."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
+    """Release the gathered parameters of all units, because they were changed or will be."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def local(x: Tensor) -> Tensor:

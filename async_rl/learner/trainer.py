@@ -36,7 +36,7 @@ from async_rl.learner.metrics import Step, part_scalars, step_histograms, step_s
 from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
-from async_rl.learner.sharding import Ranks, divide_ranks
+from async_rl.learner.sharding import Ranks, divide_ranks, reshard
 from async_rl.learner.update import Updater
 from async_rl.weights.adapters import Adapter, write_peft
 from async_rl.weights.block import TensorSpec, tensor_spec
@@ -176,6 +176,8 @@ class Trainer:
             raise kind(
                 f"step {version + 1}, groups {ids}: {error}; the batch is in {path}"
             ) from error
+        finally:
+            self._reshard()
         if self._moving_reference is not None:
             follow(self._moving_reference, self._policy, share=self._reference_share)
         return StepResult(
@@ -187,6 +189,11 @@ class Trainer:
             histograms=step_histograms(step, version=version),
             advantages=self._advantages(part, step),
         )
+
+    def _reshard(self) -> None:
+        """Release all gathered parameters: whoever reads weights between steps reads the shards."""
+        for model in self._models:
+            reshard(model)
 
     @property
     def _num_updates(self) -> int:
@@ -252,6 +259,7 @@ class Trainer:
             row = pack(batch, members, device=self.device, with_ends=False)
             output = self._policy(row, temperature=1.0, chunk_tokens=chunk_tokens)
             logprobs[row.token_index] = output.logprobs
+        self._reshard()
         first = np.zeros(1, dtype=np.float32)
         starts = list(batch.offsets.values())[1:]
         return [np.concatenate([first, of]) for of in np.split(logprobs.cpu().numpy(), starts)]

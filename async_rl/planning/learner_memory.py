@@ -234,7 +234,9 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
 
 
 def _gathered_bytes(config: RunConfig, shape: ModelShape) -> float:
-    """The root units of all models, which stay gathered until their next backward pass."""
+    """The root units of all models, which stay gathered until their next backward pass; on one
+    rank the layers of trained models too (learner/sharding.py), unless memory is short.
+    """
     if not is_sharded(config):
         return 0.0
     roots = 1.0 * shape.root_parameters
@@ -242,6 +244,10 @@ def _gathered_bytes(config: RunConfig, shape: ModelShape) -> float:
         roots *= 2
     if has_own_critic(config):
         roots += shape.vocab_size * shape.hidden_size
+    learner = config.learner
+    is_short = learner.gradient_checkpointing or learner.offload != "none"
+    if learner.ranks == 1 and not is_short:
+        roots += shape.num_layers * shape.layer_parameters * (1 + has_own_critic(config))
     return dtype_bytes(config) * roots
 
 

@@ -19,12 +19,44 @@ from async_rl.learner.trainer import Trainer
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb
 from async_rl.planning.shape import shape_from_hf
 from benchmarks.qualification.models import group_of, model_directory
+from benchmarks.roofline import ATTENTION_SHARE, Gpu, Row, estimate, healthy, load
 
 Numbers = dict[str, float]
 _ROUNDS, _WARM_UP = 3, 2
 _GROUPS, _SAMPLES, _PROMPT = 4, 8, 64
 _RESPONSE_ON_CPU, _RESPONSE_ON_GPU = 64, 512
 _WIDTH_ON_CPU, _WIDTH_ON_GPU = 1024, 8192
+
+
+def utilisation(scratch: Path, settings: list[str]) -> Numbers:
+    """Measure steps on a model of the size of Qwen3-0.6B, whatever model the settings name.
+
+    share_of_roofline: the time computed from the kernels for a healthy GPU of this name (for an
+    unknown one, by the rates measured here), over the time that the step took.
+    """
+    own = [text for text in settings if not text.startswith("model.path=")]
+    numbers = step(scratch, own)
+    config = load(str(scratch / "model"))
+    row = Row.of(_GROUPS, samples=_SAMPLES, prompt=_PROMPT, response=_RESPONSE_ON_GPU)
+    gpu = healthy(torch.cuda.get_device_name()) or _measured(numbers["product_tflops"] * 1e12)
+    computed = estimate(config, gpu, row, is_compiled=True, passes=1)
+    numbers["share_of_roofline"] = computed["pass_ms"] / 1e3 / numbers["step_s"]
+    return numbers
+
+
+def _measured(product: float) -> Gpu:
+    """The ceilings of this GPU."""
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    repeat = 10
+    for _ in range(2):
+        torch.cuda.synchronize()
+        started_s = time.perf_counter()
+        for _ in range(repeat):
+            target.copy_(source)
+        torch.cuda.synchronize()
+        bandwidth = repeat * 2 * source.numel() / (time.perf_counter() - started_s)
+    return Gpu(bandwidth, product, ATTENTION_SHARE * product)
 
 
 def step(scratch: Path, settings: list[str]) -> Numbers:

@@ -39,6 +39,8 @@ def test_a_compiled_layer_launches_at_most_70_kernels() -> None:
         estimate(CONFIG, GPUS["h100"], ROW, is_compiled=way, passes=1) for way in (False, True)
     )
     assert compiled["kernels"] <= 70 < 170 <= eager["kernels"]
+    # FSDP copies the eleven parameters of a layer, in the compiled run once for all passes.
+    assert (compiled["sharding_kernels"], eager["sharding_kernels"]) == (2 * 11 + 13, 4 * 11 + 13)
     assert compiled["mfu"] > 1.5 * eager["mfu"]
 
 

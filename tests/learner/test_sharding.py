@@ -3,6 +3,7 @@ from __future__ import annotations
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from learner_support import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import Qwen3ForCausalLM
@@ -186,3 +188,42 @@ def test_uneven_shards_are_gathered_whole_in_the_compute_dtype_on_the_first_rank
         assert len(found) == (rank == 0)
     assert torch.equal(found[0], whole.bfloat16())
     assert {part.dtype for part in sent} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
+def test_one_rank_gathers_a_layer_once_for_all_passes_and_trains_the_same(
+    model_path: Path, process_group: None, monkeypatch: pytest.MonkeyPatch, conf: str
+) -> None:
+    gathered: list[object] = []
+    plain = FSDPParamGroup._to_unsharded
+
+    def count(self: FSDPParamGroup) -> None:
+        gathered.append(self)
+        plain(self)
+
+    monkeypatch.setattr(FSDPParamGroup, "_to_unsharded", count)
+    # Several passes without and with a gradient, several updates, and steps without the policy.
+    knobs = ["model.dtype=bfloat16", "learner.budget_tokens=60", "learner.minibatches=2"]
+    if conf == "ppo_code":
+        knobs.append("algorithm.advantage.critic.warmup_steps=1")
+    numbers, weights, outputs = [], [], []
+    for is_recomputed in (False, True):
+        # Where activations are recomputed memory is short, and layers are gathered for each pass.
+        trainer = make_trainer(
+            model_path, conf, *knobs, f"learner.gradient_checkpointing={is_recomputed}"
+        )
+        for version in range(3):
+            gathered.clear()
+            trainer.step(make_groups(version, version=version), version)
+            numbers.append(len(gathered))
+            assert all(isinstance(p, DTensor) for p in trainer._policy.parameters())
+        outputs.append(trainer.logprobs([np.arange(9)])[0])
+        assert all(isinstance(p, DTensor) for p in trainer._policy.parameters())
+        weights.append([t.clone() for t in trainer.full_tensors()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    assert (outputs[0] == outputs[1]).all()
+    # Units are the root and two layers, of the policy and of the critic; the reference of PPO is
+    # gathered for each pass.
+    assert sum(numbers[:3]) < sum(numbers[3:]) / 2
+    if conf == "grpo_code":
+        assert max(numbers[:3]) == 2 * 3

@@ -29,7 +29,7 @@ def no_process_group() -> None:
 @pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
 @pytest.mark.parametrize(
     ("size", "ranks", "checkpointing"),
-    [("0.6B", 8, "false"), ("1.7B", 2, "true"), ("8B", 4, "false")],
+    [("0.6B", 8, "false"), ("1.7B", 2, "true"), ("8B", 4, "false"), ("1.7B", 1, "false")],
 )
 def test_the_plan_is_within_a_tenth_of_the_account(
     conf: str, size: str, ranks: int, checkpointing: str
