@@ -80,6 +80,19 @@ class Answer:
         return text if text or not self.calls else None
 
 
+@dataclass(slots=True)
+class _Writing:
+    """An answer that is being written.
+
+    seen: the text that the agent has read. message: of a complete answer.
+    """
+
+    call: Call
+    written: Completion | None = None
+    seen: str = ""
+    message: Json | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Session:
     """The calls of one sample.
@@ -102,6 +115,7 @@ class Session:
     is_truncated: bool = False
     closed: str = ""
     last_text: str = ""
+    _writing: dict[int, _Writing] = field(default_factory=dict)
 
     async def run_tool(self, body: bytes) -> Any:
         """Run the program of a request. Raises Refused."""
@@ -112,8 +126,12 @@ class Session:
         return results
 
     def close(self, reason: str) -> None:
-        """Refuse all further calls."""
+        """Refuse all further calls, and record what the agent has read of calls in progress: one
+        that reads a part of a stream and ends is gone before its connection is.
+        """
         self.closed = reason
+        for number in list(self._writing):
+            self._settle(number)
 
     def require_open(self) -> None:
         """Raise Refused once the session is closed."""
@@ -168,34 +186,40 @@ class Session:
         limit = room if call.max_tokens is None else min(room, call.max_tokens)
         # Reserved now: calls at the same time must not fill the same room.
         number = self.record.begin(call.context, call.history, limit=limit)
-        written: Completion | None = None
-        seen = ""
-        message: Json | None = None
+        self._writing[number] = now = _Writing(call)
         try:
             with self.usage.calling():
-                async for piece in self._pieces(call, number, limit):
-                    written, text, is_last = piece
+                async for now.written, text, is_last in self._pieces(call, number, limit):
                     visible = certain(text, call.stops)
-                    if call.in_pieces and not is_last and visible != seen:
-                        on_text(visible[len(seen) :])
-                        seen = visible
-                assert written is not None, "an answer has a last piece"
+                    if call.in_pieces and not is_last and visible != now.seen:
+                        on_text(visible[len(now.seen) :])
+                        now.seen = visible
+                assert now.written is not None, "an answer has a last piece"
                 # The sample may be complete by now; then this answer must not change it.
-                read = await self._message(call, written, text)
+                message = await self._message(call, now.written, text)
                 self.require_open()
-                message = read
+                rest = text[len(now.seen) :]
+                now.seen, now.message = text, message
         finally:
-            # In every case, also when the agent disconnects: return the reserved room, and keep
-            # the text that the agent has read, because its next call will contain it.
-            if written is None or not (seen or message):
-                self.record.cancel(number)
-            elif message:
-                self._finish(number, call, written, text, message)
-            else:
-                self._finish(number, call, written, seen, as_text(call.start + seen))
+            # In every case, also when the agent disconnects.
+            self._settle(number)
+        written = now.written
         self.is_truncated = written.is_truncated and len(written.token_ids) >= room
-        on_text(text[len(seen) :])
+        on_text(rest)
         return self._answer(call, number, written, text, message)
+
+    def _settle(self, number: int) -> None:
+        """End an answer, once: return the reserved room, and keep the text that the agent has read,
+        because its next call will contain it.
+        """
+        now = self._writing.pop(number, None)
+        if now is None:
+            return
+        if now.written is None or not (now.seen or now.message):
+            self.record.cancel(number)
+        else:
+            message = now.message or as_text(now.call.start + now.seen)
+            self._finish(number, now.call, now.written, now.seen, message)
 
     async def _message(self, call: Call, written: Completion, text: str) -> Json:
         """Return a complete answer as a message, its tool calls read."""

@@ -223,7 +223,10 @@ async def leave(call: Awaitable[Any], begun: asyncio.Event, check: Callable[[], 
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-def test_a_client_that_leaves_a_stream_leaves_what_it_read() -> None:
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_client_that_leaves_a_stream_leaves_what_it_read(ends_first: bool) -> None:
+    """Also if the agent has ended before the loss of its connection is noticed."""
+
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         session.write, _, ended = blocking(policy, ("0.1",))
         stream = await found.openai.chat.completions.create(
@@ -232,6 +235,9 @@ def test_a_client_that_leaves_a_stream_leaves_what_it_read() -> None:
         chunks = aiter(stream)
         await anext(chunks)
         chunk = await anext(chunks)
+        if ends_first:
+            session.close("its sample is complete")
+            assert len(session.record.row()[0].token_ids) > 32
         await stream.close()
         await ended.wait()
         text = chunk.choices[0].delta.content or ""
@@ -239,6 +245,7 @@ def test_a_client_that_leaves_a_stream_leaves_what_it_read() -> None:
 
     session = use(agent, [LONG])
     assert [len(turn.answer.token_ids) for turn in session.record.turns.values()] == [32]
+    assert session.usage.num_turns == 1
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ FOUND = {
     20832: "a generator with a dead engine that only gateways call",
     20552: "a gateway that kept the version of a generator that had left",
     20026: "a checkpoint that a lost learner completed while its successor loaded an older one",
+    20202: "what an agent read of a stream was not trained, because the agent ended at once",
     3291: "a generator that returned after its replacement, and each took the other's tickets",
 }
 """Seeds that fail with this fault put back, and the fault."""
