@@ -21,7 +21,7 @@ from async_rl.composition.schema import KIND, find
 
 CONF_DIR = Path(async_rl.conf.__file__).resolve().parent
 Tree = dict[str, Any]
-_FUNCTION = "plugin"
+FUNCTION = "plugin"
 """The variant of a choice that is a function of the user's."""
 
 
@@ -80,8 +80,8 @@ def _complete(node: Tree, by_kind: dict[str, Tree]) -> Tree:
     """A choice with the parameters of its variant that are not given."""
     kind = node.get(KIND)
     # `module:function` chooses the plug-in of that name.
-    if isinstance(kind, str) and ":" in kind and kind not in by_kind and _FUNCTION in by_kind:
-        node = {**node, KIND: _FUNCTION, "fn": kind}
+    if isinstance(kind, str) and ":" in kind and kind not in by_kind and FUNCTION in by_kind:
+        node = {**node, KIND: FUNCTION, "fn": kind}
     # An unknown variant is left to the schema. A copy, because `put` changes trees in place.
     defaults = copy.deepcopy(by_kind.get(str(node.get(KIND)), {}))
     for name, default in defaults.items():

@@ -69,9 +69,15 @@ def source_of(conf: str) -> Source:
         best = nearest(conf, among=names())
         hint = f"; did you mean {best}?" if best else ""
         raise ConfigError(
-            f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml file{hint}"
+            f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml"
+            f" file{hint}{_foreign(path)}"
         )
     return Source(conf=conf, folder=None, content={})
+
+
+def _foreign(path: Path) -> str:
+    """The remedy for a file that is not ours."""
+    return f"; a file of another trainer needs: async-rl migrate {path}" if path.is_file() else ""
 
 
 def _read_user_file(conf: str, path: Path) -> Tree:
@@ -95,7 +101,7 @@ def _read_user_file(conf: str, path: Path) -> Tree:
     if not isinstance(defaults, ListConfig):
         raise ConfigError(
             f"conf={conf}: must start with the configuration that it builds on, as in 'defaults:"
-            f" [ppo_code, _self_]'; a file of another trainer needs: async-rl migrate {conf}"
+            f" [ppo_code, _self_]'{_foreign(path)}"
         )
     if "_self_" not in defaults:
         # The file's own settings win over those it builds on. Hydra does the same, with a warning.

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
+from async_rl.composition.choices import FUNCTION
 from async_rl.composition.schema import (
     KIND,
     Setting,
@@ -163,14 +164,15 @@ def _setting_path(location: tuple[int | str, ...]) -> str:
 def wrong_value(setting: Setting, value: Any) -> str:
     """The problem of a value that does not fit its setting."""
     shown = f"{setting.path}={show(value)}"
-    meaning = f"({setting.description})"
+    meaning = f" ({setting.description})" if setting.description else ""
     if setting.choices:
         best = nearest(str(value), among=setting.choices)
         hint = f"; did you mean {best}?" if best else ""
-        return f"{shown}: must be one of {', '.join(setting.choices)}{hint} {meaning}"
+        own = ", or a function as in my.py:function" if FUNCTION in setting.choices else ""
+        return f"{shown}: must be one of {', '.join(setting.choices)}{own}{hint}{meaning}"
     if setting.takes_text and isinstance(value, bool | int | float):
         quoted = f"'{setting.path}=\"{show(value)}\"'"
-        return f"{shown}: must be text; put it in quotes: {quoted} {meaning}"
+        return f"{shown}: must be text; put it in quotes: {quoted}{meaning}"
     words = span(setting.spec).replace("true, false", "true or false")
     article = "a " if words.startswith(("whole", "number", "list", "mapping")) else ""
-    return f"{shown}: must be {article}{words} {meaning}"
+    return f"{shown}: must be {article}{words}{meaning}"

@@ -55,6 +55,7 @@ class Drafter:
         self._config = config
         self._tokenizer = tokenizer
         self._names = _names(files)
+        self._origins: dict[str, str] = {}
         self._metadata = self._read_metadata()
 
     def draft(self, file: str, number: int, placed: Placed) -> Draft | DataError:
@@ -63,7 +64,15 @@ class Drafter:
         try:
             if isinstance(row, DataError):
                 raise row
-            return self._draft(origin, f"{self._names[file]}/", number, row)
+            draft = self._draft(origin, f"{self._names[file]}/", number, row)
+            first = self._origins.setdefault(draft.prompt_id, origin)
+            # The ledger identifies prompts by id: two with the same one would share a history.
+            if first != origin:
+                raise DataError(
+                    f"{origin}: id {draft.prompt_id} is also the id of {first}; give each row its"
+                    " own id"
+                )
+            return draft
         except DataError as error:
             return error
 
@@ -216,6 +225,10 @@ def _messages(origin: str, row: Row, prompt_key: str, shown: Sequence[str]) -> l
     show are added to the last message.
     """
     prompt = row.get(prompt_key)
+    if prompt is None and prompt_key in row:
+        raise DataError(
+            f"{origin}: column {prompt_key!r} is null; write a prompt, or set data.bad_rows=drop"
+        )
     if prompt is None:
         raise DataError(
             f"{origin}: no column {prompt_key!r}, only {sorted(row)};"

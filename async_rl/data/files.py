@@ -9,6 +9,7 @@ and again only if it changed.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
 import itertools
@@ -143,7 +144,7 @@ def _placed(origin: str, row: Any) -> Placed:
 
 def _decode(origin: str, data: bytes) -> Any:
     try:
-        return msgspec.json.decode(data)
+        return msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{origin}: not valid JSON ({error})") from error
 

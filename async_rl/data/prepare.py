@@ -12,7 +12,6 @@ torch is imported only if the embedded model has to be built.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import re
@@ -27,6 +26,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.data.cache import build_once, cache_root
 from async_rl.data.corpus import fingerprint
 from async_rl.data.embedded import TinyCoder, tiny_coder_of
+from async_rl.data.hub import from_hub
 from async_rl.data.list_functions import LIST_FUNCTIONS, ListFunctions
 from async_rl.data.model_files import lacking, missing_parts
 
@@ -36,9 +36,6 @@ FORMAT_VERSION = 1
 Progress = Callable[[float, str], None]
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# Other files of a repository (GGUF, ONNX, pytorch_model.bin) can be many times the size of the
-# weights that are loaded.
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py"]
 
 
 def prepare_model(
@@ -161,34 +158,7 @@ def _resolve(path: str, on_progress: Progress) -> Path:
                 f"model.path={path} does not exist; give the directory of a Hugging Face model, a"
                 " hub name, or null for the embedded model"
             )
-        directory = _from_hub(path, on_progress)
+        directory = from_hub(path, on_progress)
     if problem := lacking(path, directory):
         raise ConfigError(problem)
     return directory.resolve()
-
-
-def _from_hub(name: str, on_progress: Progress) -> Path:
-    """The snapshot in the local hub cache; only missing files are downloaded."""
-    import httpx
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    # First without the network: a cluster node often has none, and a request to the hub takes
-    # seconds.
-    with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
-        snapshot = Path(snapshot_download(name, local_files_only=True, allow_patterns=_HUB_FILES))
-        if not missing_parts(snapshot):
-            return snapshot
-    on_progress(0.0, f"downloading {name}")
-    try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    # The hub's own errors are OSErrors, except for a malformed name and for errors of its client.
-    except (HFValidationError, httpx.HTTPError, OSError) as error:
-        # Some errors of the hub continue with a page of advice, others have no text.
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else "no reason given"
-        raise ConfigError(
-            f"model.path={name} is not a directory, not in the local hub cache, and cannot be"
-            f" downloaded ({type(error).__name__}: {reason}); give the directory of a model, or"
-            " download it on a machine with access"
-        ) from error

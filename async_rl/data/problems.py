@@ -194,6 +194,11 @@ def _read_layout(origin: str, row: Row) -> tuple[list[CodeTest], str, tuple[str,
     # A column `answer` without the mark may be anything, for example a solution in words.
     if isinstance(answer, str) and _GSM8K_ANSWER.search(answer):
         return [AnswerTest(rule="gsm8k", expected=answer)], "", ()
+    if answer is not None:
+        raise DataError(
+            f"{origin}: answer={str(answer)[:80]!r} has no '#### number' at its end; end it with"
+            f" '#### ' and the number, or {_REMEDY}"
+        )
     raise DataError(f"{origin}: no tests among the columns {sorted(row)}; {_REMEDY}")
 
 

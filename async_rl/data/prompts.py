@@ -137,20 +137,9 @@ def _source_of(patterns: Sequence[str]) -> _Source:
         raise DataError(f"{', '.join(files)}: no rows; give files with at least one prompt")
 
     def drafts(drafter: Drafter) -> Iterator[Draft | DataError]:
-        origins: dict[str, str] = {}
         for file, table in tables.items():
             for number, placed in enumerate(table, start=1):
-                draft = drafter.draft(file, number, placed)
-                if isinstance(draft, Draft):
-                    first = origins.setdefault(draft.prompt_id, draft.origin)
-                    # The ledger identifies prompts by id: two with the same one would share a
-                    # history.
-                    if first != draft.origin:
-                        draft = DataError(
-                            f"{draft.origin}: id {draft.prompt_id} is also the id of {first}; give"
-                            " each row its own id"
-                        )
-                yield draft
+                yield drafter.draft(file, number, placed)
 
     return _Source(files=files, num_rows=num_rows, drafts=drafts)
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from async_rl.config.base import replace
+from async_rl.config.generation import is_local_model
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
@@ -45,10 +46,17 @@ def checked_config(conf: str, overrides: Sequence[str], machine: Machine) -> tup
 
 
 def make_run_dir(config: RunConfig) -> Path:
-    """Create the run's directory with its configuration, which is never changed later."""
+    """Create the run's directory with its configuration, which is never changed later. Raises
+    ConfigError, also if the model is neither in the hub's cache nor can be downloaded.
+    """
     from async_rl.composition.compose import write_config
+    from async_rl.data import hub
 
     run_dir = Path(config.output_dir) / str(config.run_name)
+    model = config.model.path
+    # A node of a cluster may have a cache or a network that this machine lacks.
+    if model is not None and not is_local_model(model) and config.launcher.is_one_machine:
+        hub.require(model)
     try:
         # Prompts and responses are as private as the data that they come from.
         run_dir.mkdir(mode=0o700, parents=True)

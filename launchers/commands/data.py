@@ -1,7 +1,8 @@
 """`async-rl data check`: what data files contain: prompts, lengths, rewards, rows left out.
 
 Invariants: a run reads the files by the same code; every row is counted once; exit code 1
-if the settings refuse a row, or if the tests of one are useless (rewards/verifier/hollow.py).
+if the settings refuse a row, if the tests of one are useless (rewards/verifier/hollow.py), or if a
+reward function gives the first row of a data source no score.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from async_rl.config.base import replace
 from async_rl.config.checks.reward import reward_problems
 from async_rl.config.checks.run import raise_if_any
-from async_rl.config.rewards import TESTS, RewardConfig
+from async_rl.config.rewards import TESTS, PluginTerm, RewardConfig
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, DataError, PromptTooLong
+from async_rl.core.errors import ConfigError, DataError, PromptTooLong, RewardError
 from async_rl.core.types import AnswerTest, CodeTest, Prompt
 from async_rl.launchers.commands.options import split_conf
 from async_rl.launchers.commands.verifier import for_each
+from async_rl.rewards.verifier.protocol import RewardSample
 
 if TYPE_CHECKING:
     from async_rl.data.drafts import Outcome
@@ -48,7 +51,8 @@ def check(
     ],
 ) -> None:
     """Show what data files contain, how long the prompts are, which reward each row has, which rows
-    are left out and why, and which tests any program passes or none can.
+    are left out and why, which tests any program passes or none can, and which reward functions
+    fail.
 
     Examples: async-rl data check problems.jsonl model.path=/models/mine; async-rl data check
     my_task/train.jsonl conf=my_task/conf.yaml
@@ -86,7 +90,9 @@ def check(
         useless = []
         typer.echo(f"the tests were not tried: {error}")
     _show(useless, "rows have useless tests")
-    if is_refused or useless:
+    unscored = asyncio.run(_unscored(prompts, config))
+    _show(unscored, "rows have no score when the response is the prompt itself")
+    if is_refused or useless or unscored:
         raise typer.Exit(1)
 
 
@@ -109,6 +115,47 @@ async def _useless(prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
 
         await for_each(programs, examine, verifiers.cells)
     return [f"{name}: {reason}" for name, reason in sorted(verdicts.items()) if reason]
+
+
+async def _unscored(prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
+    """Return why functions of the user's give the first row of a data source no score."""
+    from async_rl.rewards.verifier.reward_process import RewardProcess
+
+    terms = config.reward.terms.items()
+    # A reward model may be large, and the server of a remote term is asked by samples only.
+    own = {name: term for name, term in terms if isinstance(term, PluginTerm)}
+    firsts = {prompt.data_source: prompt for prompt in reversed(prompts)}
+    rewards = RewardProcess(replace(config.reward, terms=own), timeouts=config.timeouts)
+    problems: list[str] = []
+    try:
+        for source, prompt in firsts.items():
+            names = {term.function for term in config.reward.terms_of(source)} & {*own}
+            try:
+                await rewards.score(sorted(names), _sample(prompt, config))
+            except* RewardError as group:
+                problems += [f"{prompt.prompt_id}: {error}" for error in group.exceptions]
+    finally:
+        await rewards.close()
+    return problems
+
+
+def _sample(prompt: Prompt, config: RunConfig) -> RewardSample:
+    """Return the prompt as its own response: a text that no function knows."""
+    tokens = prompt.token_ids.tolist()
+    return RewardSample(
+        prompt_id=prompt.prompt_id,
+        prompt=prompt.text,
+        response=prompt.text,
+        transcript=prompt.text,
+        token_ids=tokens,
+        is_written=[True] * len(tokens),
+        data_source=prompt.data_source,
+        row=msgspec.json.decode(prompt.problem.row or "{}"),
+        tests=prompt.problem.tests,
+        setup=prompt.problem.setup,
+        is_truncated=False,
+        max_tokens=config.data.max_response_tokens,
+    )
 
 
 def _listed(files: list[str]) -> str:

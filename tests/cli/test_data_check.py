@@ -150,3 +150,25 @@ def test_without_a_model_it_is_said_what_to_give(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["data", "check", write(tmp_path / "x.jsonl")])
     assert isinstance(result.exception, ConfigError)
     assert "set model.path" in str(result.exception)
+
+
+def test_a_reward_function_that_gives_no_score_is_named_with_its_first_row(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "r.py").write_text(
+        "def raises(sample): return sample.row['anser']\n"
+        "def nan(sample): return float('nan')\n"
+        "async def text(sample): return 'good'\n"
+        "def scores(sample): return len(sample.token_ids) / sample.max_tokens\n"
+    )
+    file = write(tmp_path / "x.jsonl", {"prompt": "a"}, {"prompt": "b"})
+    for name, reason in (
+        ("raises", "x/1: a raised KeyError: 'anser'"),
+        ("nan", "x/1: a returned nan; return a finite number"),
+        ("text", "x/1: a returned 'good'; return a finite number"),
+        ("scores", ""),
+    ):
+        words = [f"model.path={model}", f"reward.terms.a={tmp_path}/r.py:{name}"]
+        result = CliRunner().invoke(app, ["data", "check", file, *words])
+        assert result.exit_code == bool(reason), result.output
+        assert reason in result.output

@@ -15,6 +15,7 @@ from unread_output import run_unread
 
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
 from async_rl.launchers.api import starting
 from async_rl.launchers.commands import launch as launch_command
 from async_rl.runtime.context import load_config
@@ -157,6 +158,13 @@ def test_a_plan_that_nobody_reads_does_not_keep_the_run_from_starting(tmp_path: 
     code, errors = run_unread(program)
     assert b"Exit: 7" in errors or code == 7, errors
     assert (tmp_path / "mine" / "config.yaml").is_file()
+
+
+def test_a_model_that_the_hub_does_not_give_makes_no_run_directory(tmp_path: Path) -> None:
+    words = [f"output_dir={tmp_path}/runs", "run_name=mine", "model.path=owner/no-such-model"]
+    with pytest.raises(ConfigError, match="not in the local hub cache, and cannot be downloaded"):
+        starting.make_run_dir(compose("grpo_code", words))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_its_owner_reads_a_run(tmp_path: Path) -> None:

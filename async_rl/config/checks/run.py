@@ -60,11 +60,11 @@ def problems(config: RunConfig) -> Iterator[str]:
 def _run(config: RunConfig) -> Iterator[str]:
     # It is also the name of the copy in checkpoint.mirror and a word of the commands in messages.
     if config.run_name is not None and not re.fullmatch(
-        r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run_name
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", config.run_name
     ):
         yield (
             f"run_name={config.run_name}: becomes a directory's name; use only letters, digits,"
-            " dots, dashes and underscores"
+            " dots, dashes and underscores, at most 200"
         )
     bounds = config.generators.autoscale
     if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
