@@ -1,7 +1,11 @@
-"""The end of a command: typed errors become exit codes, one line per problem and no traceback."""
+"""The ends of a command: its output can be encoded, and typed errors become exit codes, one line
+per problem and no traceback.
+"""
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 from typing import NoReturn
 
@@ -12,11 +16,18 @@ from async_rl.core.extras import missing
 from async_rl.core.os import owner_only
 
 EXIT_WRONG_SETTINGS = 2
+_SPELLED = {"–": "-", "±": "+-", "█": "#", "→": "->", "×": "x"}
+"""The characters of our own output that ASCII lacks."""
 
 
 @owner_only()
 def run(app: typer.Typer) -> NoReturn:
     """Run a command line to its end."""
+    codecs.register_error("spelled", _spelled)
+    for stream in (sys.stdout, sys.stderr):
+        # A test or a notebook may have replaced them.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="spelled")
     try:
         app()
     except AsyncRLError as error:
@@ -31,3 +42,10 @@ def run(app: typer.Typer) -> NoReturn:
         typer.echo(f"error: {problem}", err=True)
         sys.exit(EXIT_WRONG_SETTINGS)
     sys.exit(0)
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """Return ASCII for what an encoding lacks: responses, names and tables may have any letter."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_SPELLED.get(letter) or ascii(letter)[1:-1] for letter in lacking), error.end

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from async_rl.config.pools import pool_of
 from async_rl.monitoring.bottleneck import bottleneck
 from async_rl.monitoring.rates import commonest_failure, per_second
+from async_rl.monitoring.terminal import WideTable, open_table
 from async_rl.observability.activity import GAUGE
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member, PoolCount
@@ -156,9 +156,9 @@ def _sessions(members: Sequence[Member]) -> Iterator[str]:
         )
 
 
-def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Table:
+def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> WideTable:
     before = {member.name: member for member in past}
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = open_table()
     for title in ("process", "pid", "state", "version", "since", "at work", "rate"):
         is_text = title in ("process", "state")
         table.add_column(title, justify="left" if is_text else "right", no_wrap=True)

@@ -20,7 +20,8 @@ from async_rl.core.gpus import read_gpus
 from async_rl.core.machine import Machine, chosen_gpus, this_machine
 from async_rl.launchers.commands import findings
 from async_rl.launchers.commands.findings import ENGINES, PACKAGES, Finding
-from async_rl.launchers.commands.options import console, open_table
+from async_rl.launchers.commands.options import console
+from async_rl.monitoring.terminal import open_table
 
 _STYLES = {"ok": "green", "weak": "yellow", "bad": "bold red"}
 

@@ -38,8 +38,8 @@ from async_rl.launchers.commands.options import (
     OutputDir,
     Run,
     console,
-    open_table,
 )
+from async_rl.monitoring.terminal import open_table
 from async_rl.runs.certificate.certify import audited
 from async_rl.runs.directory import find_run
 from async_rl.runs.status import config_of

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from async_rl.core.errors import ConfigError
 from async_rl.monitoring.terminal import VisibleConsole
@@ -43,8 +42,3 @@ def console(kind: type[VisibleConsole] = VisibleConsole) -> VisibleConsole:
     width = None if kind().is_terminal else WIDTH_IF_NO_TERMINAL
     # Without markup: a sampled token, a path or a list may be [/b], which rich would read as a tag.
     return kind(highlight=False, markup=False, width=width)
-
-
-def open_table(*titles: str) -> Table:
-    """Return a table without lines, with a bold header."""
-    return Table(*titles, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from async_rl.launchers.commands.options import console, open_table
+from async_rl.launchers.commands.options import console
+from async_rl.monitoring.terminal import open_table
 from async_rl.runs.report import Report
 
 

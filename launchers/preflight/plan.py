@@ -19,6 +19,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.core.types import Role
 from async_rl.launchers.backends.cluster import cluster_cpus
+from async_rl.monitoring.terminal import WideTable
 from async_rl.planning.derived import derived_numbers, reasons
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb
 from async_rl.planning.nodes import fleet
@@ -48,7 +49,7 @@ def show_plan(
     """Print the process table and the derived numbers. preset: the file of conf/hardware that was
     chosen; empty if it no longer matters.
     """
-    table = Table(
+    table = WideTable(
         "process",
         "role",
         "place",

@@ -1,0 +1,83 @@
+"""Commands on terminals that lack letters or width."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+
+from async_rl.launchers import cli, endings
+from async_rl.monitoring.terminal import open_table
+
+GROUP = typer.main.get_command(cli.app)
+HELP = [[name, "--help"] for name in GROUP.commands if name != "data"] + [
+    ["data", "check", "--help"]
+]
+READING = (
+    *(["status", "one"], ["logs", "one"], ["ledger", "one"], ["ledger", "one", "--step", "1"]),
+    *(["ledger", "one", "--audit"], ["certify", "one"], ["rollouts", "one"], ["explain", "one"]),
+    *(["plan", "one"], ["compare", "one", "two"], ["doctor"]),
+)
+
+
+def printed(words: list[str], encoding: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a command with streams of this encoding; a letter that it lacks would raise."""
+    out = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        stream = io.TextIOWrapper(out, encoding=encoding, errors="strict", write_through=True)
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(sys, "argv", ["async-rl", *words])
+    with pytest.raises(SystemExit):
+        endings.run(cli.app)
+    sys.stdout.flush()
+    return out.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_every_command_prints_in_an_encoding_without_our_signs(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.chdir(directory)
+    for words in HELP:
+        assert "Examples: async-rl" in printed(words, encoding, monkeypatch), words
+    for words in READING:
+        place = [] if words == ["doctor"] else ["--output-dir", "."]
+        assert "Error" not in printed([*words, *place], encoding, monkeypatch), words
+    assert "one  finished" in printed(["runs", "."], encoding, monkeypatch)
+    curve = printed(["runs", "."], "ascii", monkeypatch)
+    assert "0.750 +- 0.050" in curve
+
+
+def test_a_letter_of_a_response_that_an_encoding_lacks_is_shown_by_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    app = typer.Typer()
+
+    @app.command()
+    def show() -> None:
+        typer.echo("5 – 6: 答")
+
+    monkeypatch.setattr(sys, "argv", ["async-rl"])
+    with pytest.raises(SystemExit):
+        endings.run(app)
+    sys.stdout.seek(0)
+    assert sys.stdout.read() == "5 - 6: \\u7b54\n"
+
+
+def test_a_table_that_does_not_fit_is_shown_row_by_row_and_cuts_no_word() -> None:
+    table = open_table("run", "", "held-out")
+    table.add_row("kind-badger-1126-1221", "", "0.453 ± 0.061")
+    table.add_row("keen-lemur", "live", "0.4")
+    wide, narrow = (Console(file=io.StringIO(), width=width) for width in (60, 36))
+    for console in (wide, narrow):
+        console.print(table)
+    lines = [line.rstrip() for line in wide.file.getvalue().splitlines()]
+    assert lines[2] == "keen-lemur             live  0.4"
+    blocks = [line.split() for line in narrow.file.getvalue().splitlines() if line.strip()]
+    assert blocks[0] == ["run", "kind-badger-1126-1221"]
+    assert blocks[-3:] == [["run", "keen-lemur"], ["live"], ["held-out", "0.4"]]
