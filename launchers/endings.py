@@ -16,7 +16,7 @@ from async_rl.core.extras import missing
 from async_rl.core.os import owner_only
 
 EXIT_WRONG_SETTINGS = 2
-_SPELLED = {"–": "-", "±": "+-", "█": "#", "→": "->", "×": "x"}
+_SPELLED = {"–": "-", "⟨": "<", "⟩": ">", "±": "+-", "█": "#", "→": "->", "×": "x"}
 """The characters of our own output that ASCII lacks."""
 
 

@@ -21,7 +21,7 @@ def refusal(hf_config: Mapping[str, Any]) -> str:
     nothing is known.
     """
     fields = {**hf_config, **hf_config.get("text_config", {})}
-    known = families()[2].get(fields.get("model_type"), "")
+    known = families()[2].get(str(fields.get("model_type")), "")
     return next((reason for field, reason in _FIELDS.items() if fields.get(field)), known)
 
 
