@@ -4,7 +4,8 @@ by the checker of a row, as contests run checkers.
 A checker is trusted as tests are, but its input is hostile; so it runs in a child like a program.
 Forms: *kattis*, arguments input, answer, feedback directory,
 the output on standard input, exit status 42 accepts; *testlib*, arguments input, output, answer,
-exit status 0 accepts. Every other end rejects. A cell has no files to give it: `open` knows the
+exit status 0 accepts; *printed*, arguments input, answer, output, exit status 0 and the text `1` on
+standard output accept. Every other end rejects. A cell has no files to give it: `open` knows the
 names of its arguments.
 """
 
@@ -24,6 +25,7 @@ _INPUT, _OUTPUT, _ANSWER, _FEEDBACK = "/input", "/output", "/answer", "/feedback
 _ARGUMENTS = {
     "kattis": (_INPUT, _ANSWER, _FEEDBACK),
     "testlib": (_INPUT, _OUTPUT, _ANSWER),
+    "printed": (_INPUT, _ANSWER, _OUTPUT),
 }
 _MESSAGE = f"{_FEEDBACK}judgemessage.txt"
 
@@ -60,17 +62,21 @@ class Checker(Runner):
         open_streams()
         sys.stdin = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
         sys.stderr = io.StringIO()
+        printed = io.StringIO()
+        if form == "printed":
+            sys.stdout = printed
         sys.argv = ["checker", *_ARGUMENTS[form]]
         files_by_name = _Files({_INPUT: given, _OUTPUT: output, _ANSWER: answer})
         builtins.open = io.open = files_by_name.open
         # A checker that leaves this way has decided, too.
         os._exit = _leave
-        problem = run_main(compiled)
+        problem = run_main(compiled, builtins)
         kind, end = Kind.FAILED, f"failed on it: {described(problem)}" if problem else ""
         if problem is None or isinstance(problem, SystemExit):
             status = exit_status(problem) if problem else 0
             end = f"exited with status {status}"
-            if status == CHECKER_ACCEPTS[form]:
+            has_said = form != "printed" or printed.getvalue().strip() == "1"
+            if status == CHECKER_ACCEPTS[form] and has_said:
                 kind = Kind.PASSED
         said = files_by_name.message.getvalue().strip() or sys.stderr.getvalue().strip()
         self.frame(0, kind, started, describe_text(said or f"the checker {end}"))

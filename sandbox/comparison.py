@@ -8,7 +8,8 @@ apply, and the program has exited before the child starts.
 Rules
 - Call tests compare exact types at every level: True is not 1, 1 is not 1.0, a list is not a tuple,
   a Counter is not a dict. A test with types=json lets a tuple be a list, 2 be 2.0 and an instance
-  of a subclass (Counter, numpy.int64) be the plain value in it, but never a bool a number. An
+  of a subclass (Counter, numpy.int64) be the plain value in it, but never a bool a number; with
+  types=wrapped a list of one item also stands for that item. An
   assert statement compares as Python does (types=python). Floats
   may differ by the relative tolerance (or absolutely by a thousandth of it); nan equals nan. Sets
   and dict keys must be equal exactly.
@@ -124,7 +125,10 @@ class Comparison:
         """Return whether two values are equal, types included as `types` of the test requires."""
         if types == "python":
             return bool(value == expected)
-        return self._equal(value, expected, types == "json")
+        is_wrapped = types == "wrapped" and type(expected) is list and len(expected) == 1
+        return self._equal(value, expected, types != "exact") or (
+            is_wrapped and self._equal(value, expected[0], True)
+        )
 
     def _equal(self, value: Any, expected: Any, is_json: bool) -> bool:
         kind = type(expected)

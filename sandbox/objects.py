@@ -53,7 +53,8 @@ class Solver(Runner):
 
     def run(self, code: str) -> int:
         """Answer until the test side closes its end of the requests."""
-        namespace = load_program(self, code, has_call_names=False)
+        # A program in the style of LeetCode expects the names of its environment.
+        namespace = load_program(self, code, has_call_names="class Solution" in code)
         if namespace is None:
             return 0
         (requests,) = self._files

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import values
-from .preload import CALL_BUILTINS
+from .preload import CALL_BUILTINS, CALL_NAMES
 from .protocol import JobSpec, Kind, Mode
 
 # A message goes into logs and samples.
@@ -178,7 +178,8 @@ class Streams(Runner):
                 # A later run must not read the answer that this one printed.
                 os.close(source)
             open_streams()
-            error = run_main(compiled)
+            # As in the runners of LiveCodeBench, APPS and their relatives.
+            error = run_main(compiled, CALL_NAMES)
             if error is None:
                 self.frame(run, Kind.DONE, started, b"0")
             else:
@@ -186,11 +187,13 @@ class Streams(Runner):
         return 0
 
 
-def run_main(compiled: types.CodeType) -> BaseException | None:
-    """Run the code as `__main__` to its end, threads, exit hooks and buffered output included."""
+def run_main(compiled: types.CodeType, names: types.ModuleType) -> BaseException | None:
+    """Run the code as `__main__` to its end, threads, exit hooks and buffered output included.
+    names: its builtins.
+    """
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
-    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__builtins__"] = sys.modules["builtins"] = names
     problem: BaseException | None = None
     try:
         exec(compiled, module.__dict__)

@@ -183,7 +183,7 @@ class Kind(enum.Enum):
     CALLBACK = b"k"
 
 
-CHECKER_ACCEPTS = {"kattis": 42, "testlib": 0}
+CHECKER_ACCEPTS = {"kattis": 42, "testlib": 0, "printed": 0}
 """The form of a checker -> the exit status that accepts an output; every other end rejects it,
 because an output on which a checker fails must not choose to be left unjudged.
 """

@@ -67,10 +67,11 @@ class DataConfig(Section):
     tokenizer: Annotated[LocalPath, Field(min_length=1)] | None
     """directory of the tokenizer; null = the model's tokenizer"""
     prompt_key: Text
-    """column with the prompt, a string or a chat list; `question` in rows without it"""
+    """column with the prompt, a string or a chat list; the layout of the row names another one
+    where it is `prompt`, and rows without it have `question`, `problem` or the like"""
     id_key: Text | None
     """column with a row's id; null = the first existing one of prompt_id, id, query_id, task_id,
-    else the row's number"""
+    problem_id, question_id, else the row's number"""
     max_prompt_tokens: PositiveInt
     """tokens of a prompt, chat template included"""
     max_response_tokens: PositiveInt

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import AssertTest, CodeProblem
+from async_rl.core.types import AssertTest, CallTest, CodeProblem
 
 # No functions: tests of `gcd` or `reduce` call the functions of the program.
 OFFERED = {
@@ -91,6 +91,20 @@ def defined_names(code: str) -> set[str]:
 def ambiguous(names: Iterable[str], setup: str) -> list[str]:
     """Those names of a program that Python, OFFERED or a setup may have too."""
     return sorted(name for name in names if setup or name in _BUILTINS or name in OFFERED)
+
+
+def names_asked(problem: CodeProblem) -> set[str]:
+    """The names that a program must define for the calls and asserts of a problem."""
+    names: set[str] = set()
+    for test in problem.tests:
+        if isinstance(test, CallTest):
+            names.add(test.function)
+        elif isinstance(test, AssertTest):
+            names |= asked_by(problem.setup, test.code, test.own).names
+            for node in ast.walk(ast.parse(test.code)):
+                if isinstance(node, ast.ImportFrom) and node.module == _SOLUTION:
+                    names |= {alias.name for alias in node.names} - {"*"}
+    return names
 
 
 def require_usable(origin: str, problem: CodeProblem) -> None:

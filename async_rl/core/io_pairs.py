@@ -1,12 +1,19 @@
-"""Tests from pairs of input and output text, in the form of AReaL's data and verifier. Pure.
+"""Tests from pairs of input and output, in the shapes of public data sets. Pure.
 
-`{"inputs": [str], "outputs": [str], "fn_name"?: str}`, or the same as a JSON string.  Without a
-function each pair is a standard input and the output to print; with one, each line of an input is
-one JSON argument and the output is the JSON of the returned value, so a tuple counts as a list.
+An object `{"inputs": [...], "outputs": [...], "fn_name"?: str}` (AReaL, APPS; `input` and `output`
+in CodeContests), or a list of `{"input", "output", "fn_name"?, "type"?}` (LiveCodeBench,
+PrimeIntellect), or the JSON text of one, which LiveCodeBench may pack. Without a function each pair
+is a standard input and the output to print, both as a text or as a list of lines. With one, the
+lines of a text are JSON arguments and the output is the JSON of the returned value, so a tuple
+counts as a list; an input that is a list has the arguments themselves, and its output is the value
+or a list with it.
 """
 
 from __future__ import annotations
 
+import base64
+import pickletools
+import zlib
 from typing import Any
 
 import msgspec
@@ -15,35 +22,86 @@ from async_rl.core.errors import DataError
 from async_rl.core.types import CallTest, CodeTest, StdinTest
 
 
-def read_input_output(origin: str, value: Any) -> list[CodeTest]:
-    """The tests of one `input_output`, an object or its JSON string. Raises DataError, which starts
-    with the origin, the position of the text in the data.
+def read_input_output(origin: str, value: Any, function: str = "") -> list[CodeTest]:
+    """The tests of one column, an object, a list or its JSON text. function: that the tests call
+    unless they name another one. Raises DataError, which starts with the origin, the position of
+    the text in the data.
     """
-    data = read_json(f"{origin}: input_output", value) if isinstance(value, str) else value
-    if not isinstance(data, dict):
+    data = _unpacked(f"{origin}: input_output", value) if isinstance(value, str) else value
+    if isinstance(data, dict):
+        function = data.get("fn_name") or function
+        data = _cases(origin, data)
+    if not isinstance(data, list) or not all(isinstance(case, dict) for case in data):
         raise DataError(
-            f"{origin}: input_output must hold an object {{inputs, outputs, fn_name?}}, this is a"
-            f" {type(data).__name__}"
+            f"{origin}: input_output must hold an object {{inputs, outputs, fn_name?}} or a list of"
+            f" {{input, output}}, this is a {type(data).__name__}"
         )
-    inputs, outputs = (
-        read_strings(f"{origin}: input_output.{name}", data.get(name))
-        for name in ("inputs", "outputs")
-    )
-    if len(inputs) != len(outputs):
+    return [_test(origin, case, function) for case in data]
+
+
+def _cases(origin: str, data: dict[str, Any]) -> list[dict[str, Any]]:
+    pairs = []
+    for name in ("inputs", "outputs"):
+        values = data.get(name, data.get(name[:-1]))
+        if isinstance(values, str):
+            values = read_json(f"{origin}: input_output.{name}", values)
+        if not isinstance(values, list):
+            raise DataError(
+                f"{origin}: input_output.{name} must be a list, this is {str(values)[:80]!r}"
+            )
+        pairs.append(values)
+    if len(pairs[0]) != len(pairs[1]):
         raise DataError(
-            f"{origin}: input_output has {len(inputs)} inputs and {len(outputs)} outputs; each"
+            f"{origin}: input_output has {len(pairs[0])} inputs and {len(pairs[1])} outputs; each"
             " input needs its output"
         )
-    function = data.get("fn_name") or ""
+    return [{"input": given, "output": wanted} for given, wanted in zip(*pairs, strict=True)]
+
+
+def _test(origin: str, case: dict[str, Any], function: Any) -> CodeTest:
+    kind = case.get("testtype") or case.get("type")
+    # DeepCoder's rows from LiveCodeBench name the function in each test.
+    inner = case.get("metadata")
+    function = case.get("fn_name") or (inner or {}).get("func_name") or function
+    given, wanted = case.get("input"), case.get("output")
     if not isinstance(function, str):
         raise DataError(
             f"{origin}: input_output.fn_name must be a string, this is a {type(function).__name__}"
         )
     origins = f"{origin}: input_output.inputs", f"{origin}: input_output.outputs"
-    return [
-        pair_test(given, wanted, function, origins=origins)
-        for given, wanted in zip(inputs, outputs, strict=True)
-    ]
+    if not function or kind in ("stdin", "stdin_stdout"):
+        if kind in ("functional", "function_call"):
+            raise DataError(f"{origin}: a test calls a function that the row does not name")
+        return StdinTest(input=_lines(origins[0], given), output=_lines(origins[1], wanted))
+    if isinstance(given, list):
+        return CallTest(function=function, args=given, expected=wanted, types="wrapped")
+    if kind == "function_call":
+        raise DataError(
+            f"{origin}: the input of the function {function} is a text, which may mean several"
+            " arguments or one; give a list of its arguments"
+        )
+    text = _lines(origins[0], given)
+    return pair_test(text, _lines(origins[1], wanted), function, origins=origins)
+
+
+def _lines(origin: str, value: Any) -> str:
+    """A text, or the text of a list of lines."""
+    return "\n".join(read_strings(origin, [value] if isinstance(value, str) else value))
+
+
+def _unpacked(origin: str, text: str) -> Any:
+    if text.lstrip()[:1] in ("{", "["):
+        return read_json(origin, text)
+    try:
+        data = zlib.decompress(base64.b64decode(text, validate=True))
+        # The only value is a text. Reading the operations executes nothing.
+        text = next(arg for _, arg, _ in pickletools.genops(data) if isinstance(arg, str))
+    except (zlib.error, ValueError, StopIteration) as error:
+        raise DataError(
+            f"{origin} is {text[:80]!r}, which is not JSON and not packed as in LiveCodeBench"
+            f" ({error}); write values as JSON"
+        ) from error
+    return read_json(origin, text)
 
 
 def pair_test(given: str, wanted: str, function: str, *, origins: tuple[str, str]) -> CodeTest:

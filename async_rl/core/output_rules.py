@@ -38,8 +38,12 @@ class Checker(Value, frozen=True):
     """
 
     code: str
-    form: Literal["kattis", "testlib"]
+    form: Literal["kattis", "testlib", "printed"]
     language: Literal["python", "cpp"] = PYTHON
+
+    def __post_init__(self) -> None:
+        if self.form == "printed" and self.language != PYTHON:
+            raise ValueError("a checker of the form printed is a program in Python")
 
 
 _TOKENS = OutputRules(layout="tokens")

@@ -103,13 +103,14 @@ class CallTest(Value, tag_field="kind", tag="call"):
     """Call `function` with `args` (plain JSON values), compare the returned value with `expected`.
 
     types: exact = a tuple is not a list and 1 is not 1.0; json = they are, since JSON cannot
-    express the difference.
+    express the difference; wrapped = as json, and a list of one item also stands for that item, as
+    in the data of APPS.
     """
 
     function: str
     args: list[Any]
     expected: Any
-    types: Literal["exact", "json"] = "exact"
+    types: Literal["exact", "json", "wrapped"] = "exact"
 
 
 class AssertTest(Value, tag_field="kind", tag="assert"):

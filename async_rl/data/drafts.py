@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
 
 from async_rl.config.run import RunConfig
-from async_rl.core.assert_tests import require_importable
+from async_rl.core.assert_tests import names_asked, require_importable
 from async_rl.core.errors import DataError, PromptTooLong
 from async_rl.core.frozen import frozen
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt
 from async_rl.data.files import Placed, Row, read_rows
+from async_rl.data.layouts import layout_of, unfolded, with_prompt
 from async_rl.data.problems import read_hidden
 
-# Names of the column in our own files, in AReaL (query_id) and in MBPP and HumanEval (task_id).
-_ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id")
-_QUESTION = "question"
+# In our own files, AReaL (query_id), MBPP and HumanEval (task_id), APPS and LiveCodeBench.
+_ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id", "problem_id", "question_id")
 MAX_ID_LENGTH = 256
 """Characters. Ids are stored with every group and shown in tables, so a longer one is a bad row."""
 
@@ -165,12 +165,13 @@ class Drafter:
             # source.
             row = {**self._metadata.get(name, {}), **row}
         prompt_key = self._config.data.prompt_key
-        # GSM8K and its relatives call the prompt "question".
-        if row.get(prompt_key) is None and row.get(_QUESTION) is not None:
-            prompt_key = _QUESTION
         problem, shown = read_hidden(origin, row, self._config)
         require_importable(origin, problem, self._config.sandbox.packages)
-        messages = _messages(origin, row, prompt_key, shown)
+        row = with_prompt(unfolded(row), prompt_key)
+        layout = layout_of(row)
+        # Our own rows say themselves what the prompt shows.
+        is_own = layout is None or layout.form == "own"
+        messages = _messages(origin, row, prompt_key, shown, () if is_own else names_asked(problem))
         source = row.get("data_source")
         # Rewards can be set per data_source, so every prompt needs one.
         if not isinstance(source, str):
@@ -220,9 +221,12 @@ def _names(files: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _messages(origin: str, row: Row, prompt_key: str, shown: Sequence[str]) -> list[dict[str, str]]:
-    """The chat of a row; a plain string is one user message. Assert statements that the prompt must
-    show are added to the last message.
+def _messages(
+    origin: str, row: Row, prompt_key: str, shown: Sequence[str], names: Iterable[str]
+) -> list[dict[str, str]]:
+    """The chat of a row; a plain string is one user message. To the last message are added assert
+    statements that the prompt must show, the code that a program starts from, and those of the
+    names that the tests ask for that no message has.
     """
     prompt = row.get(prompt_key)
     if prompt is None and prompt_key in row:
@@ -243,6 +247,12 @@ def _messages(origin: str, row: Row, prompt_key: str, shown: Sequence[str]) -> l
     messages = [{"role": message["role"], "content": message["content"]} for message in chat]
     if shown:
         messages[-1]["content"] += "\nYour code should pass these tests:\n" + "\n".join(shown)
+    starter = row.get("starter_code")
+    if isinstance(starter, str) and starter.strip() not in messages[-1]["content"]:
+        messages[-1]["content"] += f"\nStart from this code:\n{starter}"
+    text = " ".join(message["content"] for message in messages)
+    if missing := ", ".join(sorted(name for name in names if name not in text)):
+        messages[-1]["content"] += f"\nYour code should define: {missing}"
     return messages
 
 

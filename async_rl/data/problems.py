@@ -1,21 +1,21 @@
-"""From the columns of a row to the tests of a programming problem, in six layouts.
+"""From the columns of a row to the tests of a programming problem, in the layouts of layouts.toml.
 
-- `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert | answer |
+- own: the column `tests` (with optional `setup`), a list of {kind: stdin | call | assert | answer |
   container, ...}, or the same as a JSON string.
-- `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the
-  function, so the prompt has to show them. A name of Python or of the imports is the program's if
-  the reference solution (`code` or `canonical_solution`) defines it.
-- `test` and `entry_point`: a function check(candidate) and the name of its argument, as in
-  HumanEval. Helpers that the prompt defines belong to the test: a program that answered for them
-  could let any answer pass.
-- `reward_model` {style, ground_truth}, as in verl: by `data_source` an answer in words, or for code
-  the content of `input_output`.
-- `answer` with `#### number` at its end, as in GSM8K.
-- `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with
-  `fn_name` each line of an input is one argument.
+- asserts: assert statements, as in MBPP.  They name the function, so the prompt has to show them. A
+  name of Python or of the imports is the program's if the reference solution (`code` or
+  `canonical_solution`) defines it.
+- script: Python code that calls the program; its function check(candidate), as in HumanEval, is
+  called with `entry_point`. Helpers that the prompt defines belong to the test: a program that
+  answered for them could let any answer pass.
+- pairs: inputs with outputs, in the shapes of core/io_pairs.py, for standard input or, if the tests
+  or the column `func_name` name a function, for its calls.
+- verl: `reward_model` {style, ground_truth}: by `data_source` an answer in words, or pairs.
+- answer: `answer` with `#### number` at its end, as in GSM8K.
 A column `language` names the language of the program, if it is not Python: such a row has tests by
 standard input only. A column `compare` names how printed text is compared (core/output_rules.py), a
-column `checker` holds a program that decides about it.
+column `checker` holds a program that decides about it, and so does `generated_checker` of
+open-r1/codeforces.
 Invariant: a row without usable tests is a DataError that names its origin.
 """
 
@@ -43,6 +43,7 @@ from async_rl.core.types import (
     StdinTest,
 )
 from async_rl.data.files import Row
+from async_rl.data.layouts import REFUSED, layout_of, unfolded
 
 _GSM8K_ANSWER = re.compile(r"####\s*-?[\d$.]")
 _RULES: dict[Any, Literal["gsm8k", "math"]] = {
@@ -54,9 +55,10 @@ _RULES: dict[Any, Literal["gsm8k", "math"]] = {
     "math": "math",
 }
 # The names that verl uses for its data sets of code.
-_CODE_SOURCES = ("code", "codecontests", "apps", "codeforces", "taco")
-_HIDDEN = ("tests", "test_list", "test", "input_output", "reward_model", "answer")
-"""One of these columns has the tests."""
+_CODE_SOURCES = (
+    *("code", "codecontests", "apps", "codeforces", "taco"),
+    *("livecodebench", "primeintellect"),
+)
 _REMEDY = (
     "give a column `tests` (list of {kind: stdin|call|assert|answer|container, ...}), `test_list`"
     " (assert statements), `test` with `entry_point`, or `input_output`"
@@ -73,8 +75,7 @@ def read_hidden(origin: str, row: Row, config: RunConfig) -> tuple[CodeProblem, 
     problem = CodeProblem(tests=[])
     shown: tuple[str, ...] = ()
     # An agent may return the reward, so a row without any tests is right.
-    has_tests = any(row.get(column) is not None for column in _HIDDEN)
-    is_scored_by_agent = config.agent.is_used and not has_tests
+    is_scored_by_agent = config.agent.is_used and layout_of(unfolded(row)) is None
     if reward.needs_tests(str(row.get("data_source"))) and not is_scored_by_agent:
         problem, shown = read_problem(origin, row)
     # Parquet has dates and decimals, which JSON lacks: a function receives them as text.
@@ -86,10 +87,13 @@ def read_problem(origin: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     """Return (hidden side, assert statements that the prompt must show) of one row. Raises
     DataError.
     """
+    row = unfolded(row)
     tests, setup, shown = _read_layout(origin, row)
     how: dict[str, Any] = {}
     if row.get("compare") is not None:
         how["rules"] = read_rules(origin, _text(origin, "compare", row["compare"]))
+    if row.get("generated_checker"):
+        how["checker"] = _checker(origin, {"code": row["generated_checker"], "form": "printed"})
     if row.get("checker") is not None:
         how["checker"] = _checker(origin, row["checker"])
     tests = [
@@ -114,12 +118,18 @@ def read_problem(origin: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     return problem, shown
 
 
-def _helpers(prompt: Any, entry_point: Any) -> str:
+def _helpers(origin: str, prompt: Any, entry_point: Any) -> str:
     """The prompt's code without the function to write, if it defines any other one."""
     try:
         module = ast.parse(prompt if isinstance(prompt, str) else "")
     except SyntaxError:  # a prompt in words
         return ""
+    for node in module.body:
+        if isinstance(node, ast.ClassDef):
+            raise DataError(
+                f"{origin}: the prompt defines class {node.name} for the test and the program, but"
+                " their objects are in two processes; leave the row out"
+            )
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
     if all(node.name == entry_point for node in functions):
         return ""
@@ -165,45 +175,71 @@ def _language(origin: str, row: Row, tests: Sequence[CodeTest]) -> Language:
 
 
 def _read_layout(origin: str, row: Row) -> tuple[list[CodeTest], str, tuple[str, ...]]:
-    """Return (tests, setup, assert statements that the prompt must show) of the row's layout."""
-    # Our own layout wins where a file has several: it was written for this project.
-    if row.get("tests") is not None:
+    """Return (tests, setup, lines that the prompt must show) of the row's layout."""
+    layout = layout_of(row)
+    if layout is None:
+        raise DataError(f"{origin}: no tests among the columns {sorted(row)}; {_REMEDY}")
+    values = [row[column] for column in layout.tests or layout.has]
+    if layout.form == "own":
+        # Our own rows say themselves what the prompt shows.
         setup = _text(origin, "setup", row.get("setup") or "")
         return _own_tests(origin, row["tests"]), setup, ()
+    tests: list[CodeTest] = []
+    setup = ""
+    shown: Sequence[str] = ()
     if row.get("test_list") is not None:
-        shown = tuple(read_strings(f"{origin}: test_list", row["test_list"]))
-        setup = "\n".join(read_strings(f"{origin}: test_imports", row.get("test_imports") or []))
+        shown = read_strings(f"{origin}: test_list", row["test_list"])
+    if layout.form == "asserts":
+        for column in layout.setup:
+            part = row.get(column) or []
+            lines = [part] if isinstance(part, str) else part
+            setup = "\n".join([setup, *read_strings(f"{origin}: {column}", lines)]).strip()
         defined = defined_names(str(row.get("code") or row.get("canonical_solution") or ""))
         names = ambiguous(defined, setup)
-        return [AssertTest(code=code, names=names) for code in shown], setup, shown
-    if isinstance(row.get("test"), list):
-        raise DataError(f"{origin}: no column tests, but a list in test; rename it to tests")
-    if row.get("test") is not None:
-        check = _text(origin, "test", row["test"])
-        function = _text(origin, "entry_point", row.get("entry_point"))
-        setup = _helpers(row.get("prompt"), function)
-        names = ambiguous([function], setup)
-        return [AssertTest(code=f"{check}\ncheck({function})", names=names)], setup, ()
-    if row.get("input_output") is not None:
-        return read_input_output(origin, row["input_output"]), "", ()
-    reward_model = row.get("reward_model")
-    answer = row.get("answer")
-    if isinstance(reward_model, dict) and reward_model.get("ground_truth") is not None:
-        truth = _ground_truth(origin, row.get("data_source"), reward_model["ground_truth"])
-        return truth, "", ()
+        codes = read_strings(f"{origin}: {layout.has[0]}", values[0])
+        tests += [AssertTest(code=code, names=names) for code in codes]
+    elif layout.form == "script":
+        tests, setup = _script(origin, row)
+    elif layout.form == "pairs":
+        for column, allowed in REFUSED.items():
+            if row.get(column) is not None and row[column] not in allowed:
+                raise DataError(
+                    f"{origin}: {column}={str(row[column])[:80]}, but programs are judged by their"
+                    " standard output; leave the row out"
+                )
+        # The columns of rStar-Coder are the keys of one object.
+        for value in [row] if layout.has[0] == "inputs" else values:
+            tests += read_input_output(origin, value, row.get("func_name") or "")
+    elif layout.form == "verl":
+        tests = _ground_truth(origin, row)
     # A column `answer` without the mark may be anything, for example a solution in words.
-    if isinstance(answer, str) and _GSM8K_ANSWER.search(answer):
-        return [AnswerTest(rule="gsm8k", expected=answer)], "", ()
-    if answer is not None:
+    elif isinstance(row["answer"], str) and _GSM8K_ANSWER.search(row["answer"]):
+        tests.append(AnswerTest(rule="gsm8k", expected=row["answer"]))
+    else:
         raise DataError(
-            f"{origin}: answer={str(answer)[:80]!r} has no '#### number' at its end; end it with"
-            f" '#### ' and the number, or {_REMEDY}"
+            f"{origin}: answer={str(row['answer'])[:80]!r} has no '#### number' at its end; end it"
+            f" with '#### ' and the number, or {_REMEDY}"
         )
-    raise DataError(f"{origin}: no tests among the columns {sorted(row)}; {_REMEDY}")
+    return tests, setup, tuple(shown)
 
 
-def _ground_truth(origin: str, source: Any, truth: Any) -> list[CodeTest]:
+def _script(origin: str, row: Row) -> tuple[list[CodeTest], str]:
+    """Return (the test, its setup) of a row with Python code that calls the program."""
+    if isinstance(row["test"], list):
+        raise DataError(f"{origin}: no column tests, but a list in test; rename it to tests")
+    code = _text(origin, "test", row["test"])
+    if "check" not in defined_names(code):
+        return [AssertTest(code=code, names=ambiguous([str(row.get("entry_point"))], ""))], ""
+    function = _text(origin, "entry_point", row.get("entry_point"))
+    setup = _helpers(origin, row.get("prompt"), function)
+    names = ambiguous([function], setup)
+    return [AssertTest(code=f"{code}\ncheck({function})", names=names)], setup
+
+
+def _ground_truth(origin: str, row: Row) -> list[CodeTest]:
     # As verl chooses its reward function, so that its files need no change.
+    model, source = row["reward_model"], row.get("data_source")
+    truth = model.get("ground_truth") if isinstance(model, dict) else None
     if source in _RULES:
         expected = _text(origin, "reward_model.ground_truth", truth)
         return [AnswerTest(rule=_RULES[source], expected=expected)]

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import keyword
 
-from async_rl.core.assert_tests import asked_by
-from async_rl.core.types import AnswerTest, AssertTest, CallTest, CodeProblem, Verdict
+from async_rl.core.assert_tests import names_asked
+from async_rl.core.types import AnswerTest, CodeProblem, Verdict
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
@@ -16,13 +16,9 @@ def hollow_program(problem: CodeProblem) -> str:
     """A program that prints nothing and defines every function that the tests call; they return
     None.
     """
-    names: set[str] = set()
-    for test in problem.tests:
-        if isinstance(test, CallTest):
-            names.add(test.function)
-        elif isinstance(test, AssertTest):
-            names |= asked_by(problem.setup, test.code, test.own).names
-    usable = sorted(name for name in names if name.isidentifier() and not keyword.iskeyword(name))
+    usable = sorted(
+        name for name in names_asked(problem) if name.isidentifier() and not keyword.iskeyword(name)
+    )
     return "".join(f"def {name}(*args, **keywords): pass\n" for name in usable)
 
 

@@ -1,0 +1,80 @@
+"""The layouts of rows in data files (layouts.toml): which one a row has, and its prompt."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any, Literal
+
+import msgspec
+
+from async_rl.data.files import Row
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """A layout of rows; layouts.toml has the meaning of the fields."""
+
+    name: str
+    form: Literal["own", "asserts", "script", "pairs", "verl", "answer"]
+    has: list[str]
+    tests: list[str] = []
+    prompt: list[str] = []
+    setup: list[str] = []
+
+
+class _Table(msgspec.Struct, frozen=True):
+    layouts: list[Layout]
+    prompts: list[str]
+    inside: list[str]
+    refused: dict[str, list[str]]
+
+
+_TABLE = msgspec.toml.decode(
+    resources.files(__package__).joinpath("layouts.toml").read_bytes(), type=_Table
+)
+REFUSED = _TABLE.refused
+
+
+def unfolded(row: Row) -> Row:
+    """The row with the keys of the columns `inside` of layouts.toml as columns."""
+    for column in _TABLE.inside:
+        value = _decoded(row.get(column))
+        if isinstance(value, dict):
+            row = value | {name: each for name, each in row.items() if each is not None}
+    return row
+
+
+def layout_of(row: Row) -> Layout | None:
+    """The layout of an unfolded row, None if it has no tests."""
+    for layout in _TABLE.layouts:
+        has_all = all(row.get(column) is not None for column in layout.has)
+        if has_all and (layout.form != "own" or _is_own(row["tests"])):
+            return layout
+    return None
+
+
+def with_prompt(row: Row, prompt_key: str) -> Row:
+    """The unfolded row with its prompt as column `prompt_key`, if another column has it."""
+    layout = layout_of(row)
+    columns = layout.prompt if layout is not None and prompt_key == "prompt" else []
+    if not columns and row.get(prompt_key) is None:
+        columns = [column for column in _TABLE.prompts if row.get(column) is not None][:1]
+    texts = [row[column] for column in columns if row.get(column)]
+    if not texts:
+        return row
+    # One column may be a chat.
+    return row | {prompt_key: texts[0] if len(texts) == 1 else "\n\n".join(map(str, texts))}
+
+
+def _is_own(tests: Any) -> bool:
+    """Return whether a column `tests` has our own tests, also if they have errors."""
+    tests = _decoded(tests)
+    first = tests[0] if isinstance(tests, list) and tests else tests
+    return not isinstance(first, dict) or "kind" in first
+
+
+def _decoded(value: Any) -> Any:
+    """The value of a JSON text; any other value as it is."""
+    try:
+        return msgspec.json.decode(value) if isinstance(value, str) else value
+    except msgspec.DecodeError:
+        return value

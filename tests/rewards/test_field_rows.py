@@ -1,0 +1,98 @@
+"""Rows in the layouts of public data sets: each is read, and judges a right and a wrong program."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from composing import compose_unchecked
+from rewards_support import LIMITS, Jail
+
+from async_rl.config.base import replace
+from async_rl.core.errors import DataError
+from async_rl.core.types import Verdict
+from async_rl.data import corpus
+from async_rl.data.drafts import Draft, Drafter
+from async_rl.data.layouts import layout_of, unfolded
+from async_rl.data.tokenizer import build_tokenizer
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.protocol import VerifyRequest
+
+CASES = yaml.safe_load(Path(__file__).with_name("field_rows.yaml").read_text())
+JUDGED = [case for case in CASES if "refused" not in case]
+
+
+def filled(value: Any) -> Any:
+    """The value with the texts that field_rows.yaml describes."""
+    if isinstance(value, list):
+        return [filled(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    value = {key: filled(each) for key, each in value.items()}
+    match value:
+        case {"json": content}:
+            return json.dumps(content)
+        case {"packed": content}:
+            packed = zlib.compress(pickle.dumps(json.dumps(content)))
+            return base64.b64encode(packed).decode()
+    return value
+
+
+def drafted(case: dict[str, Any]) -> Draft | DataError:
+    tokenizer = build_tokenizer(corpus.vocabulary_text(), 512)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    settings = ["data.train_files=[x.jsonl]", f"sandbox.packages={case.get('packages', [])}"]
+    drafter = Drafter(["x.jsonl"], compose_unchecked("grpo_code", settings), tokenizer)
+    return drafter.draft("x.jsonl", 1, ("x.jsonl, row 1", filled(case["row"])))
+
+
+@pytest.fixture(scope="module")
+def judges(jail: Jail) -> Iterator[dict[str, Judge]]:
+    made = {
+        name: Judge(jail.cells, replace(LIMITS, packages=packages, memory_mb=512))
+        for name, packages in (("", []), ("numpy", ["numpy"]), ("pytest", ["pytest"]))
+    }
+    yield made
+    for judge in made.values():
+        jail.run(judge.close())
+
+
+@pytest.mark.parametrize("case", JUDGED, ids=[case["source"] for case in JUDGED])
+def test_a_row_judges_a_right_and_a_wrong_program(
+    jail: Jail, judges: dict[str, Judge], case: dict[str, Any]
+) -> None:
+    draft = drafted(case)
+    assert isinstance(draft, Draft), draft
+    layout = layout_of(unfolded(filled(case["row"])))
+    assert layout is not None
+    assert layout.name == case["layout"]
+    assert case.get("shows", "") in draft.text
+    judge = judges["".join(case.get("packages", []))]
+    tests, setup = draft.problem.tests, draft.problem.setup
+    for program, verdicts in (
+        (case["right"], {Verdict.PASS}),
+        (case["wrong"], {Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR}),
+    ):
+        request = VerifyRequest(code=program, tests=tests, setup=setup, timeout_s=5)
+        response = jail.run(judge.verify(request))
+        assert response.verdict in verdicts, response.tests
+
+
+REFUSED = [case for case in CASES if "refused" in case]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=[case["source"] for case in REFUSED])
+def test_a_row_that_cannot_be_judged_is_refused_with_its_place_and_reason(
+    case: dict[str, Any],
+) -> None:
+    draft = drafted(case)
+    assert isinstance(draft, DataError)
+    assert re.search(rf"^x\.jsonl, row 1: .*{case['refused']}", str(draft)), draft
