@@ -22,6 +22,7 @@ EXTRA_OF = {
     "safetensors": "train",
     "starlette": "verifier",
     "tensorboard": "train",
+    "tokenizers": "train",
     "torch": "train",
     "transformers": "train",
     "uvicorn": "verifier",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.trajectories import Rollout, rollouts
+from async_rl.buffer.store.trajectories import Rollout, rollouts, stored_steps
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Score, Trajectory
@@ -63,14 +63,35 @@ def stored_rollouts(run_dir: Path, *, step: int | None, most: int = MOST_GROUPS)
 
 
 def samples(run_dir: Path, *, step: int | None, failed: bool, most: int) -> list[Sample]:
-    """Return every sample of these groups; failed: only those that did not pass all tests."""
+    """Return every sample of these groups; failed: only those that did not pass all tests. Raises
+    ConfigError if nothing of the step is stored.
+    """
+    stored = stored_rollouts(run_dir, step=step, most=most)
+    if step is not None and not stored:
+        raise ConfigError(f"step={step}: {why_none(run_dir)}")
     decode = decoder(run_dir)
     return [
-        Sample(rollout=rollout, index=index, response=decode(_response_ids(sample)))
-        for rollout in stored_rollouts(run_dir, step=step, most=most)
+        Sample(rollout=rollout, index=index, response=response_of(sample, decode))
+        for rollout in stored
         for index, sample in enumerate(rollout.group.trajectories)
         if not (failed and sample.score.is_passed)
     ]
+
+
+def why_none(run_dir: Path) -> str:
+    """Return why the store lacks the rollouts that were asked for, with the steps that it has."""
+    with reading(run_dir / STORE_FILE) as connection:
+        kept = stored_steps(connection)
+    span = f"steps {kept[0]} to {kept[1]} are stored" if kept else "no step is stored yet"
+    return (
+        f"no such rollout; {span} (older steps are deleted unless a checkpoint needs"
+        " them or recording=full keeps them)"
+    )
+
+
+def response_of(sample: Trajectory, decode: Decode) -> str:
+    """Return the text of all tokens after the prompt."""
+    return decode(_response_ids(sample))
 
 
 def pieces(sample: Trajectory, decode: Decode) -> list[str]:

@@ -164,7 +164,8 @@ class Run:
             num_groups: Read at most this number of groups, the newest ones.
 
         Raises:
-            ConfigError: The store or the model's tokenizer is missing.
+            ConfigError: The store or the model's tokenizer is missing, or nothing of the step is
+                stored any more; the message names the steps that are.
         """
         return samples(self.directory, step=step, failed=failed, most=num_groups)
 

@@ -16,14 +16,12 @@ import typer
 from rich.text import Text
 
 from async_rl.buffer.store.browse import Filter
-from async_rl.buffer.store.connection import STORE_FILE
-from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.trajectories import Rollout, stored_steps
+from async_rl.buffer.store.trajectories import Rollout
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import Group, Trajectory
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.runs.directory import find_run
-from async_rl.runs.samples import Decode, decoder, stored_rollouts, verdicts_of
+from async_rl.runs.samples import Decode, decoder, stored_rollouts, verdicts_of, why_none
 from async_rl.runs.view.export import lines
 
 
@@ -62,7 +60,7 @@ def show_rollouts(
     chosen = choose(stored, is_best=best, is_worst=worst, is_failed=failed)[:num]
     terminal = console()
     if not chosen:
-        terminal.print(_why_none(run_dir))
+        terminal.print(why_none(run_dir))
         return
     decode = decoder(run_dir)
     for rollout, index in chosen:
@@ -123,16 +121,6 @@ def _score(group: Group, sample: Trajectory) -> str:
     if score.failure:
         text += f"\nfirst failure: {score.failure}"
     return text
-
-
-def _why_none(run_dir: Path) -> str:
-    with reading(run_dir / STORE_FILE) as connection:
-        kept = stored_steps(connection)
-    span = f"steps {kept[0]} to {kept[1]} are stored" if kept else "no step is stored yet"
-    return (
-        f"no such rollout; {span} (older steps are deleted unless a checkpoint needs"
-        " them or recording=full keeps them)"
-    )
 
 
 def write(run_dir: Path, file: Path, chosen: Filter) -> int:

@@ -42,7 +42,8 @@ def view(
     directory, page = _where(run, output_dir)
     from async_rl.core.extras import require
 
-    for package in ("starlette", "uvicorn", "jinja2"):
+    # The first one names the extra that has all of them.
+    for package in ("jinja2", "starlette", "uvicorn"):
         require(package, "async-rl view")
     from async_rl.runs.view.server import serve
 

@@ -116,6 +116,7 @@ def write_model(directory: Path, config: str, content: bytes) -> None:
     ("config", "content", "index", "problem"),
     [
         ('{"model_type": "qwen3"}', weights(8, 8), None, None),
+        ("{}", weights(8, 8), None, "model_type=None of config.json is unknown"),
         ('{"model_type": "qwen3000"}', weights(8, 8), None, "model_type=qwen3000 of config.json"),
         (
             '{"model_type":',

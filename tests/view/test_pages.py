@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -12,9 +13,12 @@ from starlette.testclient import TestClient
 from tables import table
 from view_support import HOSTILE
 
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands.view import view
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 from async_rl.runs import status
+from async_rl.runs.samples import samples
 from async_rl.runs.view import library
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.server import build_app
@@ -102,6 +106,9 @@ def test_one_section_of_metrics_is_shown(client: TestClient) -> None:
         ("prompt_id=t1", [1]),
         ("text=OF+T2", [2]),
         ("before=2", [1, 0]),
+        ("response=W2", []),
+        ("response=W4", [5, 4, 3, 2, 1, 0]),
+        ("response=w4&failed=1", [1]),
         ("purpose=eval", []),
     ],
 )
@@ -121,7 +128,13 @@ def test_a_token_shows_its_values(client: TestClient) -> None:
 def test_the_stages_of_a_step_and_the_ages_are_drawn(client: TestClient) -> None:
     page = text(client, "/runs/one?step=2")
     assert re.findall(r'<rect class="(\w+)" x="[\d.]+" width', page).count("leased") == 2
-    assert "busy: training, 1.5 s" in page
+    bars = page[page.index("Where the time") : page.index("Groups of step")]
+    drawn = re.findall(
+        r'<rect class="(\w+)" x="(\d+)" .*?width="([\d.]+)"/>.*?</span> (\S+ s)', bars
+    )
+    # Each from the left: what overlaps adds up to more than the step.
+    widths = [(kind, x, round(float(width)), said) for kind, x, width, said in drawn]
+    assert widths == [("busy", "0", 1000, "1.5 s"), ("waiting", "0", 333, "0.5 s")]
     ages = re.findall(r"<tr><th>(\d+)</th>.*?>(\d+) <small>", page[page.index("Staleness") :])
     assert ages == [("0", "2"), ("1", "2")]
 
@@ -146,15 +159,16 @@ def test_the_certificate_is_a_page_of_the_run(client: TestClient) -> None:
 @pytest.mark.parametrize(("address", "reason"), table(__file__, "wrong"))
 def test_a_wrong_address_is_explained(client: TestClient, address: str, reason: str) -> None:
     reply = client.get(address)
-    assert reply.status_code == 404
+    is_parameter = "the address of this page is wrong" in reply.text
+    assert reply.status_code == (400 if is_parameter else 404)
     assert reason in reply.text
 
 
-@pytest.mark.parametrize("query", ["", "?failed=1", "?step=2"])
+@pytest.mark.parametrize("query", ["", "?failed=1", "?step=2", "?response=W4", "?response=W2"])
 def test_a_download_has_every_sample_that_the_filter_leaves(client: TestClient, query: str) -> None:
     lines = client.get(f"/runs/one/trajectories.jsonl{query}").text.splitlines()
     rows = [json.loads(line) for line in lines]
-    assert len(rows) == {"": 12, "?failed=1": 2, "?step=2": 4}[query]
+    assert len(rows) == {"": 12, "?failed=1": 2, "?step=2": 4, "?response=W4": 12}.get(query, 0)
     for row in rows:
         assert len(row["token_ids"]) == len(row["versions"]) == len(row["loss_mask"])
         if row["step"] == 2:
@@ -265,3 +279,19 @@ def test_a_live_run_shows_its_processes_and_what_they_wait_for(
     assert ">7<" in row
     assert "generator-0 does not answer" in page
     assert 'data-refresh="3"' in page
+
+
+def test_a_step_without_stored_responses_is_refused_with_the_steps_that_have_some(
+    directory: Path,
+) -> None:
+    assert len(samples(directory / "one", step=2, failed=False, most=9)) == 4
+    with pytest.raises(ConfigError, match="step=3: no such rollout; steps 1 to 2 are stored"):
+        samples(directory / "one", step=3, failed=False, most=9)
+
+
+def test_the_view_names_the_extra_that_has_all_of_its_packages(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'async-rl\[view\]'"):
+        view("one", output_dir=directory)

@@ -29,19 +29,26 @@ STAGES = ("issued", "generating", "ready", "leased")
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """The filter of a page of groups. text: a part of the prompt, ignoring case; before: only
-    groups with a smaller number, for the next page.
+    """The filter of a page of groups. text, response: a part of the prompt, and of a stored
+    response, ignoring case; before: only groups with a smaller number, for the next page.
+
+    Raises ValueError for an unknown order. response: filtered by the readers that decode tokens.
     """
 
     purpose: str = "train"
     step: int | None = None
     prompt_id: str = ""
     text: str = ""
+    response: str = ""
     failed: bool = False
     truncated: bool = False
     stored: bool = False
     sort: str = "newest"
     before: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sort not in _SORTS:
+            raise ValueError(f"sort={self.sort}: the orders are {', '.join(_SORTS)}")
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,12 +13,12 @@ from async_rl.buffer.store.browse import Filter
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.core.types import FloatArray, Group
-from async_rl.runs.samples import Decode
+from async_rl.runs.samples import Decode, response_of
 
 
 def lines(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[bytes]:
     """Yield a line for each stored sample of the groups that pass the filter, the newest groups
-    first; with `failed` only for the samples that failed.
+    first; with `failed` only for the samples that failed, with `response` for those that have it.
     """
     before = chosen.before
     while True:
@@ -33,7 +33,8 @@ def lines(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[bytes]:
             if group is not None:
                 facts = {"run": run_dir.name, "step": row.step, "state": row.state}
                 for sample in _samples(facts | {"prompt": prompt}, *group, decode=decode):
-                    if not (chosen.failed and sample["is_passed"]):
+                    is_left_out = chosen.failed and sample["is_passed"]
+                    if not is_left_out and chosen.response.lower() in sample["response"].lower():
                         yield msgspec.json.encode(sample) + b"\n"
         # A page that is not full is the last one.
         if len(listed) < browse.PAGE:
@@ -53,7 +54,7 @@ def _samples(
             "prompt_id": group.prompt_id,
             "data_source": group.data_source,
             "generator": group.generator,
-            "response": decode(sample.token_ids[sample.prompt_length :].tolist()),
+            "response": response_of(sample, decode),
             "reward": sample.score.reward,
             "parts": sample.score.parts,
             "verdicts": [verdict.value for verdict in sample.score.verdicts],

@@ -12,6 +12,7 @@ import numpy as np
 
 from async_rl.buffer.store import browse
 from async_rl.buffer.store.browse import Filter
+from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import OF_GROUP, group_rows
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.frozen import frozen
@@ -24,7 +25,7 @@ from async_rl.runs.forecast.plan import plan, sweep
 from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Graph, Section, Series
-from async_rl.runs.samples import pieces, verdicts_of
+from async_rl.runs.samples import pieces, response_of, verdicts_of
 from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library, RunView, differences
 from async_rl.runs.view.tokens import Token, tokens_of
@@ -32,6 +33,7 @@ from async_rl.runs.view.tokens import Token, tokens_of
 Content = dict[str, Any]
 _STEPS_OF_MEAN = 20
 _MOST_WATERFALL = 40
+_MOST_DECODED = 250  # groups whose responses a search decodes for a page: below a second
 _MOST_RUNS = 8  # of one page of curves: as many as there are colours
 
 
@@ -184,6 +186,8 @@ def run_page(visit: Visit) -> Content:
     shown = dict(list(waterfall.items())[:_MOST_WATERFALL])
     newest = newest_rows(run.path, summary.step - _STEPS_OF_MEAN + 1)
     bars = stages_by_role(list(newest.values()))
+    seconds = [bar.seconds for parts in bars.values() for bar in parts]
+    step_s = [row["time/step_s"] for row in newest.values() if "time/step_s" in row]
     return content | {
         "run": run,
         "summary": summary,
@@ -194,7 +198,8 @@ def run_page(visit: Visit) -> Content:
         "waterfall_s": max((spans[-1].end_s for spans in shown.values() if spans), default=0.0),
         "ages": ages,
         "bars": bars,
-        "bars_s": max((sum(bar.seconds for bar in parts) for parts in bars.values()), default=0.0),
+        "step_s": float(np.mean(step_s)) if step_s else None,
+        "bars_s": max([*seconds, 1e-9]),
     }
 
 
@@ -202,20 +207,33 @@ def sample_list(visit: Visit) -> Content:
     """Return the groups that pass a filter."""
     run = visit.run
     chosen = visit.query
+    # Responses are decoded to be searched, so a page looks at some stored groups only.
+    most = _MOST_DECODED if chosen.response else browse.PAGE
+    wanted = msgspec.structs.replace(chosen, stored=chosen.stored or bool(chosen.response))
     with run.store() as store:
         # One row more than a page shows whether there is a next page.
-        rows = browse.page_of(store, chosen, most=browse.PAGE + 1)
-    # Other orders are of the newest groups only and have no next page.
-    has_more = len(rows) > browse.PAGE and chosen.sort == "newest"
-    rows = rows[: browse.PAGE]
+        rows = browse.page_of(store, wanted, most=most + 1)
+        # Other orders are of the newest groups only and have no next page.
+        has_more = len(rows) > most and chosen.sort == "newest"
+        rows = rows[:most]
+        shown = [row for row in rows if _has_response(run, store, row.group_id, chosen.response)]
     return {
         "run": run,
         "chosen": chosen,
-        "rows": rows,
+        "rows": shown,
         "next_before": rows[-1].group_id if has_more else None,
         "sorts": browse.SORTS,
         "window": browse.WINDOW,
     }
+
+
+def _has_response(run: RunView, store: Connection, group_id: int, part: str) -> bool:
+    """Return whether a stored response of the group has this part; True for an empty part."""
+    if not part:
+        return True
+    stored = browse.trajectories(store, group_id)
+    samples = () if stored is None else stored[0].trajectories
+    return any(part.lower() in response_of(sample, run.decode).lower() for sample in samples)
 
 
 def group_page(visit: Visit) -> Content:

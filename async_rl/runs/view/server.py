@@ -63,6 +63,10 @@ _PAGES: tuple[tuple[str, str, Callable[[Visit], pages.Content]], ...] = (
 )
 
 
+class WrongAddress(ConfigError):
+    """A parameter of a page's address has a value that it cannot have."""
+
+
 def build_app(library: Library, *, token: str) -> ASGIApp:
     """Return the ASGI application. token: required of every request."""
     templates = environment()
@@ -76,7 +80,8 @@ def build_app(library: Library, *, token: str) -> ASGIApp:
 
     def failed(request: Request, error: Exception) -> Response:
         text = templates.get_template("problem.html").render(problem=str(error))
-        return HTMLResponse(text, status_code=503 if isinstance(error, Unavailable) else 404)
+        codes: dict[type[Exception], int] = {WrongAddress: 400, Unavailable: 503}
+        return HTMLResponse(text, status_code=codes.get(type(error), 404))
 
     async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
         response = _refusal(request, token) or await answer(request)
@@ -136,14 +141,14 @@ def page_of(report: Report) -> str:
 
 
 def _visit(library: Library, request: Request) -> Visit:
-    """Read the address of a page. Raises ConfigError for a value that a parameter cannot have."""
+    """Read the address of a page. Raises WrongAddress for a value that a parameter cannot have."""
     # A form sends its empty fields too.
     given: dict[str, Any] = {name: value for name, value in request.query_params.items() if value}
     given["run"] = request.query_params.getlist("run")
     try:
         query = msgspec.convert(given, Query, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"the address of this page is wrong: {error}") from error
+        raise WrongAddress(f"the address of this page is wrong: {error}") from error
     return Visit(library=library, path=request.path_params, query=query)
 
 
