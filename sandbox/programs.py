@@ -219,6 +219,8 @@ def open_streams() -> None:
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
         stdout, encoding="utf-8", errors="surrogateescape", newline="\n"
     )
+    # As Python sets them at its start; fast readers of contests look at them.
+    sys.stdin.mode, sys.stdout.mode = "r", "w"  # type: ignore[misc]
     sys.argv = ["solution.py"]
 
 

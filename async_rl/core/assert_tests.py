@@ -34,6 +34,7 @@ OFFERED = {
 """The import statement of each module and type that a test may use without importing it."""
 _BUILTINS = frozenset(vars(builtins))
 _SOLUTION = "solution"
+_ELSEWHERE = frozenset({"patch", "redirect_stdout", "stdout", "skip", "skipif", "xfail"})
 
 
 @frozen
@@ -153,6 +154,15 @@ def _globals(*tables: symtable.SymbolTable) -> Iterator[symtable.Symbol]:
 
 def _unsupported(module: ast.Module) -> Iterator[str]:
     """Reasons why the judge would leave out a test in the form of pytest or unittest."""
+    for node in ast.walk(module):
+        match node:
+            case (
+                ast.alias(name="patch" | "redirect_stdout" as name)
+                | ast.Attribute(value=ast.Name(id="mock" | "contextlib"), attr=name)
+                | ast.Attribute(value=ast.Attribute(attr="mock" | "mark"), attr=name)
+                | ast.Attribute(value=ast.Name(id="sys"), attr="stdout" as name, ctx=ast.Store())
+            ) if name in _ELSEWHERE:
+                yield f"{name} is not supported, because the program is another process"
     # A function that the test calls itself runs in any case.
     used = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
     for node in module.body:

@@ -25,6 +25,7 @@ from async_rl.core.errors import ConfigError, DataError, PromptTooLong, RewardEr
 from async_rl.core.types import AnswerTest, CodeTest, Prompt
 from async_rl.launchers.commands.options import split_conf
 from async_rl.launchers.commands.verifier import for_each
+from async_rl.launchers.commands.verify import wrong_references
 from async_rl.rewards.verifier.protocol import RewardSample
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def check(
     """
     from async_rl.composition.compose import compose_unchecked
     from async_rl.composition.files import QUICKSTART
+    from async_rl.data.files import matching_files
     from async_rl.data.prepare import prepare_model
     from async_rl.data.prompts import examined
     from async_rl.data.tokenizer import load_tokenizer
@@ -82,18 +84,32 @@ def check(
     tokenizer = load_tokenizer(config, path)
     outcomes = list(examined(config.data.train_files, config, tokenizer))
     is_refused = _report(outcomes, config)
+    for layout, count in _layouts(config.data.train_files).most_common():
+        typer.echo(f"layout {layout}: {count} rows")
     prompts = [outcome for _, outcome in outcomes if isinstance(outcome, Prompt)]
     try:
         useless = asyncio.run(_useless(prompts, config))
+        wrong = wrong_references(matching_files(config.data.train_files), config)
     # No jail works here: the rows themselves may still be right.
     except ConfigError as error:
-        useless = []
+        useless, wrong = [], []
         typer.echo(f"the tests were not tried: {error}")
     _show(useless, "rows have useless tests")
+    _show(wrong, "reference solutions fail the tests of their rows")
     unscored = asyncio.run(_unscored(prompts, config))
     _show(unscored, "rows have no score when the response is the prompt itself")
-    if is_refused or useless or unscored:
+    if is_refused or useless or wrong or unscored:
         raise typer.Exit(1)
+
+
+def _layouts(patterns: Sequence[str]) -> Counter[str]:
+    """Return how many rows have each layout of data/layouts.toml."""
+    from async_rl.data.files import matching_files, open_table
+    from async_rl.data.layouts import layout_of, unfolded
+
+    rows = (row for file in matching_files(patterns) for _, row in open_table(file))
+    layouts = [layout_of(unfolded(row)) for row in rows if isinstance(row, dict)]
+    return Counter(layout.name for layout in layouts if layout is not None)
 
 
 async def _useless(prompts: Sequence[Prompt], config: RunConfig) -> list[str]:

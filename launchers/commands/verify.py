@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from statistics import fmean
@@ -36,7 +36,12 @@ _TRIES = 3  # an infrastructure error is about the machine, not the program, and
 _UNUSABLE = "unusable row"
 _UNSCORED = {_UNUSABLE, *(verdict for verdict in Verdict if not verdict.is_score)}
 _COMPLETIONS = ("completions", "completion", "responses", "response")
-_REFERENCES = ("canonical_solution", "solutions", "solution", "code")
+_REFERENCES = (
+    *("canonical_solution", "gold_standard_solution", "solutions", "solution", "code"),
+    "completion",  # of LeetCodeDataset
+)
+# PYTHON3 of CodeContests.
+_PYTHON = 3
 _IDS = ("task_id", "query_id", "id")
 
 
@@ -105,6 +110,17 @@ def verify(
         raise typer.Exit(1)
 
 
+def wrong_references(files: Sequence[str], config: RunConfig) -> list[str]:
+    """Return the reference solutions that the tests of their rows reject, with reasons."""
+    rows = (_items(file, _REFERENCES, config, is_optional=True) for file in files)
+    items = [
+        item for each in rows for item in each if item.problem and not item.problem.wants_words
+    ]
+    results = asyncio.run(_score(items, config, None)) if items else []
+    wrong = [result for result in results if result.verdict != Verdict.PASS]
+    return [f"{each.item.name}: {each.verdict}: {each.message}" for each in wrong]
+
+
 def _opened(output: Path | None) -> AbstractContextManager[BinaryIO | None]:
     try:
         return open(output, "xb") if output else nullcontext()
@@ -114,7 +130,9 @@ def _opened(output: Path | None) -> AbstractContextManager[BinaryIO | None]:
         ) from error
 
 
-def _rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+def _rows(
+    file: str, columns: tuple[str, ...], is_optional: bool
+) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
     """Yield (position, row, texts with its programs) in order. Raises DataError if the file cannot
     be read or has no such column.
     """
@@ -122,6 +140,8 @@ def _rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, 
 
     for position, row in read_rows(file):
         column = next((column for column in columns if row.get(column) is not None), None)
+        if column is None and is_optional:
+            continue
         if column is None:
             raise DataError(
                 f"{position}: has {', '.join(sorted(row))}, but none of {', '.join(columns)}; one"
@@ -130,11 +150,13 @@ def _rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, 
         yield position, row, _programs(position, column, row[column])
 
 
-def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_Item]:
+def _items(
+    file: str, columns: tuple[str, ...], config: RunConfig, *, is_optional: bool = False
+) -> Iterator[_Item]:
     from async_rl.data.problems import read_problem
     from async_rl.rewards.extraction import extract_code
 
-    for position, row, texts in _rows(file, columns):
+    for position, row, texts in _rows(file, columns, is_optional):
         ids = (str(row[key]) for key in _IDS if row.get(key) is not None)
         row_name = next(ids, position.rpartition(", ")[2])
         names = [f"{row_name}, {number} of {len(texts)}" for number in range(1, len(texts) + 1)]
@@ -162,6 +184,9 @@ def _programs(position: str, column: str, value: Any) -> list[str]:
             raise DataError(
                 f"{position}: column solutions is not a JSON list ({error}); write one"
             ) from error
+    if isinstance(value, dict):
+        pairs = zip(value.get("language", ()), value.get("solution", ()), strict=False)
+        value = [program for language, program in pairs if language == _PYTHON]
     programs = [value] if isinstance(value, str) else value
     if not isinstance(programs, list) or not all(isinstance(program, str) for program in programs):
         raise DataError(f"{position}: column {column} must contain a string or a list of strings")
@@ -169,9 +194,11 @@ def _programs(position: str, column: str, value: Any) -> list[str]:
 
 
 def _complete(row: dict[str, Any], code: str) -> str:
-    """Put the prompt before a completion of HumanEval, which continues the prompt's function."""
+    """Put the prompt before a completion of HumanEval or BigCodeBench, which continues the prompt's
+    function.
+    """
     entry = row.get("entry_point")
-    prompt = row.get("prompt")
+    prompt = row.get("code_prompt") or row.get("prompt")
     # A chat model repeats the whole function, a base model only continues it.
     if entry and isinstance(prompt, str) and f"def {entry}(" not in code:
         return f"{prompt}{code}"

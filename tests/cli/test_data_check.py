@@ -172,3 +172,28 @@ def test_a_reward_function_that_gives_no_score_is_named_with_its_first_row(
         result = CliRunner().invoke(app, ["data", "check", file, *words])
         assert result.exit_code == bool(reason), result.output
         assert reason in result.output
+
+
+def test_layouts_are_named_and_wrong_reference_solutions_are_listed(
+    model: Path, tmp_path: Path
+) -> None:
+    pairs = json.dumps({"inputs": ["1\n", "3\n"], "outputs": ["2\n", "6\n"]})
+    solutions = {"language": [2, 3], "solution": ["int main() {}", "print(int(input()) + 1)"]}
+    tests = {"input": ["1\n", "3\n"], "output": ["2\n", "6\n"]}
+    none: dict[str, list[str]] = {"input": [], "output": []}
+    kinds = {"public_tests": tests, "private_tests": none, "generated_tests": none}
+    file = write(
+        tmp_path / "x.jsonl",
+        {"question": "a", "id": 1, "input_output": pairs, "solutions": '["print(2*int(input()))"]'},
+        {"description": "b", "id": 2, **kinds, "solutions": solutions},
+        {"prompt": "c", "id": 3, "test_list": ["assert f(3) == 9"], "code": "def f(x): return x*x"},
+        {"prompt": "d", "id": 4, "input_output": pairs},
+        {"question": "e", "id": 5, "answer": "#### 7", "solution": "words"},
+    )
+    result = CliRunner().invoke(app, ["data", "check", file, f"model.path={model}"])
+    assert result.exit_code == 1
+    for line in ("APPS: 2", "CodeContests: 1", "MBPP: 1", "GSM8K: 1"):
+        assert f"layout {line} rows" in result.output
+    _, found, listed = result.output.partition("1 reference solutions fail the tests of their rows")
+    assert found
+    assert listed.strip(":\n ").startswith("2: wrong_answer: printed '4")

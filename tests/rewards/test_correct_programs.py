@@ -23,6 +23,24 @@ PASSING: dict[str, tuple[str, CodeTest]] = {
     "/dev/stdout": ("with open('/dev/stdout', 'w') as out:\n    out.write('3\\n')", SUM),
     "descriptor 0": ("import os\nprint(sum(map(int, os.read(0, 99).split())))", SUM),
     "open(0)": ("print(sum(map(int, open(0).read().split())))", SUM),
+    "modes and sizes of the streams, as fast readers use them": (
+        "import io, os, sys\nassert (sys.stdin.mode, sys.stdout.mode) == ('r', 'w')\n"
+        "size = max(os.fstat(sys.stdin.fileno()).st_size, 8192)\n"
+        "data = io.BytesIO(os.read(0, size))\n"
+        "os.write(1, b'%d\\n' % sum(map(int, data.readline().split())))",
+        SUM,
+    ),
+    "builtins of its own, and as a module": (
+        "import builtins\nbuiltins.input = lambda: '1 2'\n__builtins__.total = sum\n"
+        "print(total(map(int, input().split())))",
+        SUM,
+    ),
+    "32 threads in a pool": (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(32) as pool:\n"
+        "    print(sum(pool.map(int, input().split())))",
+        SUM,
+    ),
     "setrlimit": (
         "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (-1, -1))\n"
         f"resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))\n{READ}",
