@@ -2,7 +2,7 @@
 
 An object `{"inputs": [...], "outputs": [...], "fn_name"?: str}` (AReaL, APPS; `input` and `output`
 in CodeContests), or a list of `{"input", "output", "fn_name"?, "type"?}` (LiveCodeBench,
-PrimeIntellect), or the JSON text of one, which LiveCodeBench may pack. Without a function each pair
+PrimeIntellect), or the JSON text of one. Without a function each pair
 is a standard input and the output to print, both as a text or as a list of lines. With one, the
 lines of a text are JSON arguments and the output is the JSON of the returned value, so a tuple
 counts as a list; an input that is a list has the arguments themselves, and its output is the value
@@ -11,9 +11,6 @@ or a list with it.
 
 from __future__ import annotations
 
-import base64
-import pickletools
-import zlib
 from typing import Any
 
 import msgspec
@@ -27,7 +24,7 @@ def read_input_output(origin: str, value: Any, function: str = "") -> list[CodeT
     unless they name another one. Raises DataError, which starts with the origin, the position of
     the text in the data.
     """
-    data = _unpacked(f"{origin}: input_output", value) if isinstance(value, str) else value
+    data = read_json(f"{origin}: input_output", value) if isinstance(value, str) else value
     if isinstance(data, dict):
         function = data.get("fn_name") or function
         data = _cases(origin, data)
@@ -62,7 +59,8 @@ def _test(origin: str, case: dict[str, Any], function: Any) -> CodeTest:
     kind = case.get("testtype") or case.get("type")
     # DeepCoder's rows from LiveCodeBench name the function in each test.
     inner = case.get("metadata")
-    function = case.get("fn_name") or (inner or {}).get("func_name") or function
+    named = inner.get("func_name") if isinstance(inner, dict) else None
+    function = case.get("fn_name") or named or function
     given, wanted = case.get("input"), case.get("output")
     if not isinstance(function, str):
         raise DataError(
@@ -87,21 +85,6 @@ def _test(origin: str, case: dict[str, Any], function: Any) -> CodeTest:
 def _lines(origin: str, value: Any) -> str:
     """A text, or the text of a list of lines."""
     return "\n".join(read_strings(origin, [value] if isinstance(value, str) else value))
-
-
-def _unpacked(origin: str, text: str) -> Any:
-    if text.lstrip()[:1] in ("{", "["):
-        return read_json(origin, text)
-    try:
-        data = zlib.decompress(base64.b64decode(text, validate=True))
-        # The only value is a text. Reading the operations executes nothing.
-        text = next(arg for _, arg, _ in pickletools.genops(data) if isinstance(arg, str))
-    except (zlib.error, ValueError, StopIteration) as error:
-        raise DataError(
-            f"{origin} is {text[:80]!r}, which is not JSON and not packed as in LiveCodeBench"
-            f" ({error}); write values as JSON"
-        ) from error
-    return read_json(origin, text)
 
 
 def pair_test(given: str, wanted: str, function: str, *, origins: tuple[str, str]) -> CodeTest:

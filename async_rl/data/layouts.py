@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import pickletools
+import zlib
 from importlib import resources
 from typing import Any, Literal
 
 import msgspec
 
+from async_rl.core.errors import DataError
 from async_rl.data.files import Row
 
 
@@ -24,7 +28,7 @@ class Layout(msgspec.Struct, frozen=True):
 class _Table(msgspec.Struct, frozen=True):
     layouts: list[Layout]
     prompts: list[str]
-    inside: list[str]
+    inside: dict[str, list[str]]
     refused: dict[str, list[str]]
 
 
@@ -35,11 +39,12 @@ REFUSED = _TABLE.refused
 
 
 def unfolded(row: Row) -> Row:
-    """The row with the keys of the columns `inside` of layouts.toml as columns."""
-    for column in _TABLE.inside:
+    """The row with the keys that `inside` of layouts.toml names as columns."""
+    for column, names in _TABLE.inside.items():
         value = _decoded(row.get(column))
         if isinstance(value, dict):
-            row = value | {name: each for name, each in row.items() if each is not None}
+            found = {name: value[name] for name in names if name in value}
+            row = found | {name: each for name, each in row.items() if each is not None}
     return row
 
 
@@ -63,6 +68,25 @@ def with_prompt(row: Row, prompt_key: str) -> Row:
         return row
     # One column may be a chat.
     return row | {prompt_key: texts[0] if len(texts) == 1 else "\n\n".join(map(str, texts))}
+
+
+def unpacked(origin: str, text: Any) -> Any:
+    """The JSON text of tests that LiveCodeBench has packed; any other value as it is. Raises
+    DataError.
+
+    Only for files of the user's: a packed text may be large.
+    """
+    if not isinstance(text, str) or text.lstrip()[:1] in ("{", "["):
+        return text
+    try:
+        data = zlib.decompress(base64.b64decode(text, validate=True))
+        # The only value is a text. Reading the operations executes nothing.
+        return next(arg for _, arg, _ in pickletools.genops(data) if isinstance(arg, str))
+    except (zlib.error, ValueError, StopIteration) as error:
+        raise DataError(
+            f"{origin} is {text[:80]!r}, which is not JSON and not packed as in LiveCodeBench"
+            f" ({error}); write values as JSON"
+        ) from error
 
 
 def _is_own(tests: Any) -> bool:

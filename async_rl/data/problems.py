@@ -43,7 +43,7 @@ from async_rl.core.types import (
     StdinTest,
 )
 from async_rl.data.files import Row
-from async_rl.data.layouts import REFUSED, layout_of, unfolded
+from async_rl.data.layouts import REFUSED, layout_of, unfolded, unpacked
 
 _GSM8K_ANSWER = re.compile(r"####\s*-?[\d$.]")
 _RULES: dict[Any, Literal["gsm8k", "math"]] = {
@@ -209,7 +209,8 @@ def _read_layout(origin: str, row: Row) -> tuple[list[CodeTest], str, tuple[str,
                 )
         # The columns of rStar-Coder are the keys of one object.
         for value in [row] if layout.has[0] == "inputs" else values:
-            tests += read_input_output(origin, value, row.get("func_name") or "")
+            pairs = unpacked(f"{origin}: {layout.has[0]}", value)
+            tests += read_input_output(origin, pairs, row.get("func_name") or "")
     elif layout.form == "verl":
         tests = _ground_truth(origin, row)
     # A column `answer` without the mark may be anything, for example a solution in words.

@@ -199,6 +199,11 @@ def test_full_queue_is_what_each_client_comes_back_for() -> None:
         ),
         (
             "/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke",
+            {"problem": {"input_output": [{"input": "1", "metadata": "x"}]}, "code": "1"},
+            "$.problem: input_output.outputs must be a list of strings",
+        ),
+        (
+            "/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke",
             {"problem": {"input_output": {"inputs": [], "outputs": []}}, "code": "1"},
             "no tests",
         ),
