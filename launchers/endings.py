@@ -34,6 +34,13 @@ def run(app: typer.Typer) -> NoReturn:
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         sys.exit(EXIT_WRONG_SETTINGS if isinstance(error, ConfigError) else 1)
+    except OSError as error:
+        # A path, its permissions or a full disk; without a path it is a fault of the code.
+        if error.filename is None:
+            raise
+        remedy = "check the path, its permissions and the disk"
+        typer.echo(f"error: {error.filename}: {error.strerror}; {remedy}", err=True)
+        sys.exit(1)
     except ModuleNotFoundError as error:
         # A command whose extra is not installed; any other missing module is a fault of the code.
         problem = missing(str(error.name).partition(".")[0], f"async-rl {' '.join(sys.argv[1:2])}")

@@ -201,7 +201,7 @@ def _unreadable(conf: str, path: Path, error: Exception) -> str:
     """The problem of a file that is not yaml."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"conf={conf}: cannot be read as yaml text; save it as UTF-8"
-    lines = [*path.read_text().splitlines(), ""]
+    lines = [*path.read_text(encoding="utf-8").splitlines(), ""]
     number = error.problem_mark.line
     shown = lines[min(number, len(lines) - 1)].strip() or "the end of the file"
     return (

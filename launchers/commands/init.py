@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from importlib import resources
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import msgspec
@@ -141,8 +142,9 @@ def init(
         f"{directory}: train.jsonl ({len(train)} problems), held_out.jsonl ({len(held_out)}),"
         f" {', '.join(texts)}"
     )
-    typer.echo(f"check the data:  async-rl verify {directory}/train.jsonl --references")
-    typer.echo(f"run it:          async-rl launch conf={directory}/conf.yaml")
+    data, conf = quote(f"{directory}/train.jsonl"), quote(f"conf={directory}/conf.yaml")
+    typer.echo(f"check the data:  async-rl verify {data} --references")
+    typer.echo(f"run it:          async-rl launch {conf}")
 
 
 def _embedded_model(base: str) -> Path:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.options import console
 from async_rl.launchers.commands.reports import print_report
 from async_rl.runs.directory import default_output_dir
@@ -25,6 +26,8 @@ def list_runs(
 
     Examples: async-rl runs; async-rl runs /data/runs
     """
+    if directory is not None and not directory.is_dir():
+        raise ConfigError(f"{directory}: there is no such directory; give an output_dir of runs")
     directory = directory or default_output_dir()
     summaries = [run.summary() for run in Library(directory).runs()]
     # A table without rows would look like a fault.

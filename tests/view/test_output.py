@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from pathlib import Path
 
@@ -81,3 +82,17 @@ def test_a_table_that_does_not_fit_is_shown_row_by_row_and_cuts_no_word() -> Non
     blocks = [line.split() for line in narrow.file.getvalue().splitlines() if line.strip()]
     assert blocks[0] == ["run", "kind-badger-1126-1221"]
     assert blocks[-3:] == [["run", "keen-lemur"], ["live"], ["held-out", "0.4"]]
+
+
+def test_a_path_that_cannot_be_used_and_a_damaged_run_are_one_line(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    export = ["rollouts", str(directory / "one"), "--export", f"{tmp_path}/file/x.jsonl"]
+    said = "Not a directory; check the path, its permissions and the disk"
+    assert printed(export, "utf-8", monkeypatch) == f"error: {tmp_path}/file/x.jsonl: {said}\n"
+    said = "there is no such directory; give an output_dir of runs"
+    assert said in printed(["runs", str(tmp_path / "file")], "utf-8", monkeypatch)
+    shutil.copytree(directory / "one", tmp_path / "damaged")
+    (tmp_path / "damaged" / "config.yaml").write_text("garbage")
+    assert "damaged  finished" in printed(["runs", str(tmp_path)], "utf-8", monkeypatch)

@@ -166,7 +166,8 @@ def differences(shown: Sequence[RunView]) -> dict[str, list[str]]:
 # Results are kept by file and by time, so that a page of a thousand runs reads only what changed.
 @functools.lru_cache(_KEPT)
 def _settings(run_dir: Path, _changed_ns: int) -> dict[str, Any]:
-    return dict(flatten(msgspec.yaml.decode((run_dir / "config.yaml").read_bytes())))
+    text = (run_dir / "config.yaml").read_bytes()
+    return dict(flatten(msgspec.yaml.decode(text, type=dict[str, Any])))
 
 
 @functools.lru_cache(_KEPT)
