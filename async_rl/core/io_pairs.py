@@ -67,13 +67,13 @@ def _test(origin: str, case: dict[str, Any], function: Any) -> CodeTest:
             f"{origin}: input_output.fn_name must be a string, this is a {type(function).__name__}"
         )
     origins = f"{origin}: input_output.inputs", f"{origin}: input_output.outputs"
-    if not function or kind in ("stdin", "stdin_stdout"):
-        if kind in ("functional", "function_call"):
-            raise DataError(f"{origin}: a test calls a function that the row does not name")
-        return StdinTest(input=_lines(origins[0], given), output=_lines(origins[1], wanted))
-    if isinstance(given, list):
+    if kind in ("stdin", "stdin_stdout"):
+        function = ""
+    elif kind in ("functional", "function_call") and not function:
+        raise DataError(f"{origin}: a test calls a function that the row does not name")
+    if function and isinstance(given, list):
         return CallTest(function=function, args=given, expected=wanted, types="wrapped")
-    if kind == "function_call":
+    if function and kind == "function_call":
         raise DataError(
             f"{origin}: the input of the function {function} is a text, which may mean several"
             " arguments or one; give a list of its arguments"

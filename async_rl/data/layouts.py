@@ -64,10 +64,9 @@ def with_prompt(row: Row, prompt_key: str) -> Row:
     if not columns and row.get(prompt_key) is None:
         columns = [column for column in _TABLE.prompts if row.get(column) is not None][:1]
     texts = [row[column] for column in columns if row.get(column)]
-    if not texts:
-        return row
-    # One column may be a chat.
-    return row | {prompt_key: texts[0] if len(texts) == 1 else "\n\n".join(map(str, texts))}
+    # A single column may be a chat.
+    prompt = texts[0] if len(texts) == 1 else "\n\n".join(map(str, texts))
+    return row | {prompt_key: prompt} if texts else row
 
 
 def unpacked(origin: str, text: Any) -> Any:
