@@ -22,7 +22,6 @@ EXTRA_OF = {
     "safetensors": "train",
     "starlette": "verifier",
     "tensorboard": "train",
-    "tokenizers": "train",
     "torch": "train",
     "transformers": "train",
     "uvicorn": "verifier",

@@ -40,6 +40,7 @@ _YAML = "reads a YAML file: errors of the file, its encoding and its form"
 FOREIGN_CODE: dict[str, tuple[int, str]] = {
     "async_rl/config/plugins.py": (1, _USER),
     "async_rl/core/assert_tests.py": (1, _PARSE),
+    "async_rl/learner/loading.py": (1, "runs the code of a model on rows that it may not support"),
     "async_rl/rewards/extraction.py": (1, _PARSE),
     "async_rl/rewards/text_process.py": (1, "math_verify evaluates what a model wrote"),
     "async_rl/rewards/verifier/rulings.py": (1, _USER),
