@@ -11,6 +11,9 @@ A filter has at most 4,096 instructions, and net.core.optmem_max bytes of memory
 of 131,072 (20,480 before Linux 6.6) 4,023 (2,455) ranks of one machine, or 818 (359) with a machine
 each.
 
+Some kernels let only users with CAP_NET_ADMIN set a filter. A group of one rank then has an open
+listener: a local user could exhaust its descriptors, and read or change nothing.
+
 A dropped packet is repeated by the kernel after a second, so ranks connect in about a second.
 """
 
@@ -104,12 +107,18 @@ def rank_problems(num_ranks: int, *, is_one_machine: bool) -> Iterator[str]:
     this kernel.
     """
     hosts = ["127.0.0.1"] if is_one_machine else [f"10.{i >> 8}.{i & 255}.1" for i in range(2**16)]
+    if num_ranks == 1:
+        return
     peers = [(hosts[i % len(hosts)], i % 2**16) for i in range(num_ranks - 1)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         try:
             _admit(listener.fileno(), peers)
         except InfrastructureError as error:
             yield f"learner.ranks={num_ranks}: {error}"
+
+
+class _NotAllowed(InfrastructureError):
+    """This user may not set filters."""
 
 
 class _Gate:
@@ -122,7 +131,7 @@ class _Gate:
         self._address: _End = tuple(listener.laddr)
         self._admitted: list[_End] = []
         self._announced: set[_Dial] = set()
-        _admit(self._fd, ())
+        self._restrict()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="gate", daemon=True)
         # A group of one rank has no other to admit.
@@ -134,7 +143,12 @@ class _Gate:
         self._is_over.set()
         if self._has_others:
             self._thread.join()
-        _admit(self._fd, ())
+        self._restrict()
+
+    def _restrict(self) -> None:
+        # A group of one has no rank for which a stranger could pass.
+        with contextlib.nullcontext() if self._has_others else contextlib.suppress(_NotAllowed):
+            _admit(self._fd, ())
 
     def check(self) -> None:
         """Raise InfrastructureError if a peer is connected that is not an announced rank."""
@@ -204,6 +218,12 @@ def _admit(fd: int, sources: Collection[_End]) -> None:
     with socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+        except PermissionError as error:
+            raise _NotAllowed(
+                "this kernel lets only users with CAP_NET_ADMIN close gloo's listener to strangers,"
+                " which several learner ranks need; run as root, give the capability, or set"
+                " learner.ranks=1"
+            ) from error
         except OSError as error:
             limit = Path("/proc/sys/net/core/optmem_max").read_text().strip()
             raise InfrastructureError(

@@ -74,6 +74,31 @@ def test_ranks_that_announce_their_attempts_are_connected() -> None:
             opened.enter_context(end)
 
 
+def test_a_user_who_may_not_set_filters_can_have_one_rank_and_is_told_about_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Linux 6.18, where it takes CAP_NET_ADMIN."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(socket.socket, "setsockopt", refuse)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+
+        def listen() -> socket.socket:
+            listener.listen()
+            return listener
+
+        store = torch._C._distributed_c10d.HashStore()
+        group = gate.connect_privately(store, 1, listen=listen, connect=lambda it: it)
+        assert group is listener
+    assert list(gate.rank_problems(1, is_one_machine=True)) == []
+    [problem] = gate.rank_problems(2, is_one_machine=True)
+    assert "learner.ranks=2: " in problem
+    assert "CAP_NET_ADMIN" in problem
+
+
 @pytest.mark.parametrize("num_at_once", [1, 2])
 def test_the_listener_is_found_although_others_open_and_close_theirs(num_at_once: int) -> None:
     """gloo closes the listeners of an earlier group in a thread of its own."""
