@@ -58,20 +58,21 @@ def sum_of(paths: Iterable[Path]) -> bytes:
     """Return one SHA-256 of the content of several files, in the order of their names."""
     with ThreadPoolExecutor(_THREADS) as threads:
         # A hash of hashes, because one hash of all content could use one thread only.
-        return hashlib.sha256("".join(threads.map(_digest, sorted(paths))).encode()).digest()
+        return hashlib.sha256("".join(threads.map(digest, sorted(paths))).encode()).digest()
 
 
 def sums_of(directory: Path) -> dict[str, str]:
     """Return the checksums of all files in the directory, in any depth, by name."""
     paths = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != SUMS_FILE)
     with ThreadPoolExecutor(_THREADS) as threads:
-        digests = threads.map(_digest, paths)
+        digests = threads.map(digest, paths)
         # Relative, so that a copy of the directory still matches.
         names = [str(path.relative_to(directory)) for path in paths]
         return dict(zip(names, digests, strict=True))
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from async_rl.core.errors import ConfigError
 from async_rl.data.model_files import missing_parts
@@ -21,33 +22,21 @@ def from_hub(name: str, on_progress: Callable[[float, str], None]) -> Path:
     """Return the snapshot in the local hub cache; only missing files are downloaded. Raises
     ConfigError.
     """
-    import httpx
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
 
     if snapshot := cached(name):
         return snapshot
     on_progress(0.0, f"downloading {name}")
-    try:
-        return Path(snapshot_download(name, allow_patterns=_FILES))
-    # The hub's own errors are OSErrors, except for a malformed name and for errors of its client.
-    except (HFValidationError, httpx.HTTPError, OSError) as error:
-        raise ConfigError(_unavailable(name, error)) from error
+    return Path(_downloaded(snapshot_download, name, allow_patterns=_FILES))
 
 
 def require(name: str) -> None:
     """Raise ConfigError if this model can be neither read from the cache nor downloaded."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HFValidationError
 
-    if cached(name):
-        return
-    try:
-        # The smallest file that every model has. A question about the model itself would raise the
-        # errors of the hub's HTTP client, which differs between its versions.
-        hf_hub_download(name, "config.json")
-    except (HFValidationError, OSError) as error:
-        raise ConfigError(_unavailable(name, error)) from error
+    if not cached(name):
+        # The smallest file that every model has.
+        _downloaded(hf_hub_download, name, filename="config.json")
 
 
 def cached(name: str) -> Path | None:
@@ -62,12 +51,20 @@ def cached(name: str) -> Path | None:
     return None
 
 
-def _unavailable(name: str, error: Exception) -> str:
-    # Some errors of the hub continue with a page of advice, others have no text.
-    lines = str(error).strip().splitlines()
-    reason = lines[0] if lines else "no reason given"
-    return (
-        f"model.path={name} is not a directory, not in the local hub cache, and cannot be"
-        f" downloaded ({type(error).__name__}: {reason}); give the directory of a model, or"
-        " download it on a machine with access"
-    )
+def _downloaded(download: Callable[..., str], name: str, **what: Any) -> str:
+    """Return what a download of the hub returns. Raises ConfigError."""
+    import httpx
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return download(name, **what)
+    # The hub's own errors are OSErrors, except for a malformed name and for errors of its client.
+    except (HFValidationError, httpx.HTTPError, OSError) as error:
+        # Some errors of the hub continue with a page of advice, others have no text.
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else "no reason given"
+        raise ConfigError(
+            f"model.path={name} is not a directory, not in the local hub cache, and cannot be"
+            f" downloaded ({type(error).__name__}: {reason}); give the directory of a model, or"
+            " download it on a machine with access"
+        ) from error

@@ -36,6 +36,14 @@ def missing_parts(directory: Path) -> list[str]:
     return missing
 
 
+def no_directory(path: str) -> str:
+    """Return the problem of a path that is neither a directory nor a model of the hub."""
+    return (
+        f"model.path={path}: there is no such directory; give a model's directory or its hub name"
+        " (owner/name)"
+    )
+
+
 def lacking(path: str | None, directory: Path) -> str:
     """Return the problem of a directory that has no model, or nothing."""
     missing = missing_parts(directory)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from async_rl.config.generation import is_local_model
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -28,14 +28,12 @@ from async_rl.data.corpus import fingerprint
 from async_rl.data.embedded import TinyCoder, tiny_coder_of
 from async_rl.data.hub import from_hub
 from async_rl.data.list_functions import LIST_FUNCTIONS, ListFunctions
-from async_rl.data.model_files import lacking, missing_parts
+from async_rl.data.model_files import lacking, missing_parts, no_directory
 
 FORMAT_VERSION = 1
 """Raise it when the making of the embedded model changes in a way that no setting shows."""
 
 Progress = Callable[[float, str], None]
-
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def prepare_model(
@@ -48,13 +46,6 @@ def prepare_model(
     """
     if config.model.path is not None:
         return _overridden(_resolve(config.model.path, on_progress), config)
-    # The embedded model has read nothing but the embedded task.
-    if config.data.train_files:
-        raise ConfigError(
-            f"data.train_files={config.data.train_files} is set while model.path=null: the embedded"
-            " model knows only the embedded task; set model.path to a Hugging Face model, or leave"
-            " data.train_files empty"
-        )
     return _overridden(_embedded(config, embedded or tiny_coder_of(config), on_progress), config)
 
 
@@ -147,17 +138,9 @@ def _build(target: Path, embedded: TinyCoder, on_progress: Progress) -> None:
 def _resolve(path: str, on_progress: Progress) -> Path:
     directory = Path(path).expanduser()
     if not directory.is_dir():
-        if directory.exists():
-            raise ConfigError(
-                f"model.path={path} is a file; give the directory that holds config.json, tokenizer"
-                " and safetensors"
-            )
         # A misspelled directory must not be looked up at the hub under that name.
-        if not _HUB_NAME.fullmatch(path) or path.startswith("."):
-            raise ConfigError(
-                f"model.path={path} does not exist; give the directory of a Hugging Face model, a"
-                " hub name, or null for the embedded model"
-            )
+        if is_local_model(path):
+            raise ConfigError(no_directory(path))
         directory = from_hub(path, on_progress)
     if problem := lacking(path, directory):
         raise ConfigError(problem)

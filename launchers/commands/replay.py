@@ -26,10 +26,10 @@ from async_rl.config.checks.run import raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import this_machine
+from async_rl.core.ranges import ranges
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.launchers.commands.replayed_table import replayed
 from async_rl.launchers.commands.reports import print_report
-from async_rl.launchers.preflight.plan import spans
 from async_rl.planning.topology import processes
 from async_rl.runs.directory import find_run
 from async_rl.runs.status import config_of
@@ -109,7 +109,6 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
             f"{run_dir.name} has no recorded batch: it trained no step yet, or deleted them;"
             " recording=full keeps the trajectories of all steps"
         )
-    span = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in spans(stored))
     end = stored[-1] if last is None else last
     # The steps from the checkpoint on are needed, not only the requested steps.
     starts = [0, *checkpoints.versions(run_dir)]
@@ -125,8 +124,8 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
     asked = "" if first is None else f" from step {first}"
     raise ConfigError(
         f"{run_dir.name} cannot be replayed{asked} to step {end}: its batches are recorded for"
-        f" steps {span}, its undamaged checkpoints are {starts[1:]}, and a replay starts at a"
-        " checkpoint (or at step 1) and needs every batch after it; keep more with"
+        f" steps {ranges(stored)}, its undamaged checkpoints are {starts[1:]}, and a replay starts"
+        " at a checkpoint (or at step 1) and needs every batch after it; keep more with"
         " recording=full and checkpoint.keep"
     )
 

@@ -34,7 +34,7 @@ from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.extras import missing
 from async_rl.core.machine import Machine, package_problem
 from async_rl.data.hub import cached
-from async_rl.data.model_files import model_problems
+from async_rl.data.model_files import model_problems, no_directory
 from async_rl.launchers.backends.backend import backend_of
 from async_rl.launchers.preflight.hosts import host_problems
 from async_rl.launchers.preflight.vllm import vllm_problems
@@ -163,10 +163,7 @@ def _model_problems(config: RunConfig) -> Iterator[str]:
         yield from model_problems(config.model, Path(model))
     # A name without an owner is a directory that was misspelled, or in the cache.
     elif is_local_model(model) or ("/" not in model and cached(model) is None):
-        yield (
-            f"model.path={model}: there is no such directory; give a model's directory or its"
-            " hub name (owner/name)"
-        )
+        yield no_directory(model)
 
 
 def _directory_problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iterator[str]:

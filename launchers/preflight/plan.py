@@ -5,8 +5,7 @@ Display only; topology.py and estimate.py compute the values.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -17,6 +16,7 @@ from async_rl.composition.hardware import described
 from async_rl.config.pools import config_of, pool_of
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
+from async_rl.core.ranges import ranges
 from async_rl.core.types import Role
 from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.monitoring.terminal import WideTable
@@ -111,15 +111,7 @@ def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
 
 
 def _numbers(cores: Sequence[int]) -> str:
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans(cores))
-
-
-def spans(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the first and the last number of each unbroken run of numbers."""
-    # In an unbroken run, a number grows as its place does.
-    groups = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
-    runs = [[number for _, number in group] for _, group in groups]
-    return [(run[0], run[-1]) for run in runs]
+    return ranges(cores, to="-", between=",")
 
 
 def _host(config: RunConfig) -> str:

@@ -9,8 +9,8 @@ import itertools
 import numpy as np
 import pytest
 
+from async_rl.core.ranges import ranges
 from async_rl.runs.certificate import two_samples
-from async_rl.runs.certificate.statements import ranges
 from async_rl.runs.certificate.two_samples import LIMIT, excess_p_value, rank_test
 
 

@@ -19,6 +19,7 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.reader import LEARNER_VERSION
 from async_rl.config.run import RunConfig
 from async_rl.core import records
+from async_rl.core.ranges import ranges
 from async_rl.monitoring.events import EVENTS_FILE, Event
 from async_rl.runs.certificate.faults import faults
 from async_rl.runs.certificate.origin import origin
@@ -26,7 +27,7 @@ from async_rl.runs.certificate.prompts import prompts
 from async_rl.runs.certificate.pushes import weights
 from async_rl.runs.certificate.seeds import seeds
 from async_rl.runs.certificate.selection import selection
-from async_rl.runs.certificate.statements import Certificate, Statement, ranges, statement
+from async_rl.runs.certificate.statements import Certificate, Statement, statement
 from async_rl.runs.metrics import Curves
 from async_rl.runs.status import config_of
 from async_rl.training import checkpoints

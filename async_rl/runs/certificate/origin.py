@@ -5,7 +5,6 @@ model, from the run's directory.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import platform
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from async_rl.config.run import RunConfig
-from async_rl.core.checksums import sum_of
+from async_rl.core.checksums import digest, sum_of
 from async_rl.core.errors import Unavailable
 from async_rl.data.prompt_file import PROMPTS_FILE
 from async_rl.monitoring import events
@@ -36,7 +35,7 @@ def note_origin(run_dir: Path) -> None:
     facts = {
         "commit": _commit(),
         "Python": platform.python_version(),
-        "config.yaml": _sum(run_dir / "config.yaml"),
+        "config.yaml": digest(run_dir / "config.yaml")[:_DIGITS],
     }
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -74,7 +73,7 @@ def origin(run_dir: Path, config: RunConfig, noted: Sequence[Event]) -> Iterator
         evidence=[*first, *changed],
     )
     files = [run_dir / PROMPTS_FILE, *map(Path, (*config.data.train_files, *config.data.val_files))]
-    sums = [f"{file}: SHA-256 {_sum(file)}" for file in files if file.is_file()]
+    sums = [f"{file}: SHA-256 {digest(file)[:_DIGITS]}" for file in files if file.is_file()]
     # Imported here: it imports zmq, which commands that start no run do not need.
     from async_rl.runtime.context import load_control
 
@@ -89,8 +88,3 @@ def origin(run_dir: Path, config: RunConfig, noted: Sequence[Event]) -> Iterator
         unknown=[] if checksum is not None and files[0].is_file() else ["a record is missing"],
         evidence=[f"weights of version 0: checksum {checksum}", *sums],
     )
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGITS]

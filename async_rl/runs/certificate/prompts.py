@@ -12,10 +12,11 @@ from pathlib import Path
 
 from async_rl.buffer.store.connection import Connection
 from async_rl.config.run import RunConfig
+from async_rl.core.ranges import ranges
 from async_rl.core.types import Purpose
 from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts, open_prompts
 from async_rl.monitoring.events import Event
-from async_rl.runs.certificate.statements import Statement, at, listed, ranges, statement
+from async_rl.runs.certificate.statements import Statement, at, listed, statement
 
 _LEFT = (
     "SELECT position, json_group_array(prompt_index) AS 'indices [stored_json]' FROM left_prompts"

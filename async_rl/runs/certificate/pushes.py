@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from async_rl.core import records
-from async_rl.runs.certificate.statements import Statement, listed, ranges, statement
+from async_rl.core.ranges import ranges
+from async_rl.runs.certificate.statements import Statement, listed, statement
 from async_rl.training.checkpoints import (
     PUSHES_FILE,
     VERSIONS_FILE,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -87,14 +87,6 @@ def listed(sentences: Iterable[str]) -> list[str]:
     every = list(sentences)
     left = len(every) - _MOST_LISTED
     return [*every[:_MOST_LISTED], f"and {left} more"] if left > 0 else every
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text, such as "3, 5 to 9"."""
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    pairs = zip(starts, ends, strict=True)
-    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in pairs)
 
 
 def at(unix_s: float) -> str:
