@@ -48,7 +48,7 @@ class _Shares(NamedTuple):
     writing: float
     held_back: float
     unscored: float
-    outside: float = 0.0
+    outside: float
 
 
 def mean_rates(members: Sequence[Member], before: Sequence[Member], role: Role) -> dict[str, float]:
@@ -83,21 +83,20 @@ def _shares(members: Sequence[Member], before: Sequence[Member]) -> _Shares | No
     generators = mean_rates(members, before, makers)
     if not learner or not generators:
         return None
-    found = _Shares(
-        at_work=learner.get("busy_s", 0.0),
-        waits=learner.get("wait_s", 0.0),
-        writing=generators.get("busy_s", 0.0),
-        held_back=generators.get("blocked_s", 0.0),
-        unscored=generators.get("wait_s", 0.0),
-    )
     # An engine is at work as soon as one of many sessions calls it.
     both = (*members, *before)
     num_open = sum(m.counters.get(f"{GAUGE}sessions/open", 0.0) for m in both)
     num_calling = sum(m.counters.get(f"{GAUGE}sessions/calling", 0.0) for m in both)
-    if not num_open:
-        return found
-    outside = found.writing * (1 - num_calling / num_open)
-    return found._replace(writing=found.writing - outside, outside=outside)
+    busy = generators.get("busy_s", 0.0)
+    outside = busy * (1 - num_calling / num_open) if num_open else 0.0
+    return _Shares(
+        at_work=learner.get("busy_s", 0.0),
+        waits=learner.get("wait_s", 0.0),
+        writing=busy - outside,
+        held_back=generators.get("blocked_s", 0.0),
+        unscored=generators.get("wait_s", 0.0),
+        outside=outside,
+    )
 
 
 def bottleneck(members: Sequence[Member], before: Sequence[Member] = ()) -> str:

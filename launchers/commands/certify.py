@@ -10,7 +10,7 @@ import typer
 
 from async_rl.core.errors import ConfigError
 from async_rl.core.extras import require
-from async_rl.launchers.commands.options import OutputDir, Run, console
+from async_rl.launchers.commands.options import AsJson, OutputDir, Run, console
 from async_rl.launchers.commands.reports import print_report
 from async_rl.runs.certificate.certify import certify as make_certificate
 from async_rl.runs.directory import find_run
@@ -18,7 +18,7 @@ from async_rl.runs.directory import find_run
 
 def certify(
     run: Run = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="also write this as a page of one file")
     ] = None,

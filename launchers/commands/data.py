@@ -84,12 +84,13 @@ def check(
     tokenizer = load_tokenizer(config, path)
     outcomes = list(examined(config.data.train_files, config, tokenizer))
     is_refused = _report(outcomes, config)
-    for layout, count in _layouts(config.data.train_files).most_common():
+    matched = matching_files(config.data.train_files)
+    for layout, count in _layouts(matched).most_common():
         typer.echo(f"layout {layout}: {count} rows")
     prompts = [outcome for _, outcome in outcomes if isinstance(outcome, Prompt)]
     try:
         useless = asyncio.run(_useless(prompts, config))
-        wrong = wrong_references(matching_files(config.data.train_files), config)
+        wrong = wrong_references(matched, config)
     # No jail works here: the rows themselves may still be right.
     except ConfigError as error:
         useless, wrong = [], []
@@ -102,12 +103,12 @@ def check(
         raise typer.Exit(1)
 
 
-def _layouts(patterns: Sequence[str]) -> Counter[str]:
+def _layouts(files: Sequence[str]) -> Counter[str]:
     """Return how many rows have each layout of data/layouts.toml."""
-    from async_rl.data.files import matching_files, open_table
+    from async_rl.data.files import open_table
     from async_rl.data.layouts import layout_of, unfolded
 
-    rows = (row for file in matching_files(patterns) for _, row in open_table(file))
+    rows = (row for file in files for _, row in open_table(file))
     layouts = [layout_of(unfolded(row)) for row in rows if isinstance(row, dict)]
     return Counter(layout.name for layout in layouts if layout is not None)
 

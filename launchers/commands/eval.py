@@ -23,10 +23,7 @@ from async_rl.config.checks.run import problems, raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.export import saved_version
-from async_rl.launchers.commands.options import (
-    OutputDir,
-    split_conf,
-)
+from async_rl.launchers.commands.options import AsJson, OutputDir, split_conf
 from async_rl.runs.directory import default_output_dir, find_run
 
 if TYPE_CHECKING:
@@ -57,7 +54,7 @@ def evaluate(
             help="settings; without conf= the settings of the run",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Evaluate a checkpoint or a model on held-out prompts, without training.

@@ -16,11 +16,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api import starting
 from async_rl.launchers.backends.backend import job_to_submit
-from async_rl.launchers.commands.options import (
-    OutputDir,
-    console,
-    split_conf,
-)
+from async_rl.launchers.commands.options import OutputDir, console, split_conf
 from async_rl.monitoring.terminal import Terminal
 from async_rl.planning.topology import processes
 from async_rl.runs.control import owning
@@ -60,7 +56,7 @@ def launch(
     """
     # Hydra takes half a second to import, which --help and the other commands do not need.
     from async_rl.composition.files import names
-    from async_rl.composition.hardware import model_shape, pretended_machine
+    from async_rl.composition.hardware import pretended_machine
     from async_rl.launchers.preflight.plan import show_config, show_plan
 
     conf, overrides = split_conf(settings)
@@ -81,7 +77,7 @@ def launch(
     # The configuration is 170 lines; a run has it in its directory.
     if dry_run:
         show_config(terminal, config)
-    show_plan(terminal, config, specs, machine, model_shape(config), preset=preset)
+    show_plan(terminal, config, specs, machine, preset=preset)
     if not dry_run:
         run_dir = starting.make_run_dir(config)
         with owning(run_dir):
@@ -124,7 +120,6 @@ def resume(
     Examples: async-rl resume my-run; async-rl resume my-run num_steps=400 --stretch; async-rl
     resume s3://bucket/copies/my-run
     """
-    from async_rl.composition.hardware import model_shape
     from async_rl.launchers.api import resuming
     from async_rl.launchers.preflight.checks import preflight
     from async_rl.launchers.preflight.plan import show_plan
@@ -143,7 +138,7 @@ def resume(
         preflight(config, machine, run_dir=run_dir)
         specs = processes(config, machine, resuming.counts_after_resume(run_dir, config))
         terminal = console(Terminal)
-        show_plan(terminal, config, specs, machine, model_shape(config))
+        show_plan(terminal, config, specs, machine)
         for line in changed:
             terminal.print(f"resuming with {line}", soft_wrap=True)
         if not changed:

@@ -34,11 +34,7 @@ from async_rl.buffer.store.ledger import summary as summarize
 from async_rl.buffer.store.store import Store
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import DropReason, GroupState, Purpose
-from async_rl.launchers.commands.options import (
-    OutputDir,
-    Run,
-    console,
-)
+from async_rl.launchers.commands.options import AsJson, OutputDir, Run, console
 from async_rl.monitoring.terminal import open_table
 from async_rl.runs.certificate.certify import audited
 from async_rl.runs.directory import find_run
@@ -65,7 +61,7 @@ def ledger(
         ),
     ] = False,
     drop: Annotated[int | None, typer.Option(help="drop this group of a stopped run")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Show the history of every prompt of a run, also while it runs.

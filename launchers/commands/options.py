@@ -23,6 +23,10 @@ OutputDir = Annotated[
     Path | None,
     typer.Option("--output-dir", help="directory of the runs; default: output_dir of conf/"),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")
+]
 
 
 def split_conf(settings: Sequence[str]) -> tuple[str | None, list[str]]:

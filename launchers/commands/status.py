@@ -18,7 +18,8 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from async_rl.launchers.api.run import ended
-from async_rl.launchers.commands.options import OutputDir, Run, console
+from async_rl.launchers.commands.options import AsJson, OutputDir, Run, console
+from async_rl.monitoring.status import render
 from async_rl.protocol.control import StatusReply
 from async_rl.runs.control import ask_status, living_pid
 from async_rl.runs.directory import find_run
@@ -35,7 +36,7 @@ def status(
         bool,
         typer.Option("--watch", "-w", help="show a new picture every second until the run exits"),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    as_json: AsJson = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Show the work and the waits of each process, and the part that delays the run.
@@ -54,7 +55,7 @@ def status(
         if reply is None:
             console().print(_without_answer(run_dir), soft_wrap=True)
         else:
-            console().print(_picture(reply, None))
+            console().print(render(reply))
 
 
 def _watch(run_dir: Path) -> None:
@@ -83,15 +84,9 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
             yield _without_answer(run_dir)
         else:
             before = answers[0] if answers else None
-            yield _picture(reply, before)
+            yield render(reply, before=before)
             answers.append(reply)
         time.sleep(_REDRAW_S)
-
-
-def _picture(reply: StatusReply, before: StatusReply | None) -> RenderableType:
-    from async_rl.monitoring.status import render
-
-    return render(reply, before=before)
 
 
 def _without_answer(run_dir: Path) -> str:

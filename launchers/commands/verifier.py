@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands.options import Port
 
 if TYPE_CHECKING:
     from async_rl.config.run import RunConfig
@@ -52,9 +53,7 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], cel
 def verifier(
     settings: VerifierSettings = None,
     host: Annotated[str | None, typer.Option(help="address to bind; default: loopback")] = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")
-    ] = 0,
+    port: Port = 0,
     token: Annotated[
         str | None,
         typer.Option(

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.options import OutputDir
+from async_rl.launchers.commands.options import OutputDir, Port
 from async_rl.runs.directory import default_output_dir, find_run
 
 _TOKEN_BYTES = 24
@@ -30,9 +30,7 @@ def view(
     host: Annotated[
         str, typer.Option(help="address to bind; other machines reach any but loopback")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")
-    ] = 0,
+    port: Port = 0,
     output_dir: OutputDir = None,
 ) -> None:
     """Show runs in the browser: curves, processes, samples with coloured tokens. Reads only.
@@ -40,11 +38,7 @@ def view(
     Examples: async-rl view; async-rl view my-run; async-rl view /data/runs --port 8200
     """
     directory, page = _where(run, output_dir)
-    from async_rl.core.extras import require
-
-    # The first one names the extra that has all of them.
-    for package in ("jinja2", "starlette", "uvicorn"):
-        require(package, "async-rl view")
+    # Its packages are an extra, which endings.py names.
     from async_rl.runs.view.server import serve
 
     token = secrets.token_urlsafe(_TOKEN_BYTES)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from async_rl.composition.compose import to_yaml
-from async_rl.composition.hardware import described
+from async_rl.composition.hardware import described, model_shape
 from async_rl.config.pools import config_of, pool_of
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
@@ -23,7 +23,6 @@ from async_rl.monitoring.terminal import WideTable
 from async_rl.planning.derived import derived_numbers, reasons
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb
 from async_rl.planning.nodes import fleet
-from async_rl.planning.shape import ModelShape
 from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import AUTO, LOOPBACK
 
@@ -42,7 +41,6 @@ def show_plan(
     config: RunConfig,
     specs: Sequence[ProcessSpec],
     machine: Machine,
-    shape: ModelShape | None,
     *,
     preset: str = "",
 ) -> None:
@@ -60,6 +58,7 @@ def show_plan(
         title_justify="left",
         box=SIMPLE,
     )
+    shape = model_shape(config)
     host = _host(config)
     everywhere = f"cores {_numbers(machine.cores)}"
     rows: list[tuple[str, Role, str]] = [("supervisor", "supervisor", everywhere)]

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
+from urllib.parse import urlencode
 
 import msgspec
 import numpy as np
@@ -60,13 +61,6 @@ class Visit:
     def run(self) -> RunView:
         """The run of the page. Raises ConfigError if there is none of this name."""
         return self.library.run(self.path["run"])
-
-    def two_runs(self) -> list[RunView]:
-        """Return the chosen runs. Raises ConfigError if they are not two."""
-        # The first page has check boxes, so any number may be chosen.
-        if len(self.query.run) != 2:
-            raise ConfigError(f"{len(self.query.run)} runs are chosen; choose two")
-        return list(map(self.library.run, self.query.run))
 
 
 @frozen
@@ -157,9 +151,13 @@ def certificate_page(visit: Visit) -> Content:
 
 def compare_page(visit: Visit) -> Content:
     """Return the first difference of the two chosen runs, their settings, results, times and
-    curves.
+    curves. Raises ConfigError if they are not two.
     """
-    first, second = visit.two_runs()
+    names = visit.query.run
+    # The first page has check boxes, so any number may be chosen.
+    if len(names) != 2:
+        raise ConfigError(f"{len(names)} runs are chosen; choose two")
+    first, second = map(visit.library.run, names)
     graphs = Section(graphs=tuple(_curves([first, second], Query())["graphs"]))
     report = compare(first.path, second.path)
     return {
@@ -279,6 +277,6 @@ def _label(run: str, metric: str, num_runs: int, num_metrics: int) -> str:
     return " ".join(parts)
 
 
-def as_query(chosen: Query, **changes: Any) -> dict[str, Any]:
-    """Return the parameters of a page's address that give this query with some changes."""
-    return dict(msgspec.to_builtins(msgspec.structs.replace(chosen, **changes)))
+def as_query(chosen: Query, before: int | None) -> str:
+    """Return the parameters of a page's address that give this query, from a group on."""
+    return urlencode(msgspec.to_builtins(msgspec.structs.replace(chosen, before=before)))

@@ -187,7 +187,7 @@ def environment() -> jinja2.Environment:
     environment.filters |= {"number": number, "duration": duration, "size": size}
     environment.globals |= {
         "now": time.time,
-        "as_query": lambda chosen, **changes: urlencode(pages.as_query(chosen, **changes)),
+        "as_query": pages.as_query,
         "frame": charts.FRAME,
         "line_chart": charts.line_chart,
         "layout": "layout.html",
