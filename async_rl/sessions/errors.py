@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
 from async_rl.core.errors import AsyncRLError
+from async_rl.wire.http import json_response
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -33,11 +33,6 @@ class Refused(AsyncRLError):
         super().__init__(message)
         self.status = status
         self.code = code
-
-
-def json_response(value: Any, status: int = 200) -> Response:
-    """Return a response with this value as its body."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def refusal_of(error: AsyncRLError) -> Refused:

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from async_rl.sessions.endpoint import MODEL, Endpoint
-from async_rl.sessions.errors import HANDLERS, Refused, json_response
+from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.sessions.forms.anthropic_messages import messages
 from async_rl.sessions.forms.form import Form, events_of, lines_of, read
 from async_rl.sessions.forms.openai_completions import chat_completions, completions
@@ -33,7 +33,7 @@ from async_rl.sessions.forms.openai_responses import responses
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
 from async_rl.sessions.session import Answer, Call, Session
-from async_rl.wire.http import body_of, while_connected
+from async_rl.wire.http import body_of, json_response, while_connected
 
 KEEP_ALIVE_S = 600
 """Agents think and run tools between calls. uvicorn's 5 s would close their connections just as

@@ -11,9 +11,11 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
+import msgspec
 import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from async_rl.core.errors import ConfigError
@@ -101,6 +103,11 @@ def url_of(listener: socket.socket) -> str:
     """Return the URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """Return a response with this value as its body."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 async def body_of(request: Request, *, most_bytes: int) -> bytes:

@@ -47,10 +47,9 @@ def bundles_of(
         return "learner", learner_bundles(
             config, supervisor_host=supervisor_host, is_own_cluster=is_own_cluster
         )
-    if spec.role == "buffer":
-        return "buffer", buffer_bundles(
-            config, supervisor_host=supervisor_host, is_own_cluster=is_own_cluster
-        )
+    if spec.role == "buffer" and not is_own_cluster:
+        # Always on the supervisor's node.
+        return "buffer", [{"CPU": float(BUFFER_CPUS), f"node:{supervisor_host}": _NODE_SHARE}]
     return spec.role, []
 
 
@@ -88,14 +87,3 @@ def learner_bundles(
     bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
     # Ray refuses a bundle without resources.
     return bundles if all(bundles) else []
-
-
-def buffer_bundles(
-    config: RunConfig, *, supervisor_host: str, is_own_cluster: bool
-) -> list[Bundle]:
-    """Return the buffer's bundle, always on the supervisor's node; none in a cluster that the run
-    started.
-    """
-    if is_own_cluster:
-        return []
-    return [{"CPU": float(BUFFER_CPUS), f"node:{supervisor_host}": _NODE_SHARE}]

@@ -11,7 +11,7 @@ from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import needs
 from async_rl.launchers.backends.ray_places import (
     actor_options,
-    buffer_bundles,
+    bundles_of,
     group_strategy,
     learner_bundles,
 )
@@ -95,7 +95,11 @@ def test_those_with_the_fewest_places_on_a_cluster_are_placed_first() -> None:
 def test_the_buffer_s_place_is_kept_for_its_next_life() -> None:
     for overrides in ([], ["launcher.shared_run_dir=true"]):
         config = settings(*overrides)
-        assert buffer_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=False) == [
-            {"CPU": 1.0, "node:10.0.0.1": 0.001}
-        ]
-        assert buffer_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=True) == []
+        for is_own, expected in ((False, [{"CPU": 1.0, "node:10.0.0.1": 0.001}]), (True, [])):
+            owner, bundles = bundles_of(
+                config,
+                spec(config, "buffer"),
+                supervisor_host="10.0.0.1",
+                is_own_cluster=is_own,
+            )
+            assert (owner, bundles) == ("buffer", expected)

@@ -30,9 +30,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from async_rl.core.errors import DataError
 from async_rl.rewards.verifier.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest
 from async_rl.rewards.verifier.service import VerifierService
-from async_rl.rewards.verifier.wire import Form, Reply
+from async_rl.rewards.verifier.wire import Form
 from async_rl.rewards.verifier.wire_scores import FORMS
-from async_rl.wire.http import body_of, while_connected
+from async_rl.wire.http import body_of, json_response, while_connected
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
@@ -66,7 +66,7 @@ def build_app(
         # Before the admission, which a program that cannot be judged must not take.
         await service.require(program)
         service.admit(1)
-        return _reply(await admitted(request, service.verify(program)))
+        return json_response(await admitted(request, service.verify(program)))
 
     async def verify_batch(request: Request) -> ASGIApp:
         batch = await _read(request, BatchRequest)
@@ -85,13 +85,13 @@ def build_app(
             for program in programs:
                 await service.require(program)
             service.admit(1)
-            return _reply(await admitted(request, body.answer(service, programs)))
+            return json_response(await admitted(request, body.answer(service, programs)))
         except HTTPException as refused:
             status = form.statuses.get(refused.status_code, refused.status_code)
             raise HTTPException(status, refused.detail) from refused
 
     async def health(_: Request) -> Response:
-        return _reply(service.health())
+        return json_response(service.health())
 
     async def metrics(_: Request) -> Response:
         return Response(service.metrics(), media_type=_PROMETHEUS)
@@ -198,12 +198,8 @@ async def _read(request: Request, expected: type[T]) -> T:
         raise HTTPException(400, f"bad request: {error}{where}") from error
 
 
-def _reply(value: msgspec.Struct | Reply, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
 async def _refuse(_: Any, refused: Any) -> Response:
-    response = _reply(ErrorReply(error=refused.detail), refused.status_code)
+    response = json_response(ErrorReply(error=refused.detail), refused.status_code)
     if refused.status_code in (429, 503, 504):
         response.headers["Retry-After"] = _RETRY_AFTER_S
     return response
