@@ -21,6 +21,7 @@ from async_rl.config.learner import MOMENTS_PIECE_BYTES, OptimizerConfig
 from async_rl.config.plugins import GRADIENT, load_once
 from async_rl.config.policy_losses import EffectiveStepScale, PluginStepScale, StepScale
 from async_rl.config.run import RunConfig
+from async_rl.core.dividing import divided
 from async_rl.core.errors import NonFiniteError
 from async_rl.learner.host_memory import Owned
 from async_rl.learner.models import LearnerModels
@@ -47,7 +48,9 @@ class Moments:
         self._states = optimizer.state
         self._is_offloaded = is_offloaded
         self._device = local(parameters[0]).device
-        self._pieces = list(_divided(parameters)) if is_offloaded else [list(parameters)]
+        sized = ((p, _MOMENT_BYTES * local(p).numel()) for p in parameters)
+        pieces = list(divided(sized, MOMENTS_PIECE_BYTES))
+        self._pieces = pieces if is_offloaded else [list(parameters)]
         where: dict[str, Any] = {}
         if is_offloaded:
             where = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
@@ -83,21 +86,6 @@ class Moments:
         if not self._is_offloaded:
             for parameter, state in self._states.items():
                 yield from (Owned(parameter, state, name) for name in MOMENTS)
-
-
-def _divided(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield pieces with at most MOMENTS_PIECE_BYTES of moments, or with one larger parameter."""
-    piece: list[nn.Parameter] = []
-    size = 0
-    for parameter in parameters:
-        own = _MOMENT_BYTES * local(parameter).numel()
-        if piece and size + own > MOMENTS_PIECE_BYTES:
-            yield piece
-            piece = []
-            size = 0
-        piece.append(parameter)
-        size += own
-    yield piece
 
 
 class Applied(NamedTuple):

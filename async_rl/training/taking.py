@@ -11,11 +11,12 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from async_rl.batching.batch import BatchPart
 from async_rl.config.pools import evaluates_only
+from async_rl.core.dividing import divided
 from async_rl.core.errors import DeadlineExceeded
 from async_rl.core.heads import GroupHead, SampleId, sample_ids
 from async_rl.core.types import FloatArray, Trajectory
@@ -129,7 +130,7 @@ class Parts:
         named = zip(sample_ids(request.heads), samples, owners, strict=True)
         mine = {name: sample.num_tokens for name, sample, owner in named if owner == self._number}
         trajectories: list[Trajectory] = []
-        for chunk in _chunks(mine):
+        for chunk in divided(mine.items(), _CHUNK_TOKENS):
             read = ReadSequences(life=request.life, train_version=version, samples=chunk)
             reply: Sequences = await self._call_buffer(read)
             # In order of the request, so they pair with `own` of the part.
@@ -148,22 +149,7 @@ class Parts:
 
     async def keep_advantages(self, advantages: Mapping[SampleId, FloatArray]) -> None:
         """Let the buffer store the advantages of a trained part."""
-        for chunk in _chunks({name: len(row) for name, row in advantages.items()}):
+        for chunk in divided(((name, len(row)) for name, row in advantages.items()), _CHUNK_TOKENS):
             rows = [advantages[name] for name in chunk]
             keep = KeepAdvantages(life=self._life, samples=chunk, rows=rows)
             await self._call_buffer(keep)
-
-
-def _chunks(num_tokens: Mapping[SampleId, int]) -> Iterator[list[SampleId]]:
-    """Divide samples into messages, in order. num_tokens: of each sample."""
-    chunk: list[SampleId] = []
-    room = _CHUNK_TOKENS
-    for name, size in num_tokens.items():
-        if chunk and size > room:
-            yield chunk
-            chunk = []
-            room = _CHUNK_TOKENS
-        chunk.append(name)
-        room -= size
-    if chunk:
-        yield chunk

@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
 from async_rl.config.run import DEVICE_CHUNK_BYTES
+from async_rl.core.dividing import divided
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import DeviceBlock, DeviceChunk, Manifest
 from async_rl.weights.block import Tensors
@@ -131,21 +132,14 @@ def packed(
     released before the next is requested.
     """
     remaining = iter(tensors)
-    first = 0
-    while first < len(sizes):
-        total = sizes[first]
-        end = first + 1
-        while end < len(sizes) and total + sizes[end] <= chunk_bytes:
-            total += sizes[end]
-            end += 1
-        buffer = torch.empty(total, dtype=torch.uint8, device=device)
+    for part in divided(zip(sizes, sizes, strict=True), chunk_bytes):
+        buffer = torch.empty(sum(part), dtype=torch.uint8, device=device)
         offset = 0
-        for tensor in itertools.islice(remaining, end - first):
+        for tensor in itertools.islice(remaining, len(part)):
             flat = tensor.contiguous().view(-1).view(torch.uint8)
             buffer[offset : offset + flat.numel()].copy_(flat)
             offset += flat.numel()
-        yield end - first, buffer
-        first = end
+        yield len(part), buffer
 
 
 def described(arguments: tuple[Any, ...], *, num_tensors: int, size_bytes: int) -> DeviceChunk:

@@ -116,7 +116,8 @@ def test_a_piece_has_as_many_parameters_as_fit_and_one_at_least(
 ) -> None:
     monkeypatch.setattr(optimizers, "MOMENTS_PIECE_BYTES", 8 * elements)
     # 21, 5, 24, 1, 9 and 9 elements.
-    assert [len(piece) for piece in optimizers._divided(parameters_on("cpu"))] == sizes
+    optimizer = optimizer_of(parameters_on("cpu"), is_offloaded=True)
+    assert [len(piece) for piece in optimizer.moments.pieces()] == sizes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
