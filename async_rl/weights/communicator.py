@@ -12,6 +12,7 @@ docs/hardware.md lists which parts have run on GPUs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import threading
@@ -82,13 +83,8 @@ def begin(
     # Positive even after the deadline: torch takes -1 ms for its default of minutes.
     timeout_s = max(timeout_s, 0.001)
     with _broken():
-        work = communicator.begin(flat, timeout_s=timeout_s)
-
-    def finish() -> None:
-        with _broken():
-            communicator.finish(work, timeout_s=timeout_s)
-
-    return finish
+        finish = communicator.begin(flat, timeout_s=timeout_s)
+    return _broken()(finish)
 
 
 @contextlib.contextmanager
@@ -149,12 +145,10 @@ class GlooCommunicator:
             warm_up=lambda ranks: self._send(ranks, torch.zeros(1, dtype=torch.uint8), timeout),
         )
 
-    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> None:
+    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
         """Return once this rank has sent or received. Raises RuntimeError if it cannot."""
         self._send(self._ranks, flat, timedelta(seconds=timeout_s))
-
-    def finish(self, work: None, *, timeout_s: float) -> None:
-        """`begin` has done all."""
+        return lambda: None
 
     def cancel(self) -> None:
         """A member that leaves closes its connections, which ends a broadcast of gloo."""
@@ -212,14 +206,15 @@ class NcclCommunicator:
         with torch.cuda.device(device):
             self._group: Any = nccl(store, rank, world_size, options)
 
-    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> Any:
-        """Enqueue a broadcast after the work of the current stream, and return it. Raises
-        RuntimeError if it cannot.
+    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
+        """Enqueue a broadcast after the work of the current stream, and return what waits for it.
+        Raises RuntimeError if it cannot.
         """
         self._check()
-        return self._group.broadcast([flat], _from_rank_0())
+        work = self._group.broadcast([flat], _from_rank_0())
+        return functools.partial(self._finish, work, timeout_s)
 
-    def finish(self, work: Any, *, timeout_s: float) -> None:
+    def _finish(self, work: Any, timeout_s: float) -> None:
         """Return once the tensor may be used, or overwritten on rank 0; work enqueued on the
         current stream from now on follows the broadcast. Raises RuntimeError if it cannot.
         """
@@ -239,8 +234,8 @@ class NcclCommunicator:
             raise RuntimeError(f"rank {self._rank} gave up: another rank was lost")
 
     def cancel(self) -> None:
-        """Let `begin` and `finish` raise in the thread that uses them, and abort the connections
-        (ncclCommAbort); returns immediately, in any thread.
+        """Let `begin` and what it returned raise in the thread that uses them, and abort the
+        connections (ncclCommAbort); returns immediately, in any thread.
         """
         with self._one_aborts:
             if self._aborting is None:

@@ -5,7 +5,7 @@ which stream. A recorder stands for torch.cuda, and the GPU's memory has no cont
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -72,12 +72,12 @@ class Recorder(TorchDispatchMode):
     def is_available(self) -> bool:
         return False
 
-    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> int:
+    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
         self._num_sent += 1
         self.did.append(("begin", self._num_sent, flat.numel(), self._current))
-        return self._num_sent
+        return partial(self._finish, self._num_sent)
 
-    def finish(self, number: int, *, timeout_s: float) -> None:
+    def _finish(self, number: int) -> None:
         if self.sends_hang:
             raise RuntimeError("rank 0 waited")
         self.did.append(("finish", number, self._current))
