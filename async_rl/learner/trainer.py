@@ -269,17 +269,13 @@ class Trainer:
         return list(self._specs)
 
     @torch.no_grad()
-    def full_tensors(self, *, on_device: bool = False) -> Iterator[Tensor]:
-        """Yield the policy's tensors on rank 0 in the order of the specs, on the CPU or on the
-        device.
+    def full_tensors(self) -> Iterator[Tensor]:
+        """Yield the policy's tensors on rank 0 in the order of the specs, on the device.
 
         Collective: every rank must iterate to the end; other ranks send their parts.
         """
-        # On the CPU one tensor at a time: a whole model need not fit next to the shards.
-        target = self.device if on_device else torch.device("cpu")
         weights = (tensor for _, tensor in merged_weights(self._policy.lm))
-        for tensor in self._ranks.gather(weights, self._dtype):
-            yield tensor.to(target)
+        yield from self._ranks.gather(weights, self._dtype)
 
     def save(self, directory: Path, version: int) -> Future[None]:
         """Copy the training state now and write it as a checkpoint in the background.
@@ -296,7 +292,8 @@ class Trainer:
     def export_hf(self, directory: Path) -> None:
         """Write the policy as a Hugging Face model directory, without a tokenizer."""
         names = [name for name, *_ in self._specs]
-        tensors = list(self.full_tensors())
+        # One tensor at a time: a whole model need not fit next to the shards on the device.
+        tensors = [tensor.cpu() for tensor in self.full_tensors()]
         if self._ranks.rank == 0:
             state = dict(zip(names, tensors, strict=True))
             self._policy.lm.save_pretrained(directory, state_dict=state)

@@ -224,7 +224,7 @@ class TrainingPool(Rank):
 
         def gather() -> Manifest:
             self.adapter = self.trainer.adapter()
-            tensors = self.trainer.full_tensors(on_device=True)
+            tensors = self.trainer.full_tensors()
             sums: list[torch.Tensor] = []
             if self.trainer.device.type == "cuda":
                 tensors = self._host_copies.copy(summed(tensors, sums))
@@ -237,7 +237,7 @@ class TrainingPool(Rank):
 
         def export() -> ExportedWeights:
             return ExportedWeights(
-                self.trainer.full_tensors(on_device=True),
+                self.trainer.full_tensors(),
                 sizes=[size for *_, size in self.trainer.tensor_specs()],
                 device=self.trainer.device,
             )

@@ -82,7 +82,7 @@ class Pair:
         manifest = self.publish(version)
         if not over_ipc:
             return (await self.engine.load_weights(manifest)).pause_s
-        tensors = self.trainer.full_tensors(on_device=True)
+        tensors = self.trainer.full_tensors()
         sizes = [size for *_, size in self.trainer.tensor_specs()]
         exported = ExportedWeights(tensors, sizes=sizes, device=self.trainer.device)
         source: Source = exported.block

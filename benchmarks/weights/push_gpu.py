@@ -299,7 +299,7 @@ class Bench:
             numbers: Numbers = {}
             for name in ("first_publish_s", "publish_s"):
                 sums: list[torch.Tensor] = []
-                tensors = summed(trainer.full_tensors(on_device=True), sums)
+                tensors = summed(trainer.full_tensors(), sums)
                 started_s = time.perf_counter()
                 tensors = copies.copy(tensors) if self.has_gpu else tensors
                 manifest = block.write(1, tensors, sums)

@@ -89,7 +89,7 @@ def test_weights_are_packed_into_one_buffer_of_the_device_and_copied_from_a_gpu_
         device=torch.device("cuda"),
         tensor_specs=lambda: [("a", "float32", (1,), 4), ("b", "float32", (2,), 8)],
         adapter=lambda: None,
-        full_tensors=lambda *, on_device: iter(on_gpu if on_device else []),
+        full_tensors=lambda: iter(on_gpu),
     )
     monkeypatch.setattr(ranks, "ExportedWeights", Exported)
     block = SimpleNamespace(
