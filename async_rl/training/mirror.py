@@ -54,7 +54,10 @@ class Mirror:
             self._fs.makedirs(self._root, exist_ok=True)
             if isinstance(self._fs, LocalFileSystem):
                 os.chmod(self._root, 0o700)  # of an earlier version, it may be open to other users
-            sums = {version: self._sums(version) for version in kept}
+            sums = {
+                version: (checkpoints.directory_of(self._run_dir, version) / SUMS_FILE).read_bytes()
+                for version in kept
+            }
             missing = [version for version in kept if copied.get(version) != sums[version]]
             # The mark first: without it, a copy that is half replaced does not count as one.
             for version in set(missing) & set(copied):
@@ -153,9 +156,6 @@ class Mirror:
 
     def _mark(self, version: int) -> str:
         return f"{self._root}/{_name(version)}{_DONE}"
-
-    def _sums(self, version: int) -> bytes:
-        return (checkpoints.directory_of(self._run_dir, version) / SUMS_FILE).read_bytes()
 
     def _names(self) -> list[str]:
         if not self._fs.exists(self._root):

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import msgspec
@@ -131,7 +131,9 @@ class Broadcaster(Sender):
         if before is None or not before.is_whole or before.members != load.members:
             self._name = f"{self._learner.life}.{load.number}"
             self._rendezvous.open(self._name)
-        backend = self._backend(devices)
+        # NCCL requires a different GPU for each rank.
+        is_apart = _CPU not in devices and len(set(devices)) == len(devices)
+        backend: Literal["gloo", "nccl"] = "nccl" if is_apart else "gloo"
         patience_s = max(
             _PATIENCE * self._learner.push_s, 2 * self._late_s, _SLOWER * self._piece_s
         )
@@ -156,10 +158,6 @@ class Broadcaster(Sender):
         if load is not self._newest:
             raise BroadcastBroken(f"load {load.number} has ended")
         return self._seats[life]
-
-    def _backend(self, devices: list[str]) -> Literal["gloo", "nccl"]:
-        """NCCL requires a different GPU for each rank."""
-        return "nccl" if _CPU not in devices and len(set(devices)) == len(devices) else "gloo"
 
     async def send(self, manifest: Manifest) -> None:
         """Return once this rank has sent the version. Raises BroadcastBroken, or SenderLate if this
@@ -218,18 +216,15 @@ class Broadcaster(Sender):
                 finish()
                 self._piece_s = max(self._piece_s, self._clock() - begun_s)
 
-    @contextmanager
     def _staged(
         self, communicator: Communicator, piece_bytes: int
-    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    ) -> AbstractContextManager[Callable[[torch.Tensor], torch.Tensor]]:
         """Yield what brings a piece of the block to the communicator's device."""
         if communicator.device.type == _CPU:
-            yield lambda piece: piece
-            return
+            return nullcontext(lambda piece: piece)
         if self._outgoing is None:
             self._outgoing = Outgoing(communicator.device, piece_bytes=piece_bytes)
-        with self._outgoing.in_use() as stage:
-            yield stage
+        return self._outgoing.in_use()
 
     async def leave(self, membership: Membership) -> None:
         """End a load that has lost a member: those that still meet give up, and so does this rank,

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, TypeVar
 
 import fsspec
@@ -76,17 +76,13 @@ class FileSender(Sender):
         self._newest_of[life] = manifest.version
         adapter = self._learner.exporter.adapter
         if self._learner.is_applied and adapter is not None:
-            return await self._once(
-                "write adapter", self._write_adapter, manifest, self._loading, adapter
-            )
+            return await self._once("write adapter", self._write_adapter, manifest, adapter)
         # Before the first file: when it is complete, the learner may write another version.
         changes = await self._once("compare weights", self._compare, manifest)
         # A second request for this version comes from a member that could not use the changes.
         if changes is None or previous != changes[0]:
-            return await self._once("write weights", self.write, manifest, self._loading)
-        return await self._once(
-            "write changes", self._write_changes, manifest, self._loading, *changes
-        )
+            return await self._once("write weights", self.write, manifest)
+        return await self._once("write changes", self._write_changes, manifest, *changes)
 
     async def _once(self, name: str, work: Callable[..., T], *arguments: object) -> T:
         """Do the work of the present version in a thread, once for all members."""
@@ -118,8 +114,8 @@ class FileSender(Sender):
             reader.verify_unchanged()
         return None if changes is None else (base, changes)
 
-    def write(self, manifest: Manifest, keep: Collection[int] = ()) -> StoredFile:
-        """Copy the block into a file; delete files of versions not in `keep`.
+    def write(self, manifest: Manifest) -> StoredFile:
+        """Copy the block into a file; delete files of versions that no member loads.
 
         Raises ConfigError if the file cannot be written.
         """
@@ -132,27 +128,21 @@ class FileSender(Sender):
                 # A new version in the block would have mixed two versions in the file.
                 reader.verify_unchanged()
 
-        return StoredFile(url=self._store(manifest, "version", keep, content()))
+        return StoredFile(url=self._store(manifest, "version", content()))
 
-    def _write_changes(
-        self, manifest: Manifest, keep: Collection[int], base: int, changes: Changes
-    ) -> StoredFile:
+    def _write_changes(self, manifest: Manifest, base: int, changes: Changes) -> StoredFile:
         content = changes.to_bytes(manifest, base)
-        return StoredFile(url=self._store(manifest, "changes", keep, [content]), base=base)
+        return StoredFile(url=self._store(manifest, "changes", [content]), base=base)
 
-    def _write_adapter(
-        self, manifest: Manifest, keep: Collection[int], adapter: Adapter
-    ) -> StoredFile:
+    def _write_adapter(self, manifest: Manifest, adapter: Adapter) -> StoredFile:
         content = adapter.to_bytes()
         return StoredFile(
-            url=self._store(manifest, "adapter", keep, [content]),
+            url=self._store(manifest, "adapter", [content]),
             scaling=adapter.scaling,
             checksum=checksum(np.frombuffer(content, np.uint8)),
         )
 
-    def _store(
-        self, manifest: Manifest, kind: str, keep: Collection[int], content: Iterable[Buffer]
-    ) -> str:
+    def _store(self, manifest: Manifest, kind: str, content: Iterable[Buffer]) -> str:
         """Delete old files, write the content into a new one, and return its URL."""
         try:
             fs, folder = fsspec.core.url_to_fs(self._folder)
@@ -161,7 +151,7 @@ class FileSender(Sender):
             if not self._has_written:
                 _remove_earlier_lives(fs, folder)
             # Files of versions that a generator still reads stay.
-            kept = tuple(f"_{version}{_SUFFIX}" for version in {*keep, manifest.version})
+            kept = tuple(f"_{version}{_SUFFIX}" for version in {*self._loading, manifest.version})
             for old in fs.glob(f"{folder}/*{_SUFFIX}"):
                 if not old.endswith(kept):
                     fs.rm_file(old)

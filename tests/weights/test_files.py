@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -112,7 +113,9 @@ def test_old_versions_are_deleted_unless_somebody_reads_them(tmp_path: Path) -> 
     files = sender(str(tmp_path))
 
     def written(version: int, keep: set[int]) -> list[str]:
-        files.write(weights.write(version, TENSORS.values()), keep=keep)
+        fleet: Any = SimpleNamespace(loading=keep)
+        asyncio.run(files.leave(fleet))
+        files.write(weights.write(version, TENSORS.values()))
         return sorted(path.name.removesuffix(".safetensors") for path in tmp_path.glob("*"))
 
     with publisher() as weights:
