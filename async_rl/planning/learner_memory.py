@@ -138,16 +138,16 @@ def _frozen_bytes(config: RunConfig, shape: ModelShape) -> float:
         return 0.0
     # A reference that follows the policy in small steps is in float32.
     size = FLOAT32_BYTES if reference.ref_ema_eta else dtype_bytes(config)
-    return 1.0 * size * shape.num_parameters
+    return size * shape.num_parameters
 
 
 def _loaded_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The memory of weights that learner/loading.py has read and not yet sharded."""
     if is_sharded(config) and not shape.is_loaded_whole:
         # The first layers for the check of the architecture, or one unit that is read.
-        return 1.0 * FLOAT32_BYTES * (shape.root_parameters + 2 * shape.layer_parameters)
+        return FLOAT32_BYTES * (shape.root_parameters + 2 * shape.layer_parameters)
     # Models are copied and sharded one after another; the policy is whole until the last.
-    return 1.0 * FLOAT32_BYTES * shape.num_parameters * min(2, 1 + _num_copies(config))
+    return FLOAT32_BYTES * shape.num_parameters * min(2, 1 + _num_copies(config))
 
 
 def _num_copies(config: RunConfig) -> int:
@@ -198,7 +198,7 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     kept = layer * shape.num_layers
     if config.learner.gradient_checkpointing:
         # The input of each layer, and one layer that is computed again.
-        kept = 1.0 * tokens * shape.hidden_size * size * shape.num_layers
+        kept = tokens * shape.hidden_size * size * shape.num_layers
     else:
         layer = 0.0
     if has_own_critic(config):

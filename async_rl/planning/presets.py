@@ -9,6 +9,7 @@ which the checks refuse with its numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -79,13 +80,18 @@ def _on_own_gpus(
     if "learner.ranks" not in given:
         # One engine must remain.
         counts = rank_counts(config, machine, machine.num_gpus - round(config.generators.gpus_each))
+    wide = (with_settings(config, {"learner.ranks": num_ranks}) for num_ranks in counts)
     best = config
-    for num_ranks in counts:
-        wide = with_settings(config, {"learner.ranks": num_ranks})
-        for best in learner_forms(wide, given):
-            if gpu_memory_mb(best, "learner", shape) <= _ROOM * machine.gpu_mb:
-                return _with_engines(best, machine, given)
-    return _with_engines(best, machine, given)
+    for best in itertools.chain.from_iterable(learner_forms(each, given) for each in wide):
+        if gpu_memory_mb(best, "learner", shape) <= _ROOM * machine.gpu_mb:
+            break
+    # A share of a GPU that the learner has alone: the checks refuse it.
+    parts = max(1, round(best.generators.gpus_each))
+    node = machine.num_gpus // machine.nodes
+    # The ranks fill one node after another; engines have the rest of a node and whole nodes.
+    taken, part = divmod(best.learner.ranks, node)
+    count = max(1, (machine.nodes - taken - 1) * (node // parts) + (node - part) // parts)
+    return _with(best, {"generators.count": count}, given)
 
 
 def _in_parts(
@@ -106,16 +112,6 @@ def _in_parts(
         if engine_mb(config, shape) + cache_mb / parts <= room_mb:
             break
     return config
-
-
-def _with_engines(config: RunConfig, machine: Machine, given: Collection[str]) -> RunConfig:
-    # A share of a GPU that the learner has alone: the checks refuse it.
-    parts = max(1, round(config.generators.gpus_each))
-    node = machine.num_gpus // machine.nodes
-    # The ranks fill one node after another; engines have the rest of a node and whole nodes.
-    taken, part = divmod(config.learner.ranks, node)
-    count = max(1, (machine.nodes - taken - 1) * (node // parts) + (node - part) // parts)
-    return _with(config, {"generators.count": count}, given)
 
 
 def _on_one_gpu(
