@@ -41,12 +41,14 @@ _KEPT_SHARE = 4
 class Row(NamedTuple):
     """Consecutive queries of a segment, and the keys that they see, the last query included.
 
-    first: the position of the first query among the keys.
+    first: the position of the first query among the keys. is_masked: it needs another mask than
+    the causal triangle of the kernel.
     """
 
     queries: Indices
     keys: Indices
     first: int
+    is_masked: bool
 
 
 class Part:
@@ -63,7 +65,7 @@ class Part:
         self._key_index = torch.from_numpy(keys.flatten())
         self._window = window
         self._firsts = torch.tensor([row.first for row in rows])
-        self._is_causal = not _is_masked(rows[0], window)
+        self._is_causal = not rows[0].is_masked
         self._mask: Tensor | None = None
         self.keeps_keys = keys.size <= _KEPT_SHARE * self.queries.size
 
@@ -107,7 +109,7 @@ class _Parts:
     """The parts of layers with one window."""
 
     def __init__(self, segments: Indices, window: int | None) -> None:
-        groups = _similar(_rows(segments, window), window)
+        groups = _similar(_rows(segments, window))
         self._parts = [Part(rows, window) for rows in groups]
         self._sizes = [part.queries.size for part in self._parts]
         queries = np.concatenate([part.queries.flatten() for part in self._parts])
@@ -156,43 +158,38 @@ def _rows(segments: Indices, window: int | None) -> Iterator[Row]:
     for start, length, prompt, size in segments.tolist():
         own = np.arange(start, start + length)
         if not size and (window is None or length <= window):
-            yield Row(own, own, 0)
+            yield Row(own, own, 0, is_masked=False)
             continue
         sequence = np.concatenate([np.arange(prompt, prompt + size), own])
         for first in range(size, len(sequence), _ROW_QUERIES):
             end = min(first + _ROW_QUERIES, len(sequence))
             oldest = 0 if window is None else max(0, first - window + 1)
-            yield Row(sequence[first:end], sequence[oldest:end], first - oldest)
+            is_masked = first > oldest or (window is not None and end - oldest > window)
+            yield Row(sequence[first:end], sequence[oldest:end], first - oldest, is_masked)
 
 
-def _is_masked(row: Row, window: int | None) -> bool:
-    """Return whether the row needs another mask than the causal triangle of the kernel."""
-    return row.first > 0 or (window is not None and len(row.keys) > window)
-
-
-def _similar(rows: Iterable[Row], window: int | None) -> list[list[Row]]:
+def _similar(rows: Iterable[Row]) -> list[list[Row]]:
     """Sort rows by size into groups for one kernel call each."""
 
     def order(row: Row) -> tuple[bool, int, int]:
-        return _is_masked(row, window), -len(row.queries), -len(row.keys)
+        return row.is_masked, -len(row.queries), -len(row.keys)
 
     groups: list[list[Row]] = []
     for row in sorted(rows, key=order):
-        if groups and _fits(row, groups[-1], window):
+        if groups and _fits(row, groups[-1]):
             groups[-1].append(row)
         else:
             groups.append([row])
     return groups
 
 
-def _fits(row: Row, group: Sequence[Row], window: int | None) -> bool:
+def _fits(row: Row, group: Sequence[Row]) -> bool:
     longest = group[0]
-    is_masked = _is_masked(row, window)
-    if is_masked != _is_masked(longest, window):
+    if row.is_masked != longest.is_masked:
         return False
     few, many = sorted((len(row.keys), len(longest.keys)))
     num_cells = (len(group) + 1) * len(longest.queries) * many
-    if is_masked and num_cells > _PART_CELLS:
+    if row.is_masked and num_cells > _PART_CELLS:
         return False
     return len(row.queries) >= _MIN_FILL * len(longest.queries) and few >= _MIN_FILL * many
 
