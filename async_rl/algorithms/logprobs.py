@@ -182,18 +182,17 @@ def full_kl(
     -> float32 [R], differentiable once with respect to hidden and head.
       KL = sum over v of p_v (log p_v - log q_v),  p = softmax(hidden head^T / temperature)
     and q the same of the reference (the definition of Kullback and Leibler, 1951).  Logits exist
-    for chunk_tokens rows at a time.  Shapes that do not match raise RuntimeError in torch.
+    for chunk_tokens rows at a time.  Shapes that do not match raise RuntimeError or ValueError.
     """
     # One copy of the head for all chunks: their gradients add up in float32, because bfloat16 would
     # lose the small terms of a long batch.
     summed = head.float()
-    # At least one chunk: a rank without tokens returns an empty tensor.
-    starts = range(0, max(len(hidden), 1), chunk_tokens)
-    chunks = [slice(start, start + chunk_tokens) for start in starts]
     # Logits are computed again in the backward pass, because all rows together would take [R, V].
     recomputed = functools.partial(checkpoint, _chunk_kl, use_reentrant=False)
-    pieces = [recomputed(hidden[c], ref_hidden[c], summed, ref_head, temperature) for c in chunks]
-    return torch.cat(pieces)
+    # At least one chunk: a rank without tokens returns an empty tensor.
+    divided = (torch.split(x, chunk_tokens) for x in (hidden, ref_hidden))
+    chunks = zip(*divided, strict=True)
+    return torch.cat([recomputed(*chunk, summed, ref_head, temperature) for chunk in chunks])
 
 
 def _chunk_kl(

@@ -160,6 +160,7 @@ def load_policy(
     return _checked(lm, path, has_value_head, context=context)
 
 
+@torch.no_grad()
 def _checked(
     lm: PreTrainedModel,
     path: Path,
@@ -171,39 +172,6 @@ def _checked(
     lm.eval()
     expected = _plain_logprobs(lm)
     policy = _prepared(lm, has_value_head, context=context)
-    _check(policy, expected, path)
-    return policy
-
-
-def _prepared(lm: PreTrainedModel, has_value_head: bool, *, context: Context) -> Policy:
-    heads = lm.config.get_text_config().num_attention_heads
-    if heads % context.size:
-        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-        raise ConfigError(
-            f"learner.context_ranks={context.size} does not divide the {heads} attention heads of"
-            f" {type(lm).__name__}: each rank computes the attention of a part of them; set"
-            f" learner.context_ranks to one of {', '.join(map(str, divisors))}"
-        )
-    # Dropout would make two passes over one row differ.
-    lm.eval()
-    use_segments(lm)
-    return Policy(lm, has_value_head=has_value_head, context=context)
-
-
-@torch.no_grad()
-def _plain_logprobs(lm: PreTrainedModel) -> Tensor:
-    """Compute the probe's log-probs by the model's own forward pass with its own attention."""
-    parts = []
-    for row in _PROBE:
-        ids = torch.tensor([row])
-        logits = lm(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None]).squeeze(1)
-        parts.append(logprobs[_PROBE_PROMPT - 1 :])
-    return torch.cat(parts)
-
-
-@torch.no_grad()
-def _check(policy: Policy, expected: Tensor, path: Path) -> None:
     rows = [np.array(row, dtype=np.int32) for row in _PROBE]
     device = torch.device("cpu")
     batch = collate([rows_as_group(rows, prompt_length=_PROBE_PROMPT)], device=device)
@@ -224,6 +192,33 @@ def _check(policy: Policy, expected: Tensor, path: Path) -> None:
             f" packed rows (more than {_TOLERANCE:g}), because the learner does not support its"
             " attention or output head; use another architecture"
         )
+    return policy
+
+
+def _prepared(lm: PreTrainedModel, has_value_head: bool, *, context: Context) -> Policy:
+    heads = lm.config.get_text_config().num_attention_heads
+    if heads % context.size:
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ConfigError(
+            f"learner.context_ranks={context.size} does not divide the {heads} attention heads of"
+            f" {type(lm).__name__}: each rank computes the attention of a part of them; set"
+            f" learner.context_ranks to one of {', '.join(map(str, divisors))}"
+        )
+    # Dropout would make two passes over one row differ.
+    lm.eval()
+    use_segments(lm)
+    return Policy(lm, has_value_head=has_value_head, context=context)
+
+
+def _plain_logprobs(lm: PreTrainedModel) -> Tensor:
+    """Compute the probe's log-probs by the model's own forward pass with its own attention."""
+    parts = []
+    for row in _PROBE:
+        ids = torch.tensor([row])
+        logits = lm(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None]).squeeze(1)
+        parts.append(logprobs[_PROBE_PROMPT - 1 :])
+    return torch.cat(parts)
 
 
 def _disable_dropout(lm: PreTrainedModel) -> None:

@@ -81,8 +81,7 @@ class Policy(nn.Module):
 
         reference: the states of the reference for the exact KL; None = no KL.
         """
-        piece = self.context.piece(row)
-        states = _hidden_states(self.lm.base_model, row, piece, self.context)
+        piece, states = _hidden_states(self.lm.base_model, row, self.context)
         hidden = states.index_select(0, piece.row.predict_index)
         temperature *= self._divisor
         head = self._head()
@@ -112,8 +111,7 @@ class Policy(nn.Module):
 
     def states(self, row: Pass) -> States:
         """Compute the factors of the logits of the response tokens in this rank's piece."""
-        piece = self.context.piece(row)
-        hidden = _hidden_states(self.lm.base_model, row, piece, self.context)
+        piece, hidden = _hidden_states(self.lm.base_model, row, self.context)
         return States(hidden.index_select(0, piece.row.predict_index), self._head())
 
     def _head(self) -> Tensor:
@@ -167,8 +165,7 @@ class Critic(nn.Module):
 
     def forward(self, row: Pass) -> Values:
         """Compute the values before each response token and after each sequence."""
-        piece = self._context.piece(row)
-        states = _hidden_states(self.backbone, row, piece, self._context)
+        piece, states = _hidden_states(self.backbone, row, self._context)
         return _values(self.head, states, piece, self._context)
 
 
@@ -221,8 +218,9 @@ def _values(head: nn.Linear, hidden: Tensor, piece: Piece, context: Context) -> 
     return Values(at_tokens, context.join(after_end.detach().clone(), piece.ends))
 
 
-def _hidden_states(backbone: nn.Module, row: Pass, piece: Piece, context: Context) -> Tensor:
-    """Run the backbone on this rank's piece of a packed row: [T, H]."""
+def _hidden_states(backbone: nn.Module, row: Pass, context: Context) -> tuple[Piece, Tensor]:
+    """Run the backbone on this rank's piece of a packed row; return the piece and [T, H]."""
+    piece = context.piece(row)
     whole = plan(row.segments, row.input_ids.device)
     output = backbone(
         input_ids=piece.row.input_ids,
@@ -231,8 +229,7 @@ def _hidden_states(backbone: nn.Module, row: Pass, piece: Piece, context: Contex
         use_cache=False,
         segments=context.plan(whole, row.input_ids.shape[1]),
     )
-    hidden: Tensor = output.last_hidden_state[0]
-    return hidden
+    return piece, output.last_hidden_state[0]
 
 
 @torch.no_grad()

@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -34,9 +33,9 @@ class PretrainedWeights:
     files have the matrices of each expert, which are rows of one parameter of all experts.
     """
 
-    def __init__(self, path: Path, config: Any, *, trust_remote_code: bool) -> None:
+    def __init__(self, path: Path, *, trust_remote_code: bool) -> None:
         self._path = path
-        self._config = config
+        self._config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         self._trust_remote_code = trust_remote_code
         self._experts: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
         self._files: dict[str, Path] = {}
@@ -61,8 +60,7 @@ class PretrainedWeights:
         quantised, or have another format: such a model has to be loaded whole.
         """
         try:
-            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-            weights = cls(path, config, trust_remote_code=trust_remote_code)
+            weights = cls(path, trust_remote_code=trust_remote_code)
             lm = weights.empty_model()
         except (OSError, ValueError, SafetensorError):
             # Loading the whole model reports the reason.

@@ -15,7 +15,6 @@ Invariants
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -54,7 +53,11 @@ def join(
 
     store: of torch, shared by the ranks only. host: address of this process in the run.
     """
-    dist.Backend.register_backend(BACKEND, functools.partial(_gloo, host), devices=["cpu"])
+
+    def gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        return private_gloo(store, rank, size, host=host, timeout=timeout)
+
+    dist.Backend.register_backend(BACKEND, gloo, devices=["cpu"])
     # gloo as well on GPUs: offloaded gradients and announced operations are in host memory, and
     # checkpoints gather there.
     backend = f"cpu:{BACKEND},cuda:nccl" if device.type == "cuda" else BACKEND
@@ -68,10 +71,6 @@ def ensure_group_of_one(device: torch.device) -> None:
     if not dist.is_initialized():
         store = torch._C._distributed_c10d.HashStore()
         join(store, 0, 1, host=_LOOPBACK, device=device, timeout_s=_ALONE_S)
-
-
-def _gloo(host: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    return private_gloo(store, rank, size, host=host, timeout=timeout)
 
 
 def divide_ranks(
