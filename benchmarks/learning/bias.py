@@ -153,8 +153,6 @@ ROWS = (
     _loss("dppo"),
     _loss("vespo"),
     _example("sapo:loss"),
-    _example("drpo:loss"),
-    _example("mu_grpo:loss"),
     _example("oapl:loss"),
     _example("oapl:advantages"),
     _example("m2po:weights"),

@@ -18,7 +18,6 @@ from async_rl.examples.losses import m2po
 from async_rl.examples.losses.gac import repeated_part
 from async_rl.examples.losses.geometric import geometric_outliers
 from async_rl.examples.losses.m2po import second_moment_bound
-from async_rl.examples.losses.mu_grpo import vetoed_tokens
 
 
 @settings(max_examples=50, deadline=None)
@@ -33,30 +32,6 @@ def test_m2po_drops_the_largest_until_the_mean_square_is_below_the_limit(
     while kept and np.mean([case.log_ratio[i].item() ** 2 for i in kept]) >= limit:
         kept.pop()
     assert sorted(kept) == [i for i in trained if abs(case.log_ratio[i].item()) <= bound]
-
-
-@settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_the_veto_ends_a_bad_sequence_at_its_first_token_that_became_likely(seed: int) -> None:
-    case = Case(seed)
-    # In a pass the tokens of a sequence are consecutive, as they were written.
-    order = torch.tensor(np.argsort(case.index, kind="stable"))
-    sequences = Parts(index=case.sequences.index[order], count=4, mask=case.sequences.mask[order])
-    log_ratio, advantages = case.log_ratio[order], case.advantages[order]
-    found = vetoed_tokens(log_ratio, advantages=advantages, sequences=sequences, max_ratio=1.5)
-    ended: set[int] = set()
-    for t, sequence in enumerate(sequences.index.tolist()):
-        is_large = bool(sequences.mask[t]) and math.exp(log_ratio[t]) > 1.5
-        if is_large and advantages[t] < 0:
-            ended.add(sequence)
-        assert bool(found[t]) == (sequence in ended)
-
-
-def test_no_token_is_vetoed_in_a_pass_without_tokens() -> None:
-    nothing = torch.zeros(0)
-    sequences = Parts(index=torch.zeros(0, dtype=torch.long), count=1, mask=nothing > 0)
-    found = vetoed_tokens(nothing, advantages=nothing, sequences=sequences, max_ratio=2.0)
-    assert found.tolist() == []
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.5, 0.9])

@@ -147,6 +147,6 @@ def test_a_wrong_part_of_the_objective_is_refused_before_a_run(path: str) -> Non
         compose("grpo_code", [f"{path}=plugin"])
 
 
-@pytest.mark.parametrize("name", ["sapo", "drpo", "oapl", "m2po", "mu_grpo", "gac", "geometric"])
+@pytest.mark.parametrize("name", ["sapo", "oapl", "m2po", "gac", "geometric"])
 def test_the_example_losses_are_accepted_as_plugins(name: str) -> None:
     preflight(compose("grpo_code", [f"algorithm={name}"]), this_machine())

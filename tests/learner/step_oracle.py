@@ -46,7 +46,6 @@ class Objective:
     geometric_max: float = np.inf
     geometric_min: float = 0.0
     max_shift: float = 0.2
-    veto_ratio: float = np.inf
     max_moment: float = 0.04
     beta: float = 1.0
     aggregation: str = "token_mean"
@@ -258,7 +257,7 @@ class StepOracle:
             log_ratio = mean.detach() + log_ratio - log_ratio.detach()
         ratio = log_ratio.exp()
         bounded = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
-        if objective.loss in ("sapo", "dppo", "drpo", "vespo", "oapl", "mu_grpo"):
+        if objective.loss in ("sapo", "dppo", "vespo", "oapl"):
             losses = self._off_policy_losses(sample, logprobs, advantages)
         elif objective.loss == "cispo":
             losses = -weight * bounded.detach() * advantages * logprobs
@@ -270,7 +269,6 @@ class StepOracle:
                 floor = torch.where(advantages < 0, objective.clip_dual * advantages, -np.inf)
                 gain = torch.maximum(gain, floor)
             losses = -weight * gain
-        losses = losses.masked_fill(self._vetoed(sample, logprobs, advantages), 0)
         losses = losses + objective.kl_in_loss * self._kl(sample, logprobs, weight)
         return losses - objective.entropy_coef * entropies
 
@@ -281,15 +279,6 @@ class StepOracle:
             return (p.exp() * (p - q.detach())).sum(-1)
         estimates = {"abs": d.abs(), "k2": d.square() / 2, "k3": (-d).exp() - 1 + d}
         return weight * estimates[self._objective.kl_estimator]
-
-    def _vetoed(self, sample: Sample, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """The tokens from the first whose ratio is too large, where advantages are negative."""
-        excluded, is_vetoed = [], False
-        moved = (logprobs - sample.behavior).exp().tolist()
-        for ratio, a, is_trained in zip(moved, advantages.tolist(), sample.mask, strict=True):
-            is_vetoed |= bool(is_trained) and a < 0 and ratio > self._objective.veto_ratio
-            excluded.append(is_vetoed)
-        return torch.tensor(excluded, dtype=torch.bool)
 
     def _off_policy_losses(self, sample: Sample, logprobs: Tensor, advantages: Tensor) -> Tensor:
         objective, mask = self._objective, sample.mask
@@ -302,11 +291,6 @@ class StepOracle:
         if objective.loss == "dppo":
             shift = (logprobs.exp() - sample.behavior.exp()) * torch.where(advantages > 0, 1, -1)
             return -ratio * advantages * (shift <= objective.max_shift)
-        if objective.loss == "mu_grpo":
-            return -torch.minimum(ratio * advantages, ratio.clamp(0.2, 5.0) * advantages)
-        if objective.loss == "drpo":
-            pull = advantages.abs() * sample.behavior.exp() * (ratio - 1) ** 2 / 25
-            return pull - ratio * advantages
         whole = ratio[mask].log().sum()
         if objective.loss == "oapl":
             # The paper's square, a share of it at each token.

@@ -127,11 +127,6 @@ VARIANTS = {
         Objective(loss="dppo", max_shift=0.02),
         4,
     ),
-    f"grpo_code algorithm=mu_grpo {TWICE} algorithm.entropy_coef=0.01": (
-        Objective(loss="mu_grpo", veto_ratio=2.0, entropy_coef=0.01),
-        4,
-    ),
-    f"grpo_code algorithm=drpo {TWICE}": (Objective(loss="drpo"), 4),
     f"grpo_code {TWICE} algorithm.policy_loss=vespo algorithm.aggregation=sequence_sum": (
         Objective(loss="vespo", aggregation="sequence_sum"),
         4,
