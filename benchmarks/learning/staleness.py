@@ -44,6 +44,7 @@ from benchmarks.learning.staleness_results import (
     COMBINATIONS,
     COST,
     FACTORS,
+    GONE,
     METHODS,
     NUM_STEPS,
     SAMPLES_PER_STEP,
@@ -164,7 +165,8 @@ def main() -> None:
     """Tune, run or report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["tune", "run", "cost", "report"])
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=[*METHODS, *COMBINATIONS])
+    methods = [method for method in METHODS if method not in GONE]
+    parser.add_argument("--methods", nargs="+", default=methods, choices=[*methods, *COMBINATIONS])
     parser.add_argument("--ages", nargs="+", type=int, default=AGES)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--num-steps", type=int, default=NUM_STEPS)

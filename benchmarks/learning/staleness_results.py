@@ -41,6 +41,8 @@ METHODS = (
     "mu_grpo",
     "gac",
 )
+GONE = ("drpo", "mu_grpo")
+"""Methods that the project no longer has; their runs are on record."""
 AGES = (0, 2, 8, 16, 64)
 SEEDS = (0, 1, 2, 3, 4)
 # Methods whose choice depends on it have ten cells at some ages.
