@@ -188,12 +188,16 @@ def _without_values(hf: Mapping[str, Any], num_ranks: int) -> Iterator[None]:
             )
         return copy.train(model.training)
 
+    def unchecked(
+        lm: PreTrainedModel, _: Any, has_value_head: bool = False, *, context: Any
+    ) -> models.Policy:
+        return loading._prepared(lm, has_value_head, context=context)
+
     mesh = init_device_mesh("cpu", (num_ranks,))
     with contextlib.ExitStack() as replaced:
         for module, name, value in (
             (loading, "AutoModelForCausalLM", types.SimpleNamespace(from_pretrained=made)),
-            (loading, "_plain_logprobs", lambda *_: None),
-            (loading, "_check", lambda *_: None),
+            (loading, "_checked", unchecked),
             (models, "copy", types.SimpleNamespace(deepcopy=copied)),
             # The attention of GPUs: its kernel has a form for tensors without storage.
             (models, "plan", VarlenPlan),

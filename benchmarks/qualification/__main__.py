@@ -18,8 +18,9 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.extras import missing
 from async_rl.core.gpus import read_gpus
 from async_rl.core.machine import this_machine
-from async_rl.launchers.commands.options import console, open_table
+from async_rl.launchers.commands.options import console
 from async_rl.launchers.endings import run
+from async_rl.monitoring.terminal import open_table
 from benchmarks.qualification.catalogue import (
     Qualification,
     engine_settings,

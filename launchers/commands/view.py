@@ -38,7 +38,10 @@ def view(
     Examples: async-rl view; async-rl view my-run; async-rl view /data/runs --port 8200
     """
     directory, page = _where(run, output_dir)
-    # Its packages are an extra, which endings.py names.
+    from async_rl.core.extras import require
+
+    for package in ("jinja2", "starlette", "uvicorn"):
+        require(package, "async-rl view")
     from async_rl.runs.view.server import serve
 
     token = secrets.token_urlsafe(_TOKEN_BYTES)

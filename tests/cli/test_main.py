@@ -26,7 +26,7 @@ def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_verifier_starts_without_the_other_commands() -> None:
     done = ended("verifier", "num_steps=3")
-    assert done.stdout.splitlines()[-1] == "2 ['verifier']"
+    assert done.stdout.splitlines()[-1] == "2 ['options', 'verifier']"
     assert done.stderr.startswith("error: num_steps=3: without a run only sandbox.*")
     assert "Usage: async-rl verifier" in " ".join(ended("verifier", "--help").stdout.split())
 

@@ -61,7 +61,7 @@ class Generator:
 
 @pytest.fixture(autouse=True)
 def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(_: FileSender, manifest: Manifest, keep: object) -> StoredFile:
+    def write(_: FileSender, manifest: Manifest) -> StoredFile:
         return StoredFile(url=f"memory://version_{manifest.version}")
 
     monkeypatch.setattr(FileSender, "write", write)
