@@ -20,7 +20,7 @@ def refusal(hf_config: Mapping[str, Any]) -> str:
     """Return why the learner cannot train a model with this config.json; empty if it can, or if
     nothing is known.
     """
-    fields = {**hf_config, **hf_config.get("text_config", {})}
+    fields = {**hf_config, **(hf_config.get("text_config") or {})}
     known = families()[2].get(str(fields.get("model_type")), "")
     return next((reason for field, reason in _FIELDS.items() if fields.get(field)), known)
 

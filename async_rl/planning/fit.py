@@ -72,7 +72,7 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
     elif machine.nodes > 1:
         problems += _node_problems(config, shape, machine)
     # A described machine may leave the memory of its GPUs open.
-    if machine.gpu_mb:
+    if machine.num_gpus and machine.gpu_mb:
         problems += _gpu_problems(config, shape, machine)
     # Pools with the same setting have the same problem.
     return [problem for problem in dict.fromkeys(problems) if problem]

@@ -48,7 +48,7 @@ def fitted(
         # The preset's cache is for a small model; it must hold a few sequences of this model.
         cache_mb = max(engine.kv_cache_mb, kv_cache_mb(config, shape, _CACHED_SEQUENCES))
         return _with(config, {_CACHE: cache_mb}, given)
-    if not machine.gpu_mb or not learner.gpus_each:
+    if not machine.num_gpus or not machine.gpu_mb or not learner.gpus_each:
         return config
     batched = 8192 if machine.gpu_mb >= _LARGE_GPU_MB else 4096
     batched = max(batched, engine.max_num_seqs)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import logging
 import os
 import socket
 import struct
@@ -35,6 +36,7 @@ import psutil
 
 from async_rl.core.errors import InfrastructureError
 
+_log = logging.getLogger(__name__)
 Device = TypeVar("Device")
 Group = TypeVar("Group")
 _End = tuple[str, int]
@@ -146,9 +148,13 @@ class _Gate:
         self._restrict()
 
     def _restrict(self) -> None:
-        # A group of one has no rank for which a stranger could pass.
-        with contextlib.nullcontext() if self._has_others else contextlib.suppress(_NotAllowed):
+        try:
             _admit(self._fd, ())
+        except _NotAllowed:
+            # A group of one has no rank for which a stranger could pass.
+            if self._has_others:
+                raise
+            _log.warning("any local user can connect to gloo's listener %s", self._address)
 
     def check(self) -> None:
         """Raise InfrastructureError if a peer is connected that is not an announced rank."""

@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,8 @@ class Watched:
 
     def num_steps(self) -> int:
         """Return the committed steps."""
-        with contextlib.suppress(Exception), reading(self.run_dir) as store:
+        # Before its first seconds the run has no store.
+        with contextlib.suppress(sqlite3.Error), reading(self.run_dir) as store:
             return int(store.execute("SELECT count(*) FROM steps").fetchone()[0])
         return 0
 
@@ -135,9 +137,8 @@ def strike(fault: str, run: Watched, cluster: RayCluster, arguments: argparse.Na
         if fault == "partition":
             cluster.cut(3, is_cut=True)
             begun_s = time.monotonic()
-            with contextlib.suppress(AssertionError):
-                while not is_lost() and time.monotonic() - begun_s < arguments.partition_s:
-                    time.sleep(0.2)
+            while not is_lost() and time.monotonic() - begun_s < arguments.partition_s:
+                time.sleep(0.2)
             figure(f"{fault}: noticed", time.monotonic() - begun_s, "s")
             time.sleep(max(0.0, begun_s + arguments.partition_s - time.monotonic()))
             cluster.cut(3, is_cut=False)

@@ -113,9 +113,12 @@ def verify(
 def wrong_references(files: Sequence[str], config: RunConfig) -> list[str]:
     """Return the reference solutions that the tests of their rows reject, with reasons."""
     rows = (_items(file, _REFERENCES, config, is_optional=True) for file in files)
-    items = [
-        item for each in rows for item in each if item.problem and not item.problem.wants_words
-    ]
+    try:
+        items = [
+            item for each in rows for item in each if item.problem and not item.problem.wants_words
+        ]
+    except DataError as error:
+        return [str(error)]
     results = asyncio.run(_score(items, config, None)) if items else []
     wrong = [result for result in results if result.verdict != Verdict.PASS]
     return [f"{each.item.name}: {each.verdict}: {each.message}" for each in wrong]

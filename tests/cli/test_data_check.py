@@ -197,3 +197,11 @@ def test_layouts_are_named_and_wrong_reference_solutions_are_listed(
     _, found, listed = result.output.partition("1 reference solutions fail the tests of their rows")
     assert found
     assert listed.strip(":\n ").startswith("2: wrong_answer: printed '4")
+
+
+def test_a_reference_column_that_cannot_be_read_is_listed(model: Path, tmp_path: Path) -> None:
+    row = {"question": "a", "input_output": {"inputs": ["1"], "outputs": ["2"]}}
+    file = write(tmp_path / "x.jsonl", row | {"solutions": "print(2)"})
+    result = CliRunner().invoke(app, ["data", "check", file, f"model.path={model}"])
+    assert result.exit_code == 1
+    assert "column solutions is not a JSON list" in " ".join(result.output.split())

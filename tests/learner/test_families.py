@@ -212,7 +212,7 @@ def test_a_family_that_the_learner_cannot_compute_is_refused_before_a_run(
         ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, "caps its logits"),
         ({"model_type": "x", "text_config": {"attn_logit_softcapping": 50.0}}, "caps its logits"),
         ({"model_type": "gemma2", "final_logit_softcapping": None}, ""),
-        ({"model_type": "qwen3_moe"}, ""),
+        ({"model_type": "qwen3_moe", "text_config": None}, ""),
         ({"model_type": "unheard_of"}, ""),
     ],
 )

@@ -64,9 +64,14 @@ def test_a_setting_that_was_given_stays() -> None:
     assert config.generators.count == 5
 
 
-def test_a_rank_that_has_the_only_gpu_alone_is_left_to_the_checks() -> None:
-    config = chosen(QWEN3_06B, machine(1), "learner.gpus_each=1")
+@pytest.mark.parametrize(
+    ("gpus", "given"), [(1, []), (1, ["generators.gpus_each=1"]), (0, ["generators.gpus_each=1"])]
+)
+def test_gpus_that_the_machine_lacks_are_left_to_the_checks(gpus: int, given: list[str]) -> None:
+    on, shape = machine(gpus), shape_from_hf(QWEN3_06B)
+    config = chosen(QWEN3_06B, on, "learner.gpus_each=1", *given)
     assert (config.learner.gpus_each, config.generators.count) == (1, 1)
+    assert not [problem for problem in fit_problems(config, shape, on) if "GPU has" in problem]
 
 
 def test_a_shared_gpu_gives_the_engine_its_cache_in_bytes() -> None:

@@ -75,7 +75,7 @@ def test_ranks_that_announce_their_attempts_are_connected() -> None:
 
 
 def test_a_user_who_may_not_set_filters_can_have_one_rank_and_is_told_about_several(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on Linux 6.18, where it takes CAP_NET_ADMIN."""
 
@@ -93,6 +93,9 @@ def test_a_user_who_may_not_set_filters_can_have_one_rank_and_is_told_about_seve
         store = torch._C._distributed_c10d.HashStore()
         group = gate.connect_privately(store, 1, listen=listen, connect=lambda it: it)
         assert group is listener
+        assert (
+            f"any local user can connect to gloo's listener {listener.getsockname()}" in caplog.text
+        )
     assert list(gate.rank_problems(1, is_one_machine=True)) == []
     [problem] = gate.rank_problems(2, is_one_machine=True)
     assert "learner.ranks=2: " in problem
