@@ -1,0 +1,136 @@
+"""Messages of the training service: requests of training runs to the learner, samples to the
+generators.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from async_rl.core.frozen import Value
+from async_rl.core.types import FloatArray, IntArray
+from async_rl.protocol.base import Message
+
+Operation = Literal[
+    "create_model",
+    "load_weights",
+    "forward_backward",
+    "forward",
+    "optim_step",
+    "save_weights",
+    "save_weights_for_sampler",
+    "save_weights_external",
+    "unload_model",
+]
+CHANGING: frozenset[Operation] = frozenset(
+    ("create_model", "load_weights", "forward_backward", "optim_step", "unload_model")
+)
+"""The operations that change a training run: only they are executed again after a crash, in the
+order of their numbers."""
+
+
+class Position(Message):
+    """The newest request in the state of a training run; -1 = no state. version: optimizer steps
+    of that state.
+    """
+
+    seq_id: int
+    version: int
+
+
+class AskPosition(Message):
+    """front -> learner: which state of this training run is in memory, or else on the disk."""
+
+    Reply: ClassVar[type] = Position
+    run_id: str
+
+
+class Executed(Message):
+    """The answer to a request, in the form of the API.
+
+    body: JSON, or protobuf of forward_backward and forward.  error: why the request was refused
+    (then nothing has changed, and body is empty).  version: optimizer steps of the run after it.
+    tokens: work of it, for the order among users.
+    """
+
+    body: bytes
+    version: int
+    tokens: int = 0
+    error: str = ""
+
+
+class Execute(Message):
+    """front -> learner: execute one request. The requests of a run come in the order of seq_id; a
+    request that is in the state already changes nothing, and its answer is an error.
+
+    body: as the client sent it: protobuf of forward_backward and forward, JSON otherwise.
+    path: where to save or load: a directory below the run's, as the front has resolved it.
+    """
+
+    Reply: ClassVar[type] = Executed
+    run_id: str
+    seq_id: int
+    operation: Operation
+    body: bytes
+    path: str = ""
+
+
+class Sequence(Value):
+    """One sampled sequence of N tokens.
+
+    token_ids int32 [N], with the stop token or text; logprobs float32 [N]; versions int32 [N];
+    is_stopped: by a stop, not by the limit.  top_ids int32, top_logprobs float32 [N, K], where
+    K may be 0.
+    """
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    versions: IntArray
+    is_stopped: bool
+    top_ids: npt.NDArray[np.int32]
+    top_logprobs: FloatArray
+
+
+class Sampled(Message):
+    """The answer to Sample.
+
+    prompt_logprobs: float32 [P], NaN for the first token and where none was requested; empty if
+    none was requested.  prompt_top_ids int32, prompt_top_logprobs float32 [P, K], id 0 and log-prob
+    -99999 in empty cells; K may be 0.
+    """
+
+    sequences: list[Sequence]
+    prompt_logprobs: FloatArray
+    prompt_top_ids: npt.NDArray[np.int32]
+    prompt_top_logprobs: FloatArray
+
+
+class Sample(Message):
+    """front -> generator: draw sequences.
+
+    request_id: differs between all requests in flight.  adapter: directory in PEFT's form whose
+    weights never change; empty = `policy`.  policy: name of a slot whose weights change while
+    requests are in flight; empty too = the base model.  version: of `adapter`.
+    seed: null = drawn.  stop_ids: null = the model's end tokens, empty = none.  top_k -1 and
+    top_p 1 = the whole vocabulary.  num_top, num_prompt_top: alternatives per token.
+    """
+
+    Reply: ClassVar[type] = Sampled
+    request_id: str
+    token_ids: IntArray
+    num_samples: int
+    max_tokens: int
+    temperature: float
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_texts: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] | None = None
+    adapter: str = ""
+    policy: str = ""
+    version: int = 0
+    wants_prompt_logprobs: bool = False
+    num_top: int = 0
+    num_prompt_top: int = 0

@@ -1,0 +1,274 @@
+"""The protobuf messages of the Tinker API (SDK 0.25 to 0.38), and their tensors as arrays.
+
+The messages are made from the table below when the module is imported; the numbers of the fields
+are facts of the API (package `tinker_public`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+
+from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
+from async_rl.core.types import FloatArray, IntArray
+
+AnyArray = npt.NDArray[Any]
+
+# `number type name`; `*` repeated, `?` with presence, `map` from text, `a|b` of one choice.
+_MESSAGES = {
+    "SampleResponse": "1 SampledSequence* sequences, 2 bytes? prompt_logprobs,"
+    " 3 TopkLogprobs topk_prompt_logprobs, 4 int32 prompt_cache_hit_tokens,"
+    " 5 Tensor target_prompt_logprobs, 6 PromptAltTokens prompt_alt_tokens",
+    "PromptAltTokens": "1 Tensor tokens, 2 Tensor logprobs",
+    # 1000: an extension of this project, which clients of others pass over.
+    "SampledSequence": "1 int32 stop_reason, 2 bytes tokens, 3 bytes? logprobs,"
+    " 4 TopkLogprobs topk_sampled_logprobs, 1000 bytes? versions",
+    "TopkLogprobs": "1 bytes token_ids, 2 bytes logprobs, 3 uint32 k, 4 uint32 length",
+    "SparseCsr": "1 bytes values, 2 bytes crow_indices, 3 bytes col_indices",
+    "Tensor": "1 bytes| dense, 2 SparseCsr| sparse_csr, 3 int32 dtype, 4 int64* shape",
+    "BatchedTensor": "1 bytes data, 2 bytes offsets, 3 int32 dtype, 4 int64* trailing_shape",
+    "ArrayRecord": "1 string type_tag, 2 BatchedTensor@ fields, 3 int64 num_datums",
+    "ForwardBackwardOutput": "1 string loss_fn_output_type, 2 ArrayRecord* loss_fn_outputs,"
+    " 3 double@ metrics",
+    "ForwardBackwardRequest": "1 string model_id, 2 int32 seq_id, 3 Datum* data, 4 string loss_fn,"
+    " 5 double@ loss_fn_config, 6 bool forward_only, 7 LossConfigValue@ loss_fn_config_v2",
+    "LossConfigValue": "1 double| number, 2 string| text",
+    "Datum": "1 Chunk* model_input, 2 Tensor@ loss_fn_inputs, 3 ProvenanceSpan* model_input_spans,"
+    " 4 ProvenanceSpan* loss_fn_input_spans",
+    "ProvenanceSpan": "1 Span| prompt_tokens, 2 Span| sampled_tokens",
+    "Span": "1 string sequence_id, 2 int64 offset, 3 int64 length",
+    # Images and sounds are recognized and refused.
+    "Chunk": "1 Text| encoded_text, 2 Other| image, 3 Other| dmel",
+    "Text": "1 bytes tokens",
+    "Other": "",
+}
+_FIELD = re.compile(r"(\d+) (\w+)([*?|@]?) (\w+)")
+_Proto = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    "double": _Proto.TYPE_DOUBLE,
+    "int64": _Proto.TYPE_INT64,
+    "int32": _Proto.TYPE_INT32,
+    "uint32": _Proto.TYPE_UINT32,
+    "bool": _Proto.TYPE_BOOL,
+    "string": _Proto.TYPE_STRING,
+    "bytes": _Proto.TYPE_BYTES,
+}
+_DTYPES: Mapping[int, np.dtype[Any]] = {
+    1: np.dtype("<f4"),
+    2: np.dtype("<i8"),
+    3: np.dtype("<i4"),
+}
+
+
+def _classes() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="async_rl/service", package="tinker", syntax="proto3"
+    )
+    for name, text in _MESSAGES.items():
+        made = file.message_type.add(name=name)
+        for number, kind, mark, field in _FIELD.findall(text):
+            _add_field(made, int(number), kind, mark, field)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    found = message_factory.GetMessageClassesForFiles([file.name], pool)
+    return {name.removeprefix("tinker."): made for name, made in found.items()}
+
+
+def _add_field(made: Any, number: int, kind: str, mark: str, name: str) -> None:
+    if mark == "@":
+        entry = made.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
+        entry.options.map_entry = True
+        _add_field(entry, 1, "string", "", "key")
+        _add_field(entry, 2, kind, "", "value")
+        kind = f"{made.name}.{entry.name}"
+    field = made.field.add(name=name, number=number, type=_SCALARS.get(kind, _Proto.TYPE_MESSAGE))
+    field.label = _Proto.LABEL_REPEATED if mark in ("*", "@") else _Proto.LABEL_OPTIONAL
+    if kind not in _SCALARS:
+        field.type_name = f".tinker.{kind}"
+    if mark == "|":
+        if not made.oneof_decl:
+            made.oneof_decl.add(name="choice")
+        field.oneof_index = 0
+    if mark == "?":
+        # proto3 marks presence by a choice of one field.
+        field.proto3_optional = True
+        field.oneof_index = len(made.oneof_decl)
+        made.oneof_decl.add(name=f"_{name}")
+
+
+_CLASSES = _classes()
+SampleResponse: Any = _CLASSES["SampleResponse"]
+ForwardBackwardOutput: Any = _CLASSES["ForwardBackwardOutput"]
+_ForwardBackwardRequest: Any = _CLASSES["ForwardBackwardRequest"]
+
+
+@frozen
+class Span:
+    """Consecutive tokens of a datum: `length` tokens from `offset` of a sampled sequence, or of the
+    prompt that it was sampled from.
+    """
+
+    sequence_id: str
+    offset: int
+    length: int
+    is_sampled: bool
+
+
+@frozen
+class Datum:
+    """One row of a batch.
+
+    tokens: int32 [N]; inputs: by name, each [N, ...], float32 or int64; a sparse tensor is dense
+    here.  input_spans, target_spans: provenance of the tokens and of `target_tokens`.
+    """
+
+    tokens: IntArray
+    inputs: Mapping[str, AnyArray]
+    input_spans: Sequence[Span]
+    target_spans: Sequence[Span]
+
+
+@frozen
+class ForwardBackward:
+    """A request of forward_backward or forward."""
+
+    model_id: str
+    seq_id: int
+    data: Sequence[Datum]
+    loss_fn: str
+    config: Mapping[str, float | str]
+    forward_only: bool
+
+
+def parse_forward_backward(body: bytes) -> ForwardBackward:
+    """Decode a request. Raises DataError if it is none."""
+    request = _ForwardBackwardRequest()
+    try:
+        request.ParseFromString(body)
+    except message.DecodeError as error:
+        raise DataError(f"the body is no ForwardBackwardRequest: {error}") from error
+    config: dict[str, float | str] = dict(request.loss_fn_config)
+    for name, value in request.loss_fn_config_v2.items():
+        config[name] = value.text if value.WhichOneof("choice") == "text" else value.number
+    return ForwardBackward(
+        model_id=request.model_id,
+        seq_id=request.seq_id,
+        data=[_datum(index, datum) for index, datum in enumerate(request.data)],
+        loss_fn=request.loss_fn,
+        config=config,
+        forward_only=request.forward_only,
+    )
+
+
+def numbers_of(body: bytes) -> tuple[str, int, bool]:
+    """Return the run, the number of the request in it, and whether it is forward_only. Raises
+    DataError if the body is no ForwardBackwardRequest.
+    """
+    request = _ForwardBackwardRequest()
+    try:
+        request.ParseFromString(body)
+    except message.DecodeError as error:
+        raise DataError(f"the body is no ForwardBackwardRequest: {error}") from error
+    return request.model_id, request.seq_id, request.forward_only
+
+
+def _datum(index: int, datum: Any) -> Datum:
+    parts = []
+    for chunk in datum.model_input:
+        kind = chunk.WhichOneof("choice")
+        if kind != "encoded_text":
+            raise DataError(
+                f"datum {index} has a chunk of {kind or 'nothing'}; only tokens can be trained"
+            )
+        parts.append(_array(chunk.encoded_text.tokens, _DTYPES[3], f"datum {index}: tokens"))
+    return Datum(
+        tokens=np.concatenate(parts) if parts else np.empty(0, np.int32),
+        inputs={
+            name: tensor_of(tensor, f"datum {index}: {name}")
+            for name, tensor in datum.loss_fn_inputs.items()
+        },
+        input_spans=[_span(span) for span in datum.model_input_spans],
+        target_spans=[_span(span) for span in datum.loss_fn_input_spans],
+    )
+
+
+def _span(span: Any) -> Span:
+    is_sampled = span.WhichOneof("choice") == "sampled_tokens"
+    found = span.sampled_tokens if is_sampled else span.prompt_tokens
+    return Span(
+        sequence_id=found.sequence_id,
+        offset=found.offset,
+        length=found.length,
+        is_sampled=is_sampled,
+    )
+
+
+def tensor_of(tensor: Any, name: str) -> AnyArray:
+    """Return a Tensor as an array, a sparse one with zeros. Raises DataError if bytes, type and
+    shape do not agree. name: for the error.
+    """
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise DataError(f"{name} has dtype {tensor.dtype}; send float32 or int64")
+    shape = tuple(tensor.shape)
+    if min(shape, default=0) < 0:
+        raise DataError(f"{name} has the shape {shape}")
+    if tensor.WhichOneof("choice") == "sparse_csr":
+        return _dense(tensor.sparse_csr, dtype, shape, name)
+    array = _array(tensor.dense, dtype, name)
+    # A vector may come without a shape.
+    if not shape:
+        return array
+    if array.size != np.prod(shape):
+        raise DataError(f"{name} has {array.size} values, and the shape {shape}")
+    return array.reshape(shape)
+
+
+def _dense(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> AnyArray:
+    values = _array(sparse.values, dtype, name)
+    crow = _array(sparse.crow_indices, _DTYPES[2], name)
+    col = _array(sparse.col_indices, _DTYPES[2], name)
+    is_valid = (
+        len(shape) == 2
+        and len(crow) == shape[0] + 1
+        and crow[0] == 0
+        and bool((np.diff(crow) >= 0).all())
+        and crow[-1] == len(col) == len(values)
+        and bool(((col >= 0) & (col < shape[1])).all())
+    )
+    if not is_valid:
+        raise DataError(f"{name} is no CSR matrix of the shape {shape}")
+    array = np.zeros(shape, dtype)
+    array[np.repeat(np.arange(shape[0]), np.diff(crow)), col] = values
+    return array
+
+
+def _array(content: bytes, dtype: np.dtype[Any], name: str) -> AnyArray:
+    if len(content) % dtype.itemsize:
+        raise DataError(f"{name} has {len(content)} bytes, no multiple of {dtype.itemsize}")
+    return np.frombuffer(content, dtype)
+
+
+def forward_backward_output(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -> bytes:
+    """Encode the answer to forward_backward.
+
+    logprobs: float32 [N] or [N, K] of each datum; metrics: their names end with `:` and the way in
+    which parts of a batch are merged, as in loss:sum.
+    """
+    output = ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
+    for name, value in metrics.items():
+        output.metrics[name] = value
+    record = output.loss_fn_outputs.add(num_datums=len(logprobs))
+    batched = record.fields["logprobs"]
+    batched.data = b"".join(row.astype("<f4").tobytes() for row in logprobs)
+    ends = np.cumsum([0, *(4 * row.size for row in logprobs)], dtype="<i8")
+    batched.offsets = ends.tobytes()
+    batched.dtype = 1
+    batched.trailing_shape.extend(logprobs[0].shape[1:] if logprobs else ())
+    return bytes(output.SerializeToString())
