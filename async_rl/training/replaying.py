@@ -88,16 +88,6 @@ def _trainer(directory: Path, model_path: Path, rank: int) -> Trainer:
     )
 
 
-def _write(directory: Path, steps: Iterator[tuple[int, int, Mapping[str, float]]]) -> None:
-    """Rank 0: write each step to the files of the replay, which a user follows while it runs."""
-    started_s = time.monotonic()
-    for step, checksum, metrics in steps:
-        row = {"step": step, "time_s": round(time.monotonic() - started_s, 3), **metrics}
-        records.append(directory / "metrics.jsonl", [row])
-        published = checkpoints.Published(version=step, checksum=checksum)
-        records.append(directory / checkpoints.VERSIONS_FILE, [published])
-
-
 def main() -> int:
     """Run one rank; return its exit code."""
     directory = Path(sys.argv[1])
@@ -106,12 +96,14 @@ def main() -> int:
     # Before the model is loaded: an interrupted command must not leave ranks behind.
     die_with_parent(parent_pid)
     try:
-        steps = replay(directory, model_path, range(start, last), rank)
-        if rank == 0:
-            _write(directory, steps)
-        else:
-            for _ in steps:
-                pass
+        started_s = time.monotonic()
+        for step, checksum, metrics in replay(directory, model_path, range(start, last), rank):
+            # Rank 0 writes each step to the files of the replay, which a user follows.
+            if rank == 0:
+                row = {"step": step, "time_s": round(time.monotonic() - started_s, 3), **metrics}
+                records.append(directory / "metrics.jsonl", [row])
+                published = checkpoints.Published(version=step, checksum=checksum)
+                records.append(directory / checkpoints.VERSIONS_FILE, [published])
     except AsyncRLError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1

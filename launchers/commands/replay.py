@@ -7,6 +7,7 @@ is loaded; the processes exit with the command.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -19,7 +20,6 @@ import typer
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import complete_steps
-from async_rl.composition import schema
 from async_rl.composition.compose import recompose, write_config
 from async_rl.composition.schema import changes
 from async_rl.config.checks.run import raise_if_any
@@ -27,55 +27,84 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import this_machine
 from async_rl.core.ranges import ranges
-from async_rl.launchers.commands.options import OutputDir, Run, console
-from async_rl.launchers.commands.replayed_table import replayed
-from async_rl.launchers.commands.reports import print_report
+from async_rl.launchers.commands.options import OutputDir, RunName, console
 from async_rl.planning.topology import processes
 from async_rl.runs.directory import find_run
+from async_rl.runs.metrics import newest_rows
 from async_rl.runs.status import config_of
+from async_rl.training import checkpoints
 
 _CHANGEABLE = ("algorithm.", "learner.")
+_SAMPLE_SIZE = "policy/effective_sample_size"
+_CAUSES = (
+    "other code, hardware, number of threads or ranks, or settings that changed at a resume"
+    " (config.<n>.yaml)"
+)
 
 
 def replay(
-    run: Run = None,
-    first: Annotated[
-        int | None, typer.Option(min=1, help="first step; default: of the longest recorded stretch")
+    run: RunName,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="another algorithm.* or learner.* setting"),
     ] = None,
     last: Annotated[
         int | None, typer.Option(min=1, help="last step; default: the last recorded one")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="another algorithm.* or learner.* setting"),
-    ] = None,
     output_dir: OutputDir = None,
 ) -> None:
-    """Train the recorded batches of a run again and compare each step with the run.
+    """Train the longest recorded stretch of batches again and compare the weights with the run's.
 
-    Examples: async-rl replay; async-rl replay my-run --first 5 --last 12; async-rl replay my-run
-    --set learner.optimizer.lr=1e-4 --set algorithm.policy_loss=gspo
+    Examples: async-rl replay my-run; async-rl replay my-run --last 12; async-rl replay my-run
+    learner.optimizer.lr=1e-4 algorithm.policy_loss=gspo
     """
     run_dir = find_run(run, output_dir)
     before = config_of(run_dir)
     config = recompose(run_dir / "config.yaml", settings or [])
-    changed = changes(before, config)
-    _refuse(before, config, list(changed))
+    changed = list(changes(before, config))
+    _refuse(before, config, changed)
     # Before a directory is made: a refused replay leaves nothing.
-    start, end = choose(run_dir, first, last)
+    start, end = choose(run_dir, last)
     directory = _directory(run_dir)
     write_config(config, directory / "config.yaml")
     terminal = console()
     origin = f"the checkpoint of step {start}" if start else "the start model"
     terminal.print(f"replays steps {start + 1} to {end} of {run_dir.name} from {origin}")
-    for path, (old, new) in changed.items():
-        terminal.print(f"with {path}={schema.show(new)} (was {schema.show(old)})")
-    terminal.print(f"its steps so far: {directory / 'metrics.jsonl'}", soft_wrap=True)
+    terminal.print(f"its steps so far: async-rl view {directory.parent}", soft_wrap=True)
     _train(directory, config, start=start, end=end)
-    report, is_broken = replayed(run_dir, directory, is_changed=bool(changed))
-    print_report(report)
-    if is_broken:
+    if changed:
+        terminal.print(belief(directory), soft_wrap=True)
+        return
+    sentence, is_equal = verdict(run_dir, directory)
+    terminal.print(sentence, soft_wrap=True)
+    if not is_equal:
         raise typer.Exit(1)
+
+
+def belief(directory: Path) -> str:
+    """Return how far the metrics of other settings on the recorded data may be believed."""
+    rows = newest_rows(directory, 1).values()
+    least = min((row.get(_SAMPLE_SIZE, math.nan) for row in rows), default=math.nan)
+    return (
+        "the responses come from the recorded policy; their smallest effective share is"
+        f" {least:.2f}, and below 0.5 the metrics say little about a run with these settings"
+    )
+
+
+def verdict(run_dir: Path, directory: Path) -> tuple[str, bool]:
+    """Compare the weights of an unchanged replay with the run's; return a sentence, and whether no
+    step differs. directory: of the replay, whose checksums have the form of a run's.
+    """
+    recorded = checkpoints.published_checksums(run_dir)
+    own = checkpoints.published_checksums(directory)
+    # A run writes checksums of published versions only (weights.push_every_steps).
+    compared = [step for step in own if step in recorded]
+    different = [step for step in compared if own[step] != recorded[step]]
+    if different:
+        return f"the weights differ from the run's from step {different[0]} on: {_CAUSES}", False
+    if not compared:
+        return "the run has no checksums of these versions: the weights were not compared", True
+    return f"the weights equal the run's at all {len(compared)} compared steps", True
 
 
 def _refuse(before: RunConfig, config: RunConfig, changed: Sequence[str]) -> None:
@@ -93,14 +122,11 @@ def _refuse(before: RunConfig, config: RunConfig, changed: Sequence[str]) -> Non
     raise_if_any(problems)
 
 
-def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int]:
-    """Return (version to start from, 0 for the start model; last step).
-
-    Without a first step, the longest recorded stretch up to the last step. Raises ConfigError
-    if the batches or the checkpoint are missing.
+def choose(run_dir: Path, last: int | None) -> tuple[int, int]:
+    """Return (version to start from, 0 for the start model; last step) of the longest recorded
+    stretch up to the last step. Raises ConfigError if the batches or the checkpoint are missing.
     """
     from async_rl.core.checksums import damage
-    from async_rl.training import checkpoints
 
     with reading(run_dir / STORE_FILE) as store:
         stored = complete_steps(store)
@@ -110,20 +136,14 @@ def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int
             " recording=full keeps the trajectories of all steps"
         )
     end = stored[-1] if last is None else last
-    # The steps from the checkpoint on are needed, not only the requested steps.
     starts = [0, *checkpoints.versions(run_dir)]
-    usable = [version for version in starts if set(range(version + 1, end + 1)) <= set(stored)]
-    usable = [version for version in usable if version < end]
-    if first is not None:
-        # The nearest checkpoint: fewer steps are repeated before the first requested step.
-        usable = [version for version in usable if version < first <= end][-1:]
-    for version in usable:
-        # An older checkpoint replaces a damaged one; it only repeats more steps.
-        if not (version and damage(checkpoints.directory_of(run_dir, version))):
+    for version in starts:
+        is_recorded = version < end and set(range(version + 1, end + 1)) <= set(stored)
+        # After a damaged checkpoint the next one: it repeats fewer steps.
+        if is_recorded and not (version and damage(checkpoints.directory_of(run_dir, version))):
             return version, end
-    asked = "" if first is None else f" from step {first}"
     raise ConfigError(
-        f"{run_dir.name} cannot be replayed{asked} to step {end}: its batches are recorded for"
+        f"{run_dir.name} cannot be replayed to step {end}: its batches are recorded for"
         f" steps {ranges(stored)}, its undamaged checkpoints are {starts[1:]}, and a replay starts"
         " at a checkpoint (or at step 1) and needs every batch after it; keep more with"
         " recording=full and checkpoint.keep"
@@ -152,22 +172,21 @@ def _train(directory: Path, config: RunConfig, *, start: int, end: int) -> None:
     specs = [spec for spec in processes(config, this_machine()) if spec.role == "learner"]
     command = [sys.executable, "-m", "async_rl.training.replaying", str(directory)]
     command += [str(model_path), str(start), str(end), str(os.getpid())]
-    ranks: dict[Path, subprocess.Popen[bytes]] = {}
-    for spec in specs:
-        path = directory / f"rank_{spec.rank}.log"
-        with path.open("wb") as log:
-            ranks[path] = subprocess.Popen(
+    path = directory / "ranks.log"
+    with path.open("ab") as log:
+        ranks = [
+            subprocess.Popen(
                 [*command, str(spec.rank)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **spec.env},
             )
-    for path, process in ranks.items():
-        if process.wait():
-            text = path.read_text(errors="replace")
-            reason = text.strip().splitlines()[-1:] or ["no reason given"]
-            raise InfrastructureError(
-                f"a rank of the replay exited with code {process.returncode}: {reason[0]}; all of"
-                f" it is in {path}"
-            )
+            for spec in specs
+        ]
+        codes = [rank.wait() for rank in ranks]
+    if any(codes):
+        raise InfrastructureError(
+            f"the ranks of the replay exited with the codes {codes}; {path} has the reason, which"
+            f" ends with: {path.read_text(errors='replace').strip()[-200:]}"
+        )
