@@ -26,12 +26,17 @@ class Sample:
     Attributes:
         rollout: Its group, with the step that trained it.
         index: Its position in the group, counted from 0.
-        response: The text of all tokens after the prompt, special tokens included.
+        decode: The function from token ids to text.
     """
 
     rollout: Rollout
     index: int
-    response: str
+    decode: Decode
+
+    @property
+    def response(self) -> str:
+        """The text of all tokens after the prompt, special tokens included."""
+        return response_of(self.trajectory, self.decode)
 
     @property
     def trajectory(self) -> Trajectory:
@@ -56,22 +61,17 @@ class Sample:
         return self.trajectory.score
 
 
-def stored_rollouts(run_dir: Path, *, step: int | None, most: int = MOST_GROUPS) -> list[Rollout]:
-    """Return the newest `most` stored training groups, of all steps or of one."""
-    with reading(run_dir / STORE_FILE) as connection:
-        return rollouts(connection, step=step, most=most)
-
-
 def samples(run_dir: Path, *, step: int | None, failed: bool, most: int) -> list[Sample]:
     """Return every sample of these groups; failed: only those that did not pass all tests. Raises
     ConfigError if nothing of the step is stored.
     """
-    stored = stored_rollouts(run_dir, step=step, most=most)
+    with reading(run_dir / STORE_FILE) as connection:
+        stored = rollouts(connection, step=step, most=most)
     if step is not None and not stored:
         raise ConfigError(f"step={step}: {why_none(run_dir)}")
     decode = decoder(run_dir)
     return [
-        Sample(rollout=rollout, index=index, response=response_of(sample, decode))
+        Sample(rollout=rollout, index=index, decode=decode)
         for rollout in stored
         for index, sample in enumerate(rollout.group.trajectories)
         if not (failed and sample.score.is_passed)

@@ -156,10 +156,7 @@ def _directory(run_dir: Path) -> Path:
     # After the largest number, not the count: a replay may have been deleted.
     numbers = [int(path.name) for path in replays.glob("*") if path.name.isdecimal()]
     directory = replays / str(max(numbers, default=0) + 1)
-    try:
-        directory.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(f"{directory} cannot be made: {error.strerror}") from error
+    directory.mkdir(parents=True)
     return directory
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +16,19 @@ import typer
 from rich.text import Text
 
 from async_rl.buffer.store.browse import Filter
-from async_rl.buffer.store.trajectories import Rollout
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import Group, Trajectory
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.runs.directory import find_run
-from async_rl.runs.samples import Decode, decoder, stored_rollouts, verdicts_of, why_none
+from async_rl.runs.samples import (
+    MOST_GROUPS,
+    Decode,
+    Sample,
+    decoder,
+    samples,
+    verdicts_of,
+    why_none,
+)
 from async_rl.runs.view.export import lines
 
 
@@ -53,32 +60,40 @@ def show_rollouts(
         raise ConfigError("--best and --worst exclude each other; give one")
     run_dir = find_run(run, output_dir)
     if export is not None:
-        number = write(run_dir, export, Filter(step=step, failed=failed))
-        console().print(f"{number} samples are in {export}", soft_wrap=True)
+        _write(run_dir, export, Filter(step=step, failed=failed))
+        console().print(f"the samples are in {export}", soft_wrap=True)
         return
-    stored = stored_rollouts(run_dir, step=step)
-    chosen = choose(stored, is_best=best, is_worst=worst, is_failed=failed)[:num]
     terminal = console()
-    if not chosen:
+    found = samples(run_dir, step=step, failed=failed, most=MOST_GROUPS)
+    if not found:
         terminal.print(why_none(run_dir))
         return
-    decode = decoder(run_dir)
-    for rollout, index in chosen:
-        terminal.print(*_lines(rollout, index, decode), sep="\n", end="\n\n")
+    for sample in choose(found, sign=best - worst)[:num]:
+        terminal.print(*_lines(sample), sep="\n", end="\n\n")
 
 
-def _lines(rollout: Rollout, index: int, decode: Decode) -> tuple[Text, ...]:
+def choose(found: Iterable[Sample], *, sign: int) -> list[Sample]:
+    """Return one sample of each group: 1 = the highest rewards first, -1 = the lowest, 0 = in the
+    given order.
+    """
+    chosen: dict[int, Sample] = {}
+    for sample in sorted(found, key=lambda sample: -sign * sample.score.reward):
+        chosen.setdefault(sample.rollout.group.group_id, sample)
+    return list(chosen.values())
+
+
+def _lines(shown: Sample) -> tuple[Text, ...]:
     """Return title, prompt, response and score of a sample."""
-    group = rollout.group
-    sample = group.trajectories[index]
+    group = shown.rollout.group
+    sample = shown.trajectory
     versions = sample.versions[sample.loss_mask]
     span = f"versions {min(versions)} to {max(versions)}" if len(versions) else "nothing trained"
-    trained = "not trained yet" if rollout.step is None else f"step {rollout.step}"
-    title = f"group {group.group_id}, sample {index}  {group.prompt_id}  {trained}"
+    trained = "not trained yet" if shown.step is None else f"step {shown.step}"
+    title = f"group {group.group_id}, sample {shown.index}  {group.prompt_id}  {trained}"
     return (
         Text(f"{title}  {group.generator}  {span}", style="bold"),
-        Text(rollout.prompt.strip(), style="dim"),
-        Text(response_text(sample, decode)),
+        Text(shown.prompt.strip(), style="dim"),
+        Text(response_text(sample, shown.decode)),
         Text(_score(group, sample), style="green" if sample.score.is_passed else "red"),
     )
 
@@ -123,37 +138,9 @@ def _score(group: Group, sample: Trajectory) -> str:
     return text
 
 
-def write(run_dir: Path, file: Path, chosen: Filter) -> int:
-    """Write the stored samples of the groups that pass a filter, and return their number. Raises
-    ConfigError for a file that exists or has the suffix of another format.
-    """
-    if file.suffix != ".jsonl":
-        raise ConfigError(f"--export {file}: name a file with the suffix .jsonl")
-    if file.exists():
-        raise ConfigError(f"--export {file}: the file exists; choose another name or delete it")
-    number = 0
-    with file.open("wb") as target:
-        # One by one: a store may hold more samples than memory.
-        for line in lines(run_dir, decoder(run_dir), chosen):
-            target.write(line)
-            number += 1
-    return number
-
-
-def choose(
-    stored: Sequence[Rollout], *, is_best: bool, is_worst: bool, is_failed: bool
-) -> list[tuple[Rollout, int]]:
-    """Return (group, index of one of its samples), in the requested or the given order."""
-    sign = int(is_best) - int(is_worst)
-    chosen = []
-    for rollout in stored:
-        samples = rollout.group.trajectories
-        indexes = [
-            i for i, sample in enumerate(samples) if not (is_failed and sample.score.is_passed)
-        ]
-        if indexes:
-            rewards = {i: sign * samples[i].score.reward for i in indexes}
-            chosen.append((rollout, max(indexes, key=rewards.__getitem__)))
-    if sign:
-        chosen.sort(key=lambda pair: -sign * pair[0].group.trajectories[pair[1]].score.reward)
-    return chosen
+def _write(run_dir: Path, file: Path, chosen: Filter) -> None:
+    """Write the stored samples of the groups that pass a filter, into a file that is new."""
+    decode = decoder(run_dir)
+    # One by one: a store may hold more samples than memory.
+    with file.open("xb") as target:
+        target.writelines(lines(run_dir, decode, chosen))

@@ -19,6 +19,7 @@ from async_rl.core.types import Group
 from async_rl.launchers import cli
 from async_rl.launchers.commands.rollouts import choose
 from async_rl.protocol.learner import KeepAdvantages
+from async_rl.runs.samples import Sample, samples
 from async_rl.runs.view.tokens import tokens_of
 from async_rl.runtime.context import Control
 
@@ -138,15 +139,20 @@ def test_one_sample_of_each_group_is_chosen_by_its_reward(run_dir: Path) -> None
     first, second = stored(run_dir, step=1)
     low = msgspec.structs.replace(first, group=with_rewards(first.group, 0.1, 0.3))
     high = msgspec.structs.replace(second, group=with_rewards(second.group, 0.9, 0.7))
-    kinds = {"is_best": False, "is_worst": False, "is_failed": False}
-    assert choose([low, high], **kinds) == [(low, 0), (high, 0)]
-    assert choose([low, high], **kinds | {"is_best": True}) == [(high, 0), (low, 1)]
-    assert choose([low, high], **kinds | {"is_worst": True}) == [(low, 0), (high, 1)]
+    every = [Sample(rollout=r, index=i, decode=str) for r in (low, high) for i in (0, 1)]
+
+    def chosen(sign: int) -> list[tuple[Rollout, int]]:
+        return [(sample.rollout, sample.index) for sample in choose(every, sign=sign)]
+
+    assert chosen(0) == [(low, 0), (high, 0)]
+    assert chosen(1) == [(high, 0), (low, 1)]
+    assert chosen(-1) == [(low, 0), (high, 1)]
 
 
 def test_failed_leaves_those_that_passed_out(run_dir: Path) -> None:
-    chosen = choose(stored(run_dir), is_best=False, is_worst=False, is_failed=True)
-    assert [rollout.group.group_id for rollout, _ in chosen] == [1]
+    found = samples(run_dir, step=None, failed=True, most=99)
+    assert {sample.rollout.group.group_id for sample in found} == {1}
+    assert "w3" in found[0].response
 
 
 def test_the_command_shows_prompt_response_reward_and_verdicts(
