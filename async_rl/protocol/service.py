@@ -52,18 +52,22 @@ class Executed(Message):
 
     body: JSON, or protobuf of forward_backward and forward.  error: why the request was refused
     (then nothing has changed, and body is empty).  version: optimizer steps of the run after it.
-    tokens: work of it, for the order among users.
+    saved_seq_id: the newest request that a state on the disk covers; -1 = none: the front may
+    delete the bodies of the requests up to it.  tokens: work of it, for the order among users.
     """
 
     body: bytes
     version: int
+    saved_seq_id: int = -1
     tokens: int = 0
     error: str = ""
 
 
 class Execute(Message):
-    """front -> learner: execute one request. The requests of a run come in the order of seq_id; a
-    request that is in the state already changes nothing, and its answer is an error.
+    """front -> learner: execute one request. The requests of a run come in the order of seq_id,
+    with gaps where a request was refused, or needs no repetition. The newest request of a state
+    (Position.seq_id), sent again, is not executed again: its answer is the same as before, because
+    the front may have been killed before it read the answer. An older one is an error.
 
     body: as the client sent it: protobuf of forward_backward and forward, JSON otherwise.
     path: where to save or load: a directory below the run's, as the front has resolved it.
