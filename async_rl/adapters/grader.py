@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from async_rl.core.errors import ConfigError, DataError
+from async_rl.core.errors import ConfigError, DataError, at
 from async_rl.core.types import CodeTest, Verdict
 from async_rl.data.problems import read_problem
 from async_rl.rewards.text_process import TextProcess
@@ -62,7 +62,8 @@ class Grader:
     async def _score(
         self, verifier: VerifierPool, text: TextProcess, response: str, row: Mapping[str, Any]
     ) -> float:
-        problem, _ = read_problem("the row of a response", dict(row))
+        with at("the row of a response"):
+            problem, _ = read_problem(dict(row))
         code: str | None = response
         # An answer in words is compared with the whole response.
         if not problem.wants_words:

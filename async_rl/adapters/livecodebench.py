@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from async_rl.adapters.grader import Grader
-from async_rl.core.errors import InfrastructureError
+from async_rl.core.errors import InfrastructureError, at
 from async_rl.core.io_pairs import read_input_output
 from async_rl.core.types import Verdict
 
@@ -28,7 +28,8 @@ def check_correctness(
     sample: dict[str, Any], generation: str, timeout: float, debug: bool = False
 ) -> tuple[list[bool | int], dict[str, Any]]:
     """Results up to the first failure in the runner's codes, and its reason."""
-    tests = read_input_output("sample", sample["input_output"])
+    with at("sample"):
+        tests = read_input_output(sample["input_output"])
     grader = Grader(cpu_s=timeout)
     try:
         results = asyncio.run(grader.results(generation, tests))

@@ -108,25 +108,23 @@ def names_asked(problem: CodeProblem) -> set[str]:
     return names
 
 
-def require_usable(origin: str, problem: CodeProblem) -> None:
+def require_usable(problem: CodeProblem) -> None:
     """Raise DataError if an assert test of a problem cannot judge any program."""
     for test in problem.tests:
         if isinstance(test, AssertTest):
             fault = asked_by(problem.setup, test.code, test.own).fault
             if fault:
-                raise DataError(
-                    f"{origin}: a test is broken: {fault}; correct it: {test.code[:80]!r}"
-                )
+                raise DataError(f"a test is broken: {fault}; correct it: {test.code[:80]!r}")
 
 
-def require_importable(origin: str, problem: CodeProblem, packages: Sequence[str]) -> None:
+def require_importable(problem: CodeProblem, packages: Sequence[str]) -> None:
     """Raise DataError if an assert test imports a module that a cell does not have."""
     known = {*sys.stdlib_module_names, _SOLUTION, *packages}
     codes = [test.code for test in problem.tests if isinstance(test, AssertTest)]
     for code in (problem.setup, *codes) if codes else ():
         for name in _imported(ast.parse(code)) - known:
             raise DataError(
-                f"{origin}: a test imports {name}, but only the standard library and"
+                f"a test imports {name}, but only the standard library and"
                 f" sandbox.packages={list(packages)} can be imported; add {name} there, or leave it"
                 " out of the test"
             )

@@ -25,6 +25,9 @@ Every message says what happened, the value, and what to do about it.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class AsyncRLError(Exception):
     """Base of every error that async_rl raises on purpose."""
@@ -143,6 +146,15 @@ class RunFailed(AsyncRLError):
     """The run stopped without reaching its goal; the message starts with the root cause and its
     process.
     """
+
+
+@contextlib.contextmanager
+def at(origin: str) -> Iterator[None]:
+    """Let a DataError of the block start with the position in the data, such as `file, row 7`."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{origin}: {error}") from error
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -77,8 +77,8 @@ _TOLERANCES = {
 }
 
 
-def read_rules(origin: str, text: str) -> OutputRules:
-    """The rules that a row names. Raises DataError, which names the origin first."""
+def read_rules(text: str) -> OutputRules:
+    """The rules that a row names. Raises DataError."""
     system, *words = text.split() or [""]
     if system == "livecodebench" and not words:
         return OutputRules()
@@ -88,9 +88,9 @@ def read_rules(origin: str, text: str) -> OutputRules:
         try:
             return _kattis(words)
         except (LookupError, ValueError, msgspec.ValidationError) as error:
-            raise DataError(f"{origin}: compare={text!r}: wrong flag or number: {error}") from error
+            raise DataError(f"compare={text!r}: wrong flag or number: {error}") from error
     raise DataError(
-        f"{origin}: compare={text!r} is unknown; use livecodebench, kattis with its flags, or"
+        f"compare={text!r} is unknown; use livecodebench, kattis with its flags, or"
         f" codeforces with one of {', '.join(_CODEFORCES)}"
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from async_rl.config.run import RunConfig
 from async_rl.core.assert_tests import names_asked, require_importable
-from async_rl.core.errors import DataError, PromptTooLong
+from async_rl.core.errors import DataError, PromptTooLong, at
 from async_rl.core.frozen import frozen
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt
 from async_rl.data.files import Placed, Row, read_rows
@@ -61,18 +61,18 @@ class Drafter:
     def draft(self, file: str, number: int, placed: Placed) -> Draft | DataError:
         """The draft of a row, the number-th of its file, or why it becomes no prompt."""
         origin, row = placed
+        if isinstance(row, DataError):
+            return row
         try:
-            if isinstance(row, DataError):
-                raise row
-            draft = self._draft(origin, f"{self._names[file]}/", number, row)
-            first = self._origins.setdefault(draft.prompt_id, origin)
-            # The ledger identifies prompts by id: two with the same one would share a history.
-            if first != origin:
+            with at(origin):
+                draft = self._draft(origin, f"{self._names[file]}/", number, row)
+                first = self._origins.setdefault(draft.prompt_id, origin)
+                # The ledger identifies prompts by id: two with the same one would share a history.
+                if first == origin:
+                    return draft
                 raise DataError(
-                    f"{origin}: id {draft.prompt_id} is also the id of {first}; give each row its"
-                    " own id"
+                    f"id {draft.prompt_id} is also the id of {first}; give each row its own id"
                 )
-            return draft
         except DataError as error:
             return error
 
@@ -92,12 +92,7 @@ class Drafter:
             yield len(ids), self._encoded(draft, ids)
 
     def render(
-        self,
-        origin: str,
-        messages: list[dict[str, str]],
-        *,
-        is_chat: bool = False,
-        end: str = "\n",
+        self, messages: list[dict[str, str]], *, is_chat: bool = False, end: str = "\n"
     ) -> str:
         """The text to be continued: chat template and generation prompt, or the plain text and
         `end` without a template.
@@ -110,7 +105,7 @@ class Drafter:
             )
         if is_chat:
             raise DataError(
-                f"{origin}: the prompt is a chat and the tokenizer has no chat template; use a chat"
+                "the prompt is a chat and the tokenizer has no chat template; use a chat"
                 " model, or plain strings as prompts"
             )
         return messages[0]["content"] + end
@@ -139,39 +134,38 @@ class Drafter:
                 return str(row[column])
         return None
 
-    def _check_id(self, origin: str, name: str | None, row: Row) -> None:
+    def _check_id(self, name: str | None, row: Row) -> None:
         data = self._config.data
         if name is None and data.id_key is not None:
             raise DataError(
-                f"{origin}: no column {data.id_key!r}, only {sorted(row)}; set data.id_key to the"
+                f"no column {data.id_key!r}, only {sorted(row)}; set data.id_key to the"
                 " column with the id"
             )
         if name is not None and len(name) > MAX_ID_LENGTH:
             raise DataError(
-                f"{origin}: the id {name[:40]!r}... has {len(name)} characters, over"
+                f"the id {name[:40]!r}... has {len(name)} characters, over"
                 f" {MAX_ID_LENGTH}; shorten it, or set data.id_key to another column"
             )
         if data.metadata_file is not None and name not in self._metadata:
             raise DataError(
-                f"{origin}: data.metadata_file={data.metadata_file} has no row with the id"
-                f" {name!r}; add it"
+                f"data.metadata_file={data.metadata_file} has no row with the id {name!r}; add it"
             )
 
     def _draft(self, origin: str, prefix: str, number: int, row: Row) -> Draft:
         name = self._id(row)
-        self._check_id(origin, name, row)
+        self._check_id(name, row)
         if name is not None:
             # A column of the row wins over one of the metadata: the row is the more specific
             # source.
             row = {**self._metadata.get(name, {}), **row}
         prompt_key = self._config.data.prompt_key
-        problem, shown = read_hidden(origin, row, self._config)
-        require_importable(origin, problem, self._config.sandbox.packages)
+        problem, shown = read_hidden(row, self._config)
+        require_importable(problem, self._config.sandbox.packages)
         row = with_prompt(unfolded(row), prompt_key)
         layout = layout_of(row)
         # Our own rows say themselves what the prompt shows.
         is_own = layout is None or layout.form == "own"
-        messages = _messages(origin, row, prompt_key, shown, () if is_own else names_asked(problem))
+        messages = _messages(row, prompt_key, shown, () if is_own else names_asked(problem))
         source = row.get("data_source")
         # Rewards can be set per data_source, so every prompt needs one.
         if not isinstance(source, str):
@@ -180,7 +174,7 @@ class Drafter:
         return Draft(
             origin=origin,
             prompt_id=prefix + (str(number) if name is None else name),
-            text=self.render(origin, messages, is_chat=isinstance(row[prompt_key], list)),
+            text=self.render(messages, is_chat=isinstance(row[prompt_key], list)),
             data_source=source,
             problem=problem,
         )
@@ -222,7 +216,7 @@ def _names(files: Sequence[str]) -> dict[str, str]:
 
 
 def _messages(
-    origin: str, row: Row, prompt_key: str, shown: Sequence[str], names: Iterable[str]
+    row: Row, prompt_key: str, shown: Sequence[str], names: Iterable[str]
 ) -> list[dict[str, str]]:
     """The chat of a row; a plain string is one user message. To the last message are added assert
     statements that the prompt must show, the code that a program starts from, and those of the
@@ -230,18 +224,16 @@ def _messages(
     """
     prompt = row.get(prompt_key)
     if prompt is None and prompt_key in row:
-        raise DataError(
-            f"{origin}: column {prompt_key!r} is null; write a prompt, or set data.bad_rows=drop"
-        )
+        raise DataError(f"column {prompt_key!r} is null; write a prompt, or set data.bad_rows=drop")
     if prompt is None:
         raise DataError(
-            f"{origin}: no column {prompt_key!r}, only {sorted(row)};"
+            f"no column {prompt_key!r}, only {sorted(row)};"
             f" {_nearest(prompt_key, row)}set data.prompt_key to the column with the prompt"
         )
     chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not isinstance(chat, list) or not chat or not all(map(_is_message, chat)):
         raise DataError(
-            f"{origin}: column {prompt_key!r} must be a string or a list of {{role, content}}, this"
+            f"column {prompt_key!r} must be a string or a list of {{role, content}}, this"
             f" is {str(prompt)[:80]!r}"
         )
     messages = [{"role": message["role"], "content": message["content"]} for message in chat]

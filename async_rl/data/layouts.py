@@ -69,7 +69,7 @@ def with_prompt(row: Row, prompt_key: str) -> Row:
     return row | {prompt_key: prompt} if texts else row
 
 
-def unpacked(origin: str, text: Any) -> Any:
+def unpacked(name: str, text: Any) -> Any:
     """The JSON text of tests that LiveCodeBench has packed; any other value as it is. Raises
     DataError.
 
@@ -83,7 +83,7 @@ def unpacked(origin: str, text: Any) -> Any:
         return next(arg for _, arg, _ in pickletools.genops(data) if isinstance(arg, str))
     except (zlib.error, ValueError, StopIteration) as error:
         raise DataError(
-            f"{origin} is {text[:80]!r}, which is not JSON and not packed as in LiveCodeBench"
+            f"{name} is {text[:80]!r}, which is not JSON and not packed as in LiveCodeBench"
             f" ({error}); write values as JSON"
         ) from error
 

@@ -16,7 +16,7 @@ A column `language` names the language of the program, if it is not Python: such
 standard input only. A column `compare` names how printed text is compared (core/output_rules.py), a
 column `checker` holds a program that decides about it, and so does `generated_checker` of
 open-r1/codeforces.
-Invariant: a row without usable tests is a DataError that names its origin.
+Invariant: a row without usable tests is a DataError.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import msgspec
 
 from async_rl.config.run import RunConfig
 from async_rl.core.assert_tests import ambiguous, defined_names, require_usable
-from async_rl.core.errors import DataError
+from async_rl.core.errors import DataError, at
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
 from async_rl.core.languages import LANGUAGES, PYTHON, Language, language_of
 from async_rl.core.output_rules import Checker, read_rules
@@ -65,60 +65,58 @@ _REMEDY = (
 )
 
 
-def read_hidden(origin: str, row: Row, config: RunConfig) -> tuple[CodeProblem, tuple[str, ...]]:
+def read_hidden(row: Row, config: RunConfig) -> tuple[CodeProblem, tuple[str, ...]]:
     """As `read_problem`, with the row itself if a reward function scores it or a function or agent
     leads the rollouts. Such a row needs no tests unless one of its functions needs them.
     """
     reward = config.reward
     if not reward.functions and config.rollout.fn is None:
-        return read_problem(origin, row)
+        return read_problem(row)
     problem = CodeProblem(tests=[])
     shown: tuple[str, ...] = ()
     # An agent may return the reward, so a row without any tests is right.
     is_scored_by_agent = config.agent.is_used and layout_of(unfolded(row)) is None
     if reward.needs_tests(str(row.get("data_source"))) and not is_scored_by_agent:
-        problem, shown = read_problem(origin, row)
+        problem, shown = read_problem(row)
     # Parquet has dates and decimals, which JSON lacks: a function receives them as text.
     text = msgspec.json.encode(row, enc_hook=str).decode()
     return msgspec.structs.replace(problem, row=text), shown
 
 
-def read_problem(origin: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
+def read_problem(row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     """Return (hidden side, assert statements that the prompt must show) of one row. Raises
     DataError.
     """
     row = unfolded(row)
-    tests, setup, shown = _read_layout(origin, row)
+    tests, setup, shown = _read_layout(row)
     how: dict[str, Any] = {}
     if row.get("compare") is not None:
-        how["rules"] = read_rules(origin, _text(origin, "compare", row["compare"]))
+        how["rules"] = read_rules(_text("compare", row["compare"]))
     if row.get("generated_checker"):
-        how["checker"] = _checker(origin, {"code": row["generated_checker"], "form": "printed"})
+        how["checker"] = _checker({"code": row["generated_checker"], "form": "printed"})
     if row.get("checker") is not None:
-        how["checker"] = _checker(origin, row["checker"])
+        how["checker"] = _checker(row["checker"])
     tests = [
         msgspec.structs.replace(test, **how) if isinstance(test, StdinTest) else test
         for test in tests
     ]
-    problem = CodeProblem(tests=tests, setup=setup, language=_language(origin, row, tests))
+    problem = CodeProblem(tests=tests, setup=setup, language=_language(row, tests))
     try:
         # Found here rather than when the first ticket is sent, which would fail.
         msgspec.msgpack.encode(problem)
     except OverflowError as error:
         raise DataError(
-            f"{origin}: a test contains an integer of more than 64 bits, which cannot be encoded;"
+            "a test contains an integer of more than 64 bits, which cannot be encoded;"
             " write it as an assert statement"
         ) from error
     # An empty list is usually a mistake of the conversion of a data set.
     if not problem.tests:
-        raise DataError(
-            f"{origin}: the list of tests is empty, so every program would pass; {_REMEDY}"
-        )
-    require_usable(origin, problem)
+        raise DataError(f"the list of tests is empty, so every program would pass; {_REMEDY}")
+    require_usable(problem)
     return problem, shown
 
 
-def _helpers(origin: str, prompt: Any, entry_point: Any) -> str:
+def _helpers(prompt: Any, entry_point: Any) -> str:
     """The prompt's code without the function to write, if it defines any other one."""
     try:
         module = ast.parse(prompt if isinstance(prompt, str) else "")
@@ -127,7 +125,7 @@ def _helpers(origin: str, prompt: Any, entry_point: Any) -> str:
     for node in module.body:
         if isinstance(node, ast.ClassDef):
             raise DataError(
-                f"{origin}: the prompt defines class {node.name} for the test and the program, but"
+                f"the prompt defines class {node.name} for the test and the program, but"
                 " their objects are in two processes; leave the row out"
             )
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
@@ -138,133 +136,132 @@ def _helpers(origin: str, prompt: Any, entry_point: Any) -> str:
     return ast.unparse(module)
 
 
-def _checker(origin: str, value: Any) -> Checker:
+def _checker(value: Any) -> Checker:
     if isinstance(value, str):
-        value = read_json(f"{origin}: checker", value)
+        value = read_json("checker", value)
     try:
         checker = msgspec.convert(value, Checker)
         if checker.language == PYTHON:
             compile(checker.code, "checker", "exec", dont_inherit=True)
     except (msgspec.ValidationError, SyntaxError, ValueError) as error:
         raise DataError(
-            f"{origin}: column checker cannot be used ({error}); give {{code: a program, form:"
+            f"column checker cannot be used ({error}); give {{code: a program, form:"
             " kattis or testlib, language: python or cpp}"
         ) from error
     return checker
 
 
-def _language(origin: str, row: Row, tests: Sequence[CodeTest]) -> Language:
+def _language(row: Row, tests: Sequence[CodeTest]) -> Language:
     given = row.get("language")
     prints = [isinstance(test, StdinTest) for test in tests]
     in_containers = [isinstance(test, ContainerTest) for test in tests]
     # Other tests are about words, or Python themselves; the column may then be a natural language.
     if given is None or not any((*prints, *in_containers)):
         return PYTHON
-    language = language_of(_text(origin, "language", given))
+    language = language_of(_text("language", given))
     if language is None:
         raise DataError(
-            f"{origin}: language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave"
+            f"language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave"
             " the column out for Python"
         )
     if language != PYTHON and not all(prints) and not all(in_containers):
         raise DataError(
-            f"{origin}: programs in {language} are judged by tests of standard input only, or all"
+            f"programs in {language} are judged by tests of standard input only, or all"
             " in containers; give tests of kind stdin, or set language=python"
         )
     return language
 
 
-def _read_layout(origin: str, row: Row) -> tuple[list[CodeTest], str, tuple[str, ...]]:
+def _read_layout(row: Row) -> tuple[list[CodeTest], str, tuple[str, ...]]:
     """Return (tests, setup, lines that the prompt must show) of the row's layout."""
     layout = layout_of(row)
     if layout is None:
-        raise DataError(f"{origin}: no tests among the columns {sorted(row)}; {_REMEDY}")
+        raise DataError(f"no tests among the columns {sorted(row)}; {_REMEDY}")
     values = [row[column] for column in layout.tests or layout.has]
     if layout.form == "own":
         # Our own rows say themselves what the prompt shows.
-        setup = _text(origin, "setup", row.get("setup") or "")
-        return _own_tests(origin, row["tests"]), setup, ()
+        setup = _text("setup", row.get("setup") or "")
+        return _own_tests(row["tests"]), setup, ()
     tests: list[CodeTest] = []
     setup = ""
     shown: Sequence[str] = ()
     if row.get("test_list") is not None:
-        shown = read_strings(f"{origin}: test_list", row["test_list"])
+        shown = read_strings("test_list", row["test_list"])
     if layout.form == "asserts":
         for column in layout.setup:
             part = row.get(column) or []
             lines = [part] if isinstance(part, str) else part
-            setup = "\n".join([setup, *read_strings(f"{origin}: {column}", lines)]).strip()
+            setup = "\n".join([setup, *read_strings(column, lines)]).strip()
         defined = defined_names(str(row.get("code") or row.get("canonical_solution") or ""))
         names = ambiguous(defined, setup)
-        codes = read_strings(f"{origin}: {layout.has[0]}", values[0])
+        codes = read_strings(layout.has[0], values[0])
         tests += [AssertTest(code=code, names=names) for code in codes]
     elif layout.form == "script":
-        tests, setup = _script(origin, row)
+        tests, setup = _script(row)
     elif layout.form == "pairs":
         for column, allowed in REFUSED.items():
             if row.get(column) is not None and row[column] not in allowed:
                 raise DataError(
-                    f"{origin}: {column}={str(row[column])[:80]}, but programs are judged by their"
+                    f"{column}={str(row[column])[:80]}, but programs are judged by their"
                     " standard output; leave the row out"
                 )
         # The columns of rStar-Coder are the keys of one object.
         for value in [row] if layout.has[0] == "inputs" else values:
-            pairs = unpacked(f"{origin}: {layout.has[0]}", value)
-            tests += read_input_output(origin, pairs, row.get("func_name") or "")
+            pairs = unpacked(layout.has[0], value)
+            tests += read_input_output(pairs, row.get("func_name") or "")
     elif layout.form == "verl":
-        tests = _ground_truth(origin, row)
+        tests = _ground_truth(row)
     # A column `answer` without the mark may be anything, for example a solution in words.
     elif isinstance(row["answer"], str) and _GSM8K_ANSWER.search(row["answer"]):
         tests.append(AnswerTest(rule="gsm8k", expected=row["answer"]))
     else:
         raise DataError(
-            f"{origin}: answer={str(row['answer'])[:80]!r} has no '#### number' at its end; end it"
+            f"answer={str(row['answer'])[:80]!r} has no '#### number' at its end; end it"
             f" with '#### ' and the number, or {_REMEDY}"
         )
     return tests, setup, tuple(shown)
 
 
-def _script(origin: str, row: Row) -> tuple[list[CodeTest], str]:
+def _script(row: Row) -> tuple[list[CodeTest], str]:
     """Return (the test, its setup) of a row with Python code that calls the program."""
     if isinstance(row["test"], list):
-        raise DataError(f"{origin}: no column tests, but a list in test; rename it to tests")
-    code = _text(origin, "test", row["test"])
+        raise DataError("no column tests, but a list in test; rename it to tests")
+    code = _text("test", row["test"])
     if "check" not in defined_names(code):
         return [AssertTest(code=code, names=ambiguous([str(row.get("entry_point"))], ""))], ""
-    function = _text(origin, "entry_point", row.get("entry_point"))
-    setup = _helpers(origin, row.get("prompt"), function)
+    function = _text("entry_point", row.get("entry_point"))
+    setup = _helpers(row.get("prompt"), function)
     names = ambiguous([function], setup)
     return [AssertTest(code=f"{code}\ncheck({function})", names=names)], setup
 
 
-def _ground_truth(origin: str, row: Row) -> list[CodeTest]:
+def _ground_truth(row: Row) -> list[CodeTest]:
     # As verl chooses its reward function, so that its files need no change.
     model, source = row["reward_model"], row.get("data_source")
     truth = model.get("ground_truth") if isinstance(model, dict) else None
     if source in _RULES:
-        expected = _text(origin, "reward_model.ground_truth", truth)
+        expected = _text("reward_model.ground_truth", truth)
         return [AnswerTest(rule=_RULES[source], expected=expected)]
     if source in _CODE_SOURCES:
-        return read_input_output(f"{origin}: reward_model.ground_truth", truth)
+        with at("reward_model.ground_truth"):
+            return read_input_output(truth)
     known = ", ".join(sorted([*_RULES, *_CODE_SOURCES]))
     raise DataError(
-        f"{origin}: data_source={source} is unknown, so it cannot be scored; use one of {known}, or"
+        f"data_source={source} is unknown, so it cannot be scored; use one of {known}, or"
         " add a column `tests`"
     )
 
 
-def _own_tests(origin: str, value: Any) -> list[CodeTest]:
+def _own_tests(value: Any) -> list[CodeTest]:
     if isinstance(value, str):
-        value = read_json(f"{origin}: tests", value)
+        value = read_json("tests", value)
     if isinstance(value, list):
         value = [_without_absent(test) for test in value]
     try:
         return msgspec.convert(value, list[CodeTest])
     except msgspec.ValidationError as error:
         # The message has the number of the test, counted from 0, and the name of the field.
-        raise DataError(
-            f"{origin}: column tests is not as documented ({error}); {_REMEDY}"
-        ) from error
+        raise DataError(f"column tests is not as documented ({error}); {_REMEDY}") from error
 
 
 def _without_absent(test: Any) -> Any:
@@ -280,7 +277,7 @@ def _without_absent(test: Any) -> Any:
     }
 
 
-def _text(origin: str, column: str, value: Any) -> str:
+def _text(column: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise DataError(f"{origin}: {column} must be a string, this is a {type(value).__name__}")
+        raise DataError(f"{column} must be a string, this is a {type(value).__name__}")
     return value

@@ -157,7 +157,7 @@ def _embedded(specs: Sequence[list_functions.Spec]) -> _Source:
                 yield Draft(
                     origin=name,
                     prompt_id=name,
-                    text=drafter.render(name, [message], end=""),
+                    text=drafter.render([message], end=""),
                     data_source=list_functions.DATA_SOURCE,
                     problem=hidden_tests(spec),
                 )

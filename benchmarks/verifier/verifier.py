@@ -25,6 +25,7 @@ import msgspec
 
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
+from async_rl.core.errors import at
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.corpus import flawed_program
 from async_rl.data.files import read_rows
@@ -83,7 +84,8 @@ def _problems() -> tuple[list[VerifyRequest], str]:
     if path := os.environ.get("ASYNC_RL_BENCH_PROBLEMS"):
         requests = []
         for place, row in read_rows(path):
-            problem, _ = read_problem(place, row)
+            with at(place):
+                problem, _ = read_problem(row)
             requests.append(
                 VerifyRequest(code=row["code"], tests=problem.tests, setup=problem.setup)
             )

@@ -22,7 +22,7 @@ import typer
 from async_rl.composition.compose import verifier_config
 from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, DataError, InfrastructureError
+from async_rl.core.errors import ConfigError, DataError, InfrastructureError, at
 from async_rl.core.machine import this_machine
 from async_rl.core.types import CodeProblem, Verdict
 from async_rl.launchers.commands.verifier import VerifierSettings, for_each
@@ -166,7 +166,8 @@ def _items(
         if len(texts) == 1:
             names = [row_name]
         try:
-            problem, _ = read_problem(position, row)
+            with at(position):
+                problem, _ = read_problem(row)
         except DataError as error:
             yield from (_Item(row_name, name, None, str(error)) for name in names)
             continue

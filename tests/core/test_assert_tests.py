@@ -47,26 +47,26 @@ def test_a_test_that_can_judge_nobody_is_refused_with_the_reason(code: str) -> N
     assert BROKEN[code] in fault
     assert bool(fault) is bool(BROKEN[code])
     if fault:
-        with pytest.raises(DataError, match=r"row 7: a test is broken: .*; correct it"):
-            require_usable("row 7", CodeProblem(tests=[AssertTest(code=code)]))
+        with pytest.raises(DataError, match=r"a test is broken: .*; correct it"):
+            require_usable(CodeProblem(tests=[AssertTest(code=code)]))
 
 
 @pytest.mark.parametrize("code", USABLE)
 def test_a_test_that_asks_the_program_is_usable(code: str) -> None:
     assert asked_by("", code).fault == ""
-    require_usable("row 7", CodeProblem(tests=[AssertTest(code=code)]))
+    require_usable(CodeProblem(tests=[AssertTest(code=code)]))
 
 
 def test_a_name_of_a_builtin_is_the_programs_if_the_row_says_so() -> None:
     test = AssertTest(code="assert sum(1, 2) == 3", names=["sum", "abs"])
-    require_usable("row 7", CodeProblem(tests=[test]))
+    require_usable(CodeProblem(tests=[test]))
     assert asked_by("", test.code, test.own).names == {"sum"}
 
 
 def test_a_setup_that_does_not_compile_is_refused() -> None:
     problem = CodeProblem(tests=[AssertTest(code="assert f(3) == 9")], setup="def broken(:")
     with pytest.raises(DataError, match="does not compile"):
-        require_usable("row 7", problem)
+        require_usable(problem)
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "pytest", "numpy.linalg"])
@@ -75,12 +75,12 @@ def test_an_import_that_no_cell_has_is_refused(module: str) -> None:
         CodeProblem(tests=[AssertTest(code=f"import {module}\nassert f(3) == 9")]),
         CodeProblem(tests=[AssertTest(code="assert f(3)")], setup=f"from {module} import x"),
     ):
-        with pytest.raises(DataError, match=r"row 7: a test imports .*sandbox\.packages=\['torch'"):
-            require_importable("row 7", problem, ["torch"])
+        with pytest.raises(DataError, match=r"a test imports .*sandbox\.packages=\['torch'"):
+            require_importable(problem, ["torch"])
 
 
 def test_imports_that_may_be_optional_and_those_of_cells_are_allowed() -> None:
     code = "import math, numpy.linalg, solution\nfrom collections import abc\nassert f(3) == 9"
     optional = "try:\n    import no_such\nexcept ImportError:\n    no_such = None\nassert f() == 1"
     tests = [AssertTest(code=code), AssertTest(code=optional)]
-    require_importable("row 7", CodeProblem(tests=[*tests]), ["numpy"])
+    require_importable(CodeProblem(tests=[*tests]), ["numpy"])

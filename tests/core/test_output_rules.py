@@ -48,7 +48,7 @@ from async_rl.data.problems import read_problem
     ],
 )
 def test_each_contest_names_its_rules(text: str, rules: OutputRules) -> None:
-    assert read_rules("row 1", text) == rules
+    assert read_rules(text) == rules
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_each_contest_names_its_rules(text: str, rules: OutputRules) -> None:
     ],
 )
 def test_a_name_that_is_unknown_is_refused_with_its_place(text: str, reason: str) -> None:
-    with pytest.raises(DataError, match=f"^row 1: compare=.*{reason}"):
-        read_rules("row 1", text)
+    with pytest.raises(DataError, match=f"^compare=.*{reason}"):
+        read_rules(text)
 
 
 def test_the_column_compare_is_about_every_test_of_a_row_that_prints() -> None:
     pairs = {"inputs": ["1", "2"], "outputs": ["A", "B"]}
-    problem, _ = read_problem("row 1", {"input_output": pairs, "compare": "codeforces yesno"})
+    problem, _ = read_problem({"input_output": pairs, "compare": "codeforces yesno"})
     rules = OutputRules(layout="tokens", ignores_case=True)
     assert problem.tests == [
         StdinTest(input="1", output="A", rules=rules),

@@ -19,17 +19,17 @@ def test_each_name_means_one_language() -> None:
 
 
 def test_row_names_its_language() -> None:
-    problem, _ = read_problem("row 1", {"input_output": PAIRS, "language": "C++"})
+    problem, _ = read_problem({"input_output": PAIRS, "language": "C++"})
     assert problem.language == "cpp"
-    assert read_problem("row 1", {"input_output": PAIRS})[0].language == "python"
+    assert read_problem({"input_output": PAIRS})[0].language == "python"
     # A natural language, beside tests that are not about a program's output.
     row = {"test_list": ["assert f(1) == 1"], "language": "en"}
-    assert read_problem("row 1", row)[0].language == "python"
+    assert read_problem(row)[0].language == "python"
 
 
 def test_unknown_language_and_tests_of_python_in_another_language_are_errors() -> None:
-    with pytest.raises(DataError, match="row 1: language=cobol is unknown; use one of python, cpp"):
-        read_problem("row 1", {"input_output": PAIRS, "language": "cobol"})
+    with pytest.raises(DataError, match="language=cobol is unknown; use one of python, cpp"):
+        read_problem({"input_output": PAIRS, "language": "cobol"})
     mixed = [{"kind": "stdin", "input": "", "output": ""}, {"kind": "assert", "code": "assert 1"}]
     with pytest.raises(DataError, match="programs in rust are judged by tests of standard input"):
-        read_problem("row 1", {"tests": mixed, "language": "rust"})
+        read_problem({"tests": mixed, "language": "rust"})

@@ -72,10 +72,10 @@ def test_helpers_in_a_prompt_of_human_eval_belong_to_the_test() -> None:
     prompt = f'import math\n{poly}def find_zero(xs: list):\n    """ A root of poly. """\n'
     test = "def check(candidate):\n    assert abs(poly([1, 2], candidate([1, 2]))) < 1e-4"
     row = {"prompt": prompt, "test": test, "entry_point": "find_zero"}
-    problem, _ = read_problem("row 1", row)
+    problem, _ = read_problem(row)
     assert re.findall(r"import math|def \w+", problem.setup) == ["import math", "def poly"]
     for other in (prompt.replace("poly(xs", "find_zero(xs"), "Write find_zero.", None):
-        assert read_problem("row 1", {**row, "prompt": other})[0].setup == ""
+        assert read_problem({**row, "prompt": other})[0].setup == ""
 
 
 @pytest.mark.covers("train_files, val_files: jsonl and parquet")

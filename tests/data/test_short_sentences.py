@@ -45,7 +45,7 @@ def test_the_first_held_out_rows_have_all_lengths() -> None:
     ],
 )
 def test_the_rows_pattern_decides(response: str, is_expected: bool) -> None:
-    problem, shown = read_problem("row 1", next(short_sentences.held_out()))
+    problem, shown = read_problem(next(short_sentences.held_out()))
     (test,) = problem.tests
     assert isinstance(test, AnswerTest)
     assert is_right(test, response) is is_expected

@@ -192,8 +192,8 @@ def test_a_column_of_a_row_names_the_checker() -> None:
     pairs = {"inputs": ["10\n", "9\n"], "outputs": ["2", "1"]}
     for given in ({"code": TESTLIB, "form": "testlib"}, CHECKERS[1]):
         text = msgspec.json.encode(given).decode()
-        problem, _ = read_problem("row 1", {"input_output": pairs, "checker": text})
+        problem, _ = read_problem({"input_output": pairs, "checker": text})
         assert [test.checker for test in problem.tests] == [CHECKERS[1]] * 2  # type: ignore[union-attr]
     for wrong in ({"code": "x ="}, {"code": "x =", "form": "kattis"}, "[]"):
-        with pytest.raises(DataError, match="row 1: column checker cannot be used"):
-            read_problem("row 1", {"input_output": pairs, "checker": wrong})
+        with pytest.raises(DataError, match="column checker cannot be used"):
+            read_problem({"input_output": pairs, "checker": wrong})

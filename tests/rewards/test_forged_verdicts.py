@@ -198,7 +198,7 @@ HUMAN_EVAL = {
 
 
 def test_helper_of_a_prompt_is_asked_of_the_prompt_and_not_of_the_program(jail: Jail) -> None:
-    problem, _ = read_problem("row 1", HUMAN_EVAL)
+    problem, _ = read_problem(HUMAN_EVAL)
     for code, verdict in (
         (HUMAN_EVAL["prompt"] + "    return -xs[0] / xs[1]", "pass"),
         ("def root(xs): return -xs[0] / xs[1]", "pass"),

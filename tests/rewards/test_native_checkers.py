@@ -185,9 +185,9 @@ def test_headers_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_a_row_brings_a_checker_in_c_plus_plus() -> None:
     row = {"input_output": {"inputs": ["10\n"], "outputs": ["2"]}}
     given = {"code": CHECKER, "form": "testlib", "language": "cpp"}
-    problem, _ = read_problem("row 1", {**row, "checker": given})
+    problem, _ = read_problem({**row, "checker": given})
     (test,) = problem.tests
     assert isinstance(test, StdinTest)
     assert test.checker == Checker(code=CHECKER, form="testlib", language="cpp")
-    with pytest.raises(DataError, match="row 1: column checker cannot be used"):
-        read_problem("row 1", {**row, "checker": {**given, "language": "pascal"}})
+    with pytest.raises(DataError, match="column checker cannot be used"):
+        read_problem({**row, "checker": {**given, "language": "pascal"}})

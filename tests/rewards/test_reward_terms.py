@@ -147,7 +147,7 @@ ROW: dict[str, object] = {"prompt": "say something", "wanted": "yes", "data_sour
 
 
 def read_with(row: dict[str, object], *settings: str) -> CodeProblem:
-    return read_hidden("f row 0", row, compose("grpo_code", list(settings)))[0]
+    return read_hidden(row, compose("grpo_code", list(settings)))[0]
 
 
 def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() -> None:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 from starlette.exceptions import HTTPException
 
+from async_rl.core.errors import at
 from async_rl.core.io_pairs import pair_test, read_input_output
 from async_rl.core.languages import LANGUAGES, PYTHON, language_of
 from async_rl.core.types import CodeTest, StdinTest, Verdict
@@ -131,7 +132,8 @@ class ArealFunction(Form):
 
     def requests(self) -> list[VerifyRequest]:
         """The program with the tests of the problem."""
-        tests = read_input_output("$.problem", self.problem.input_output)
+        with at("$.problem"):
+            tests = read_input_output(self.problem.input_output)
         language, timeout_s = self.language, self.timeout
         return [request_of(self.code, tests, language=language, timeout_s=timeout_s, stops=True)]
 
@@ -174,9 +176,9 @@ class ArealCall(Form, rename="camel"):
         tests = []
         for index, case in enumerate(self.testcases):
             place = f"$.testcases[{index}]"
-            origins = (f"{place}.input", f"{place}.expectedOutput")
+            names = (f"{place}.input", f"{place}.expectedOutput")
             tests.append(
-                pair_test(case.input, case.expected_output, self.entry_function, origins=origins)
+                pair_test(case.input, case.expected_output, self.entry_function, names=names)
             )
         request = request_of(
             self.code,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.core.errors import DataError
+from async_rl.core.errors import DataError, at
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
 from async_rl.core.types import AssertTest, CodeTest, StdinTest, Verdict
 from async_rl.rewards.text_process import TextProcess
@@ -140,7 +140,8 @@ def _read_label(origin: str, text: str) -> VerifyRequest:
         raise DataError(f"{origin} is not a valid label ({error})") from error
     # Pairs in the layout of data sets; any other label has tests of this verifier or asserts.
     if isinstance(label, dict) and "inputs" in label:
-        tests = read_input_output(origin, label)
+        with at(origin):
+            tests = read_input_output(label)
     else:
         tests = [*given.tests, *(AssertTest(code=test) for test in given.test_list)]
     return request_of("", tests, setup=given.setup, stops=False)
