@@ -21,7 +21,7 @@ from typing import Any
 
 from async_rl.config.base import is_function
 from async_rl.config.generation import ModelConfig
-from async_rl.config.rollout import EXTERNAL, RolloutConfig
+from async_rl.config.rollout import RolloutConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 
@@ -140,8 +140,9 @@ def _target(setting: str, name: str, kind: Kind) -> str:
 def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]] | None:
     """Return the function of `rollout.fn`, if it is set. Raises ConfigError."""
     # An agent runs in separate processes, which import it there.
-    if rollout.fn is None or rollout.fn == EXTERNAL or isinstance(rollout.fn, list):
+    if rollout.fn is None or rollout.agent.is_used:
         return None
+    assert isinstance(rollout.fn, str), "a list is an agent"
     function = load_function("rollout.fn", rollout.fn, ROLLOUT)
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(

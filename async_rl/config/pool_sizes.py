@@ -33,7 +33,10 @@ def pool_counts(config: RunConfig) -> dict[str, int]:
     counts = {pool: config_of(config, pool).generators.count for pool in generator_pools(config)}
     num_generators = sum(counts.values())
     counts[VERIFIERS] = config.verifiers.count
-    if config.agent.is_used:
+    if config.agent.is_service:
+        # One has the table of requests, and the programs score their samples themselves.
+        counts |= {GATEWAYS: 1, VERIFIERS: 0}
+    elif config.agent.is_used:
         # At least one: a run may start with no generator and get some by async-rl scale.
         counts[GATEWAYS] = max(1, -(-num_generators // _GENERATORS_PER_GATEWAY))
     return counts

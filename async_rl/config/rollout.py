@@ -16,6 +16,8 @@ from async_rl.core.frozen import frozen
 
 EXTERNAL = "external"
 """The value of rollout.fn that lets programs outside the run request sessions."""
+SERVICE = "tinker"
+"""The value of rollout.fn that makes the run a training service (docs/service.md)."""
 _MEMORY_MB = 4096
 """Address space. Python with an SDK maps about 1 GB and uses a tenth of it."""
 
@@ -26,7 +28,7 @@ class Agent:
     them if programs outside the run do.
 
     workers: processes of fn, each for many samples at a time, or of command at a time. memory_mb:
-    MB of address space of each of them.
+    MB of address space of each of them. is_service: programs outside the run train, too.
     """
 
     command: list[str]
@@ -34,19 +36,21 @@ class Agent:
     workers: int
     memory_mb: int = _MEMORY_MB
     is_external: bool = False
+    is_service: bool = False
 
     @property
     def name(self) -> str:
         """The name of its samples in status and metrics: of the function, or of the script."""
         scripts = [word for word in self.command if Path(word).suffix[1:].isalpha()]
         # The script says more than the interpreter that runs it.
-        word = self.fn or [*scripts, *self.command, EXTERNAL][0]
+        outside = SERVICE if self.is_service else EXTERNAL
+        word = self.fn or [*scripts, *self.command, outside][0]
         return Path(word).name
 
     @property
     def is_used(self) -> bool:
         """Return whether agents make the samples."""
-        return bool(self.command) or self.fn is not None or self.is_external
+        return bool(self.command) or self.fn is not None or self.is_external or self.is_service
 
 
 class RolloutConfig(Section):
@@ -56,7 +60,7 @@ class RolloutConfig(Section):
     """async function that conducts the turns of each sample: package.module:function or
     file.py:function; a list = an agent that calls an endpoint: [program, argument, ...], or
     [function] of (task, endpoint); external = programs that the run does not start request
-    sessions; null = one answer per sample"""
+    sessions; tinker = such programs train too, by the Tinker API; null = one answer per sample"""
     max_turns: PositiveInt
     """largest number of turns of the policy in one sample"""
 
@@ -65,6 +69,8 @@ class RolloutConfig(Section):
         """The agent of a run. A list of one function is called, any other list is a command."""
         if self.fn == EXTERNAL:
             return Agent(command=[], fn=None, workers=0, is_external=True)
+        if self.fn == SERVICE:
+            return Agent(command=[], fn=None, workers=0, is_service=True)
         words = self.fn if isinstance(self.fn, list) else []
         workers = os.cpu_count() or 1
         if len(words) == 1 and is_function(words[0]):

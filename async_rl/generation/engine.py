@@ -19,6 +19,7 @@ from async_rl.core.errors import ConfigError, WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.protocol.generator import Completion, LoadReport
+from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 
 
@@ -99,6 +100,16 @@ class Hosts(Protocol):
     @property
     def places(self) -> Sequence[Place]:
         """Those policies."""
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """An engine that draws samples with every setting of the training service."""
+
+    async def sample(self, request: Sample) -> Sampled:
+        """Draw the sequences of a request. Raises DataError for a request that cannot be served,
+        Unavailable if the engine died.
+        """
 
 
 OpenEngine = Callable[[], Awaitable[Engine]]

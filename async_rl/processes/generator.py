@@ -11,7 +11,9 @@ groups in flight, then exit), `stopping` (exit now; the buffer issues the groups
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+from collections.abc import Iterator
 
 from async_rl.config.pools import seat
 from async_rl.core.errors import Superseded
@@ -33,6 +35,7 @@ from async_rl.protocol.generator import (
     Sleep,
     WatchVersion,
 )
+from async_rl.protocol.service import Sample
 from async_rl.rollouts.conversation import open_conversations
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.hosted import open_hosted
@@ -108,6 +111,7 @@ class Generator:
                 Drain: self._drain,
                 Sleep: self.sleeping.sleep,
                 Complete: self._complete,
+                Sample: self._sample,
                 # On a thread of its own, next to the steps of the engine.
                 ReadCalls: self._tool_calls.read,
                 WatchVersion: self._watch_version,
@@ -144,15 +148,28 @@ class Generator:
         """Continue a row of tokens for an agent, or for another run."""
         if request.policy:
             return await self._hosting.complete(request)
-        self._num_completing += 1
-        try:
+        with self._completing():
             continuation = await self._hosting.complete(request)
-        finally:
-            self._num_completing -= 1
-            self._completed.set()
         num_tokens = len(continuation.completed.token_ids)
         self._context.activity.count("tokens_generated", num_tokens)
         return continuation
+
+    async def _sample(self, request: Sample) -> Message:
+        """Draw sequences for a program that uses the run as a service."""
+        with self._completing():
+            sampled = await self._hosting.sample(request)
+        num_tokens = sum(len(sequence.token_ids) for sequence in sampled.sequences)
+        self._context.activity.count("tokens_generated", num_tokens)
+        return sampled
+
+    @contextlib.contextmanager
+    def _completing(self) -> Iterator[None]:
+        self._num_completing += 1
+        try:
+            yield
+        finally:
+            self._num_completing -= 1
+            self._completed.set()
 
     async def _watch_version(self, request: WatchVersion) -> Message:
         try:

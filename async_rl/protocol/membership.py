@@ -125,7 +125,7 @@ class WatchMembers(Message):
 FOLLOWED: Mapping[Role, frozenset[Role]] = {
     "buffer": frozenset({"generator", "gateway"}),
     "generator": frozenset({"buffer", "verifier"}),
-    "gateway": frozenset({"buffer", "verifier", "generator"}),
+    "gateway": frozenset({"buffer", "verifier", "generator", "learner"}),
     "learner": frozenset({"buffer", "generator", "learner"}),
     "verifier": frozenset(),
 }

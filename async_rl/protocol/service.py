@@ -81,7 +81,7 @@ class Execute(Message):
     path: str = ""
 
 
-class Sequence(Value):
+class SampledSequence(Value):
     """One sampled sequence of N tokens.
 
     token_ids int32 [N], with the stop token or text; logprobs float32 [N]; versions int32 [N];
@@ -105,7 +105,7 @@ class Sampled(Message):
     -99999 in empty cells; K may be 0.
     """
 
-    sequences: list[Sequence]
+    sequences: list[SampledSequence]
     prompt_logprobs: FloatArray
     prompt_top_ids: npt.NDArray[np.int32]
     prompt_top_logprobs: FloatArray

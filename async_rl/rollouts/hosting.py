@@ -7,12 +7,20 @@ is broken for every policy stops the host's process.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from async_rl.core.errors import EngineDead, Unavailable, WeightsError
-from async_rl.generation.engine import Engine, Hosts, Place, one_completion, require_version
+from async_rl.generation.engine import (
+    Engine,
+    Hosts,
+    Place,
+    Samples,
+    one_completion,
+    require_version,
+)
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
     Complete,
@@ -21,6 +29,7 @@ from async_rl.protocol.generator import (
     LoadWeights,
     Visit,
 )
+from async_rl.protocol.service import Sample, Sampled
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.context import ProcessContext
 from async_rl.wire.rpc import Handler
@@ -104,17 +113,33 @@ class Hosting:
         """
         engine = self.engine(request.policy)
         require_version(engine.version)
+        with self._ending_the_dead():
+            done = await one_completion(
+                engine, request.request_id, request.token_ids, request.sampling
+            )
+        return Continuation(completed=done)
+
+    async def sample(self, request: Sample) -> Sampled:
+        """Draw the sequences of a service's request; errors as for `complete`. Raises DataError for
+        a request that the engine refuses.
+        """
+        engine = self.engine(request.policy)
+        assert isinstance(engine, Samples), "a service's configuration asks for such an engine"
+        if request.policy:
+            require_version(engine.version)
+        with self._ending_the_dead():
+            return await engine.sample(request)
+
+    @contextlib.contextmanager
+    def _ending_the_dead(self) -> Iterator[None]:
         try:
             with self._context.activity("generating"):
-                done = await one_completion(
-                    engine, request.request_id, request.token_ids, request.sampling
-                )
+                yield
         except (Unavailable, WeightsError) as error:
             # Another engine may continue the row. No group of this run may be in flight, so nothing
             # else would show that the engine is dead.
             self._context.group.create_task(_end(str(error)), name="engine dead")
             raise Unavailable(f"{self._context.name}: {error}") from error
-        return Continuation(completed=done)
 
 
 async def _end(reason: str) -> None:

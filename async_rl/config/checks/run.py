@@ -16,6 +16,7 @@ from async_rl.config.checks.launcher import launcher_problems, step_problems
 from async_rl.config.checks.placement import placement_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
+from async_rl.config.checks.service import service_problems
 from async_rl.config.checks.vllm_extra import extra_problems
 from async_rl.config.checks.weights import weights_problems
 from async_rl.config.generation import ENGINES
@@ -50,6 +51,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from _shards(config)
     yield from algorithm_problems(config)
     yield from reward_problems(config)
+    yield from service_problems(config)
     yield from _optimizers(config)
     yield from weights_problems(config)
     yield from _timeouts(config)

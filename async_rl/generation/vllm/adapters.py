@@ -23,7 +23,8 @@ from vllm.lora.request import LoRARequest
 
 from async_rl.core.errors import WeightsError
 from async_rl.core.types import NO_VERSION
-from async_rl.generation.vllm.engine import Llm, VllmEngine
+from async_rl.generation.vllm.engine import VllmEngine
+from async_rl.generation.vllm.llm import Llm
 from async_rl.protocol.weights import Manifest, Source, StoredFile
 from async_rl.weights.adapters import write_peft
 from async_rl.weights.block import checksum

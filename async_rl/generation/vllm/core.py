@@ -24,7 +24,7 @@ import asyncio
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,16 @@ class WrittenLogprobs:
         return cumulative_logprob
 
 
+def logprobs_of(entries: Sequence[WrittenLogprobs | float]) -> FloatArray:
+    """Return float32 [number of tokens] from the entries of one sample.
+
+    The entries come from `ThreadedCore`, or from vLLM's own core with one per token.
+    """
+    if entries and isinstance(entries[0], WrittenLogprobs):
+        return np.concatenate([e.values for e in entries if isinstance(e, WrittenLogprobs)])
+    return np.array(entries, np.float32)
+
+
 @dataclass(slots=True)
 class _Resources:
     """The part of vLLM's client resources that AsyncLLM reads."""
@@ -100,6 +110,8 @@ class ThreadedCore(EngineCoreClient):
         self._answers: set[asyncio.Future[Any]] = set()
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
         self._unsent: dict[str, _Unsent] = {}
+        self._at_once: set[str] = set()
+        """The requests whose outputs are read after every step."""
         self._core = EngineCore(vllm_config, executor_class, log_stats)
         # A daemon: a process that fails elsewhere must not wait for this thread, which may wait
         # for requests.
@@ -149,11 +161,18 @@ class ThreadedCore(EngineCoreClient):
             call()
 
     def _send(self, outputs: EngineCoreOutputs | None, label: str) -> None:
-        """Send the requests that have finished; keep the tokens of the other requests."""
+        """Send the requests that have finished or are read after every step; keep the tokens of the
+        other requests.
+        """
         if outputs is None:
             return
-        finished = []
+        ready = []
         for output in outputs.outputs:
+            if output.request_id in self._at_once:
+                ready.append(output)
+                if output.finish_reason is not None:
+                    self._at_once.remove(output.request_id)
+                continue
             unsent = self._unsent.setdefault(output.request_id, _Unsent())
             unsent.token_ids += output.new_token_ids
             if output.new_logprobs is not None:
@@ -162,9 +181,9 @@ class ThreadedCore(EngineCoreClient):
                 del self._unsent[output.request_id]
                 output.new_token_ids = unsent.token_ids
                 output.new_logprobs = unsent.merged_logprobs()
-                finished.append(output)
-        if finished:
-            outputs.outputs = finished
+                ready.append(output)
+        if ready:
+            outputs.outputs = ready
             outputs.weight_version = label
             self._post(self._outputs.put_nowait, outputs)
 
@@ -224,6 +243,12 @@ class ThreadedCore(EngineCoreClient):
         self._calls.put(lambda: self._add(request))
 
     def _add(self, request: EngineCoreRequest) -> None:
+        params = request.sampling_params
+        # vLLM looks for texts in each output, and alternatives do not fit into one entry.
+        if params is not None and (
+            params.stop or params.logprobs or params.prompt_logprobs is not None
+        ):
+            self._at_once.add(request.request_id)
         self._core.add_request(*self._core.preprocess_add_request(request))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -235,6 +260,7 @@ class ThreadedCore(EngineCoreClient):
         self._core.abort_requests(request_ids)
         for request_id in request_ids:
             self._unsent.pop(request_id, None)
+            self._at_once.discard(request_id)
 
     async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
         """Return the tasks of the model."""

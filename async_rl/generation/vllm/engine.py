@@ -4,8 +4,6 @@ Invariants
 - The label of a token is the version of the weights that sampled it: label and weights change
   together, with no step in flight.
 - A new version never reads the prefix cache of an older one (scheduler.py).
-- An LLM whose load failed half-way is dirty: all requests in flight fail, and it refuses further
-  work.
 
 Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing
 and the pause is an exchange of tensors. Importing this module imports vLLM, which takes seconds.
@@ -15,24 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
-from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from async_rl.core.codec import encode
-from async_rl.core.errors import AsyncRLError, BroadcastBroken, Unavailable, WeightsError
+from async_rl.core.errors import BroadcastBroken, Unavailable
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import require_version
-from async_rl.generation.vllm.core import ThreadedCore, WrittenLogprobs
+from async_rl.generation.vllm.core import logprobs_of
+from async_rl.generation.vllm.llm import Llm
+from async_rl.generation.vllm.sampling import draw
 from async_rl.protocol.generator import Completion, LoadReport
+from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
 from async_rl.weights.block import verify_block
 
@@ -40,95 +38,6 @@ _ONLY_WHEN_FINISHED = 1 << 30
 """Tokens between two outputs of a request: vLLM then reports a sample at its first token and at its
 end only.
 """
-_LOST_WORKER = "failed: cancelled"
-"""The end of vLLM's message for a call that was waiting when a worker process exited."""
-
-
-class Llm:
-    """An AsyncLLM with its state.
-
-    policies: several if other runs have adapters on it (adapters.py); the label of its weights has
-    the version of each. core: its client of the engine's core; thread: the same where the core is a
-    thread of this process, else None. loading: held by the one load that is under way.
-    """
-
-    def __init__(self, llm: AsyncLLM) -> None:
-        self.llm = llm
-        self.core = llm.engine_core
-        self.thread = self.core if isinstance(self.core, ThreadedCore) else None
-        self.loading = asyncio.Lock()
-        self.policies: list[VllmEngine] = []
-        self.num_probes = 0
-        self._dirty = ""
-        self._is_closed = False
-
-    async def close(self) -> None:
-        """End the engine. Safe to call twice."""
-        self._is_closed = True
-        await asyncio.to_thread(self.llm.shutdown)
-
-    async def outputs(
-        self,
-        request_id: str,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        lora: LoRARequest | None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield vLLM's outputs of one request and translate its errors; leaving it aborts the
-        request.
-        """
-        prompt = tokens_input(list(token_ids))
-        try:
-            generator = self.llm.generate(prompt, params, request_id, lora_request=lora)
-            async with aclosing(generator) as outputs:
-                async for output in outputs:
-                    yield output
-        except (EngineDeadError, EngineGenerateError) as error:
-            if isinstance(error.__cause__, AsyncRLError):
-                raise error.__cause__ from error
-            cause = error.__cause__ or error
-            raise Unavailable(
-                f"the vLLM engine died under request {request_id}: {cause}; start the generator"
-                " again"
-            ) from error
-
-    async def beside(self, method: str, *args: object) -> list[Any]:
-        """Call a method of the workers next to the engine's steps, or between two steps if the core
-        is in another process. An error concerns the caller only.
-        """
-        if self.thread is not None:
-            return await self.thread.beside_async(method, *args)
-        results: list[Any] = await self.llm.collective_rpc(method, args=args)
-        return results
-
-    def require_clean(self) -> None:
-        """Raise Unavailable or WeightsError if it must not be used any more."""
-        if self._is_closed:
-            raise Unavailable("the vLLM engine is closed; start the generator again")
-        if self._dirty:
-            raise WeightsError(f"{self._dirty}; start the generator again")
-
-    @contextmanager
-    def dirty_on_error(self, version: int) -> Iterator[None]:
-        """Mark the engine as dirty if a change of weights stops early.
-
-        A broken broadcast leaves it paused instead, and the load is repeated.
-        """
-        try:
-            yield
-        except BroadcastBroken:
-            raise
-        except BaseException as error:
-            root = error.__cause__ or error
-            reason = f"{type(root).__name__}: {root}"
-            if str(root).endswith(_LOST_WORKER):
-                reason = "a worker process of the engine exited, see the log above"
-            self._dirty = f"loading version {version} failed half-way ({reason})"
-            failure = WeightsError(f"{self._dirty}; start the generator again")
-            self.llm.output_processor.propagate_error(failure)
-            if isinstance(error, Exception):
-                raise failure from error
-            raise
 
 
 class VllmEngine:
@@ -213,18 +122,42 @@ class VllmEngine:
                 " of its group fails"
             )
         token_ids = np.array(sample.token_ids, np.int32)
-        versions = np.full(len(token_ids), NO_VERSION, np.int32)
-        # vLLM reports spans, because the weights change between steps and not between tokens.
-        for span in sample.weight_versions:
-            versions[span.start : span.end] = int(span.version.split()[self._index])
         return Completion(
             index=sample.index,
             token_ids=token_ids,
-            logprobs=_logprobs_of(sample.logprobs.logprobs),
-            versions=versions,
+            logprobs=logprobs_of(sample.logprobs.logprobs),
+            versions=self._versions(sample),
             is_truncated=int(token_ids[-1]) not in self._end_token_ids,
             first_s=first_s,
         )
+
+    def _versions(self, sample: CompletionOutput) -> IntArray:
+        versions = np.full(len(sample.token_ids), NO_VERSION, np.int32)
+        # vLLM reports spans, because the weights change between steps and not between tokens.
+        for span in sample.weight_versions or ():
+            versions[span.start : span.end] = int(span.version.split()[self._index])
+        return versions
+
+    async def sample(self, request: Sample) -> Sampled:
+        """Draw sequences from the policy of this engine if the request names one, else from the
+        base model or the adapter of a directory, whose version the request tells.
+        """
+        self._vllm.require_clean()
+        lora = self._lora if request.policy else None
+        if request.adapter:
+            lora = self._vllm.directories.request(request.adapter)
+
+        def ask(
+            token_ids: Sequence[int], params: SamplingParams
+        ) -> AsyncGenerator[RequestOutput, None]:
+            return self._vllm.outputs(request.request_id, token_ids, params, lora)
+
+        def versions(sample: CompletionOutput) -> IntArray:
+            if request.policy:
+                return self._versions(sample)
+            return np.full(len(sample.token_ids), request.version, np.int32)
+
+        return await draw(request, ask, end_token_ids=self._end_token_ids, versions=versions)
 
     async def sleep(self) -> None:
         """On a GPU vLLM sleeps at level 2, which drops the weights: the next load restores all of
@@ -309,13 +242,3 @@ def _require_whole(broken: list[str]) -> None:
     """Raise BroadcastBroken if one of the workers reports it."""
     for reason in filter(None, broken):
         raise BroadcastBroken(reason)
-
-
-def _logprobs_of(entries: Sequence[WrittenLogprobs | float]) -> FloatArray:
-    """Return float32 [number of tokens] from the entries of one sample.
-
-    The entries come from `ThreadedCore`, or from vLLM's own core with one per token.
-    """
-    if entries and isinstance(entries[0], WrittenLogprobs):
-        return np.concatenate([e.values for e in entries if isinstance(e, WrittenLogprobs)])
-    return np.array(entries, np.float32)

@@ -21,8 +21,9 @@ from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
 from async_rl.generation.environment import uses_gpu
 from async_rl.generation.vllm.adapters import LORA_RANKS, linear_layers, open_slots
 from async_rl.generation.vllm.core import ThreadedCore
-from async_rl.generation.vllm.engine import Llm, VllmEngine
+from async_rl.generation.vllm.engine import VllmEngine
 from async_rl.generation.vllm.installed import version_problem
+from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
 
 _EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
@@ -48,7 +49,9 @@ def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
     async def open_engine() -> VllmEngine:
         llm, has_spare = await open_llm(config, args)
         if adapter is not None and adapter.slots:
-            return open_slots(Llm(llm), adapter.slots, end_token_ids)
+            # The other half of a service's slots is for adapters in directories.
+            count = adapter.slots // 2 if config.agent.is_service else adapter.slots
+            return open_slots(Llm(llm), count, end_token_ids)
         return VllmEngine(Llm(llm), end_token_ids, has_spare=has_spare)
 
     return open_engine
@@ -74,8 +77,9 @@ def engine_args(
         )
     return AsyncEngineArgs(
         model=str(model_path),
-        # Token ids go in and out; the tokenizer would only delay the start.
-        skip_tokenizer_init=True,
+        # Token ids go in and out; the tokenizer would only delay the start. A service ends samples
+        # with texts.
+        skip_tokenizer_init=not config.agent.is_service,
         trust_remote_code=config.model.trust_remote_code,
         dtype=config.model.dtype,
         seed=seed,

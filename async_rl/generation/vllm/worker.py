@@ -167,6 +167,8 @@ class SharedWeightsExtension:
         manager.remove_adapter(self._staged.id)
         manager.add_adapter(self._staged)
         manager.activate_adapter(self._staged.id)
+        # vLLM would make room for an adapter from a directory, and could not load this one again.
+        manager.pin_adapter(self._staged.id)
         return ""
 
     def _weights(self, manifest: bytes, source: bytes) -> AbstractContextManager[Tensors]:

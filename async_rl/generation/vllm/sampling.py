@@ -1,0 +1,142 @@
+"""Samples of the training service: every setting of a request, log-probs of prompts, and
+alternatives of tokens.
+
+Written against vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from vllm.exceptions import VLLMValidationError
+from vllm.logprobs import FlatLogprobs
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from async_rl.core.errors import DataError, Unavailable
+from async_rl.core.types import FloatArray, IntArray
+from async_rl.generation.vllm.core import logprobs_of
+from async_rl.protocol.service import Sample, Sampled, SampledSequence
+
+_FIRST_ID = 1000
+"""The number of the first adapter that comes from a directory; slots have smaller numbers."""
+_NO_ALTERNATIVE = -99999.0
+_WEIGHTS = "adapter_model.safetensors"
+
+Ask = Callable[[Sequence[int], SamplingParams], AsyncGenerator[RequestOutput, None]]
+
+
+class Directories:
+    """The adapters in directories that an engine has served, by number for vLLM."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def request(self, directory: str) -> LoRARequest:
+        """Return vLLM's name of an adapter. Raises DataError if the directory has none."""
+        try:
+            written = (Path(directory) / _WEIGHTS).stat().st_mtime_ns
+        except OSError as error:
+            raise DataError(f"{directory} has no adapter: {error}") from error
+        # With the time: a directory that was written again has another prefix cache.
+        name = f"{directory}@{written}"
+        number = self._numbers.setdefault(name, _FIRST_ID + len(self._numbers))
+        return LoRARequest(name, number, directory)
+
+
+async def draw(
+    request: Sample,
+    ask: Ask,
+    *,
+    end_token_ids: Sequence[int],
+    versions: Callable[[CompletionOutput], IntArray],
+) -> Sampled:
+    """Draw the sequences of a request.
+
+    ask: the engine's outputs for a prompt; end_token_ids: the model's; versions: of the tokens of a
+    finished sample, int32 [N].  Raises DataError for a request that vLLM refuses, Unavailable if a
+    sample was ended early.
+    """
+    try:
+        params = _params(request, end_token_ids)
+        async with aclosing(ask(request.token_ids.tolist(), params)) as outputs:
+            async for output in outputs:
+                last = output
+    except (ValueError, VLLMValidationError) as error:
+        raise DataError(f"the sample is refused: {error}") from error
+    num_tokens = len(request.token_ids)
+    prompt_logprobs = np.full(num_tokens if request.wants_prompt_logprobs else 0, np.nan, "f4")
+    top_ids = np.zeros((num_tokens, request.num_prompt_top), np.int32)
+    top_logprobs = np.full(top_ids.shape, _NO_ALTERNATIVE, np.float32)
+    if isinstance(last.prompt_logprobs, FlatLogprobs):
+        # The first token has no entry.
+        given, top_ids[1:], top_logprobs[1:] = _columns(last.prompt_logprobs, top_ids.shape[1])
+        prompt_logprobs[1:] = given[: len(prompt_logprobs[1:])]
+    return Sampled(
+        sequences=[
+            _sequence(sample, versions(sample), request.num_top)
+            for sample in sorted(last.outputs, key=lambda sample: sample.index)
+        ],
+        prompt_logprobs=prompt_logprobs,
+        prompt_top_ids=top_ids,
+        prompt_top_logprobs=top_logprobs,
+    )
+
+
+def _params(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
+    stops = end_token_ids if request.stop_ids is None else request.stop_ids
+    wants_prompt = request.wants_prompt_logprobs or request.num_prompt_top > 0
+    return SamplingParams(
+        n=request.num_samples,
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop=list(request.stop_texts),
+        stop_token_ids=list(stops),
+        # The end tokens are among the stops, unless the request replaces them.
+        ignore_eos=True,
+        logprobs=request.num_top,
+        prompt_logprobs=request.num_prompt_top if wants_prompt else None,
+        flat_logprobs=True,
+        detokenize=bool(request.stop_texts),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _sequence(sample: CompletionOutput, versions: IntArray, num_top: int) -> SampledSequence:
+    if sample.finish_reason not in ("stop", "length"):
+        raise Unavailable(f"vLLM ended sample {sample.index} early ({sample.finish_reason})")
+    token_ids = np.array(sample.token_ids, np.int32)
+    top_ids = np.empty((len(token_ids), 0), np.int32)
+    top_logprobs = np.empty((len(token_ids), 0), np.float32)
+    if num_top:
+        logprobs, top_ids, top_logprobs = _columns(sample.logprobs, num_top)
+    else:
+        logprobs = logprobs_of(sample.logprobs.logprobs)
+    return SampledSequence(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        versions=versions,
+        is_stopped=sample.finish_reason == "stop",
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+    )
+
+
+def _columns(
+    flat: FlatLogprobs, num_top: int
+) -> tuple[FloatArray, npt.NDArray[np.int32], FloatArray]:
+    """The log-probs of N tokens, float32 [N], and the ids and log-probs of their most likely
+    alternatives, int32 and float32 [N, num_top].
+    """
+    ids = np.array(flat.token_ids, np.int32).reshape(-1, 1 + num_top)
+    logprobs = np.array(flat.logprobs, np.float32).reshape(-1, 1 + num_top)
+    # Outside top_k and top_p a token has the log-prob -inf, which is no number for JSON.
+    return logprobs[:, 0], ids[:, 1:], np.maximum(logprobs[:, 1:], _NO_ALTERNATIVE)
