@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from async_rl.core.frozen import Value
 from async_rl.core.types import FloatArray, IntArray
-from async_rl.protocol.base import Message
+from async_rl.protocol.base import Message, Ok
 
 Operation = Literal[
     "create_model",
@@ -79,6 +79,13 @@ class Execute(Message):
     operation: Operation
     body: bytes
     path: str = ""
+
+
+class Release(Message):
+    """front -> learner: save the state of a training run and free its memory."""
+
+    Reply: ClassVar[type] = Ok
+    run_id: str
 
 
 class SampledSequence(Value):

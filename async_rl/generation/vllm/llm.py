@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
@@ -22,11 +22,14 @@ from async_rl.core.errors import AsyncRLError, BroadcastBroken, Unavailable, Wei
 from async_rl.generation.vllm.core import ThreadedCore
 from async_rl.generation.vllm.sampling import Directories
 
-if TYPE_CHECKING:
-    from async_rl.generation.vllm.engine import VllmEngine
-
 _LOST_WORKER = "failed: cancelled"
 """The end of vLLM's message for a call that was waiting when a worker process exited."""
+
+
+class Versioned(Protocol):
+    """A policy on an LLM. version: of its current weights."""
+
+    version: int
 
 
 class Llm:
@@ -42,7 +45,7 @@ class Llm:
         self.core = llm.engine_core
         self.thread = self.core if isinstance(self.core, ThreadedCore) else None
         self.loading = asyncio.Lock()
-        self.policies: list[VllmEngine] = []
+        self.policies: list[Versioned] = []
         self.num_probes = 0
         self.directories = Directories()
         self._dirty = ""

@@ -1,0 +1,164 @@
+"""The learner and the generators of a service, as its front calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from async_rl.core.errors import DataError, DeadlineExceeded, Unavailable
+from async_rl.core.frozen import frozen
+from async_rl.protocol.generator import LoadWeights, Visit
+from async_rl.protocol.membership import DRAINING, Member
+from async_rl.protocol.service import (
+    AskPosition,
+    Execute,
+    Executed,
+    Position,
+    Release,
+    Sample,
+    Sampled,
+)
+from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.runtime.context import ProcessContext
+from async_rl.runtime.directory import Incarnation
+from async_rl.weights.block import checksum
+from async_rl.weights.membership import Life, life_of
+
+_LONGEST_S = 3600.0
+"""A request takes minutes at most; a process that hangs is ended by the supervisor before this."""
+_log = logging.getLogger(__name__)
+
+
+@frozen
+class _Adapter:
+    """The newest weights of a slot."""
+
+    directory: Path
+    version: int
+
+
+class Processes:
+    """Calls them across their restarts."""
+
+    def __init__(self, context: ProcessContext) -> None:
+        self._context = context
+        self._directory = context.directory
+        self._learners: dict[str, Incarnation] = {}
+        """The life of the learner that said the position of each training run."""
+        self._busy = collections.Counter[Life]()
+        self._broken: set[Life] = set()
+        self._slots: dict[str, _Adapter] = {}
+        self._loaded: dict[tuple[Life, str], _Adapter] = {}
+        self._loading = collections.defaultdict[tuple[Life, str], asyncio.Lock](asyncio.Lock)
+
+    async def position(self, run_id: str) -> Position:
+        """Ask the learner for the state of a training run, as soon as there is one."""
+        while True:
+            revision = self._directory.revision
+            member = self._directory.find("learner")
+            if member is not None:
+                self._learners[run_id] = self._context.incarnation_of(member)
+                try:
+                    found: Position = await self._learners[run_id].call(
+                        AskPosition(run_id=run_id), timeout_s=_LONGEST_S
+                    )
+                except Unavailable as error:
+                    _log.warning("the learner left: %s", error)
+                else:
+                    return found
+            with self._context.activity.waiting("the learner"):
+                await self._directory.changed(revision)
+
+    async def execute(self, request: Execute) -> Executed:
+        """Let the learner that said the position execute a request; Unavailable if it left."""
+        executed: Executed = await self._learners[request.run_id].call(
+            request, timeout_s=_LONGEST_S
+        )
+        return executed
+
+    async def release(self, run_id: str) -> None:
+        """Let the learner save the state of a training run and forget it."""
+        learner = self._learners.pop(run_id, None)
+        if learner is not None:
+            await learner.call(Release(run_id=run_id), timeout_s=_LONGEST_S)
+
+    async def sample(self, request: Sample) -> Sampled:
+        """Let a generator draw the sequences, another one if it leaves."""
+        while True:
+            member = await self._generator()
+            life = life_of(member)
+            self._busy[life] += 1
+            try:
+                if request.policy:
+                    await self._load(member, request.policy)
+                sampled: Sampled = await self._context.incarnation_of(member).call(
+                    request, timeout_s=_LONGEST_S
+                )
+            except DeadlineExceeded:
+                raise
+            except Unavailable as error:
+                _log.warning("sample %s moves: %s", request.request_id, error)
+                self._broken.add(life)
+            else:
+                return sampled
+            finally:
+                self._busy[life] -= 1
+
+    async def _generator(self) -> Member:
+        """The least busy generator."""
+        while True:
+            revision = self._directory.revision
+            usable = [
+                member
+                for member in self._directory.of_role("generator")
+                if member.state != DRAINING and life_of(member) not in self._broken
+            ]
+            if usable:
+                return min(usable, key=lambda member: self._busy[life_of(member)])
+            with self._context.activity.waiting("a generator"):
+                await self._directory.changed(revision)
+
+    async def load(self, policy: str, directory: Path, version: int) -> None:
+        """Put these weights into the slot of a policy on every generator, also on later ones.
+        Requests in flight continue with them. Raises DataError if a generator has no free slot.
+        """
+        self._slots[policy] = _Adapter(directory=directory, version=version)
+        for member in self._directory.of_role("generator"):
+            try:
+                await self._load(member, policy)
+            except Unavailable as error:
+                if self._directory.find(member.name) == member:
+                    raise DataError(f"{member.name}: {error}") from error
+
+    async def _load(self, member: Member, policy: str) -> None:
+        key = life_of(member), policy
+        async with self._loading[key]:
+            adapter = self._slots[policy]
+            if self._loaded.get(key) == adapter:
+                return
+            life = self._context.incarnation_of(member)
+            source = await asyncio.to_thread(_stored, adapter.directory)
+            # Nothing names the tensors of the base model, which is the same file everywhere.
+            manifest = Manifest(
+                version=adapter.version, path="", tensors=[], total_bytes=0, checksum=0
+            )
+            await life.call(Visit(policy=policy), timeout_s=_LONGEST_S)
+            load = LoadWeights(manifest=manifest, source=source, policy=policy)
+            await life.call(load, timeout_s=_LONGEST_S)
+            self._loaded[key] = adapter
+
+
+def _stored(directory: Path) -> StoredFile:
+    file = directory / "adapter_model.safetensors"
+    described = json.loads((directory / "adapter_config.json").read_bytes())
+    content = np.frombuffer(file.read_bytes(), np.uint8)
+    return StoredFile(
+        url=file.as_uri(),
+        scaling=described["lora_alpha"] / described["r"],
+        checksum=checksum(content),
+    )
