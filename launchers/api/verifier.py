@@ -1,40 +1,35 @@
-"""A private verifier for Python code: a local server process with the jail, which lives as long as
+"""A private verifier for Python code: the jail, in a thread of this process, which lives as long as
 a `with` block.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import subprocess
-import sys
-import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import IO, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from async_rl.composition.compose import verifier_config
-from async_rl.core.errors import ConfigError
+from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.loop_thread import LoopThread
-from async_rl.core.types import AssertTest, CodeTest
+from async_rl.core.types import AssertTest, CodeTest, Verdict
 from async_rl.launchers.api.run import Overrides
-from async_rl.rewards.verifier.client import VerifierClient
-from async_rl.rewards.verifier.protocol import VerifyResponse
+from async_rl.observability.activity import Activity
+from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 
-T = TypeVar("T")
-_TOKEN_BYTES = 24
-_END_S = 30.0
+if TYPE_CHECKING:
+    from async_rl.rewards.verifier.service import VerifierService
 
 Test = str | Mapping[str, Any] | CodeTest
 """One test: `assert` statements as text, a JSON object as in docs/data.md, or a CodeTest."""
 
 
 class Verifier:
-    """A server that judges programs in a jail: `with Verifier() as verifier: verifier.check(...)`.
+    """A jail that judges programs: `with Verifier() as verifier: verifier.check(...)`.
 
-    The server exits with the block, and also if this process is killed. Several threads may use it.
+    Its processes exit with the block, and also if this process is killed. Several threads may use
+    it.
 
     Args:
         settings: Settings of `sandbox`, `verifiers` and `reward` that differ from conf/, as for
@@ -47,27 +42,31 @@ class Verifier:
     def __init__(self, settings: Overrides = ()) -> None:
         from async_rl.composition.overrides import as_words
 
-        self._words = as_words(settings)
-        self._token = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._client = VerifierClient(verifier_config(self._words), self._token)
+        self._config = verifier_config(as_words(settings))
+        # In a thread, because the cells of a notebook already run inside an event loop.
         self._thread: LoopThread | None = None
+        self._service: VerifierService | None = None
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
+        # Imports the server of verifiers, which `import async_rl` need not wait for.
+        from async_rl.rewards.verifier.serving import open_service
+
+        config = self._config
         with ExitStack() as resources:
-            errors = resources.enter_context(tempfile.TemporaryFile())
-            url = self._start_server(errors, resources)
-            # In a thread, because the cells of a notebook already run inside an event loop.
-            self._thread = LoopThread("verifier")
-            resources.callback(self._thread.close)
-            resources.callback(lambda: self._result(self._client.close()))
-            self._client.update_servers([url])
+            # The kernel ends the processes of the jail with the thread that started them.
+            thread = LoopThread("verifier")
+            resources.callback(thread.close)
+            opened = open_service(config.verifiers, config.sandbox, Activity(), config.timeouts)
+            self._service = thread.run(opened.__aenter__())
+            resources.callback(lambda: thread.run(opened.__aexit__(None, None, None)))
+            self._thread = thread
             self._resources = resources.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._thread = self._service = None
         self._resources.close()
-        self._thread = None
 
     def check(self, code: str, tests: Test | Sequence[Test], *, setup: str = "") -> VerifyResponse:
         """Run a program against tests and return its verdict, with one result per test that ran.
@@ -82,49 +81,14 @@ class Verifier:
             ConfigError: A test is malformed, or the `with` block was left.
             InfrastructureError: No verdict was possible.
         """
-        given = [tests] if isinstance(tests, str | Mapping | CodeTest) else tests
-        converted = [_as_test(test) for test in given]
-        return self._result(self._client.check(code, converted, setup))
-
-    def _start_server(self, errors: IO[bytes], resources: ExitStack) -> str:
-        """Start the server, which exits when its standard input is closed; return its URL."""
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "async_rl.launchers.cli", "verifier"),
-                *("--end-with-input", *self._words),
-            ],
-            # It exits with this process, however that ends: the pipe closes.
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**os.environ, "ASYNC_RL_TOKEN": self._token},
-            start_new_session=True,
-            text=True,
-        )
-        resources.callback(_end, process)
-        assert process.stdout is not None, "stdout is a pipe"
-        # `verifier at URL (...)`, the first line of the command.
-        words = process.stdout.readline().split()
-        if len(words) < 3:
-            process.wait()
-            errors.seek(0)
-            raise ConfigError(f"the verifier did not start: {errors.read().decode().strip()}")
-        return words[2]
-
-    def _result(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._thread is None:
-            coroutine.close()
+        if self._thread is None or self._service is None:
             raise ConfigError("this verifier is not running; use it in its with block")
-        return self._thread.run(coroutine)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Close the server's input and wait until it has answered all accepted requests."""
-    try:
-        process.communicate(timeout=_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+        given = [tests] if isinstance(tests, str | Mapping | CodeTest) else tests
+        request = VerifyRequest(code=code, tests=[_as_test(test) for test in given], setup=setup)
+        response = self._thread.run(self._service.verify(request))
+        if response.verdict is Verdict.INFRASTRUCTURE_ERROR:
+            raise InfrastructureError(response.failure or response.tests[0].message)
+        return response
 
 
 def _as_test(test: Test) -> CodeTest:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TOKEN_BYTES = 24
-_INPUT_BYTES = 4096
 _LEVELS = {1: "namespaces", 2: "Landlock and seccomp", 3: "none: programs run unconfined"}
 VerifierSettings = Annotated[
     list[str] | None,
@@ -61,13 +58,6 @@ def verifier(
             help="token that clients must send; default: a new one, which is printed",
         ),
     ] = None,
-    end_with_input: Annotated[
-        bool,
-        typer.Option(
-            "--end-with-input",
-            help="end when standard input is closed, for a program that starts a verifier",
-        ),
-    ] = False,
 ) -> None:
     """Serve verdicts over HTTP until stopped, without a run.
 
@@ -85,12 +75,10 @@ def verifier(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     address = host or host_for_people(config.network)
-    asyncio.run(_serve(config, address, port, token, end_with_input=end_with_input))
+    asyncio.run(_serve(config, address, port, token))
 
 
-async def _serve(
-    config: RunConfig, host: str, port: int, token: str | None, *, end_with_input: bool
-) -> None:
+async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> None:
     from async_rl.observability.activity import Activity
     from async_rl.rewards.verifier.serving import open_service, serve
     from async_rl.wire.http import listen
@@ -106,14 +94,6 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    if end_with_input:
-
-        def read_input() -> None:
-            if not os.read(sys.stdin.fileno(), _INPUT_BYTES):
-                loop.remove_reader(sys.stdin)
-                stop()
-
-        loop.add_reader(sys.stdin, read_input)
     # Never without a token: any user of the machine reaches loopback.
     secret = token or secrets.token_urlsafe(_TOKEN_BYTES)
     with listen(host, port) as listener:

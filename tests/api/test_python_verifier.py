@@ -64,9 +64,9 @@ def test_wrong_settings_are_refused() -> None:
         async_rl.Verifier(["sandbox.timeout_s=0"])
 
 
-def test_a_server_that_cannot_start_is_an_error_with_its_reason() -> None:
+def test_a_jail_that_cannot_start_is_an_error_with_its_reason() -> None:
     with (
-        pytest.raises(ConfigError, match=r"did not start: error: the package 'no_such_p"),
+        pytest.raises(ConfigError, match="the package 'no_such_p"),
         async_rl.Verifier({"sandbox.packages": ["no_such_package"]}) as verifier,
     ):
         verifier.check("import no_such_package", "assert f() is None")
