@@ -12,19 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from async_rl.core.errors import ConfigError, DataError, at
-from async_rl.core.types import CodeTest, Verdict
+from async_rl.core.types import Verdict
 from async_rl.data.problems import read_problem
 from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.client import VerifierPool
-from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
+from async_rl.rewards.verifier.protocol import VerifyRequest
 
 
 class Grader:
-    """The verifier at a URL. cpu_s: limit of each test; None for the limit of the server."""
+    """The verifier at a URL."""
 
-    def __init__(
-        self, url: str | None = None, *, cpu_s: float | None = None, timeout_s: float = 300
-    ) -> None:
+    def __init__(self, url: str | None = None, *, timeout_s: float = 300) -> None:
         address = url or os.environ.get("ASYNC_RL_VERIFIER_URL")
         if not address:
             raise ConfigError(
@@ -32,7 +30,6 @@ class Grader:
                 " http://host:port/token/SECRET"
             )
         self._url = address.rstrip("/")
-        self._cpu_s = cpu_s
         self._timeout_s = timeout_s
 
     def scores(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -75,26 +72,15 @@ class Grader:
             tests=problem.tests,
             language=problem.language,
             setup=problem.setup,
-            timeout_s=self._cpu_s,
             stop_at_first_failure=False,
         )
-        return (await _answer(verifier, request)).share(len(problem.tests))
-
-    async def results(self, code: str, tests: list[CodeTest]) -> list[TestResult]:
-        """The results of a Python program up to its first failure. Raises as `scores_async`."""
-        request = VerifyRequest(code=code, tests=tests, timeout_s=self._cpu_s)
-        async with self._verifier() as verifier:
-            return (await _answer(verifier, request)).tests
+        answer = await verifier.answer(request)
+        for test in answer.tests:
+            if test.verdict is Verdict.TEST_ERROR:
+                raise DataError(f"a test is broken: {test.message}")
+        return answer.share(len(problem.tests))
 
     def _verifier(self) -> VerifierPool:
         # Apart: errors and tasks name the address, and must not name the token.
         url, _, token = self._url.partition("/token/")
         return VerifierPool(token, [url], limit_s=self._timeout_s)
-
-
-async def _answer(verifier: VerifierPool, request: VerifyRequest) -> VerifyResponse:
-    answer = await verifier.answer(request)
-    for test in answer.tests:
-        if test.verdict is Verdict.TEST_ERROR:
-            raise DataError(f"a test is broken: {test.message}")
-    return answer

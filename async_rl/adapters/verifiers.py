@@ -3,8 +3,7 @@
     class MyTask(vf.Task[MyData]):
         passed_tests = vf.reward(weight=1.0)(passed_tests)
 
-With `verifiers` before 0.2: `vf.Rubric(funcs=[passed_tests_of_info])` with the row's columns in
-`info`. A response that cannot be judged raises: the rollout has an error and no reward.
+A response that cannot be judged raises: the rollout has an error and no reward.
 """
 
 from __future__ import annotations
@@ -21,11 +20,4 @@ async def passed_tests(self: Any, trace: Any) -> float:
     # Fields without a value would hide the layouts that a row may have instead.
     row = {key: value for key, value in self.data.model_dump().items() if value is not None}
     (score,) = await Grader().scores_async([trace.last_reply], [row])
-    return score
-
-
-async def passed_tests_of_info(completion: Any, info: dict[str, Any], **_: Any) -> float:
-    """As `passed_tests`, for a rubric."""
-    text = completion if isinstance(completion, str) else completion[-1]["content"]
-    (score,) = await Grader().scores_async([text], [info])
     return score

@@ -30,8 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from async_rl.core.errors import DataError
 from async_rl.rewards.verifier.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest
 from async_rl.rewards.verifier.service import VerifierService
-from async_rl.rewards.verifier.wire import Form
-from async_rl.rewards.verifier.wire_scores import FORMS
+from async_rl.rewards.verifier.wire import FORMS, Form
 from async_rl.wire.http import body_of, json_response, while_connected
 
 T = TypeVar("T")
@@ -78,14 +77,13 @@ def build_app(
     async def foreign(form: type[Form], request: Request) -> Response:
         body = await _read(request, form)
         try:
-            programs = body.requests()
+            program = body.program()
         except (DataError, ValueError) as error:
             raise HTTPException(400, f"bad request: {error}") from error
         try:
-            for program in programs:
-                await service.require(program)
+            await service.require(program)
             service.admit(1)
-            return json_response(await admitted(request, body.answer(service, programs)))
+            return json_response(await admitted(request, body.answer(service, program)))
         except HTTPException as refused:
             status = form.statuses.get(refused.status_code, refused.status_code)
             raise HTTPException(status, refused.detail) from refused

@@ -1,11 +1,10 @@
 """Requests and answers of other systems' verifiers, so that their clients can use this one
-unchanged: the base of all forms, AReaL's forms and SandboxFusion's form. The other forms and all
-paths are in `wire_scores.py`.
+unchanged: AReaL's two forms and SandboxFusion's form.
 
 Invariants: an infrastructure failure is an answer that the client retries (a 503, errorType
 SystemError, a 504), never an answer that it scores. Fields without a meaning here are ignored, as
-in the originals; a request that cannot be served (an unknown language, remote tests, files, tests
-in a pickle, because reading a pickle runs code) is a 400.
+in the originals; a request that cannot be served (an unknown language, remote tests, files) is a
+400.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from async_rl.rewards.verifier.protocol import (
     MAX_TIMEOUT_S,
     MIN_MEMORY_MB,
     VerifyRequest,
-    VerifyResponse,
 )
 from async_rl.rewards.verifier.service import VerifierService
 
@@ -64,23 +62,22 @@ class Form(Body):
 
     statuses: ClassVar[dict[int, int]] = {}
 
-    def requests(self) -> list[VerifyRequest]:
-        """The programs to judge. Raises DataError or ValueError if they cannot be judged here."""
+    def program(self) -> VerifyRequest:
+        """The program to judge. Raises DataError or ValueError if it cannot be judged here."""
         raise NotImplementedError
 
-    async def answer(self, service: VerifierService, requests: list[VerifyRequest]) -> Reply:
-        """Judge the programs once the request is admitted; return the answer in the form of the
-        client. Raises HTTPException.
+    async def answer(self, service: VerifierService, program: VerifyRequest) -> Reply:
+        """Judge the program once it is admitted; return the answer in the form of the client.
+        Raises HTTPException.
         """
         raise NotImplementedError
 
 
-def request_of(
+def _request_of(
     code: str,
     tests: list[CodeTest],
     *,
     language: str = PYTHON,
-    setup: str = "",
     timeout_s: float | None = None,
     memory_mb: float = 0,
     stops: bool | None = None,
@@ -101,19 +98,10 @@ def request_of(
         code=code,
         tests=tests,
         language=known,
-        setup=setup,
         timeout_s=timeout_s,
         memory_mb=memory,
         stop_at_first_failure=stops,
     )
-
-
-def require_score(response: VerifyResponse) -> None:
-    """Raise HTTPException if a verdict is about the tests or the machine, not about the program."""
-    for test in response.tests:
-        if not test.verdict.is_score:
-            status = 503 if test.verdict is Verdict.INFRASTRUCTURE_ERROR else 400
-            raise HTTPException(status, f"the program could not be judged: {test.message}")
 
 
 class ArealProblem(Body):
@@ -130,20 +118,21 @@ class ArealFunction(Form):
     language: str = PYTHON
     timeout: Timeout | None = None
 
-    def requests(self) -> list[VerifyRequest]:
+    def program(self) -> VerifyRequest:
         """The program with the tests of the problem."""
         with at("$.problem"):
             tests = read_input_output(self.problem.input_output)
         language, timeout_s = self.language, self.timeout
-        return [request_of(self.code, tests, language=language, timeout_s=timeout_s, stops=True)]
+        return _request_of(self.code, tests, language=language, timeout_s=timeout_s, stops=True)
 
-    async def answer(self, service: VerifierService, requests: list[VerifyRequest]) -> Reply:
+    async def answer(self, service: VerifierService, program: VerifyRequest) -> Reply:
         """One code per test up to the first failure: true, false, -1 (error, limit) or -2 (no
         compile).
         """
-        response = await service.verify(requests[0])
-        require_score(response)
+        response = await service.verify(program)
         message = response.tests[-1].message
+        if response.verdict is Verdict.INFRASTRUCTURE_ERROR:
+            raise HTTPException(503, f"the program could not be judged: {message}")
         return {
             "result": [_AREAL_CODES.get(test.verdict, -1) for test in response.tests],
             "metadata": {"verdict": response.verdict, "message": message},
@@ -171,7 +160,7 @@ class ArealCall(Form, rename="camel"):
     timeout: Timeout | None = None
     memory: Annotated[float, Meta(ge=0)] = 0
 
-    def requests(self) -> list[VerifyRequest]:
+    def program(self) -> VerifyRequest:
         """The program with one test per case."""
         tests = []
         for index, case in enumerate(self.testcases):
@@ -180,7 +169,7 @@ class ArealCall(Form, rename="camel"):
             tests.append(
                 pair_test(case.input, case.expected_output, self.entry_function, names=names)
             )
-        request = request_of(
+        return _request_of(
             self.code,
             tests,
             language=self.language,
@@ -188,11 +177,10 @@ class ArealCall(Form, rename="camel"):
             memory_mb=self.memory,
             stops=self.is_fast_fail,
         )
-        return [request]
 
-    async def answer(self, service: VerifierService, requests: list[VerifyRequest]) -> Reply:
+    async def answer(self, service: VerifierService, program: VerifyRequest) -> Reply:
         """Success if every test passes, with one result per test."""
-        response = await service.verify(requests[0])
+        response = await service.verify(program)
         results = [
             {
                 "success": test.verdict is Verdict.PASS,
@@ -223,20 +211,19 @@ class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
     files: Annotated[dict[str, Any], Meta(max_length=0)] | None = None
     fetch_files: Annotated[list[Any], Meta(max_length=0)] | None = None
 
-    def requests(self) -> list[VerifyRequest]:
+    def program(self) -> VerifyRequest:
         """The program; its test only has the standard input."""
-        request = request_of(
+        return _request_of(
             self.code,
             [StdinTest(input=self.stdin or "", output="")],
             language=self.language,
             timeout_s=self.run_timeout,
             memory_mb=self.memory_limit_mb,
         )
-        return [request]
 
-    async def answer(self, service: VerifierService, requests: list[VerifyRequest]) -> Reply:
+    async def answer(self, service: VerifierService, program: VerifyRequest) -> Reply:
         """The output of the program: Success if it exited with status 0."""
-        ran, output = await service.run(requests[0])
+        ran, output = await service.run(program)
         if ran.verdict is Verdict.INFRASTRUCTURE_ERROR:
             raise HTTPException(503, f"this program could not be judged: {ran.message}")
         is_late, is_success = ran.verdict is Verdict.TIMEOUT, ran.verdict is Verdict.PASS
@@ -249,7 +236,7 @@ class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
             "stderr": ran.message,
         }
         # SandboxFusion has no step of compiling for Python: its error is one of the run.
-        is_compiled = ran.verdict is not Verdict.COMPILE_ERROR or requests[0].language == PYTHON
+        is_compiled = ran.verdict is not Verdict.COMPILE_ERROR or program.language == PYTHON
         return {
             "status": "Success" if is_success else "Failed",
             "message": ran.verdict if is_compiled and not is_success else "",
@@ -258,3 +245,10 @@ class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
             "executor_pod_name": None,
             "files": {},
         }
+
+
+FORMS: dict[str, type[Form]] = {
+    "/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke": ArealFunction,
+    "/apis/functioncalls": ArealCall,
+    "/run_code": RunCode,
+}
