@@ -226,11 +226,11 @@ def test_a_run_without_a_store_is_a_clear_error(tmp_path: Path) -> None:
         ),
         (
             "DELETE FROM steps WHERE version=1",
-            "the surviving steps are not 1 to 1: [1] are missing",
+            "the surviving steps 1 to 1 are missing",
         ),
         (
             "UPDATE steps SET version=4 WHERE version=2 AND undone_s IS NULL",
-            "the surviving steps are not 1 to 2: [2, 3] are missing",
+            "the surviving steps 2 to 3 are missing",
         ),
         (
             "UPDATE groups SET oldest_version=-9 WHERE group_id=0",

@@ -6,12 +6,10 @@ the number of newest groups that it looks at, so that a page of a long run takes
 
 from __future__ import annotations
 
-import itertools
-
 import msgspec
 
 from async_rl.buffer.store.connection import Connection
-from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows, histories
+from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows
 from async_rl.buffer.store.trajectories import stored_advantages, stored_group
 from async_rl.core.types import FloatArray, Group
 
@@ -25,6 +23,25 @@ _SORTS = {
     "longest": "response_length_mean DESC, group_id DESC",
 }
 SORTS = tuple(_SORTS)
+_WHERE = {
+    "purpose": "purpose=:purpose",
+    "step": "state='trained' AND train_version=:step - 1",
+    "prompt_id": "prompt_id=:prompt_id",
+    # instr and not LIKE: a percent sign in the text must mean itself.
+    "text": "prompt_id IN (SELECT prompt_id FROM prompts WHERE purpose=:purpose AND"
+    " instr(lower(text), lower(:text)) > 0)",
+    "failed": "pass_rate < 1",
+    "truncated": "truncated_share > 0",
+    "stored": "group_id IN (SELECT group_id FROM blobs)",
+    # By number and not by offset, so that new groups do not shift the pages.
+    "before": "group_id < :before",
+}
+"""The condition of each field of a filter that has a value."""
+_SPANS = (
+    "SELECT * FROM (SELECT group_id, state, at_s - min(at_s) OVER () AS start_s, lead(at_s) OVER"
+    " (PARTITION BY group_id ORDER BY transition_id) - min(at_s) OVER () AS end_s FROM transitions"
+    f" WHERE group_id IN (SELECT group_id FROM groups {OF_STEP})) WHERE end_s IS NOT NULL"
+)
 STAGES = ("issued", "generating", "ready", "leased")
 
 
@@ -61,38 +78,17 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 def page_of(store: Connection, chosen: Filter, *, most: int = PAGE) -> list[GroupRow]:
     """Return the groups that pass the filter, at most `most`."""
-    where = ["purpose=?"]
-    values: list[str | int] = [chosen.purpose]
-    if chosen.step is not None:
-        where.append("state='trained' AND train_version=?")
-        values.append(chosen.step - 1)
-    if chosen.prompt_id:
-        where.append("prompt_id=?")
-        values.append(chosen.prompt_id)
-    if chosen.text:
-        where.append(
-            # instr and not LIKE: a percent sign in the text must mean itself.
-            "prompt_id IN (SELECT prompt_id FROM prompts WHERE purpose=? AND"
-            " instr(lower(text), lower(?)) > 0)"
-        )
-        values += [chosen.purpose, chosen.text]
-    if chosen.failed:
-        where.append("pass_rate < 1")
-    if chosen.truncated:
-        where.append("truncated_share > 0")
-    if chosen.stored:
-        where.append("group_id IN (SELECT group_id FROM blobs)")
-    # By number and not by offset, so that new groups do not shift the pages.
-    if chosen.before is not None:
-        where.append("group_id < ?")
-        values.append(chosen.before)
+    fields = msgspec.structs.asdict(chosen)
+    # By identity, because the condition `before=0` equals False.
+    unset = [name for name, value in fields.items() if value is False or value in ("", None)]
+    where = [sql for name, sql in _WHERE.items() if name not in unset]
     tail = f"WHERE {' AND '.join(where)} ORDER BY group_id DESC"
     if chosen.sort != "newest":
         # The table has no index by reward and a reader cannot add one, so only the newest
         # WINDOW groups are sorted; sorting all would take seconds in a long run.
         newest = f"SELECT group_id FROM groups {tail} LIMIT {WINDOW}"
         tail = f"WHERE group_id IN ({newest}) ORDER BY {_SORTS[chosen.sort]}"
-    return group_rows(store, f"{tail} LIMIT ?", *values, most)
+    return group_rows(store, f"{tail} LIMIT {most}", fields)
 
 
 def trajectories(store: Connection, group_id: int) -> tuple[Group, FloatArray | None] | None:
@@ -123,12 +119,8 @@ def ages(store: Connection) -> list[tuple[int, int]]:
 
 def spans(store: Connection, step: int) -> dict[int, list[Span]]:
     """Return, by group, the times in each state of the groups that a step trained."""
-    groups = histories(store, OF_STEP, step)
-    start_s = min((group.history[0].at_s for group in groups), default=0.0)
-    return {
-        group.group_id: [
-            Span(state=one.state, start_s=one.at_s - start_s, end_s=then.at_s - start_s)
-            for one, then in itertools.pairwise(group.history)
-        ]
-        for group in groups
-    }
+    found: dict[int, list[Span]] = {}
+    for group_id, state, start_s, end_s in store.execute(_SPANS, (step,)):
+        span = Span(state=state, start_s=start_s, end_s=end_s)
+        found.setdefault(group_id, []).append(span)
+    return found

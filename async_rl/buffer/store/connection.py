@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,8 @@ STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 T = TypeVar("T")
 Connection = sqlite3.Connection
+Values = Sequence[Any] | Mapping[str, Any]
+"""The parameters of a query, by position or by name."""
 DAMAGE = (sqlite3.Error, UnicodeError, msgspec.DecodeError)
 """Errors that a damaged file may raise at a read."""
 PAYLOAD = (
@@ -89,10 +91,10 @@ def readers_of(path: Path) -> list[int]:
 
 
 def select(
-    connection: sqlite3.Connection, kind: type[T], query: str, values: Iterable[Any] = ()
+    connection: sqlite3.Connection, kind: type[T], query: str, values: Values = ()
 ) -> list[T]:
     """Return the rows of a query as objects of `kind`, whose fields are the columns."""
-    cursor = connection.execute(query, tuple(values))
+    cursor = connection.execute(query, values)
     names = [name for name, *_ in cursor.description]
     # Not strict: SQLite has 0 and 1 instead of booleans.
     return [

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.buffer.store.connection import DAMAGE, Connection, connect, select
+from async_rl.buffer.store.connection import DAMAGE, Connection, Values, connect, select
 from async_rl.buffer.store.reader import LEARNER_VERSION, NEXT_INDEX
 from async_rl.buffer.store.schema import SCHEMA_VERSION
 from async_rl.core.errors import InfrastructureError, Unavailable
@@ -186,7 +186,7 @@ def reading(path: Path) -> Iterator[Connection]:
             raise InfrastructureError(f"{path} cannot be read: {error}") from error
 
 
-def group_rows(store: Connection, tail: str, *values: str | int) -> list[GroupRow]:
+def group_rows(store: Connection, tail: str, values: Values) -> list[GroupRow]:
     """Return the groups that the rest of a query selects."""
     return select(store, GroupRow, f"{_GROUPS} {tail}", values)
 
@@ -200,7 +200,7 @@ def histories(store: Connection, which: str, value: str | int) -> list[LedgerGro
             **msgspec.structs.asdict(row),
             history=select(store, Transition, _HISTORY, [row.group_id]),
         )
-        for row in group_rows(store, f"{which} ORDER BY group_id", value)
+        for row in group_rows(store, f"{which} ORDER BY group_id", [value])
     ]
 
 

@@ -52,7 +52,7 @@ def batch_rows(store: Connection, step: int) -> list[GroupRow]:
     no such step, or if its rows were compacted.
     """
     # The buffer orders a batch by group (buffer/replay.py).
-    return group_rows(store, f"{OF_STEP} ORDER BY group_id", step)
+    return group_rows(store, f"{OF_STEP} ORDER BY group_id", [step])
 
 
 def batch_of(store: Connection, step: int) -> list[Group] | None:

@@ -239,7 +239,7 @@ def group_page(visit: Visit) -> Content:
     run = visit.run
     group_id = visit.path["group_id"]
     with run.store() as store:
-        row = next(iter(group_rows(store, OF_GROUP, group_id)), None)
+        row = next(iter(group_rows(store, OF_GROUP, [group_id])), None)
         if row is None:
             raise ConfigError(f"{run.name} has no group {group_id}")
         stored = browse.trajectories(store, group_id)
