@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 _BLOCK_BYTES = 2**16
 
@@ -23,13 +22,19 @@ def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
     except FileNotFoundError:
         return
     with file:
-        # The bytes after the last line break are not a complete line.
-        end = _last_break(file)
+        # From the end, since the metrics of a long run are hundreds of megabytes.
+        end = file.seek(0, os.SEEK_END)
         rest = b""
+        has_line = False
         while end > 0:
             start = max(0, end - _BLOCK_BYTES)
             file.seek(start)
-            block = file.read(end - start) + rest
+            block = file.read(end - start)
+            if not has_line:
+                # The bytes after the last line break are not a complete line.
+                block = block[: block.rfind(b"\n") + 1]
+                has_line = bool(block)
+            block += rest
             # The bytes before the first break belong to a line that starts in an earlier block.
             first = block.find(b"\n") + 1 if start else 0
             rest = block[:first]
@@ -39,20 +44,6 @@ def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
                 offset -= len(line) + 1
                 yield offset, line
             end = start
-
-
-def _last_break(file: BinaryIO) -> int:
-    """The offset after the last line break, 0 if there is none."""
-    # From the end, since the metrics of a long run are hundreds of megabytes.
-    end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - _BLOCK_BYTES)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
 
 
 def line_number(path: Path, offset: int) -> int:
