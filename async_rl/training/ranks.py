@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError, StalenessError, Superseded
 from async_rl.core.heads import GroupHead
 from async_rl.learner import sharding
@@ -72,27 +73,45 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
             os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
                 f"expandable_segments:{not is_mapped},pinned_max_round_threshold_mb:1"
             )
-    world_size = config.learner.ranks
-    if world_size > 1:
-        # A file of the run, because only the run's own processes can open it.
-        path = str(context.run_dir / RENDEZVOUS_FILE)
-        store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]
-        sharding.join(
-            store,
-            context.rank,
-            world_size,
-            host=context.host,
-            device=device,
-            # Bounds one collective; between operations the ranks wait without one.
-            timeout_s=2 * config.timeouts.take_s,
-        )
-    return Trainer(
+    return open_trainer(
         config,
         context.model_path,
+        context.run_dir,
         rank=context.rank,
+        device=device,
+        host=context.host,
+        # Bounds one collective; between operations the ranks wait without one.
+        timeout_s=2 * config.timeouts.take_s,
+    )
+
+
+def open_trainer(
+    config: RunConfig,
+    model_path: Path,
+    directory: Path,
+    *,
+    rank: int,
+    device: torch.device,
+    host: str,
+    timeout_s: float,
+) -> Trainer:
+    """Join the other ranks, who meet in the directory, and build this rank's trainer; blocks.
+
+    host: the address of this process for the other ranks. timeout_s: limit of one collective.
+    """
+    world_size = config.learner.ranks
+    if world_size > 1:
+        # A file and no port: only this user's processes can open it.
+        path = str(directory / RENDEZVOUS_FILE)
+        store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]
+        sharding.join(store, rank, world_size, host=host, device=device, timeout_s=timeout_s)
+    return Trainer(
+        config,
+        model_path,
+        rank=rank,
         world_size=world_size,
         device=device,
-        failed_batches=context.run_dir / "failed_batches",
+        failed_batches=directory / "failed_batches",
     )
 
 

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
-import torch
-import torch.distributed as dist
 
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
@@ -26,12 +24,12 @@ from async_rl.config.run import RunConfig
 from async_rl.core import records
 from async_rl.core.errors import AsyncRLError, DataError
 from async_rl.core.os import die_with_parent, leave
-from async_rl.learner import sharding
-from async_rl.learner.trainer import Trainer
 from async_rl.training import checkpoints
+from async_rl.training.device import learner_device
+from async_rl.training.ranks import open_trainer
 from async_rl.weights.block import SharedTensors
+from async_rl.wire.addresses import LOOPBACK
 
-_LOOPBACK = "127.0.0.1"
 _COLLECTIVE_S = 1800.0
 
 
@@ -45,7 +43,16 @@ def replay(
     checkpoint, or 0 for the start model.
     """
     run_dir = directory.parents[1]
-    trainer = _trainer(directory, model_path, rank)
+    config = RunConfig.model_validate(msgspec.yaml.decode((directory / "config.yaml").read_bytes()))
+    trainer = open_trainer(
+        config,
+        model_path,
+        directory,
+        rank=rank,
+        device=learner_device(config.learner.gpus_each),
+        host=LOOPBACK,
+        timeout_s=_COLLECTIVE_S,
+    )
     if versions.start:
         trainer.load(checkpoints.directory_of(run_dir, versions.start))
     # The same block as in the run, so that the checksums can be compared.
@@ -68,24 +75,6 @@ def replay(
                 for _ in trainer.full_tensors():
                     pass
             yield version + 1, checksum, result.scalars
-
-
-def _trainer(directory: Path, model_path: Path, rank: int) -> Trainer:
-    config = RunConfig.model_validate(msgspec.yaml.decode((directory / "config.yaml").read_bytes()))
-    ranks = config.learner.ranks
-    device = torch.device("cuda", 0) if config.learner.gpus_each else torch.device("cpu")
-    if ranks > 1:
-        # A file and no port: only this user can open it.
-        store = dist.FileStore(str(directory / "rendezvous"), ranks)  # type: ignore[attr-defined]
-        sharding.join(store, rank, ranks, host=_LOOPBACK, device=device, timeout_s=_COLLECTIVE_S)
-    return Trainer(
-        config,
-        model_path,
-        rank=rank,
-        world_size=ranks,
-        device=device,
-        failed_batches=directory / "failed_batches",
-    )
 
 
 def main() -> int:
