@@ -115,20 +115,17 @@ class LookUp(Message):
 class DeviceChunk(Value):
     """The next num_tensors tensors of a version, packed in one buffer of a GPU.
 
-    The other fields are the arguments of torch's `rebuild_cuda_tensor`;
-    tests/generation/test_device_block.py compares them one by one.
+    The other fields are arguments of torch's `rebuild_cuda_tensor` in its order, which
+    tests/generation/test_device_block.py compares one by one. offset: tensor_offset. storage:
+    storage_handle, storage_size_bytes, storage_offset_bytes. sync: ref_counter_handle,
+    ref_counter_offset, event_handle, event_sync_required.
     """
 
     num_tensors: int
     size_bytes: int
     offset: int
-    handle: bytes
-    storage_size_bytes: int
-    storage_offset_bytes: int
-    ref_counter_handle: bytes
-    ref_counter_offset: int
-    event_handle: bytes
-    event_sync_required: bool
+    storage: tuple[bytes, int, int]
+    sync: tuple[bytes, int, bytes, bool]
 
 
 class DeviceBlock(Value, tag_field="type", tag=True):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from async_rl.config.run import PIECE_BYTES
+from async_rl.core.dividing import divided
 from async_rl.core.frozen import frozen
 from async_rl.protocol.weights import Manifest, TensorEntry
 from async_rl.weights.block import Tensors, tensor_of
@@ -45,14 +46,11 @@ def buckets(manifest: Manifest, bucket_bytes: int) -> list[Bucket]:
 
     A bucket above bucket_bytes has a single tensor, which is larger than that.
     """
-    entries = manifest.tensors
-    ends = [*(entry.offset for entry in entries[1:]), manifest.total_bytes]
-    result: list[Bucket] = []
-    first = 0
-    for index in range(1, len(entries) + 1):
-        begin = entries[first].offset
-        # A tensor is never divided: the receiver passes whole tensors to the engine.
-        if index == len(entries) or ends[index] - begin > bucket_bytes:
-            result.append(Bucket(begin=begin, end=ends[index - 1], entries=entries[first:index]))
-            first = index
-    return result
+    ends = [*(entry.offset for entry in manifest.tensors[1:]), manifest.total_bytes]
+    placed = zip(manifest.tensors, ends, strict=True)
+    # A tensor is never divided: the receiver passes whole tensors to the engine.
+    parts = divided((((entry, end), end - entry.offset) for entry, end in placed), bucket_bytes)
+    return [
+        Bucket(begin=part[0][0].offset, end=part[-1][1], entries=[entry for entry, _ in part])
+        for part in parts
+    ]

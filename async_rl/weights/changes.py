@@ -9,7 +9,6 @@ value, followed by a smaller one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Self
 
 import numpy as np
@@ -65,14 +64,6 @@ class Changes:
 
     def apply(self, block: Words) -> None:
         """Change the block in place. Raises WeightsError if it is too small for the changes."""
-        for positions, values in self._placed():
-            if positions[-1] >= block.size:
-                raise WeightsError(
-                    f"the changes reach word {positions[-1]} of a block of {block.size} words"
-                )
-            block[positions] = values
-
-    def _placed(self) -> Iterator[tuple[npt.NDArray[np.int64], Words]]:
         last = -1
         used = 0
         for begin in range(0, self.gaps.size, _PIECE):
@@ -80,11 +71,14 @@ class Changes:
             has_value = gaps != _SKIP
             # A skip advances by its 255 words; a value by the words before it and its own.
             ends = last + np.cumsum(gaps.astype(np.int64) + has_value)
-            count = int(np.count_nonzero(has_value))
-            if count:
-                yield ends[has_value], self.values[used : used + count]
+            positions = ends[has_value]
+            if positions.size and positions[-1] >= block.size:
+                raise WeightsError(
+                    f"the changes reach word {positions[-1]} of a block of {block.size} words"
+                )
+            block[positions] = self.values[used : used + positions.size]
             last = int(ends[-1])
-            used += count
+            used += positions.size
 
     def to_bytes(self, manifest: Manifest, base: int) -> bytes:
         """Return a safetensors file that turns version `base` into the manifest's version."""

@@ -51,16 +51,8 @@ def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
     try:
         store.meet()
         if seat.backend == "gloo":
-            timeout = timedelta(seconds=seat.timeout_s)
-            return GlooCommunicator(store, rank, seat.world_size, host=seat.host, timeout=timeout)
-        return NcclCommunicator(
-            store,
-            rank,
-            seat.world_size,
-            host=seat.host,
-            device=device,
-            connect_s=seat.timeout_s,
-        )
+            return GlooCommunicator(store, seat, rank)
+        return NcclCommunicator(store, seat, rank, device)
     except (RuntimeError, AsyncRLError) as error:
         # torch raises RuntimeError for ranks that do not come.
         store.close()
@@ -80,8 +72,6 @@ def begin(
     raise BroadcastBroken if a rank is lost or later than timeout_s; the caller then closes the
     communicator.
     """
-    # Positive even after the deadline: torch takes -1 ms for its default of minutes.
-    timeout_s = max(timeout_s, 0.001)
     with _broken():
         finish = communicator.begin(flat, timeout_s=timeout_s)
     return _broken()(finish)
@@ -131,16 +121,15 @@ class GlooCommunicator:
 
     device = torch.device("cpu")
 
-    def __init__(
-        self, store: SeatStore, rank: int, world_size: int, *, host: str, timeout: timedelta
-    ) -> None:
+    def __init__(self, store: SeatStore, seat: Seat, rank: int) -> None:
         self._store = store
+        timeout = timedelta(seconds=seat.timeout_s)
         # gloo broadcasts in a tree: 4 connections per rank instead of 15 for 16 ranks.
         self._ranks: Any = private_gloo(
             store,
             rank,
-            world_size,
-            host=host,
+            seat.world_size,
+            host=seat.host,
             timeout=timeout,
             warm_up=lambda ranks: self._send(ranks, torch.zeros(1, dtype=torch.uint8), timeout),
         )
@@ -174,17 +163,8 @@ class NcclCommunicator:
     Each rank has another GPU.
     """
 
-    def __init__(
-        self,
-        store: SeatStore,
-        rank: int,
-        world_size: int,
-        *,
-        host: str,
-        device: torch.device,
-        connect_s: float,
-    ) -> None:
-        """connect_s: bounds the first broadcast, which connects all ranks."""
+    def __init__(self, store: SeatStore, seat: Seat, rank: int, device: torch.device) -> None:
+        """The timeout of the seat bounds the first broadcast, which connects all ranks."""
         self.device = device
         self._store = store  # NCCL connects at the first broadcast
         self._rank = rank
@@ -195,8 +175,8 @@ class NcclCommunicator:
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         # The default is 30 minutes, in which nothing can stop the call: an abort waits for it.
         # torch reads it once, so the first communicator of a process decides.
-        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(math.ceil(connect_s)))
-        choose_interface(host)
+        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(math.ceil(seat.timeout_s)))
+        choose_interface(seat.host)
         nccl: Any = dist.ProcessGroupNCCL
         # The GPU schedules the copies of a push before the kernels of a step that runs.
         options = nccl.Options(is_high_priority_stream=True)
@@ -204,7 +184,7 @@ class NcclCommunicator:
         # A blocking call that waits for a lost peer could not be aborted.
         options.config.blocking = 0
         with torch.cuda.device(device):
-            self._group: Any = nccl(store, rank, world_size, options)
+            self._group: Any = nccl(store, rank, seat.world_size, options)
 
     def begin(self, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
         """Enqueue a broadcast after the work of the current stream, and return what waits for it.

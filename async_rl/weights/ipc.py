@@ -23,19 +23,6 @@ from async_rl.weights.block import Tensors
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
 
-# The position of each field of DeviceChunk in the arguments of torch's `rebuild_cuda_tensor`.
-# `mapping_arguments` adds the rest, which is the same for every uint8 buffer.
-_POSITIONS = {
-    "offset": 3,
-    "handle": 7,
-    "storage_size_bytes": 8,
-    "storage_offset_bytes": 9,
-    "ref_counter_handle": 11,
-    "ref_counter_offset": 12,
-    "event_handle": 13,
-    "event_sync_required": 14,
-}
-
 
 class DeviceSender(Sender):
     """Members map the buffers of the newest version."""
@@ -146,22 +133,31 @@ def described(arguments: tuple[Any, ...], *, num_tensors: int, size_bytes: int) 
     """Return the arguments of `rebuild_cuda_tensor` for a uint8 buffer [size_bytes] that the reader
     cannot derive.
     """
-    fields = {name: arguments[position] for name, position in _POSITIONS.items()}
-    return DeviceChunk(num_tensors=num_tensors, size_bytes=size_bytes, **fields)
+    return DeviceChunk(
+        num_tensors=num_tensors,
+        size_bytes=size_bytes,
+        offset=arguments[3],
+        storage=arguments[7:10],
+        sync=arguments[11:],
+    )
 
 
 def mapping_arguments(chunk: DeviceChunk) -> tuple[Any, ...]:
     """Return the arguments of `rebuild_cuda_tensor` for a uint8 tensor [size_bytes] on device 0,
     which vLLM replaces by its own.
     """
-    arguments: dict[int, Any] = {
-        0: torch.Tensor,
-        1: torch.Size([chunk.size_bytes]),
-        2: (1,),  # the stride
-        4: torch.storage.TypedStorage,
-        5: torch.uint8,
-        6: 0,  # the device
-        10: False,  # requires_grad
-    }
-    arguments |= {position: getattr(chunk, name) for name, position in _POSITIONS.items()}
-    return tuple(arguments[position] for position in sorted(arguments))
+    stride = (1,)
+    device = 0
+    requires_grad = False
+    return (
+        torch.Tensor,
+        torch.Size([chunk.size_bytes]),
+        stride,
+        chunk.offset,
+        torch.storage.TypedStorage,
+        torch.uint8,
+        device,
+        *chunk.storage,
+        requires_grad,
+        *chunk.sync,
+    )

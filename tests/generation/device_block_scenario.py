@@ -62,13 +62,8 @@ def main(model_path: Path) -> dict[str, Any]:
             num_tensors=1,
             size_bytes=len(buffer),
             offset=0,
-            handle=b"h",
-            storage_size_bytes=16,
-            storage_offset_bytes=512,
-            ref_counter_handle=b"r",
-            ref_counter_offset=1,
-            event_handle=b"e",
-            event_sync_required=True,
+            storage=(b"h", 16, 512),
+            sync=(b"r", 1, b"e", True),
         )
         for buffer in buffers
     ]

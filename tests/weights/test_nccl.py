@@ -20,6 +20,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from async_rl.core.errors import BroadcastBroken
 from async_rl.protocol.weights import Manifest, Seat
@@ -131,7 +132,8 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[PlayedNccl]]:
 
 def communicator(rank: int = 1, host: str = "127.0.0.1") -> NcclCommunicator:
     store: Any = SimpleNamespace(close=list)
-    return NcclCommunicator(store, rank, 3, host=host, device=CPU, connect_s=29.5)
+    given = replace(seat_at("", "", num_ranks=3), host=host, timeout_s=29.5)
+    return NcclCommunicator(store, given, rank, CPU)
 
 
 def test_environment_and_options_leave_every_deadline_to_the_caller() -> None:
@@ -214,15 +216,20 @@ def version() -> Iterator[Manifest]:
 def seats(num_ranks: int, bucket_bytes: int = 4096) -> tuple[Rendezvous, Seat]:
     rendezvous = Rendezvous("127.0.0.1")
     rendezvous.open("one.1")
-    return rendezvous, Seat(
+    seat = seat_at(rendezvous.address, rendezvous.secret, num_ranks=num_ranks)
+    return rendezvous, replace(seat, bucket_bytes=bucket_bytes)
+
+
+def seat_at(address: str, secret: str, *, num_ranks: int) -> Seat:
+    return Seat(
         communicator="one.1",
         backend="nccl",
-        store=rendezvous.address,
-        secret=rendezvous.secret,
+        store=address,
+        secret=secret,
         host="127.0.0.1",
         world_size=num_ranks,
         first_rank=1,
-        bucket_bytes=bucket_bytes,
+        bucket_bytes=4096,
         timeout_s=10.0,
     )
 

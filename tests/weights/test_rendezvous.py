@@ -216,7 +216,9 @@ def test_a_stranger_reads_and_changes_nothing_and_the_run_names_it(
     assert len(values) <= 1 + 1 + 2 + 2 * 2
 
 
-def test_the_error_of_a_broadcast_keeps_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_broadcast_keeps_no_connection_open(
+    monkeypatch: pytest.MonkeyPatch, rendezvous: Rendezvous
+) -> None:
     def lose() -> None:
         raise RuntimeError("a peer is lost")
 
@@ -233,7 +235,7 @@ def test_the_error_of_a_broadcast_keeps_no_connection_open(monkeypatch: pytest.M
     group = SimpleNamespace(broadcast=broadcast)
     monkeypatch.setattr(communicator, "private_gloo", lambda *_, **__: group)
     store: Any = SimpleNamespace(close=list)
-    gloo = GlooCommunicator(store, 0, 2, host="", timeout=timedelta(seconds=1))
+    gloo = GlooCommunicator(store, seat(rendezvous, "one"), 0)
     with pytest.raises(RuntimeError) as kept:
         gloo.begin(torch.zeros(1), timeout_s=1.0)
     assert (str(kept.value), works[0]()) == ("a peer is lost", None)
