@@ -24,7 +24,7 @@ def jail(request: pytest.FixtureRequest) -> Iterator[Jail]:
 
 
 @pytest.fixture(scope="session")
-def languages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Languages]:
-    made = Languages(tmp_path_factory.mktemp("programs"))
+def languages() -> Iterator[Languages]:
+    made = Languages()
     yield made
     made.close()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -16,7 +15,6 @@ from rewards_support import LIMITS
 from async_rl.core.errors import Unsupported
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
-from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.outcomes import Ran, Ruling
 from async_rl.rewards.verifier.program import Limits, Program
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
@@ -51,16 +49,15 @@ def program_of(request: VerifyRequest) -> Program:
 
 
 class Languages:
-    """Judges programs one at a time. directory: of compiled programs."""
+    """Judges programs one at a time."""
 
-    def __init__(self, directory: Path | None) -> None:
-        self.directory = directory
+    def __init__(self) -> None:
         self.runner = asyncio.Runner()
         try:
             self.level, self.reasons = self.runner.run(_level())
         except Unsafe as error:
             pytest.skip(str(error))
-        self.judge = CommandJudge(1, self.level, self.reasons, Binaries(directory))
+        self.judge = CommandJudge(1, self.level, self.reasons)
 
     def need(self, language: str) -> None:
         """Skip the test with the reason why programs in the language cannot be judged here."""

@@ -87,8 +87,8 @@ int main(void) {
     say("shared", (long)mmap(0, 1 << 20, both, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     reads("/etc/passwd"); reads("/proc/self/environ"); reads("/proc/1/maps"); reads("/sys");
     reads("/"); reads("/usr/bin/true"); reads("/usr/lib"); reads("/dev/zero"); reads("/dev/mem");
-    reads("/root"); reads("SECRET"); reads("CACHE");
-    say("write:cache", open("CACHE/x.program", O_CREAT | O_WRONLY, 0600));
+    reads("/root"); reads("SECRET"); reads("FOLDER");
+    say("write:folder", open("FOLDER/new", O_CREAT | O_WRONLY, 0600));
     say("write:dev", open("/dev/new", O_CREAT | O_WRONLY, 0600));
     say("write:usr", open("/usr/new", O_CREAT | O_WRONLY, 0600));
     int fd = open("/tmp/mine", O_CREAT | O_RDWR, 0700);
@@ -107,7 +107,7 @@ def test_native_program_reaches_nothing(languages: Languages, tmp_path: Path) ->
     """Twice: the second run finds nothing that the first one left."""
     secret = tmp_path / "secret"
     secret.write_text("the key")
-    code = ATTEMPTS.replace("SECRET", str(secret)).replace("CACHE", str(languages.directory))
+    code = ATTEMPTS.replace("SECRET", str(secret)).replace("FOLDER", str(tmp_path))
     for _ in range(2):
         lines = languages.output("c", code, timeout_s=5).splitlines()
         assert len(lines) >= 60

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
 
 import pytest
-from language_support import Languages, results_of
+from language_support import Languages
 
-from async_rl.core.types import StdinTest, Verdict
+from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
-from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.languages import Unsupported, source_names, table
-from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.sandbox.cell import Outcome, Work
+from async_rl.sandbox.cells import Cells
 
 SQUARES = {
     "cpp": "#include <iostream>\nint main() { long long n; std::cin >> n; std::cout << n * n; }",
@@ -147,61 +147,47 @@ def test_memory_of_a_runtime_is_bounded(languages: Languages, language: str) -> 
     assert result.memory_mb < 600
 
 
-def test_programs_are_compiled_once_and_a_changed_file_is_not_run(
-    languages: Languages, tmp_path: Path
+def test_equal_sources_are_compiled_once_and_a_large_product_is_not_kept(
+    languages: Languages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     languages.need("c")
-    directory = tmp_path / "programs"
-    cells = []
+    compiler = languages.runner.run(languages.judge.require("c"))
+    run, compiled = Cells.run, []
 
-    def verdict() -> tuple[Verdict, int]:
-        judge = CommandJudge(1, languages.level, [], Binaries(directory))
-        request = VerifyRequest(
-            code=SQUARES["c"], language="c", tests=[StdinTest(input="3", output="9")]
-        )
-        try:
-            (result,) = languages.runner.run(results_of(judge, request))
-            cells.append(judge)
-            return result.verdict, len(list(directory.iterdir()))
-        finally:
-            languages.runner.run(judge.close())
+    async def counted(cells: Cells, work: Work) -> Outcome:
+        compiled.append(work.spec)
+        return await run(cells, work)
 
-    assert verdict() == ("pass", 2)  # the probe and the program
-    assert directory.stat().st_mode & 0o777 == 0o700
-    times = {path: path.stat().st_ctime_ns for path in directory.iterdir()}
-    assert verdict() == ("pass", 2)
-    for path in times:  # digest of the old content, another program
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert verdict() == ("pass", 2)
+    monkeypatch.setattr(Cells, "run", counted)
 
+    def num_compilations(*programs: tuple[str, dict[str, str]]) -> int:
+        async def compile_all() -> None:
+            for code, headers in programs:
+                await asyncio.gather(*(compiler.program(code, headers) for _ in range(3)))
 
-def test_cache_is_bounded_and_private(tmp_path: Path) -> None:
-    binaries = Binaries(tmp_path / "new", max_bytes=2500)
-    for name in "abc":
-        binaries.put(name, name.encode() * 1000)
-    assert len(list((tmp_path / "new").iterdir())) == 2
-    fresh = Binaries(tmp_path / "new")
-    assert [fresh.get(name) is None for name in "abc"] == [True, False, False]
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    closed = Binaries(shared)
-    closed.put("a", b"content")
-    assert list(shared.iterdir()) == []
-    assert (closed.get("a"), closed.get("b")) == (b"content", None), "it is kept in memory"
+        compiled.clear()
+        languages.runner.run(compile_all())
+        return len(compiled)
+
+    code = '#include <stdio.h>\nint main(void) { puts("kept"); }'
+    large = "char many[5 << 20] = {1};\n" + code
+    assert num_compilations((code, {}), (code, {}), (code, {"a.h": "int a;"})) == 2
+    assert num_compilations((code, {"a.h": "int b;"})) == 1
+    assert num_compilations(("int main(void) { return x; }", {})) == 1
+    assert num_compilations((large, {}), (large, {})) == 2
 
 
 def test_missing_compiler_is_refused_by_name(
     languages: Languages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    judge = CommandJudge(1, languages.level, [], Binaries(None))
+    judge = CommandJudge(1, languages.level, [])
     with pytest.raises(Unsupported, match=r"programs in go need go, which is not on the PATH"):
         languages.runner.run(judge.require("go"))
 
 
 def test_weaker_jail_refuses_every_language_with_the_reason(languages: Languages) -> None:
-    judge = CommandJudge(1, 2, ["level 1: unshare failed"], Binaries(None))
+    judge = CommandJudge(1, 2, ["level 1: unshare failed"])
     with pytest.raises(Unsupported, match=r"level 1 \(namespaces\).*unshare failed"):
         languages.runner.run(judge.require("cpp"))
 

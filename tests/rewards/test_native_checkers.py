@@ -15,7 +15,6 @@ from async_rl.core.errors import ConfigError, DataError
 from async_rl.core.output_rules import Checker
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.problems import read_problem
-from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.rewards.verifier.rulings import load_headers
@@ -85,20 +84,24 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checked(
     languages: Languages,
     headers: Path | None,
-    code: str,
+    checkers: list[str],
     programs: list[str],
     form: Literal["kattis", "testlib"] = "testlib",
 ) -> list[TestResult]:
-    """The result of each program that partitions 10 into two numbers."""
+    """The result of each program that partitions 10 into two numbers, by each checker."""
     languages.need("cpp")
-    checker = Checker(code=code, form=form, language="cpp")
-    test = StdinTest(input="10\n", output="2", checker=checker)
+    tests = [
+        StdinTest(input="10\n", output="2", checker=Checker(code=each, form=form, language="cpp"))
+        for each in checkers
+    ]
     config = replace(LIMITS, checker_headers=str(headers) if headers else None)
 
     async def run() -> list[TestResult]:
         async with await Cells.start(1) as cells:
-            judge = Judge(cells, config, binaries=Binaries(languages.directory))
-            requests = [VerifyRequest(code=code, tests=[test]) for code in programs]
+            judge = Judge(cells, config)
+            requests = [
+                VerifyRequest(code=code, tests=[test]) for test in tests for code in programs
+            ]
             try:
                 return [(await judge.verify(request)).tests[0] for request in requests]
             finally:
@@ -110,7 +113,7 @@ def checked(
 @pytest.mark.proves("sandbox.checker_headers")
 def test_a_checker_with_testlib_decides(languages: Languages, headers: Path) -> None:
     programs = ["print(4, 6)", "print(7)\nprint(3)", "print(5, 6)", "print(2, 3, 5)", "print('x')"]
-    found = checked(languages, headers, CHECKER, programs)
+    found = checked(languages, headers, [CHECKER], programs)
     assert [(str(each.verdict), each.message) for each in found] == [
         ("pass", ""),
         ("pass", ""),
@@ -118,7 +121,7 @@ def test_a_checker_with_testlib_decides(languages: Languages, headers: Path) -> 
         ("wrong_answer", "3 numbers"),
         ("wrong_answer", "Expected integer"),
     ]
-    (without,) = checked(languages, None, CHECKER, ["print(4, 6)"])
+    (without,) = checked(languages, None, [CHECKER], ["print(4, 6)"])
     assert without.verdict is Verdict.TEST_ERROR
     assert "does not compile (sandbox.checker_headers names no headers)" in without.message
     assert "testlib.h" in without.message
@@ -126,7 +129,7 @@ def test_a_checker_with_testlib_decides(languages: Languages, headers: Path) -> 
 
 def test_a_checker_in_the_form_of_kattis_decides(languages: Languages) -> None:
     programs = ["print(4, 6)", "print(2, 3, 5)"]
-    right, wrong = checked(languages, None, KATTIS, programs, "kattis")
+    right, wrong = checked(languages, None, [KATTIS], programs, "kattis")
     assert right.verdict is Verdict.PASS
     assert (wrong.verdict, wrong.message) == (Verdict.WRONG_ANSWER, "wrong sum or number")
 
@@ -145,12 +148,12 @@ FAILING = {
 def test_an_output_on_which_a_checker_fails_is_rejected(
     languages: Languages, headers: Path
 ) -> None:
-    for name, code in FAILING.items():
-        (found,) = checked(languages, headers, code, ["print(4, 6)"])
+    checkers = [*FAILING.values(), "int main( {"]
+    *failed, broken = checked(languages, headers, checkers, ["print(4, 6)"])
+    for name, found in zip(FAILING, failed, strict=True):
         assert found.verdict is Verdict.WRONG_ANSWER, (name, found)
         assert found.message, name
-    (found,) = checked(languages, headers, "int main( {", ["print(4, 6)"])
-    assert found.verdict is Verdict.TEST_ERROR
+    assert broken.verdict is Verdict.TEST_ERROR
 
 
 def test_a_checker_in_c_plus_plus_sees_nothing_but_its_files(
@@ -169,7 +172,7 @@ int main(int argc, char* argv[]) {
     quitf(_wa, "%s", seen.c_str());
 }
 """.replace("HEADERS", str(headers / "testlib.h"))
-    (found,) = checked(languages, headers, code, ["print(4, 6)"])
+    (found,) = checked(languages, headers, [code], ["print(4, 6)"])
     assert sorted(found.message.split()) == ["answer", "input", "output"]
 
 

@@ -15,7 +15,7 @@ from async_rl.core.errors import InfrastructureError, Unsupported
 from async_rl.core.output_rules import Checker
 from async_rl.core.types import Verdict
 from async_rl.rewards.memo import Memo
-from async_rl.rewards.verifier.compiling import Binaries, Compiled, Compiler
+from async_rl.rewards.verifier.compiling import Compiled, Compiler
 from async_rl.rewards.verifier.languages import Toolchain, table
 from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling, never_ran, read_check, read_command
 from async_rl.rewards.verifier.program import NO_CELL, Ask, Limits, Program, tried
@@ -35,15 +35,12 @@ _PROBE_LIMITS = Limits(cpu_s=10, memory_bytes=256 * MIB, output_bytes=1024)
 class CommandJudge:
     """Judges programs in the languages of the table.
 
-    level: of the jail of this machine; below namespaces every language is refused. binaries: the
-    cache of compiled programs.
+    level: of the jail of this machine; below namespaces every language is refused.
     """
 
-    def __init__(
-        self, num_cells: int, level: int, reasons: Sequence[str], binaries: Binaries
-    ) -> None:
+    def __init__(self, num_cells: int, level: int, reasons: Sequence[str]) -> None:
         self._num_cells, self._level, self._reasons = num_cells, level, reasons
-        self._rows, self._binaries = table(), binaries
+        self._rows = table()
         self._known = Memo[Compiler | str](size=len(self._rows), lasts=lambda _: True)
         self._compilers: list[Compiler] = []
 
@@ -69,7 +66,7 @@ class CommandJudge:
         try:
             toolchain = await asyncio.to_thread(Toolchain.find, language, row)
             cells = Cells.of_commands(self._num_cells, sorted(toolchain.visible()))
-            compiler = Compiler(toolchain, cells, self._binaries)
+            compiler = Compiler(toolchain, cells)
             self._compilers.append(compiler)
             program = await compiler.program(row.probe)
             (answer,) = (await _run(compiler, program, "", _PROBE_LIMITS)).answers

@@ -36,7 +36,6 @@ from async_rl.core.types import (
 from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.asserts import Call, calls_of
 from async_rl.rewards.verifier.commands import CommandJudge
-from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.outcomes import Ruling, result_of
@@ -53,8 +52,8 @@ class Judge:
     """Verifies programs.
 
     num_others: cells of each other kind, with `sandbox.packages` and of each other language, which
-    start when a program needs them; num_containers: at a time; binaries: the cache of compiled
-    programs. Raises ConfigError if a package is not installed.
+    start when a program needs them; num_containers: at a time. Raises ConfigError if a package is
+    not installed.
     """
 
     def __init__(
@@ -64,13 +63,10 @@ class Judge:
         *,
         num_others: int = 1,
         num_containers: int = 1,
-        binaries: Binaries | None = None,
     ) -> None:
         self._cells, self._config = cells, config
         self._containers = Containers(config.container_engine, config.rootfs, num_containers)
-        self._commands = CommandJudge(
-            num_others, cells.level, cells.reasons, binaries or Binaries(None)
-        )
+        self._commands = CommandJudge(num_others, cells.level, cells.reasons)
         try:
             self._packaged = Cells.of_programs(num_others, cells.level, config.packages)
         except CellFailed as error:

@@ -23,7 +23,7 @@ from async_rl.core.frozen import frozen
 from async_rl.sandbox.protocol import CommandSpec
 
 # A tool of the machine may be a script that waits for a network.
-_VERSION_S = 30
+_LOCATE_S = 30
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "PWD": "/tmp", "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
@@ -75,7 +75,6 @@ class LanguageRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One row of the table. probe: a program that prints "ok"."""
 
     tool: str
-    version: list[str]
     source: str
     probe: str
     run: Run
@@ -91,16 +90,15 @@ def table() -> dict[str, LanguageRow]:
 
 @frozen
 class Toolchain:
-    """One language on this machine. version: text that the tool prints about itself."""
+    """One language on this machine."""
 
     language: str
     row: LanguageRow
-    version: str
     places: Mapping[str, str]
 
     @classmethod
     def find(cls, language: str, row: LanguageRow) -> Toolchain:
-        """Find the tool. Blocks while it prints its version. Raises Unsupported."""
+        """Find the tool. Blocks while it prints its directory. Raises Unsupported."""
         found = shutil.which(row.tool)
         if found is None:
             raise Unsupported(
@@ -111,9 +109,13 @@ class Toolchain:
         tool = os.path.realpath(found)
         root = os.path.dirname(os.path.dirname(tool))
         if row.locate:
-            root = os.path.realpath(_said(language, [found, *row.locate]))
-        version = _said(language, [found, *row.version])
-        return cls(language=language, row=row, version=version, places={"tool": tool, "root": root})
+            status, said = output_of([found, *row.locate], _LOCATE_S)
+            if status:
+                raise Unsupported(
+                    f"programs in {language} need {found}, which does not work here: {said}"
+                )
+            root = os.path.realpath(said)
+        return cls(language=language, row=row, places={"tool": tool, "root": root})
 
     def fill(self, texts: Sequence[str], more: Mapping[str, str] | None = None) -> list[str]:
         """The texts with their placeholders replaced."""
@@ -141,15 +143,6 @@ class Toolchain:
         """Every path that a command of the language may read."""
         steps = filter(None, (self.row.run, self.row.compile))
         return {path for step in steps for path in self._paths([*step.reads, *step.runs])}
-
-
-def _said(language: str, command: list[str]) -> str:
-    status, text = output_of(command, _VERSION_S)
-    if status:
-        raise Unsupported(
-            f"programs in {language} need {command[0]}, which does not work here: {text}"
-        )
-    return text
 
 
 def output_of(command: Sequence[str], timeout_s: float) -> tuple[int, str]:

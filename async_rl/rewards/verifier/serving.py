@@ -20,7 +20,6 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -29,7 +28,6 @@ from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
-from async_rl.rewards.verifier.compiling import Binaries
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
@@ -80,13 +78,7 @@ async def open_service(
         except Unsafe as error:
             raise ConfigError(str(error)) from error
         await stack.enter_async_context(cells)
-        judge = Judge(
-            cells,
-            sandbox,
-            num_others=num_cells,
-            num_containers=verifiers.cells,
-            binaries=Binaries(Path.home() / ".cache" / "async_rl" / "programs"),
-        )
+        judge = Judge(cells, sandbox, num_others=num_cells, num_containers=verifiers.cells)
         stack.push_async_callback(judge.close)
         functions = None
         if reward is not None:
