@@ -89,8 +89,7 @@ def check(
         typer.echo(f"layout {layout}: {count} rows")
     prompts = [outcome for _, outcome in outcomes if isinstance(outcome, Prompt)]
     try:
-        useless = asyncio.run(_useless(prompts, config))
-        wrong = wrong_references(matched, config)
+        useless, wrong = asyncio.run(_tried(prompts, matched, config))
     # No jail works here: the rows themselves may still be right.
     except ConfigError as error:
         useless, wrong = [], []
@@ -113,15 +112,19 @@ def _layouts(files: Sequence[str]) -> Counter[str]:
     return Counter(layout.name for layout in layouts if layout is not None)
 
 
-async def _useless(prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
-    """Return the prompts whose tests judge nothing, with reasons: programs run in the jail."""
+async def _tried(
+    prompts: Sequence[Prompt], files: Sequence[str], config: RunConfig
+) -> tuple[list[str], list[str]]:
+    """Return the prompts whose tests judge nothing and the reference solutions that fail, with
+    reasons: programs run in the jail.
+    """
     from async_rl.observability.activity import Activity
     from async_rl.rewards.verifier.hollow import problem_with_tests
     from async_rl.rewards.verifier.serving import open_service
 
     programs = [prompt for prompt in prompts if not prompt.problem.wants_words]
     if not programs:
-        return []
+        return [], []
     # Some rows may take their whole time limit, so more than one runs at a time.
     verifiers = replace(config.verifiers, cells=len(os.sched_getaffinity(0)))
     verdicts: dict[str, str] = {}
@@ -131,7 +134,9 @@ async def _useless(prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
             verdicts[prompt.prompt_id] = await problem_with_tests(service.judge, prompt.problem)
 
         await for_each(programs, examine, verifiers.cells)
-    return [f"{name}: {reason}" for name, reason in sorted(verdicts.items()) if reason]
+        wrong = await wrong_references(files, config, service)
+    useless = [f"{name}: {reason}" for name, reason in sorted(verdicts.items()) if reason]
+    return useless, wrong
 
 
 async def _unscored(prompts: Sequence[Prompt], config: RunConfig) -> list[str]:

@@ -143,7 +143,7 @@ def init(
         f" {', '.join(texts)}"
     )
     data, conf = quote(f"{directory}/train.jsonl"), quote(f"conf={directory}/conf.yaml")
-    typer.echo(f"check the data:  async-rl verify {data} --references")
+    typer.echo(f"check the data:  async-rl data check {data} {conf}")
     typer.echo(f"run it:          async-rl launch {conf}")
 
 

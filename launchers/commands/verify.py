@@ -1,8 +1,8 @@
-"""`async-rl verify`: scores a file of completions, or checks the reference solutions of a data set.
+"""`async-rl verify`: scores a file of completions. `async-rl data check` scores the reference
+solutions of a data set here.
 
-Invariants: every program of the file has exactly one verdict; an infrastructure error is retried
-and, if it persists, listed as such, never counted as a wrong program. The verdicts go to stdout,
-the progress to stderr.
+Invariants: every program of the file has exactly one verdict; a program that could not be judged is
+listed as such, never counted as a wrong program. The verdicts go to stdout, the progress to stderr.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ import typer
 from async_rl.composition.compose import verifier_config
 from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, DataError, InfrastructureError, at
+from async_rl.core.errors import ConfigError, DataError, at
 from async_rl.core.machine import this_machine
 from async_rl.core.types import CodeProblem, Verdict
 from async_rl.launchers.commands.verifier import VerifierSettings, for_each
 
 if TYPE_CHECKING:
-    from async_rl.rewards.verifier.judging import Judge
-    from async_rl.rewards.verifier.protocol import VerifyResponse
+    from async_rl.rewards.verifier.service import VerifierService
 
 _PROGRESS_EVERY = 64
-_TRIES = 3  # an infrastructure error is about the machine, not the program, and rarely repeats
 _UNUSABLE = "unusable row"
 _UNSCORED = {_UNUSABLE, *(verdict for verdict in Verdict if not verdict.is_score)}
 _COMPLETIONS = ("completions", "completion", "responses", "response")
@@ -75,51 +73,43 @@ def verify(
         ),
     ],
     settings: VerifierSettings = None,
-    references: Annotated[
-        bool,
-        typer.Option(
-            "--references", help="check the rows' reference solutions and list those that fail"
-        ),
-    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="jsonl file for one line per program with all its tests")
     ] = None,
 ) -> None:
-    """Score a file of completions, or check a data set's reference solutions.
+    """Score a file of completions.
 
-    Examples: async-rl verify completions.jsonl --output results.jsonl; async-rl verify
-    problems.jsonl --references
+    Examples: async-rl verify completions.jsonl --output results.jsonl
     """
     # A cell runs one program, which uses one core.
     cells = f"verifiers.cells={len(this_machine().cores)}"
     config = verifier_config(with_defaults(settings or [], [cells]))
     # Read before any program runs: the command exits immediately if a file has no usable column.
-    items = list(_items(file, _REFERENCES if references else _COMPLETIONS, config))
+    items = list(_items(file, _COMPLETIONS, config))
     # No verdict is not the same as no failure: a script would read exit code 0.
     if not items:
         raise DataError(f"{file}: has no rows; nothing was scored")
     started_s = time.monotonic()
     with _opened(output) as lines:
         results = asyncio.run(_score(items, config, lines))
-    _report(results, time.monotonic() - started_s, references=references)
-    # A wrong reference solution is an error of the data, a wrong completion is a result.
-    failed = {result.verdict for result in results} - {Verdict.PASS}
-    if not references:
-        failed &= _UNSCORED
-    if failed:
+    _report(results, time.monotonic() - started_s)
+    # A wrong completion is a result.
+    if any(result.verdict in _UNSCORED for result in results):
         raise typer.Exit(1)
 
 
-def wrong_references(files: Sequence[str], config: RunConfig) -> list[str]:
+async def wrong_references(
+    files: Sequence[str], config: RunConfig, service: VerifierService
+) -> list[str]:
     """Return the reference solutions that the tests of their rows reject, with reasons."""
-    rows = (_items(file, _REFERENCES, config, is_optional=True) for file in files)
+    rows = (_items(file, _REFERENCES, config) for file in files)
     try:
         items = [
             item for each in rows for item in each if item.problem and not item.problem.wants_words
         ]
     except DataError as error:
         return [str(error)]
-    results = asyncio.run(_score(items, config, None)) if items else []
+    results = await _judged(items, service, None)
     wrong = [result for result in results if result.verdict != Verdict.PASS]
     return [f"{each.item.name}: {each.verdict}: {each.message}" for each in wrong]
 
@@ -133,17 +123,15 @@ def _opened(output: Path | None) -> AbstractContextManager[BinaryIO | None]:
         ) from error
 
 
-def _rows(
-    file: str, columns: tuple[str, ...], is_optional: bool
-) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+def _rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
     """Yield (position, row, texts with its programs) in order. Raises DataError if the file cannot
-    be read or has no such column.
+    be read or a row has no completion; a row may have no reference solution.
     """
     from async_rl.data.files import read_rows
 
     for position, row in read_rows(file):
         column = next((column for column in columns if row.get(column) is not None), None)
-        if column is None and is_optional:
+        if column is None and columns is _REFERENCES:
             continue
         if column is None:
             raise DataError(
@@ -153,13 +141,11 @@ def _rows(
         yield position, row, _programs(position, column, row[column])
 
 
-def _items(
-    file: str, columns: tuple[str, ...], config: RunConfig, *, is_optional: bool = False
-) -> Iterator[_Item]:
+def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_Item]:
     from async_rl.data.problems import read_problem
     from async_rl.rewards.extraction import extract_code
 
-    for position, row, texts in _rows(file, columns, is_optional):
+    for position, row, texts in _rows(file, columns):
         ids = (str(row[key]) for key in _IDS if row.get(key) is not None)
         row_name = next(ids, position.rpartition(", ")[2])
         names = [f"{row_name}, {number} of {len(texts)}" for number in range(1, len(texts) + 1)]
@@ -213,26 +199,42 @@ async def _score(items: list[_Item], config: RunConfig, lines: BinaryIO | None) 
     from async_rl.observability.activity import Activity
     from async_rl.rewards.verifier.serving import open_service
 
-    results: list[_Result] = []
     verifiers = config.verifiers
     async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
         level = service.cells.level
         num = verifiers.cells
         typer.echo(f"{len(items)} programs, {num} at a time, jail level {level}", err=True)
+        return await _judged(items, service, lines)
 
-        async def score(item: _Item) -> None:
-            results.append(await _judge(service.judge, item, lines))
-            if len(results) % _PROGRESS_EVERY == 0:
-                typer.echo(f"{len(results)} of {len(items)} programs", err=True)
 
-        await for_each(items, score, verifiers.cells)
+async def _judged(
+    items: Sequence[_Item], service: VerifierService, lines: BinaryIO | None
+) -> list[_Result]:
+    results: list[_Result] = []
+
+    async def judge(item: _Item) -> None:
+        results.append(await _result(service, item, lines))
+        if len(results) % _PROGRESS_EVERY == 0:
+            typer.echo(f"{len(results)} of {len(items)} programs", err=True)
+
+    await for_each(items, judge, service.num_cells)
     return results
 
 
-async def _judge(judge: Judge, item: _Item, lines: BinaryIO | None) -> _Result:
-    if item.problem is None:
+async def _result(service: VerifierService, item: _Item, lines: BinaryIO | None) -> _Result:
+    from async_rl.rewards.verifier.protocol import VerifyRequest
+
+    problem = item.problem
+    if problem is None:
         return _Result(item, _UNUSABLE, item.program)
-    response = await _response(judge, item.program, item.problem)
+    response = await service.verify(
+        VerifyRequest(
+            code=item.program,
+            tests=problem.tests,
+            setup=problem.setup,
+            language=problem.language,
+        )
+    )
     if lines is not None:
         line = {"name": item.name, **msgspec.to_builtins(response)}
         lines.write(msgspec.json.encode(line) + b"\n")
@@ -240,26 +242,9 @@ async def _judge(judge: Judge, item: _Item, lines: BinaryIO | None) -> _Result:
     return _Result(item, response.verdict, next(failed, ""))
 
 
-async def _response(judge: Judge, program: str, problem: CodeProblem) -> VerifyResponse:
-    from async_rl.rewards.verifier.protocol import VerifyRequest, infrastructure_response
-
-    request = VerifyRequest(
-        code=program, tests=problem.tests, setup=problem.setup, language=problem.language
-    )
-    reason = ""
-    # The same program: its verdict is not known yet.
-    for _ in range(_TRIES):
-        try:
-            return await judge.verify(request)
-        except InfrastructureError as error:
-            reason = str(error)
-    return infrastructure_response(reason, 0)
-
-
-def _report(results: list[_Result], seconds: float, *, references: bool) -> None:
+def _report(results: list[_Result], seconds: float) -> None:
     for result in results:
-        is_unscored = result.verdict in _UNSCORED
-        if is_unscored or (references and result.verdict != Verdict.PASS):
+        if result.verdict in _UNSCORED:
             typer.echo(f"{result.item.name}: {result.verdict}: {result.message}")
     for verdict, count in Counter(result.verdict for result in results).most_common():
         typer.echo(f"{verdict:22}{count:8}{count / len(results):8.1%}")
@@ -268,7 +253,7 @@ def _report(results: list[_Result], seconds: float, *, references: bool) -> None
     for result in results:
         if result.verdict not in _UNSCORED:
             by_row.setdefault(result.item.row, []).append(result.verdict == Verdict.PASS)
-    if by_row and not references:
+    if by_row:
         share = fmean(map(fmean, by_row.values()))
         typer.echo(f"pass@1 {share:.4f} over {len(by_row)} problems")
     rate = len(results) / seconds

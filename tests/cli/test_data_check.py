@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import table
 from typer.testing import CliRunner
 
 from async_rl.core.errors import ConfigError
@@ -205,3 +206,18 @@ def test_a_reference_column_that_cannot_be_read_is_listed(model: Path, tmp_path:
     result = CliRunner().invoke(app, ["data", "check", file, f"model.path={model}"])
     assert result.exit_code == 1
     assert "column solutions is not a JSON list" in " ".join(result.output.split())
+
+
+def test_failing_references_are_listed_with_the_reason(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "x.jsonl", *table(__file__, "references"))
+    result = CliRunner().invoke(
+        app, ["data", "check", file, f"model.path={model}", "sandbox.timeout_s=0.2"]
+    )
+    assert result.exit_code == 1
+    _, found, listed = result.output.partition("3 reference solutions fail the tests of their rows")
+    assert found, result.output
+    assert sorted(line.strip().split(": ")[:2] for line in listed.splitlines()[1:4]) == [
+        ["areal/4, 2 of 2", "wrong_answer"],
+        ["old/1", "compile_error"],
+        ["slow/2", "timeout"],
+    ]

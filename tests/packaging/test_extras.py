@@ -29,13 +29,10 @@ def without(packages: list[str], *words: str) -> subprocess.CompletedProcess[str
 
 
 def test_programs_are_judged_without_any_package_of_training(tmp_path: Path) -> None:
-    rows = [
-        {"prompt": "", "solution": "def f(a): return a", "test_list": ["assert f(1) == 1"]},
-        {"prompt": "", "solution": "\\\\boxed{42}", "answer": "42", "data_source": "math"},
-    ]
+    row = {"prompt": "", "completion": "def f(a): return a", "test_list": ["assert f(1) == 1"]}
     file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps(rows[0]) + "\n")
-    done = without(TRAINING, "verify", str(file), "--references")
+    file.write_text(json.dumps(row) + "\n")
+    done = without(TRAINING, "verify", str(file))
     assert done.returncode == 0, done.stderr
     assert "pass" in done.stdout
 
