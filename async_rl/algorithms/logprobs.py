@@ -45,6 +45,27 @@ def logprobs_by_rows(
     return logprobs, entropies
 
 
+def chosen_logprobs(
+    hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
+) -> Tensor:
+    """Compute the log-probs of K tokens at each row, as `token_logprobs` of one.
+
+    hidden: float32 or bfloat16 [R, H]; head: the same dtype [V, H]; targets: int64 [R, K]
+    -> float32 [R, K], differentiable once.  Logits exist for chunk_tokens rows at a time, and are
+    computed again in the backward pass.
+    """
+    recomputed = functools.partial(checkpoint, _chunk_chosen, use_reentrant=False)
+    divided = (torch.split(x, chunk_tokens) for x in (hidden, targets))
+    chunks = zip(*divided, strict=True)
+    return torch.cat([recomputed(*chunk, head, temperature) for chunk in chunks])
+
+
+def _chunk_chosen(hidden: Tensor, targets: Tensor, head: Tensor, temperature: float) -> Tensor:
+    """The log-probs of a few rows: float32 [C, K]."""
+    logits = (hidden @ head.t()).float() / temperature
+    return torch.log_softmax(logits, dim=-1).gather(1, targets)
+
+
 class _Chunk:
     """Two [C, V] matrices that every chunk uses again.
 

@@ -110,10 +110,7 @@ def _open_policy(
             _checked(weights.first_layers(), path, context=WHOLE_ROWS)
         policy = _prepared(weights.empty_model(), has_value_head, context=ranks.context)
     if config.learner.gradient_checkpointing:
-        lm = policy.lm
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        _disable_dropout(lm)
-        lm.train()
+        recompute_activations(policy.lm)
     return policy, weights
 
 
@@ -219,6 +216,13 @@ def _plain_logprobs(lm: PreTrainedModel) -> Tensor:
         logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None]).squeeze(1)
         parts.append(logprobs[_PROBE_PROMPT - 1 :])
     return torch.cat(parts)
+
+
+def recompute_activations(lm: PreTrainedModel) -> None:
+    """Let the backward pass compute activations again, which saves their memory."""
+    lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    _disable_dropout(lm)
+    lm.train()
 
 
 def _disable_dropout(lm: PreTrainedModel) -> None:

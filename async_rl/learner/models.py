@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from async_rl.algorithms.logprobs import full_kl, token_logprobs
+from async_rl.algorithms.logprobs import chosen_logprobs, full_kl, token_logprobs
 from async_rl.batching.packing import Pass
 from async_rl.core.frozen import frozen
 from async_rl.learner.attention import WHOLE_ROWS, Context, Piece, plan
@@ -113,6 +113,19 @@ class Policy(nn.Module):
         """Compute the factors of the logits of the response tokens in this rank's piece."""
         piece, hidden = _hidden_states(self.lm.base_model, row, self.context)
         return States(hidden.index_select(0, piece.row.predict_index), self._head())
+
+    def chosen_logprobs(self, row: Pass, targets: Tensor, *, chunk_tokens: int) -> Tensor:
+        """Compute the log-probs of K tokens at each response token of a whole row, at temperature
+        1: int64 [R', K] -> float32 [R', K].
+        """
+        states = self.states(row)
+        return chosen_logprobs(
+            states.hidden,
+            head=states.head,
+            targets=targets,
+            temperature=self._divisor,
+            chunk_tokens=chunk_tokens,
+        )
 
     def _head(self) -> Tensor:
         weight: Tensor = self.lm.get_output_embeddings().weight

@@ -3,6 +3,8 @@ eq. 3), by PEFT.
 
 Invariants
 - Base weights are frozen. B is 0 at first, so an adapter starts as the model itself.
+- A model may have several adapters, of different rank and for different layers; a pass computes one
+  of them.
 - `merged_weights` has the names and shapes of the model without adapter; `adapter_weights` has the
   names and shapes of PEFT's files, which vLLM reads too.
 PEFT is imported only for a model with an adapter: importing it takes seconds.
@@ -22,14 +24,19 @@ from async_rl.config.generation import LoraAdapter, ModelConfig
 from async_rl.core.errors import ConfigError
 from async_rl.weights.adapters import Adapter
 
-_NAME = "default"
+_ONLY = "default"
+"""The adapter of a model with one."""
 _PREFIX = "base_model.model."
 
 
-def add_adapter(lm: Any, config: LoraAdapter) -> None:
+def add_adapter(
+    lm: Any, config: LoraAdapter, name: str = _ONLY, *, seed: int | None = None
+) -> None:
     """Freeze a transformers model and add an adapter to it in place.
 
-    Raises ConfigError for a target that the model lacks, or a rank above a side of a matrix.
+    seed: of its numbers, which are then equal on every machine and next to any other adapters;
+    None = they continue torch's random state.  Raises ConfigError for a target that the model
+    lacks, or a rank above a side of a matrix.
     """
     sizes = _linear_layers(lm)
     targets = config.targets or sorted(sizes)
@@ -54,14 +61,35 @@ def add_adapter(lm: Any, config: LoraAdapter) -> None:
         target_modules=targets,
         task_type="CAUSAL_LM",
     )
-    inject_adapter_in_model(described, lm, adapter_name=_NAME)
+    # The record of the adapter before: PEFT would warn that there will be two.
+    vars(lm).pop("peft_config", None)
+    inject_adapter_in_model(described, lm, adapter_name=name)
+    # After PEFT, whose numbers are drawn on the device of the base.
+    if seed is not None:
+        torch.manual_seed(seed)
     # PEFT moves an adapter to the device of its base, which is the meta device before a model is
     # sharded. Drawn again for every model, so that the numbers do not depend on the device.
     for _, layer in _adapted(lm):
+        if name not in layer.lora_A:
+            continue
         for side in (layer.lora_A, layer.lora_B):
-            empty = side[_NAME]
-            side[_NAME] = nn.Linear(empty.in_features, empty.out_features, bias=False)
-        layer.reset_lora_parameters(_NAME, init_lora_weights=True)
+            empty = side[name]
+            side[name] = nn.Linear(empty.in_features, empty.out_features, bias=False)
+        layer.reset_lora_parameters(name, init_lora_weights=True)
+
+
+def use_adapter(lm: nn.Module, name: str) -> None:
+    """Let the next passes compute this adapter, and so train it alone."""
+    for _, layer in _adapted(lm):
+        # PEFT's own switch also changes requires_grad, layer by layer.
+        layer._active_adapter = [name]
+
+
+def remove_adapter(lm: nn.Module, name: str) -> None:
+    """Free an adapter; the next pass needs `use_adapter` first."""
+    for _, layer in _adapted(lm):
+        layer._active_adapter = []
+        layer.delete_adapter(name)
 
 
 @contextlib.contextmanager
@@ -79,34 +107,34 @@ def without_adapter(lm: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merged_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(lm: nn.Module, name: str = _ONLY) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of the model that base and adapter make together (collective).
 
     Every matrix is sharded as its base weight is.
     """
-    if next(adapter_weights(lm), None) is None:
+    if not any(".lora_" in key for key, _ in lm.named_parameters()):
         yield from lm.named_parameters()
         return
     layers = dict(_adapted(lm))
-    for name, parameter in lm.named_parameters():
-        if ".lora_" in name:
+    for key, parameter in lm.named_parameters():
+        if ".lora_" in key:
             continue
-        owner, is_adapted, leaf = name.rpartition(".base_layer.")
+        owner, is_adapted, leaf = key.rpartition(".base_layer.")
         if not is_adapted:
-            yield name, parameter
-        elif leaf == "weight":
-            yield f"{owner}.weight", _merged(layers[owner], parameter)
+            yield key, parameter
+        elif leaf == "weight" and name in layers[owner].lora_A:
+            yield f"{owner}.weight", _merged(layers[owner], parameter, name)
         else:
             yield f"{owner}.{leaf}", parameter
 
 
-def _merged(layer: Any, weight: Tensor) -> Tensor:
+def _merged(layer: Any, weight: Tensor, name: str) -> Tensor:
     """W + scaling B A by the rows of this rank: W and B are divided alike, and A is small."""
-    down = layer.lora_A[_NAME].weight
-    up = layer.lora_B[_NAME].weight
-    scaling = layer.scaling[_NAME]
+    down = layer.lora_A[name].weight
+    up = layer.lora_B[name].weight
+    scaling = layer.scaling[name]
     if not isinstance(weight, DTensor):
-        return torch.addmm(weight, up, down, alpha=scaling)
+        return torch.addmm(weight.to(up.dtype), up, down, alpha=scaling)
     return DTensor.from_local(
         torch.addmm(weight.to_local(), up.to_local(), down.full_tensor(), alpha=scaling),
         weight.device_mesh,
@@ -117,11 +145,11 @@ def _merged(layer: Any, weight: Tensor) -> Tensor:
     )
 
 
-def adapter_weights(lm: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def adapter_weights(lm: nn.Module, name: str = _ONLY) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the adapter's parameters with their names in PEFT's files."""
-    for name, parameter in lm.named_parameters():
-        if ".lora_" in name:
-            yield _PREFIX + name.replace(f".{_NAME}.", "."), parameter
+    for key, parameter in lm.named_parameters():
+        if ".lora_" in key and f".{name}." in key:
+            yield _PREFIX + key.replace(f".{name}.", "."), parameter
 
 
 @torch.no_grad()
@@ -143,13 +171,30 @@ def _adapted(lm: nn.Module) -> Iterator[tuple[str, Any]]:
     return ((name, m) for name, m in lm.named_modules() if isinstance(m, LoraLayer))
 
 
+def targets_of(lm: Any, *, attention: bool, mlp: bool) -> list[str]:
+    """Return the names of the linear layers of attention, of the other part of a block, or of both;
+    never the output head.
+    """
+    # For example model.layers.0.self_attn of q_proj.
+    kinds = ((leaf, "attn" in owner or "attention" in owner) for owner, leaf, _ in _linears(lm))
+    return sorted({leaf for leaf, is_attention in kinds if (attention if is_attention else mlp)})
+
+
 def _linear_layers(lm: Any) -> dict[str, int]:
     """The smallest side of the linear layers of each name, without the output head."""
-    head = lm.get_output_embeddings()
     sizes: dict[str, int] = {}
-    for name, module in lm.named_modules():
-        if isinstance(module, nn.Linear) and module is not head:
-            leaf = name.rpartition(".")[2]
-            # One name may stand for layers of several sizes, and the rank must fit the smallest.
-            sizes[leaf] = min(*module.weight.shape, sizes.get(leaf, 1 << 30))
+    for _, leaf, module in _linears(lm):
+        # One name may stand for layers of several sizes, and the rank must fit the smallest.
+        sizes[leaf] = min(*module.weight.shape, sizes.get(leaf, 1 << 30))
     return sizes
+
+
+def _linears(lm: Any) -> Iterator[tuple[str, str, nn.Linear]]:
+    """Yield the last name of the owner, the name and the module of every linear layer, as they are
+    without adapters.
+    """
+    head = lm.get_output_embeddings()
+    for name, module in lm.named_modules():
+        if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name:
+            owner, _, leaf = name.removesuffix(".base_layer").rpartition(".")
+            yield owner.rpartition(".")[2], leaf, module

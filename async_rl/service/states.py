@@ -1,0 +1,159 @@
+"""The states of training runs on the disk, and their checkpoints: weights, moments, numbers.
+
+Invariants
+- A directory with its final name is complete and on the disk, with the checksums of its files.
+- Two states of a run are kept. A damaged one is not read; the older one is.
+- Nothing that a file says is executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+
+from async_rl.core.checksums import complete, damage, sums_of
+from async_rl.core.errors import DataError
+from async_rl.service.tenants import AdapterShape, Tenant
+
+_PREFIX = "state-"
+_KEPT = 2
+_NUMBERS = "state.json"
+_TENSORS = "state.safetensors"
+_log = logging.getLogger(__name__)
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of a state. num_steps: that the moments have seen; answer: to request seq_id;
+    base_sha256: of the files of the base model; other fields as in Tenant.
+    """
+
+    shape: AdapterShape
+    seq_id: int
+    version: int
+    num_steps: int
+    answer: bytes
+    base_sha256: str
+
+
+@contextlib.contextmanager
+def written(directory: Path) -> Iterator[Path]:
+    """Yield an empty directory, which gets this name once what the block has written is on the
+    disk. It replaces a directory of that name.
+    """
+    partial = directory.with_name(f"{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    shutil.rmtree(directory, ignore_errors=True)
+    complete(partial, directory, sums_of(partial))
+
+
+def write_state(directory: Path, run: Tenant, base_sha256: str) -> None:
+    """Write weights, moments and numbers."""
+    numbers = Saved(
+        shape=run.shape,
+        seq_id=run.seq_id,
+        version=run.version,
+        num_steps=run.num_steps,
+        answer=run.answer,
+        base_sha256=base_sha256,
+    )
+    with written(directory) as partial:
+        (partial / _NUMBERS).write_bytes(msgspec.json.encode(numbers))
+        tensors = run.tensors(with_moments=True).items()
+        save_file({name: x.detach().cpu() for name, x in tensors}, partial / _TENSORS)
+
+
+def read_numbers(directory: Path, base_sha256: str) -> Saved:
+    """Return the numbers of a whole state. Raises DataError for a damaged one, and for one of
+    another base model.
+    """
+    if problem := damage(directory):
+        raise DataError(f"{directory.name} cannot be read: {problem}")
+    try:
+        numbers = msgspec.json.decode((directory / _NUMBERS).read_bytes(), type=Saved)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(f"{directory.name} is no state of a training run: {error}") from error
+    if numbers.base_sha256 != base_sha256:
+        raise DataError(f"{directory.name} is of another base model")
+    return numbers
+
+
+@torch.no_grad()
+def read_tensors(directory: Path, run: Tenant, numbers: Saved, *, with_moments: bool) -> None:
+    """Read weights and moments; without moments the optimizer starts anew. Raises DataError before
+    any change if the state is of another shape.
+    """
+    if numbers.shape != run.shape:
+        raise DataError(
+            f"{directory.name} has rank {numbers.shape.rank} and the layers"
+            f" {', '.join(numbers.shape.targets)}; this run has rank {run.shape.rank} and"
+            f" {', '.join(run.shape.targets)}. Load it as a new run"
+        )
+    stored = load_file(directory / _TENSORS)
+    own = run.tensors(with_moments=with_moments)
+    for name, tensor in own.items():
+        if name not in stored or stored[name].shape != tensor.shape:
+            raise DataError(f"{directory.name} has no {name} of the shape {list(tensor.shape)}")
+    for name, tensor in own.items():
+        tensor.copy_(stored[name])
+    if with_moments:
+        run.num_steps = numbers.num_steps
+    else:
+        run.forget_moments()
+
+
+class States:
+    """The states of one run. directory: of the run."""
+
+    def __init__(self, directory: Path, base_sha256: str) -> None:
+        self._directory = directory
+        self._base_sha256 = base_sha256
+
+    def _kept(self) -> list[tuple[int, Path]]:
+        """The states, the newest first."""
+        found = self._directory.glob(f"{_PREFIX}*[0-9]")
+        return sorted(((int(p.name.removeprefix(_PREFIX)), p) for p in found), reverse=True)
+
+    @property
+    def covered(self) -> int:
+        """The newest request that two states cover, so that no damage of one of them can require
+        its repetition; -1 = none.
+        """
+        kept = self._kept()
+        return kept[_KEPT - 1][0] if len(kept) >= _KEPT else -1
+
+    def save(self, run: Tenant) -> None:
+        """Write the state of the run, unless it is written, and delete the oldest one."""
+        if (kept := self._kept()) and kept[0][0] == run.seq_id:
+            return
+        write_state(self._directory / f"{_PREFIX}{run.seq_id}", run, self._base_sha256)
+        for _, path in self._kept()[_KEPT:]:
+            shutil.rmtree(path)
+
+    def newest(self) -> tuple[Path, Saved] | None:
+        """Return the newest state that is whole; None if there is none. Raises DataError if all are
+        damaged: the requests that they cover are gone.
+        """
+        problems = []
+        for _, path in self._kept():
+            try:
+                found = path, read_numbers(path, self._base_sha256)
+            except DataError as error:
+                problems.append((path, str(error)))
+                continue
+            for damaged, problem in problems:
+                _log.warning("%s; the run continues from %s", problem, path.name)
+                # Its name is free for the state of the same request, and it is no second state.
+                damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
+            return found
+        if problems:
+            raise DataError("; ".join(problem for _, problem in problems))
+        return None

@@ -1,0 +1,405 @@
+"""Requests of training runs: what they compute, accumulate and refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from learner_support import relative_difference
+from training_support import (
+    OTHER,
+    RUN,
+    answer,
+    as_json,
+    ask,
+    create,
+    data_request,
+    done,
+    equal,
+    gradients,
+    make_datum,
+    make_runs,
+    optim,
+    started,
+    weights,
+)
+from transformers import AutoModelForCausalLM
+
+from async_rl.core.errors import Unavailable
+from async_rl.service.losses import find_loss
+from async_rl.service.training import TrainingRuns
+
+RNG = np.random.default_rng
+
+
+@pytest.fixture(scope="module")
+def shared(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingRuns:
+    """One process for tests that change no weights."""
+    return started(make_runs(model_path, tmp_path_factory.mktemp("runs")))
+
+
+def plain_logprobs(model: Any, datum: dict[str, np.ndarray]) -> torch.Tensor:
+    """By the model's own forward pass, alone: [N] or [N, K]."""
+    logits = model(torch.tensor(datum["tokens"])[None]).logits[0].double()
+    targets = torch.tensor(datum["target_tokens"])
+    chosen = logits.log_softmax(-1).gather(1, targets.reshape(len(targets), -1))
+    return chosen.reshape(targets.shape)
+
+
+@pytest.mark.parametrize(
+    ("loss", "alternatives"),
+    [
+        ("cross_entropy", 0),
+        ("cross_entropy", 5),
+        ("importance_sampling", 0),
+        ("ppo", 0),
+        ("cispo", 0),
+        ("dro", 0),
+        ("gspo", 0),
+    ],
+)
+def test_a_request_is_the_sum_over_its_datums(
+    loss: str, alternatives: int, model_path: Path, shared: TrainingRuns
+) -> None:
+    """At first the adapter is the base model: B is 0, so only B has a gradient, s G A^T."""
+    rng = RNG(1)
+    data = [make_datum(rng, size, loss, alternatives) for size in (9, 30, 4)]
+    given = {"beta": 0.05} if loss == "dro" else {}
+    executed = done(shared, 1, "forward_backward", data_request(data, loss, given))
+    rows, metrics = answer(executed)
+    found = gradients(shared)
+    run = shared._runs[RUN]
+    assert run is not None
+    run.forget_gradients()
+    run.seq_id = 0
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+    definition, config = find_loss(loss, given)
+    total = torch.zeros((), dtype=torch.float64)
+    for datum, row in zip(data, rows, strict=True):
+        p = plain_logprobs(model, datum)
+        np.testing.assert_allclose(row, p.detach().numpy(), atol=2e-5)
+        inputs = {name: torch.tensor(datum[name]) for name in definition.inputs}
+        inputs |= {name: torch.full(p.shape, value) for name, value in config.items()}
+        total = total + definition.compute(p, inputs, [len(p)]).sum()
+    total.backward()
+    assert metrics == {"loss:sum": pytest.approx(float(total.detach()), rel=1e-5)}
+    assert executed.tokens == 43
+    dense = {name: p.grad for name, p in model.named_parameters()}
+    names = [name for name in found if "lora_B" in name]
+    expected = []
+    for name in names:
+        owner = name.removesuffix(".lora_B.weight").removeprefix("base_model.model.")
+        a = run.weights[name.replace("lora_B", "lora_A")].detach()
+        expected.append(4.0 * dense[f"{owner}.weight"] @ a.T)
+    assert relative_difference([found[name] for name in names], expected) < 1e-5
+
+
+def test_forward_gives_the_same_answer_and_leaves_no_gradient(shared: TrainingRuns) -> None:
+    body = data_request([make_datum(RNG(2), 8, "cross_entropy")], "cross_entropy")
+    forward = done(shared, 1, "forward", body)
+    assert gradients(shared) == {}
+    assert forward.body == done(shared, 1, "forward_backward", body).body
+    run = shared._runs[RUN]
+    assert run is not None
+    assert run.has_gradients
+    run.forget_gradients()
+    run.seq_id = 0
+
+
+def adamw(x: np.ndarray, grads: list[np.ndarray], values: list[dict[str, float]]) -> np.ndarray:
+    """AdamW of arXiv 1711.05101 algorithm 2, by itself, in float64."""
+    m = np.zeros_like(x)
+    v = np.zeros_like(x)
+    for t, (g, c) in enumerate(zip(grads, values, strict=True), 1):
+        m = c["beta1"] * m + (1 - c["beta1"]) * g
+        v = c["beta2"] * v + (1 - c["beta2"]) * g * g
+        rate = c["learning_rate"]
+        x = x * (1 - rate * c["weight_decay"])
+        corrected = np.sqrt(v / (1 - c["beta2"] ** t)) + c["eps"]
+        x = x - rate * m / (1 - c["beta1"] ** t) / corrected
+    return x
+
+
+def test_a_step_uses_the_sum_of_the_gradients_and_the_values_of_its_call(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """The second step has a clip, the third no gradient at all."""
+    runs = started(make_runs(model_path, tmp_path))
+    values = [
+        {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1},
+        {"learning_rate": 0.02, "beta1": 0.8, "beta2": 0.9, "eps": 1e-4, "weight_decay": 0.0},
+        {"learning_rate": 0.03, "beta1": 0.7, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.2},
+    ]
+    run = runs._runs[RUN]
+    assert run is not None
+    before = {name: p.detach().double().numpy() for name, p in run.weights.items()}
+    used: list[dict[str, np.ndarray]] = []
+    seq_id = 0
+    for step, adam in enumerate(values):
+        for call in range(2 if step < 2 else 0):
+            body = data_request([make_datum(RNG(7 + call), 12, "ppo")], "ppo")
+            done(runs, seq_id := seq_id + 1, "forward_backward", body)
+        found = {n: g.double().numpy() for n, g in gradients(runs).items()}
+        used.append(found or {name: np.zeros_like(x) for name, x in before.items()})
+        norm = float(np.sqrt(sum((g**2).sum() for g in used[-1].values())))
+        clip = norm / 3 if step == 1 else 0.0
+        if clip:
+            used[-1] = {name: g / 3 for name, g in used[-1].items()}
+        executed = done(
+            runs, seq_id := seq_id + 1, "optim_step", optim(**adam, grad_clip_norm=clip)
+        )
+        assert executed.version == step + 1
+        metrics = msgspec.json.decode(executed.body)["metrics"]
+        assert metrics == {"grad_norm": pytest.approx(norm, rel=1e-5)}
+        assert gradients(runs) == {}
+    for name, x in before.items():
+        expected = adamw(x, [grads[name] for grads in used], values)
+        np.testing.assert_allclose(run.weights[name].detach().numpy(), expected, atol=2e-6)
+    assert [step for step, _ in runs.reports] == [1, 2, 3]
+    assert runs.reports[0][1]["tokens/trained"] == 24
+
+
+def test_calls_accumulate_to_the_same_as_one_call(model_path: Path, tmp_path: Path) -> None:
+    data = [make_datum(RNG(3), size, "cross_entropy") for size in (6, 11)]
+    runs = started(make_runs(model_path, tmp_path))
+    done(runs, 1, "forward_backward", data_request(data, "cross_entropy"))
+    together = gradients(runs)
+    started(runs, OTHER)
+    for seq_id, datum in enumerate(data, 1):
+        body = data_request([datum], "cross_entropy")
+        done(runs, seq_id, "forward_backward", body, run_id=OTHER)
+    apart = gradients(runs, OTHER)
+    names = list(together)
+    assert relative_difference([apart[n] for n in names], [together[n] for n in names]) < 1e-5
+
+
+def test_small_rows_and_large_rows_give_the_same(model_path: Path, tmp_path: Path) -> None:
+    data = [make_datum(RNG(4), 10, "cross_entropy", k) for k in (0, 3, 0, 0, 3)]
+    body = data_request(data, "cross_entropy")
+    found = []
+    for budget in (22, 66):
+        runs = started(make_runs(model_path, tmp_path, f"learner.budget_tokens={budget}"))
+        executed = done(runs, 1, "forward_backward", body)
+        found.append((answer(executed)[0], gradients(runs)))
+    for first, second in zip(found[0][0], found[1][0], strict=True):
+        np.testing.assert_allclose(first, second, atol=2e-5)
+    of = [list(grads.values()) for _, grads in found]
+    assert relative_difference(of[0], of[1]) < 1e-5
+
+
+def test_a_seed_gives_the_same_start_next_to_any_other_runs(
+    model_path: Path, tmp_path: Path
+) -> None:
+    alone = weights(started(make_runs(model_path, tmp_path / "1")))
+    runs = started(make_runs(model_path, tmp_path / "2"), OTHER, rank=8, seed=5)
+    torch.manual_seed(99)
+    assert equal(weights(started(runs)), alone)
+    assert not equal(weights(started(make_runs(model_path, tmp_path / "3"), seed=4)), alone)
+
+
+def test_without_a_seed_each_run_has_its_own_start_again_and_again(
+    model_path: Path, tmp_path: Path
+) -> None:
+    first, again = (
+        started(started(make_runs(model_path, tmp_path / n), seed=None), OTHER, seed=None)
+        for n in "ab"
+    )
+    assert equal(weights(first), weights(again))
+    assert not equal(weights(first), weights(first, OTHER))
+
+
+def test_runs_of_different_rank_do_not_reach_each_other(model_path: Path, tmp_path: Path) -> None:
+    def trained(runs: TrainingRuns, run_id: str, seed: int) -> None:
+        for seq_id in (1, 3):
+            body = data_request([make_datum(RNG(seed), 12, "ppo")], "ppo")
+            done(runs, seq_id, "forward_backward", body, run_id=run_id)
+            done(runs, seq_id + 1, "optim_step", optim(run_id), run_id=run_id)
+
+    alone = started(make_runs(model_path, tmp_path / "1"))
+    trained(alone, RUN, 1)
+    both = make_runs(model_path, tmp_path / "2")
+    started(started(both, OTHER, rank=2, train_mlp=False), RUN)
+    trained(both, OTHER, 2)
+    trained(both, RUN, 1)
+    assert equal(weights(both), weights(alone))
+    both.release(OTHER)
+    before = weights(both)
+    done(both, 5, "forward_backward", data_request([make_datum(RNG(1), 12, "ppo")], "ppo"))
+    assert equal(weights(both), before)
+    assert gradients(both)
+
+
+@pytest.mark.parametrize(
+    ("lora", "targets"),
+    [
+        ({"train_mlp": False}, {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ({"train_attn": False}, {"gate_proj", "up_proj", "down_proj"}),
+    ],
+)
+def test_attention_or_the_mlp_alone_can_be_trained(
+    lora: dict[str, bool], targets: set[str], model_path: Path, tmp_path: Path
+) -> None:
+    runs = started(make_runs(model_path, tmp_path), **lora)
+    run = runs._runs[RUN]
+    assert run is not None
+    assert {name.split(".")[-3] for name in run.weights} == targets
+
+
+GOOD = make_datum(RNG(0), 6, "ppo")
+INF = np.full(6, np.inf, np.float32)
+NAN = np.full(6, np.nan, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"tokens": np.array([1, 2, 3, 50, 4, 5])},
+            r"datum 1: tokens\[3\]=50 is no token of 0..49",
+        ),
+        ({"target_tokens": np.array([1, -1, 3, 5, 4, 5])}, r"target_tokens\[1\]=-1 is no token"),
+        ({"target_tokens": np.zeros(5, np.int64)}, r"target_tokens has the shape \(5,\), its tok"),
+        ({"target_tokens": np.zeros((6, 2), np.int64)}, r"target_tokens has the shape \(6, 2\)"),
+        ({"target_tokens": np.zeros(6, np.float32)}, "target_tokens has the type float32"),
+        ({"advantages": np.zeros(7, np.float32)}, r"advantages has the shape \(7,\)"),
+        ({"advantages": NAN}, r"datum 1: advantages\[0\]=nan is not finite"),
+        ({"logprobs": INF}, r"logprobs\[0\]=inf is not finite"),
+        ({"tokens": np.empty(0, np.int64)}, "datum 1 has 0 tokens; 1 to 40 can be trained"),
+        ({"tokens": np.zeros(41, np.int64)}, "datum 1 has 41 tokens"),
+        ({"weights": INF}, "datum 1: its loss has no input weights, but target_tokens, logprobs"),
+        ({"clip_low_threshold": NAN}, r"clip_low_threshold\[0\]=nan is not finite"),
+        (
+            {"clip_low_threshold": np.full(6, 3.0, np.float32)},
+            r"clip_low_threshold\[0\]=3.0 is not",
+        ),
+        ({"logprobs": np.full(6, -200, np.float32)}, "datum 1: the loss at position 0 is not fin"),
+    ],
+)
+def test_a_bad_datum_is_named_and_changes_nothing(
+    change: dict[str, np.ndarray], reason: str, model_path: Path, tmp_path: Path
+) -> None:
+    runs = started(make_runs(model_path, tmp_path, "learner.budget_tokens=40"))
+    done(runs, 1, "forward_backward", data_request([GOOD], "ppo"))
+    before, others = gradients(runs), weights(runs)
+    executed = ask(runs, 2, "forward_backward", data_request([GOOD, GOOD | change], "ppo"))
+    assert executed.body == b""
+
+    assert re.search(reason, executed.error), executed.error
+    assert equal(gradients(runs), before)
+    assert equal(weights(runs), others)
+
+
+def test_a_missing_input_and_a_lost_mask_are_named(shared: TrainingRuns) -> None:
+    without = {k: v for k, v in GOOD.items() if k != "advantages"}
+    executed = ask(shared, 1, "forward", data_request([without], "ppo"))
+    assert "datum 0 has no advantages; its loss needs target_tokens" in executed.error
+    masked = GOOD | {"sequence_ratio_mask": np.zeros(6, np.float32)}
+    executed = ask(shared, 1, "forward", data_request([masked], "gspo"))
+    assert executed.error == "datum 0: sequence_ratio_mask marks no token"
+    assert "no datum" in ask(shared, 1, "forward", data_request([], "ppo")).error
+    soft = make_datum(RNG(0), 6, "cross_entropy", 3)
+    soft["weights"] = soft["weights"][:, 0]
+    executed = ask(shared, 1, "forward", data_request([soft], "cross_entropy"))
+    assert "weights has the shape (6,), target_tokens (6, 3)" in executed.error
+    assert "no ForwardBackwardRequest" in ask(shared, 1, "forward", b"\xff\xff").error
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_earlier_ones(
+    model_path: Path, tmp_path: Path
+) -> None:
+    runs = started(make_runs(model_path, tmp_path))
+    done(runs, 1, "forward_backward", data_request([GOOD], "ppo"))
+    before = gradients(runs)
+    datum = make_datum(RNG(0), 6, "cross_entropy")
+    datum["weights"] = np.full(6, 1e37, np.float32)
+    executed = ask(runs, 2, "forward_backward", data_request([datum], "cross_entropy"))
+    assert "gradient is not finite" in executed.error
+    assert equal(gradients(runs), before)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (create(rank=9), "rank=9: this service trains adapters of rank 1 to 8"),
+        (create(rank=0), "rank=0: this"),
+        (create(train_mlp=False, train_attn=False), "set train_attn or train_mlp"),
+        (as_json(session_id="a", model_seq_id=0, base_model="b"), "no lora_config"),
+        (b"{", "bad request"),
+    ],
+)
+def test_a_run_that_cannot_be_made_is_refused_and_so_are_its_requests(
+    body: bytes, reason: str, model_path: Path, tmp_path: Path
+) -> None:
+    runs = make_runs(model_path, tmp_path)
+    assert runs.position(RUN).seq_id == -1
+    assert reason in ask(runs, 0, "create_model", body).error
+    assert "its create_model was refused" in ask(runs, 1, "optim_step", optim()).error
+    assert runs.position(RUN).seq_id == -1
+
+
+def test_steps_that_would_break_the_weights_are_refused(shared: TrainingRuns) -> None:
+    before = weights(shared)
+    assert "eps=0: 0 / 0" in ask(shared, 1, "optim_step", optim(eps=0.0)).error
+    assert "bad request" in ask(shared, 1, "optim_step", optim(beta2=1.0)).error
+    assert "exists already" in ask(shared, 1, "create_model", create()).error
+    assert equal(weights(shared), before)
+
+
+def test_a_request_before_its_position_was_asked_for_is_not_executed(
+    model_path: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(Unavailable, match="ask for its position first"):
+        ask(make_runs(model_path, tmp_path), 0, "create_model", create())
+
+
+def test_the_newest_request_is_answered_again_and_older_ones_are_not(
+    model_path: Path, tmp_path: Path
+) -> None:
+    runs = started(make_runs(model_path, tmp_path))
+    body = data_request([GOOD], "ppo")
+    first = done(runs, 1, "forward_backward", body)
+    before = gradients(runs)
+    assert done(runs, 1, "forward_backward", body).body == first.body
+    assert equal(gradients(runs), before)
+    assert ask(runs, 0, "create_model", create()).error == "request 0 is before 1"
+
+
+def test_a_sampler_directory_is_the_merged_model(model_path: Path, tmp_path: Path) -> None:
+    """Both are read by libraries of others."""
+    from peft import PeftModel
+
+    runs = started(make_runs(model_path, tmp_path / "runs"), rank=3)
+    started(runs, OTHER, rank=5, train_attn=False)
+    (model_path / "tokenizer.json").write_text("{}")
+    for run_id, seed in ((RUN, 1), (OTHER, 2)):
+        body = data_request([make_datum(RNG(seed), 20, "ppo")], "ppo")
+        done(runs, 1, "forward_backward", body, run_id=run_id)
+        done(runs, 2, "optim_step", optim(run_id, learning_rate=0.05), run_id=run_id)
+        folder = tmp_path / run_id.replace(":", ".")
+        for operation, name in (
+            ("save_weights_for_sampler", "sampler"),
+            ("save_weights_external", "merged"),
+        ):
+            for _ in range(2):  # a directory of that name is replaced
+                done(runs, 3, operation, run_id=run_id, path=folder / name)
+        described = json.loads((folder / "sampler" / "adapter_config.json").read_text())
+        assert (described["r"], described["lora_alpha"]) == (3 if run_id == RUN else 5, 16)
+        assert (folder / "merged" / "tokenizer.json").read_text() == "{}"
+        merged = AutoModelForCausalLM.from_pretrained(folder / "merged").eval()
+        base = AutoModelForCausalLM.from_pretrained(model_path)
+        adapted = PeftModel.from_pretrained(base, folder / "sampler").eval()
+        datum = make_datum(RNG(9), 20, "cross_entropy")
+        with torch.no_grad():
+            expected = plain_logprobs(merged, datum)
+            assert (expected - plain_logprobs(adapted, datum)).abs().max() < 1e-5
+        body = data_request([datum], "cross_entropy")
+        ((row,), _) = answer(done(runs, 4, "forward", body, run_id=run_id))
+        assert abs(row - expected.numpy()).max() < 2e-5
+    first, second = (tmp_path / r.replace(":", ".") / "merged" for r in (RUN, OTHER))
+    assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()

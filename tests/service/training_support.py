@@ -1,0 +1,172 @@
+"""A service's learner on a tiny random model, and requests as a client sends them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from learner_support import VOCABULARY, make_config
+
+from async_rl.protocol.service import Execute, Executed, Operation
+from async_rl.service import proto
+from async_rl.service.training import TrainingRuns
+
+CPU = torch.device("cpu")
+RUN = "00000000000000aa:train:0"
+OTHER = "00000000000000bb:train:0"
+SERVICE = (
+    "rollout.fn=tinker",
+    "model.lora=lora",
+    "model.lora.rank=8",
+    "model.lora.alpha=16",
+    "model.lora.slots=4",
+)
+_DTYPES = {"f": (1, "<f4"), "i": (2, "<i8")}
+
+
+class Clock:
+    """Every look takes some seconds."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now = 0.0
+        self._step_s = step_s
+
+    def __call__(self) -> float:
+        self.now += self._step_s
+        return self.now
+
+
+def make_runs(
+    model_path: Path, directory: Path, *overrides: str, step_s: float = 0.0
+) -> TrainingRuns:
+    config = make_config("grpo_code", *SERVICE, *overrides)
+    return TrainingRuns(config, model_path, directory, CPU, clock=Clock(step_s))
+
+
+def create(rank: int = 4, **lora: Any) -> bytes:
+    return as_json(
+        session_id="00000000000000aa",
+        model_seq_id=0,
+        base_model="base",
+        lora_config={"rank": rank, "seed": 3, **lora},
+    )
+
+
+def as_json(**fields: Any) -> bytes:
+    return msgspec.json.encode(fields)
+
+
+def optim(run_id: str = RUN, **adam: float) -> bytes:
+    return as_json(model_id=run_id, seq_id=1, adam_params={"learning_rate": 0.01, **adam})
+
+
+def tensor(message: Any, values: np.ndarray) -> None:
+    message.dtype, kind = _DTYPES[values.dtype.kind]
+    message.dense = values.astype(kind).tobytes()
+    message.shape.extend(values.shape)
+
+
+def data_request(
+    data: Sequence[Mapping[str, np.ndarray]],
+    loss: str,
+    config: Mapping[str, float | str] | None = None,
+) -> bytes:
+    """A forward_backward of datums that are given by their tokens and inputs."""
+    request = proto._CLASSES["ForwardBackwardRequest"](model_id=RUN, seq_id=1, loss_fn=loss)
+    for name, value in (config or {}).items():
+        field = "text" if isinstance(value, str) else "number"
+        setattr(request.loss_fn_config_v2[name], field, value)
+    for fields in data:
+        datum = request.data.add()
+        chunk = datum.model_input.add()
+        chunk.encoded_text.tokens = fields["tokens"].astype("<i4").tobytes()
+        for name, values in fields.items():
+            if name != "tokens":
+                tensor(datum.loss_fn_inputs[name], values)
+    return request.SerializeToString()
+
+
+def make_datum(
+    rng: np.random.Generator, size: int, loss: str, alternatives: int = 0
+) -> dict[str, np.ndarray]:
+    """Random tokens and inputs; the first third is a prompt."""
+    shape = (size, alternatives) if alternatives else (size,)
+    datum = {
+        "tokens": rng.integers(0, VOCABULARY, size),
+        "target_tokens": rng.integers(0, VOCABULARY, shape),
+    }
+    is_sampled = np.arange(size) >= size // 3
+    if loss == "cross_entropy":
+        # Signed, as a client's own loss sends them.
+        return datum | {"weights": rng.normal(size=shape).astype(np.float32)}
+    datum["logprobs"] = np.where(is_sampled, -rng.uniform(0.5, 5, size), 0).astype(np.float32)
+    datum["advantages"] = np.where(is_sampled, rng.normal(size=size), 0).astype(np.float32)
+    if loss == "gspo":
+        datum["sequence_ratio_mask"] = is_sampled.astype(np.float32)
+    return datum
+
+
+def ask(
+    runs: TrainingRuns,
+    seq_id: int,
+    operation: Operation,
+    body: bytes = b"",
+    *,
+    run_id: str = RUN,
+    path: Path | str = "",
+) -> Executed:
+    """Execute a request whatever comes of it."""
+    return runs.execute(
+        Execute(run_id=run_id, seq_id=seq_id, operation=operation, body=body, path=str(path))
+    )
+
+
+def done(*arguments: Any, **options: Any) -> Executed:
+    """Execute a request that must succeed."""
+    executed = ask(*arguments, **options)
+    assert executed.error == "", executed.error
+    return executed
+
+
+def started(runs: TrainingRuns, run_id: str = RUN, **lora: Any) -> TrainingRuns:
+    """The runs with a new one among them."""
+    assert runs.position(run_id).seq_id == -1
+    done(runs, 0, "create_model", create(**lora), run_id=run_id)
+    return runs
+
+
+def answer(executed: Executed) -> tuple[list[np.ndarray], dict[str, float]]:
+    """The log-probs of each datum, and the metrics."""
+    output = proto.ForwardBackwardOutput()
+    output.ParseFromString(executed.body)
+    (record,) = output.loss_fn_outputs
+    batched = record.fields["logprobs"]
+    ends = np.frombuffer(batched.offsets, "<i8")
+    shape = (-1, *batched.trailing_shape)
+    rows = [
+        np.frombuffer(batched.data[a:b], "<f4").reshape(shape) for a, b in itertools.pairwise(ends)
+    ]
+    return rows, dict(output.metrics)
+
+
+def weights(runs: TrainingRuns, run_id: str = RUN) -> dict[str, torch.Tensor]:
+    """Copies of weights and moments."""
+    run = runs._runs[run_id]
+    assert run is not None
+    return {name: x.detach().clone() for name, x in run.tensors(with_moments=True).items()}
+
+
+def gradients(runs: TrainingRuns, run_id: str = RUN) -> dict[str, torch.Tensor]:
+    run = runs._runs[run_id]
+    assert run is not None
+    return {n: p.grad.clone() for n, p in run.weights.items() if p.grad is not None}
+
+
+def equal(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two sets of tensors have the same bits."""
+    return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
