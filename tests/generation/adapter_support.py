@@ -27,9 +27,9 @@ def adapter_of(
     return tensors
 
 
-def merged_model(model: Qwen3ForCausalLM, policy: str, version: int) -> Any:
+def merged_model(model: Qwen3ForCausalLM, policy: str, version: int, *, rank: int = RANK) -> Any:
     """A model with base weights and adapter in one."""
-    tensors = adapter_of(model, policy, version)
+    tensors = adapter_of(model, policy, version, rank=rank)
     state = {name: p.detach().clone() for name, p in model.named_parameters()}
     for name in state:
         layer = _PREFIX + name.removesuffix("weight")

@@ -1,0 +1,137 @@
+"""Draws samples of a service from one vLLM: python samples_scenario.py MODEL OUT."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from adapter_support import SCALING, adapter_of
+from generation_support import make_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from async_rl.composition.compose import compose
+from async_rl.core.errors import DataError
+from async_rl.generation.environment import prepare_environment
+from async_rl.generation.opener import engine_opener
+from async_rl.protocol.service import Sample, Sampled
+from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.weights.adapters import Adapter, write_peft
+from async_rl.weights.block import checksum
+
+PROMPT = np.arange(20, 32, dtype=np.int32)
+SLOTS = 4
+
+
+class Drawing:
+    """Requests with names of their own."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.count = 0
+
+    async def __call__(self, **settings: Any) -> dict[str, Any]:
+        self.count += 1
+        request = {
+            "request_id": f"sample-{self.count}",
+            "token_ids": PROMPT,
+            "num_samples": 2,
+            "max_tokens": 8,
+            "temperature": 1.0,
+        }
+        try:
+            return plain(await self.engine.sample(Sample(**(request | settings))))
+        except DataError as error:
+            return {"refused": str(error)}
+
+
+def plain(sampled: Sampled) -> dict[str, Any]:
+    return {
+        "sequences": [
+            {
+                "token_ids": one.token_ids.tolist(),
+                "logprobs": one.logprobs.tolist(),
+                "versions": one.versions.tolist(),
+                "is_stopped": one.is_stopped,
+                "top_ids": one.top_ids.tolist(),
+                "top_logprobs": one.top_logprobs.tolist(),
+            }
+            for one in sampled.sequences
+        ],
+        "prompt_logprobs": sampled.prompt_logprobs.tolist(),
+        "prompt_top_ids": sampled.prompt_top_ids.tolist(),
+        "prompt_top_logprobs": sampled.prompt_top_logprobs.tolist(),
+    }
+
+
+def write_adapter(folder: Path, model: Any, name: str, rank: int) -> str:
+    adapter = Adapter(tensors=adapter_of(model, name, 0, rank=rank), scaling=SCALING)
+    write_peft(folder / name, adapter.to_bytes(), adapter.scaling)
+    return str(folder / name)
+
+
+def in_slot(folder: Path, version: int) -> tuple[Manifest, StoredFile]:
+    file = folder / "adapter_model.safetensors"
+    found = checksum(np.frombuffer(file.read_bytes(), np.uint8))
+    manifest = Manifest(version=version, path="", tensors=[], total_bytes=0, checksum=0)
+    return manifest, StoredFile(url=file.as_uri(), scaling=SCALING, checksum=found)
+
+
+async def play(engine: Any, folder: Path, model: Any) -> dict[str, Any]:
+    draw = Drawing(engine)
+    # More than the slots, of several ranks; the last ones of them stay in all slots.
+    names = [f"a{index}" for index in range(SLOTS + 1)]
+    adapters = {
+        name: write_adapter(folder, model, name, 8 + 8 * (i % 2)) for i, name in enumerate(names)
+    }
+    place = engine.places[0]
+    await place.load_weights(*in_slot(Path(adapters["a0"]), 7))
+    said: dict[str, Any] = {"in_turn": {}}
+    for name, directory in adapters.items():
+        said["in_turn"][name] = await draw(adapter=directory, version=3, wants_prompt_logprobs=True)
+    slot = Drawing(place)
+    slot.count = 1000
+    mixed = await asyncio.gather(
+        draw(wants_prompt_logprobs=True),
+        *(draw(adapter=adapters[name], wants_prompt_logprobs=True) for name in names[-2:]),
+        slot(policy="run", wants_prompt_logprobs=True),
+    )
+    said["mixed"] = dict(zip(["base", *names[-2:], "a0"], mixed, strict=True))
+    said["seeded"] = [await draw(seed=5) for _ in range(2)]
+    said["top"] = await draw(num_top=3, num_prompt_top=2, top_k=2)
+    first = said["seeded"][0]["sequences"][0]["token_ids"]
+    said["stop_text"] = await draw(seed=5, num_samples=1, stop_texts=(f"w{first[2]}",), stop_ids=())
+    said["stop_id"] = await draw(seed=5, num_samples=1, stop_ids=(first[1],))
+    said["no_stop"] = await draw(stop_ids=(), max_tokens=40)
+    said["refused"] = [
+        await draw(token_ids=np.zeros(600, np.int32)),
+        await draw(token_ids=np.array([5000], np.int32)),
+        await draw(top_p=3.0),
+        await draw(adapter=str(folder / "nowhere")),
+    ]
+    return said
+
+
+async def main(model_path: Path) -> dict[str, Any]:
+    words = {f"w{index}": index for index in range(200)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(model_path)
+    config = compose("serve", [f"model.path={model_path}", f"model.lora.slots={SLOTS}"])
+    prepare_environment(config, [])
+    engine = await (await asyncio.to_thread(engine_opener, config, model_path))()
+    torch.manual_seed(0)
+    model = make_model(model_path.with_name("again"), is_tied=True)
+    try:
+        return await play(engine, model_path.parent, model)
+    finally:
+        await engine.close()
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(asyncio.run(main(Path(sys.argv[1])))))
