@@ -54,40 +54,42 @@ class Mirror:
             self._fs.makedirs(self._root, exist_ok=True)
             if isinstance(self._fs, LocalFileSystem):
                 os.chmod(self._root, 0o700)  # of an earlier version, it may be open to other users
-            sums = {
-                version: (checkpoints.directory_of(self._run_dir, version) / SUMS_FILE).read_bytes()
-                for version in kept
-            }
-            missing = [version for version in kept if copied.get(version) != sums[version]]
-            # The mark first: without it, a copy that is half replaced does not count as one.
-            for version in set(missing) & set(copied):
+            for version in kept:
+                self._copy(version, copied.pop(version, b""))
+            # Before the files: a copy whose files are being deleted must not count as one.
+            for version in copied:
                 self._fs.rm_file(self._mark(version))
             self._sync_names()
-            for version in missing:
-                directory = checkpoints.directory_of(self._run_dir, version)
-                for path in sorted(p for p in directory.rglob("*") if p.is_file()):
-                    self._put(path, f"{directory.name}/{path.relative_to(directory)}")
-            if missing:
-                self._put_records(missing[-1])
-            # After the records, which a resume from this copy needs.
-            for version in missing:
-                self._fs.pipe_file(self._mark(version), sums[version])
-                # Before the deletion of older copies, whose own marks go first.
-                self._sync_file(self._mark(version))
-            old = set(copied) - set(kept)
-            for version in old:
-                self._fs.rm_file(self._mark(version))
-            self._sync_names()
-            for version in old:
+            for version in copied:
                 self._fs.rm(f"{self._root}/{_name(version)}", recursive=True)
             # After the mark of the newest copy: until then a resume needs the previous ledger.
-            for name in self._names() if missing else ():
-                if name.startswith("ledger_") and name != _ledger(missing[-1]):
+            for name in self._names():
+                if name.startswith("ledger_") and name != _ledger(kept[-1]):
                     self._fs.rm_file(f"{self._root}/{name}")
         except OSError as error:
             raise InfrastructureError(
                 f"checkpoint.mirror={self._url} cannot be written: {error}"
             ) from error
+
+    def _copy(self, version: int, marked: bytes) -> None:
+        """Copy a checkpoint with the ledger and the records of the run, unless its copy is
+        `marked` as a copy of it.
+        """
+        directory = checkpoints.directory_of(self._run_dir, version)
+        sums = (directory / SUMS_FILE).read_bytes()
+        if marked == sums:
+            return
+        # The mark first: without it, a copy that is half replaced does not count as one.
+        if marked:
+            self._fs.rm_file(self._mark(version))
+            self._sync_names()
+        for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+            self._put(path, f"{directory.name}/{path.relative_to(directory)}")
+        self._put_records(version)
+        # After the records, which a resume from this copy needs.
+        self._fs.pipe_file(self._mark(version), sums)
+        # Before the deletion of older copies, whose own marks go first.
+        self._sync_file(self._mark(version))
 
     def versions(self) -> list[int]:
         """Return the versions of the complete copies, oldest first."""
