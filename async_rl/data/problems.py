@@ -13,7 +13,7 @@
 - verl: `reward_model` {style, ground_truth}: by `data_source` an answer in words, or pairs.
 - answer: `answer` with `#### number` at its end, as in GSM8K.
 A column `language` names the language of the program, if it is not Python: such a row has tests by
-standard input only. A column `compare` names how printed text is compared (core/output_rules.py), a
+standard input only. A column `compare` says how printed text is compared (core/output_rules.py), a
 column `checker` holds a program that decides about it, and so does `generated_checker` of
 open-r1/codeforces.
 Invariant: a row without usable tests is a DataError.
@@ -33,7 +33,7 @@ from async_rl.core.assert_tests import ambiguous, defined_names, require_usable
 from async_rl.core.errors import DataError, at
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
 from async_rl.core.languages import LANGUAGES, PYTHON, Language, language_of
-from async_rl.core.output_rules import Checker, read_rules
+from async_rl.core.output_rules import Checker, OutputRules
 from async_rl.core.types import (
     AnswerTest,
     AssertTest,
@@ -91,7 +91,7 @@ def read_problem(row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     tests, setup, shown = _read_layout(row)
     how: dict[str, Any] = {}
     if row.get("compare") is not None:
-        how["rules"] = read_rules(_text("compare", row["compare"]))
+        how["rules"] = _read("compare", row["compare"], OutputRules, "see docs/verifier.md")
     if row.get("generated_checker"):
         how["checker"] = _checker({"code": row["generated_checker"], "form": "printed"})
     if row.get("checker") is not None:
@@ -137,17 +137,13 @@ def _helpers(prompt: Any, entry_point: Any) -> str:
 
 
 def _checker(value: Any) -> Checker:
-    if isinstance(value, str):
-        value = read_json("checker", value)
+    remedy = "give {code: a program, form: kattis or testlib, language: python or cpp}"
+    checker: Checker = _read("checker", value, Checker, remedy)
     try:
-        checker = msgspec.convert(value, Checker)
         if checker.language == PYTHON:
             compile(checker.code, "checker", "exec", dont_inherit=True)
-    except (msgspec.ValidationError, SyntaxError, ValueError) as error:
-        raise DataError(
-            f"column checker cannot be used ({error}); give {{code: a program, form:"
-            " kattis or testlib, language: python or cpp}"
-        ) from error
+    except (SyntaxError, ValueError) as error:
+        raise DataError(f"column checker does not compile ({error}); correct it") from error
     return checker
 
 
@@ -181,7 +177,7 @@ def _read_layout(row: Row) -> tuple[list[CodeTest], str, tuple[str, ...]]:
     if layout.form == "own":
         # Our own rows say themselves what the prompt shows.
         setup = _text("setup", row.get("setup") or "")
-        return _own_tests(row["tests"]), setup, ()
+        return _read("tests", row["tests"], list[CodeTest], _REMEDY), setup, ()
     tests: list[CodeTest] = []
     setup = ""
     shown: Sequence[str] = ()
@@ -252,28 +248,29 @@ def _ground_truth(row: Row) -> list[CodeTest]:
     )
 
 
-def _own_tests(value: Any) -> list[CodeTest]:
+def _read(column: str, value: Any, kind: Any, remedy: str) -> Any:
+    """The value of a column that has an object, a list of objects, or the JSON text of one."""
     if isinstance(value, str):
-        value = read_json("tests", value)
-    if isinstance(value, list):
-        value = [_without_absent(test) for test in value]
+        value = read_json(column, value)
+    is_list = isinstance(value, list)
+    value = [_without_absent(each) for each in value] if is_list else _without_absent(value)
     try:
-        return msgspec.convert(value, list[CodeTest])
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        # The message has the number of the test, counted from 0, and the name of the field.
-        raise DataError(f"column tests is not as documented ({error}); {_REMEDY}") from error
+        # The message has the number of the object, counted from 0, and the name of the field.
+        raise DataError(f"column {column} is not as documented ({error}); {remedy}") from error
 
 
-def _without_absent(test: Any) -> Any:
-    """The test without its absent fields. In Parquet every struct of a list has the same fields,
-    None where absent; only the return value of a call may be None.
+def _without_absent(given: Any) -> Any:
+    """The object without its absent fields. In Parquet every struct of a column has the same
+    fields, None where absent; only the return value of a call may be None.
     """
-    if not isinstance(test, dict):
-        return test
+    if not isinstance(given, dict):
+        return given
     return {
         key: value
-        for key, value in test.items()
-        if value is not None or (key == "expected" and test.get("kind") == "call")
+        for key, value in given.items()
+        if value is not None or (key == "expected" and given.get("kind") == "call")
     }
 
 

@@ -1,78 +1,42 @@
-"""Rules of comparison by the names that contests use."""
+"""The rules of comparing printed text that a row has."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import pytest
 
 from async_rl.core.errors import DataError
-from async_rl.core.output_rules import OutputRules, read_rules
+from async_rl.core.output_rules import OutputRules
 from async_rl.core.types import StdinTest
 from async_rl.data.problems import read_problem
 
-
-@pytest.mark.parametrize(
-    ("text", "rules"),
-    [
-        ("livecodebench", OutputRules()),
-        ("kattis", OutputRules(layout="tokens", ignores_case=True)),
-        ("kattis case_sensitive", OutputRules(layout="tokens")),
-        (
-            "kattis case_sensitive space_change_sensitive",
-            OutputRules(layout="exact"),
-        ),
-        (
-            "kattis float_tolerance 1e-6",
-            OutputRules(
-                layout="tokens",
-                ignores_case=True,
-                relative_tolerance=1e-6,
-                absolute_tolerance=1e-6,
-            ),
-        ),
-        (
-            "kattis float_relative_tolerance 1e-4 float_absolute_tolerance 1e-9",
-            OutputRules(
-                layout="tokens",
-                ignores_case=True,
-                relative_tolerance=1e-4,
-                absolute_tolerance=1e-9,
-            ),
-        ),
-        ("codeforces lcmp", OutputRules()),
-        ("codeforces wcmp", OutputRules(layout="tokens")),
-        ("codeforces nyesno", OutputRules(layout="tokens", ignores_case=True)),
-        (
-            "codeforces rcmp4",
-            OutputRules(layout="tokens", relative_tolerance=1e-4, absolute_tolerance=1e-4),
-        ),
-    ],
-)
-def test_each_contest_names_its_rules(text: str, rules: OutputRules) -> None:
-    assert read_rules(text) == rules
+PAIRS = {"inputs": ["1", "2"], "outputs": ["A", "B"]}
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "is unknown; use livecodebench"),
-        ("topcoder", "is unknown; use livecodebench"),
-        ("codeforces mine", "wcmp, ncmp"),
-        ("kattis float_tolerance", "wrong flag or number"),
-        ("kattis float_tolerance -1", "wrong flag or number"),
-        ("kattis float_tolerance nan", "wrong flag or number"),
-        ("kattis loud 1", "wrong flag or number"),
-    ],
-)
-def test_a_name_that_is_unknown_is_refused_with_its_place(text: str, reason: str) -> None:
-    with pytest.raises(DataError, match=f"^compare=.*{reason}"):
-        read_rules(text)
-
-
-def test_the_column_compare_is_about_every_test_of_a_row_that_prints() -> None:
-    pairs = {"inputs": ["1", "2"], "outputs": ["A", "B"]}
-    problem, _ = read_problem({"input_output": pairs, "compare": "codeforces yesno"})
+@pytest.mark.parametrize("as_given", [dict, json.dumps])
+def test_the_column_compare_is_about_every_test_of_a_row_that_prints(as_given: Any) -> None:
+    compare = as_given({"layout": "tokens", "ignores_case": True, "relative_tolerance": None})
+    problem, _ = read_problem({"input_output": PAIRS, "compare": compare})
     rules = OutputRules(layout="tokens", ignores_case=True)
     assert problem.tests == [
         StdinTest(input="1", output="A", rules=rules),
         StdinTest(input="2", output="B", rules=rules),
     ]
+
+
+@pytest.mark.parametrize(
+    ("compare", "reason"),
+    [
+        ("wcmp", "is not JSON"),
+        ('"wcmp"', "Expected `object`"),
+        ({"layout": "words"}, "Invalid enum value 'words'"),
+        ({"relative_tolerance": -1.0}, ">= 0.0"),
+        ({"relative_tolerance": 2.0}, "<= 1.0"),
+        ({"tolerance": 1e-6}, "unknown field `tolerance`"),
+    ],
+)
+def test_rules_that_cannot_be_read_are_refused(compare: Any, reason: str) -> None:
+    with pytest.raises(DataError, match=f"compare.*{reason}"):
+        read_problem({"input_output": PAIRS, "compare": compare})

@@ -192,5 +192,5 @@ def test_a_row_brings_a_checker_in_c_plus_plus() -> None:
     (test,) = problem.tests
     assert isinstance(test, StdinTest)
     assert test.checker == Checker(code=CHECKER, form="testlib", language="cpp")
-    with pytest.raises(DataError, match="column checker cannot be used"):
+    with pytest.raises(DataError, match="column checker is not as documented"):
         read_problem({**row, "checker": {**given, "language": "pascal"}})
