@@ -31,7 +31,6 @@ from .protocol import (
     STDERR_BYTES,
     STDOUT,
     CommandSpec,
-    Hello,
     JobSpec,
     Mode,
     Reply,
@@ -138,9 +137,7 @@ def command(
 
 
 class Cell:
-    """One cell. hello: once it has started."""
-
-    hello: Hello
+    """One cell."""
 
     def __init__(self, process: subprocess.Popen[bytes], host: socket.socket) -> None:
         self._process, self._host = process, host
@@ -181,7 +178,7 @@ class Cell:
             inside.close()
             cell = cls(process, host)
             try:
-                cell.hello = Hello(*await cell._received(_START_TIMEOUT_S))
+                await cell._received(_START_TIMEOUT_S)
                 return cell
             except BaseException as error:
                 cell.kill()

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from .cell import Cell, CellFailed, Outcome, Work
-from .protocol import COMMANDS, LANDLOCK, NAMESPACES, NOTHING, Hello
+from .protocol import COMMANDS, LANDLOCK, NAMESPACES, NOTHING
 
 IS_SUPPORTED = sys.platform == "linux" and os.uname().machine == "x86_64" and sys.maxsize > 2**32
 """The numbers of system calls are for this kind of machine."""
@@ -57,13 +57,14 @@ class Cells(AbstractAsyncContextManager["Cells"]):
     """At most `num_cells` cells, each made by `start_cell`. Closed as an async context manager or
     by `close`.
 
-    hello: of the first cell, once it has started; reasons: why each stronger level does not work.
+    level: strength of the jail, 1 namespaces, 2 Landlock and seccomp, 3 nothing; reasons: why each
+    stronger level does not work.
     """
 
-    hello: Hello
-
-    def __init__(self, num_cells: int, start_cell: Callable[[], Awaitable[Cell]]) -> None:
-        self._start_cell = start_cell
+    def __init__(
+        self, num_cells: int, level: int, start_cell: Callable[[], Awaitable[Cell]]
+    ) -> None:
+        self.level, self._start_cell = level, start_cell
         self._slots = asyncio.Semaphore(num_cells)
         self._free: list[Cell] = []
         self._cells: set[Cell] = set()
@@ -111,24 +112,18 @@ class Cells(AbstractAsyncContextManager["Cells"]):
         paths = {package: package_paths(package) for package in packages}
         readable = [*interpreter_paths(), *(path for entries in paths.values() for path in entries)]
         folders = {package: os.path.dirname(entries[0]) for package, entries in paths.items()}
-        return cls(num_cells, lambda: Cell.start(level, readable, folders))
+        return cls(num_cells, level, lambda: Cell.start(level, readable, folders))
 
     @classmethod
     def of_commands(cls, num_cells: int, readable: Sequence[str]) -> Cells:
         """Cells for commands. readable: everything that any of the commands may read."""
         paths = [*interpreter_paths(), *readable]
-        return cls(num_cells, lambda: Cell.start(NAMESPACES, paths, kind=COMMANDS))
+        return cls(num_cells, NAMESPACES, lambda: Cell.start(NAMESPACES, paths, kind=COMMANDS))
 
     async def _started(self) -> Cell:
         cell = await self._start_cell()
         self._cells.add(cell)
-        self.hello = cell.hello
         return cell
-
-    @property
-    def level(self) -> int:
-        """Strength of the jail: 1 namespaces, 2 Landlock and seccomp, 3 nothing."""
-        return self.hello.level
 
     async def run(self, work: Work) -> Outcome:
         """Run one piece of work in the next free cell. Raises CellFailed if the cell broke."""

@@ -117,7 +117,7 @@ class CommandSpec(NamedTuple):
         return self.cpu_s + 1
 
 
-def pack(message: JobSpec | CommandSpec | Hello | Reply) -> bytes:
+def pack(message: JobSpec | CommandSpec | Reply) -> bytes:
     """The fields of a message as JSON. Raises ValueError if it is too long."""
     data = json.dumps(message).encode()
     if len(data) > MAX_SPEC_BYTES:
@@ -149,18 +149,6 @@ class Reply(NamedTuple):
     wall_s: float
     peak_bytes: int
     fault: str = ""
-
-
-class Hello(NamedTuple):
-    """First message of a cell: the level that it reached, and the kernel's version of Landlock."""
-
-    level: int
-    landlock_abi: int
-
-    @property
-    def has_seccomp(self) -> bool:
-        """The system calls of programs are filtered."""
-        return self.level < NOTHING
 
 
 class Kind(enum.Enum):

@@ -21,7 +21,6 @@ from .protocol import (
     MAX_SPEC_BYTES,
     NAMESPACES,
     NOTHING,
-    Hello,
     Reply,
     pack,
 )
@@ -69,17 +68,18 @@ def main(
         linux.die_with(host)
         os.chdir("/")
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    _serve(_socket.socket(fileno=descriptor), level, prepare(level, readable, proc).run)
+    _serve(_socket.socket(fileno=descriptor), prepare(level, readable, proc).run)
 
 
-def _serve(host: _socket.socket, level: int, run: Run) -> None:
+def _serve(host: _socket.socket, run: Run) -> None:
     with open("/dev/null", "wb") as nothing:
         # Standard error was for the reason of a failed start; programs must not fill it.
         os.dup2(nothing.fileno(), 2)
     # Children share the zygote's pages. A collection would write to all of them in every child.
     gc.collect()
     gc.freeze()
-    host.send(pack(Hello(level, linux.landlock_abi())))
+    # Ready: a cell that has not reached its level exits.
+    host.send(b"[]")
     space = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
     while True:
         spec, ancillary, _flags, _address = host.recvmsg(MAX_SPEC_BYTES, space)

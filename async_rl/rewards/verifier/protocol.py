@@ -137,17 +137,17 @@ class BatchLine(Value):
 
 
 class Health(Value):
-    """The answer of `GET /health`. queued: programs that wait; running: programs in a cell."""
+    """The answer of `GET /health`. queued: programs that wait; running: programs in a cell;
+    verdicts: programs judged, by verdict; refused: requests that found the queue full.
+    """
 
     status: Literal["ok", "draining"]
     level: int
-    landlock_abi: int
-    has_seccomp: bool
     cells: int
     queued: int
     running: int
-    done: int
-    infrastructure_errors: int
+    verdicts: dict[Verdict, int]
+    refused: int
     cells_replaced: int
     reasons: list[str]
 

@@ -1,12 +1,11 @@
 """The HTTP interface of the verifier: Starlette routes around a `VerifierService`.
 
-POST /verify, POST /verify_batch (results stream as they finish), GET /health, GET /metrics
-(Prometheus); the forms of other systems are in `wire.py`. A body is JSON, or MessagePack if its
-content type says so, which keeps values that JSON has not; answers are JSON, and the answer to a
-batch is lines of JSON. Invariants: every request needs the token, as
-`Authorization: Bearer T` or in a path that starts with /token/T; a bad request is a 4xx that names
-the path of its field; a full queue is 429 with Retry-After; the programs of a client that
-disconnects end with it.
+POST /verify, POST /verify_batch (results stream as they finish), GET /health; the forms of other
+systems are in `wire.py`. A body is JSON, or MessagePack if its content type says so, which keeps
+values that JSON has not; answers are JSON, and the answer to a batch is lines of JSON. Invariants:
+every request needs the token, as `Authorization: Bearer T` or in a path that starts with /token/T;
+a bad request is a 4xx that names the path of its field; a full queue is 429 with Retry-After; the
+programs of a client that disconnects end with it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from async_rl.wire.http import body_of, json_response, while_connected
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
-_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 # 2 MB for each program of a client's batch; a body is in memory before it is read.
 _MAX_BODY_BYTES = 64 << 20
 _RETRY_AFTER_S = "1"
@@ -91,9 +89,6 @@ def build_app(
     async def health(_: Request) -> Response:
         return json_response(service.health())
 
-    async def metrics(_: Request) -> Response:
-        return Response(service.metrics(), media_type=_PROMETHEUS)
-
     async def disconnected(_: Request, __: Exception) -> Response:
         # No client is left to read it; without a response Starlette would log an error.
         return Response(status_code=499)
@@ -103,7 +98,6 @@ def build_app(
             Route("/verify", verify, methods=["POST"]),
             Route("/verify_batch", verify_batch, methods=["POST"]),
             Route("/health", health, methods=["GET"]),
-            Route("/metrics", metrics, methods=["GET"]),
             *(
                 Route(path, partial(foreign, form), methods=["POST"])
                 for path, form in FORMS.items()

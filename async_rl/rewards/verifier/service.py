@@ -11,14 +11,10 @@ after `drain` nothing new is admitted.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.exceptions import HTTPException
 
 from async_rl.core.errors import InfrastructureError, RewardError, Unsupported, root_cause
@@ -37,17 +33,6 @@ from async_rl.rewards.verifier.protocol import (
 )
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.sandbox.cells import Cells
-
-# From the quickest program to the largest time limit, two or three buckets per factor of ten.
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-_GAUGES = {
-    "queued": "programs that wait for a cell",
-    "running": "programs in a cell",
-    "cells": "programs that may run side by side",
-    "level": "strength of the jail: 1 namespaces, 2 Landlock and seccomp, 3 nothing",
-    "draining": "1 while the verifier finishes and refuses new work",
-    "cells_replaced": "cells that broke and were replaced since the start",
-}
 
 
 class VerifierService:
@@ -80,18 +65,8 @@ class VerifierService:
         self._is_draining = False
         self.num_admitted = 0
         self.num_running = 0
-        self.num_refused: Counter[int] = Counter()
-        # Each from the start: a rate over a series that appears later misses its first program.
-        self.num_judged = Counter(dict.fromkeys(Verdict, 0))
-        # Not the registry of the process, so that a process can hold several verifiers.
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        self._seconds = Histogram(
-            "verifier_seconds",
-            "seconds from a program's admission to its verdict",
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
+        self.num_refused = 0
+        self.num_judged: Counter[Verdict] = Counter()
 
     async def require(self, request: VerifyRequest) -> None:
         """Refuse a program that cannot be judged on this machine."""
@@ -108,10 +83,9 @@ class VerifierService:
         fit otherwise.
         """
         if self._is_draining:
-            self.num_refused[503] += 1
             raise HTTPException(503, "this verifier is shutting down; use another one")
         if self.num_admitted and self.num_admitted + count > self.queue_size + self.num_cells:
-            self.num_refused[429] += 1
+            self.num_refused += 1
             raise HTTPException(
                 429,
                 f"the verifier has {self.num_admitted} programs, and its queue holds"
@@ -156,7 +130,7 @@ class VerifierService:
                 raise RewardError(
                     "this verifier has no reward functions; start it with reward.terms"
                 )
-            with self._seconds.time(), self._activity("scoring"):
+            with self._activity("scoring"):
                 scores = await self._functions.score(names, sample)
         # The group of functions raises an ExceptionGroup; the response names its first cause.
         except* RewardError as errors:
@@ -185,13 +159,11 @@ class VerifierService:
 
         Raises InfrastructureError after `queue_timeout_s`.
         """
-        started = time.monotonic()
         try:
             # Without a deadline if a cell is free: a timer costs more than the semaphore.
             async with asyncio.timeout(self.queue_timeout_s if self._free.locked() else None):
                 await self._free.acquire()
         except TimeoutError as error:
-            self._seconds.observe(time.monotonic() - started)
             raise InfrastructureError(
                 f"no cell was free within {self.queue_timeout_s:g} s; add verifiers or cells"
             ) from error
@@ -213,7 +185,6 @@ class VerifierService:
         finally:
             slow.cancel()
             self.num_running -= 1
-            self._seconds.observe(time.monotonic() - started)
             # Its place was released when the program moved; a second release would let more than
             # `num_cells` quick programs run.
             if has_moved:
@@ -233,38 +204,14 @@ class VerifierService:
 
     def health(self) -> Health:
         """The state of this process."""
-        hello = self.cells.hello
         return Health(
             status="draining" if self._is_draining else "ok",
-            level=hello.level,
-            landlock_abi=hello.landlock_abi,
-            has_seccomp=hello.has_seccomp,
+            level=self.cells.level,
             cells=self.num_cells,
             queued=self.num_admitted - self.num_running,
             running=self.num_running,
-            done=self.num_judged.total(),
-            infrastructure_errors=self.num_judged[Verdict.INFRASTRUCTURE_ERROR],
+            verdicts=self.num_judged,
+            refused=self.num_refused,
             cells_replaced=self.judge.num_replaced,
             reasons=list(self.cells.reasons),
         )
-
-    def metrics(self) -> bytes:
-        """All metrics in the text form of Prometheus."""
-        return generate_latest(self._registry)
-
-    def collect(self) -> Iterator[Metric]:
-        """The counters and gauges, as the registry asks for them."""
-        verdicts = CounterMetricFamily(
-            "verifier_verdicts", "programs judged, by verdict", labels=["verdict"]
-        )
-        for verdict, count in self.num_judged.items():
-            verdicts.add_metric([verdict], count)
-        refused = CounterMetricFamily(
-            "verifier_refused", "requests refused, by HTTP status", labels=["status"]
-        )
-        for status, count in self.num_refused.items():
-            refused.add_metric([str(status)], count)
-        yield from (verdicts, refused)
-        values = msgspec.structs.asdict(self.health()) | {"draining": self._is_draining}
-        for name, meaning in _GAUGES.items():
-            yield GaugeMetricFamily(f"verifier_{name}", meaning, value=float(values[name]))

@@ -69,11 +69,10 @@ def test_an_ended_run_has_a_status_and_is_exported(resumed: Resumed, tmp_path: P
     }
 
 
-def test_a_task_that_init_wrote_is_checked_and_verified(tmp_path: Path) -> None:
+def test_a_task_that_init_wrote_is_checked(tmp_path: Path) -> None:
     task = tmp_path / "my_task"
     assert "run it:" in tell("init", task)
     assert "512" in tell("data", "check", task / "train.jsonl", f"conf={task / 'conf.yaml'}")
-    assert "512" in tell("verify", task / "train.jsonl", "--references")
 
 
 DOCS = Path(__file__).parents[3] / "docs"
