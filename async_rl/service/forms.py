@@ -32,12 +32,6 @@ class NewSession(msgspec.Struct):
     display_name: str | None = None
 
 
-class OfSession(msgspec.Struct):
-    """session_heartbeat."""
-
-    session_id: str
-
-
 class OptimizerConfig(msgspec.Struct):
     """Of create_model and load_weights."""
 
@@ -89,12 +83,6 @@ class Page(msgspec.Struct):
 
     limit: Annotated[int, Meta(ge=0, le=1000)] = 20
     offset: Annotated[int, Meta(ge=0)] = 0
-
-
-class OfModel(msgspec.Struct):
-    """get_info and unload_model."""
-
-    model_id: str
 
 
 class Adam(msgspec.Struct):
@@ -189,16 +177,13 @@ class AskSample(msgspec.Struct):
     prompt_alt_tokens_k: int = 0
 
 
-class OfRequest(msgspec.Struct):
-    """retrieve_future and cancel_future."""
+class Named(msgspec.Struct):
+    """What a request with one field is about; a name that is missing is of nothing."""
 
-    request_id: str
-
-
-class OfPath(msgspec.Struct):
-    """weights_info."""
-
-    tinker_path: str
+    session_id: str = ""
+    model_id: str = ""
+    request_id: str = ""
+    tinker_path: str = ""
 
 
 class Ttl(msgspec.Struct):

@@ -105,7 +105,7 @@ def _add_field(made: Any, number: int, kind: str, mark: str, name: str) -> None:
 _CLASSES = _classes()
 SampleResponse: Any = _CLASSES["SampleResponse"]
 ForwardBackwardOutput: Any = _CLASSES["ForwardBackwardOutput"]
-_ForwardBackwardRequest: Any = _CLASSES["ForwardBackwardRequest"]
+ForwardBackwardRequest: Any = _CLASSES["ForwardBackwardRequest"]
 
 
 @frozen
@@ -148,7 +148,7 @@ class ForwardBackward:
 
 def parse_forward_backward(body: bytes) -> ForwardBackward:
     """Decode a request. Raises DataError if it is none."""
-    request = _ForwardBackwardRequest()
+    request = ForwardBackwardRequest()
     try:
         request.ParseFromString(body)
     except message.DecodeError as error:
@@ -166,16 +166,17 @@ def parse_forward_backward(body: bytes) -> ForwardBackward:
     )
 
 
-def numbers_of(body: bytes) -> tuple[str, int, bool]:
-    """Return the run, the number of the request in it, and whether it is forward_only. Raises
-    DataError if the body is no ForwardBackwardRequest.
+def numbers_of(body: bytes) -> tuple[str, int, bool, bytes]:
+    """Return the run, the number of the request in it, whether it is forward_only, and the body in
+    the one form that equal requests have. Raises DataError if it is no ForwardBackwardRequest.
     """
-    request = _ForwardBackwardRequest()
+    request = ForwardBackwardRequest()
     try:
         request.ParseFromString(body)
     except message.DecodeError as error:
         raise DataError(f"the body is no ForwardBackwardRequest: {error}") from error
-    return request.model_id, request.seq_id, request.forward_only
+    same = request.SerializeToString(deterministic=True)
+    return request.model_id, request.seq_id, request.forward_only, bytes(same)
 
 
 def _datum(index: int, datum: Any) -> Datum:

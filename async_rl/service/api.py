@@ -1,0 +1,194 @@
+"""The requests of the Tinker API that create, change and end something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
+from async_rl.protocol.service import Operation
+from async_rl.service import forms
+from async_rl.service.desk import Desk
+from async_rl.service.deviations import DEVIATIONS, WARNING, refuse
+from async_rl.service.proto import numbers_of
+from async_rl.service.store import Run, Sampler, Session
+from async_rl.service.work import checkpoint_at
+from async_rl.sessions.errors import Refused
+
+Json = dict[str, Any]
+F = TypeVar("F")
+
+
+@frozen
+class Call:
+    """A request of HTTP: its body, the parts of its path and its query."""
+
+    body: bytes
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+
+    def read(self, kind: type[F]) -> F:
+        """Return the body as a form. Raises DataError."""
+        return forms.read(self.body, kind)
+
+
+class Api:
+    """The handlers of the routes."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._store = desk.store
+
+    def create_session(self, call: Call) -> Json:
+        """Open a session; what this server does in another way is its warning."""
+        form = call.read(forms.NewSession)
+        session = Session(
+            session_id=self._desk.new_id()[:16],
+            created_s=self._desk.now(),
+            display_name=form.display_name,
+            user_metadata=forms.words(form.user_metadata),
+        )
+        self._store.add(session)
+        head = {"type": "create_session", "session_id": session.session_id}
+        return {**head, "warning_message": WARNING}
+
+    def heartbeat(self, call: Call) -> Json:
+        """Keep a session alive."""
+        self._desk.session(call.read(forms.Named).session_id)
+        return {"type": "session_heartbeat"}
+
+    def finish(self, call: Call) -> Json:
+        """End a session."""
+        reason = call.read(forms.Finish).reason.type
+        self._store.known(Session, call.path["session_id"])
+        self._desk.finish(call.path["session_id"], reason)
+        return {}
+
+    def create_model(self, call: Call) -> Json:
+        """Accept a new training run. Raises DataError, Refused for what cannot be trained."""
+        form = call.read(forms.CreateModel)
+        self._check_base(form.base_model)
+        refuse(form.optimizer_config.type)
+        if form.lora_config is None or form.lora_config.rank == 0:
+            raise DataError(f"rank 0 is {DEVIATIONS['rank 0']}")
+        if form.lora_config.rank > self._desk.model.most_rank:
+            raise DataError(
+                f"rank={form.lora_config.rank} is above {self._desk.model.most_rank}, the value of"
+                " model.lora.rank of this server"
+            )
+        run = Run(
+            run_id=f"{form.session_id}:train:{form.model_seq_id}",
+            session_id=form.session_id,
+            rank=form.lora_config.rank,
+            lora=msgspec.json.encode(form.lora_config).decode(),
+            user_metadata=forms.words(form.user_metadata),
+        )
+        return self._create(run, "create_model", call)
+
+    def load_weights(self, call: Call) -> Json:
+        """Accept a load, into a run or as a new one."""
+        form = call.read(forms.Load)
+        if form.session_id is None or form.model_seq_id is None:
+            return self.numbered("load_weights", call)
+        self._check_base(form.base_model)
+        if form.optimizer_config is not None:
+            refuse(form.optimizer_config.type)
+        saved = checkpoint_at(self._store, form.path, "weights")
+        run = msgspec.structs.replace(
+            self._store.known(Run, saved.run_id),
+            run_id=f"{form.session_id}:train:{form.model_seq_id}",
+            session_id=form.session_id,
+            user_metadata=forms.words(form.user_metadata),
+            is_unloaded=False,
+        )
+        return self._create(run, "load_weights", call)
+
+    def _create(self, run: Run, kind: Operation, call: Call) -> Json:
+        request_id = self._desk.submit(run, 0, kind, call.body, is_new=True)
+        return {"request_id": request_id, "model_id": run.run_id}
+
+    def _check_base(self, name: str | None) -> None:
+        if name not in (None, self._desk.model.name):
+            raise Refused(f"base_model={name!r} is not served; use {self._desk.model.name!r}")
+
+    def forward_backward(self, call: Call) -> Json:
+        """Accept a batch."""
+        run_id, seq_id, is_forward, same = numbers_of(call.body)
+        return self._submit(run_id, seq_id, "forward" if is_forward else "forward_backward", same)
+
+    def numbered(self, kind: Operation, call: Call) -> Json:
+        """Accept a request of a training run in JSON."""
+        form = call.read(forms.Numbered)
+        return self._submit(form.model_id, form.seq_id, kind, call.body)
+
+    def _submit(self, run_id: str, seq_id: int, kind: Operation, body: bytes) -> Json:
+        request_id = self._desk.submit(self._store.known(Run, run_id), seq_id, kind, body)
+        return {"request_id": request_id, "model_id": run_id}
+
+    def unload(self, call: Call) -> Json:
+        """Accept the end of a training run."""
+        run_id = call.read(forms.Named).model_id
+        # It comes without a number.
+        query = (
+            "SELECT coalesce(max(seq_id) FILTER (WHERE kind='unload_model'), 1 + max(seq_id)) FROM"
+            " requests WHERE owner=?"
+        )
+        return self._submit(
+            run_id, int(self._store.number(query, run_id)), "unload_model", call.body
+        )
+
+    def create_sampler(self, call: Call) -> Json:
+        """Open a sampling session of the base model or of a checkpoint."""
+        form = call.read(forms.NewSampler)
+        self._desk.session(form.session_id)
+        self._check_base(form.base_model)
+        sampler = Sampler(
+            sampler_id=f"{form.session_id}:sample:{form.sampling_session_seq_id}",
+            session_id=form.session_id,
+            model_path=form.model_path,
+        )
+        if form.model_path is not None:
+            saved = checkpoint_at(self._store, form.model_path, "sampler_weights")
+            made = {"run_id": saved.run_id, "adapter": saved.directory, "version": saved.version}
+            sampler = msgspec.structs.replace(sampler, **made)
+        known = self._store.one(Sampler, "sampler_id=?", sampler.sampler_id)
+        if known is None:
+            self._store.add(sampler)
+        elif known != sampler:
+            raise Refused(f"{sampler.sampler_id} is another sampling session", status=409)
+        head = {"type": "create_sampling_session"}
+        return {**head, "sampling_session_id": sampler.sampler_id}
+
+    def sample(self, call: Call) -> Json:
+        """Accept a request for samples."""
+        form = call.read(forms.AskSample)
+        request_id = self._desk.sample(
+            form, self._store.known(Sampler, form.sampling_session_id), call.body
+        )
+        ids = [f"{request_id}.{index}" for index in range(form.num_samples)]
+        return {"request_id": request_id, "sample_sequence_ids": ids}
+
+    def cancel(self, call: Call) -> Json:
+        """Stop a request for samples."""
+        self._desk.cancel(call.read(forms.Named).request_id)
+        return {}
+
+    def delete(self, call: Call) -> Json:
+        """Delete a checkpoint."""
+        self._change(call, "is_gone", True)
+        return {}
+
+    def set_ttl(self, call: Call) -> Json:
+        """Let a checkpoint expire, or not."""
+        seconds = call.read(forms.Ttl).ttl_seconds
+        self._change(call, "expires_s", None if seconds is None else self._desk.now() + seconds)
+        return {}
+
+    def _change(self, call: Call, column: str, value: float | None) -> None:
+        path = "tinker://{run_id}/{kind}/{name}".format_map(call.path)
+        found = checkpoint_at(self._store, path)
+        statement = f"UPDATE checkpoints SET {column}=? WHERE directory=?"
+        self._store.change(statement, value, found.directory)

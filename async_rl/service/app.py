@@ -1,0 +1,136 @@
+"""The HTTP front of the service: the routes of the Tinker API around the desk (docs/service.md).
+
+Every request but healthz needs the key, as `X-API-Key`. An error is `{"detail": text}` with a
+status; a request that is refused after it was accepted is answered by `{"error", "category"}`.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, ExceptionHandler
+
+from async_rl.core.errors import AsyncRLError
+from async_rl.service import forms
+from async_rl.service.api import Api, Call, Json
+from async_rl.service.desk import Desk
+from async_rl.service.lists import Lists
+from async_rl.service.work import SAVES
+from async_rl.sessions.errors import HANDLERS, Refused
+from async_rl.wire.http import body_of, json_response, while_connected
+
+_body = partial(body_of, most_bytes=128 << 20)
+_CONFIG = {
+    "pjwt_auth_enabled": False,
+    # A session sends whole batches, so that a batch is one request.
+    "fwdbwd_max_chunk_len": 10_000,
+    "fwdbwd_max_chunk_bytes_count": 64_000_000,
+    "fwdbwd_dispatch_bytes_semaphore_size": 128_000_000,
+}
+
+
+async def _retrieve(desk: Desk, request: HttpRequest) -> Response:
+    request_id = forms.read(await _body(request), forms.Named).request_id
+    found = await while_connected(request, desk.answers.wait(request_id))
+    if found is None:
+        again = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+        return json_response(again)
+    if found.error:
+        return json_response({"error": found.error, "category": "user"})
+    is_proto = found.kind in ("sample", "forward", "forward_backward")
+    kind = "application/x-protobuf" if is_proto else "application/json"
+    return Response(found.answer, media_type=kind)
+
+
+def build_app(desk: Desk, key: str) -> ASGIApp:
+    """Return the ASGI application. key: what clients send as X-API-Key."""
+    api, lists = Api(desk), Lists(desk.store, desk.model)
+    run, saved = "training_runs/{run_id}", "training_runs/{run_id}/checkpoints/{kind}/{name}"
+    handlers: dict[tuple[str, str], Callable[[Call], Json]] = {
+        ("POST", "client/config"): lambda _: _CONFIG,
+        ("POST", "client/dynamic_config"): lambda _: {"sample_cancel_enabled": True},
+        ("POST", "telemetry"): lambda _: {"status": "accepted"},
+        ("GET", "get_server_capabilities"): lists.capabilities,
+        ("POST", "create_session"): api.create_session,
+        ("POST", "session_heartbeat"): api.heartbeat,
+        ("POST", "sessions/{session_id}/finish"): api.finish,
+        ("POST", "create_model"): api.create_model,
+        ("POST", "get_info"): lists.get_info,
+        ("POST", "unload_model"): api.unload,
+        ("POST", "forward_backward"): api.forward_backward,
+        ("POST", "load_weights"): api.load_weights,
+        ("POST", "create_sampling_session"): api.create_sampler,
+        ("POST", "asample"): api.sample,
+        ("POST", "cancel_future"): api.cancel,
+        ("POST", "weights_info"): lists.weights_info,
+        ("GET", "samplers/{sampler_id}"): lists.sampler,
+        ("GET", "samples/{sequence_id}"): lists.sequence,
+        ("GET", "sessions"): lists.sessions,
+        ("GET", "sessions/{session_id}"): lists.session,
+        ("GET", "training_runs"): lists.runs,
+        ("GET", run): lists.run,
+        ("GET", f"{run}/checkpoints"): lists.run_checkpoints,
+        ("GET", "checkpoints"): lists.checkpoints,
+        ("DELETE", saved): api.delete,
+        ("PUT", f"{saved}/ttl"): api.set_ttl,
+    }
+    for kind in ("optim_step", *SAVES):
+        handlers["POST", kind] = partial(api.numbered, kind)
+
+    def guarded(handler: Callable[[HttpRequest], Awaitable[Response]]) -> Any:
+        async def handle(request: HttpRequest) -> Response:
+            if not hmac.compare_digest(request.headers.get("x-api-key", "").encode(), key.encode()):
+                raise Refused("X-API-Key is missing or wrong", status=401)
+            return await handler(request)
+
+        return handle
+
+    def route(method: str, path: str, handler: Callable[[Call], Json]) -> Route:
+        async def handle(request: HttpRequest) -> Response:
+            query = dict(request.query_params)
+            call = Call(body=await _body(request), path=request.path_params, query=query)
+            return json_response(handler(call))
+
+        return Route(f"/api/v1/{path}", guarded(handle), methods=[method])
+
+    async def health(_: HttpRequest) -> Response:
+        return json_response({"status": "ok"})
+
+    return Starlette(
+        routes=[
+            Route("/api/v1/healthz", health),
+            Route("/api/v1/retrieve_future", guarded(partial(_retrieve, desk)), methods=["POST"]),
+            *(route(*place, handler) for place, handler in handlers.items()),
+        ],
+        exception_handlers=_HANDLERS,
+    )
+
+
+async def _refuse(request: HttpRequest, error: Exception) -> Response:
+    status = error.status if isinstance(error, Refused) else 400
+    headers = {"Retry-After": "1"} if status == 429 else {}
+    response = json_response({"detail": str(error)}, status)
+    response.headers.update(headers)
+    return response
+
+
+async def _no_route(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    return json_response({"detail": detail}, error.status_code)
+
+
+_HANDLERS: Mapping[Any, ExceptionHandler] = {
+    AsyncRLError: _refuse,
+    HTTPException: _no_route,
+    ClientDisconnect: HANDLERS[ClientDisconnect],
+}

@@ -1,0 +1,180 @@
+"""The front of the service: it accepts requests, lets the learner and the generators compute, and
+deletes what nobody needs any more (docs/service.md).
+
+Invariant: a request is in the store before the client gets its id, and its answer before the client
+can read it; so a killed front continues where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from async_rl.core.errors import DataError
+from async_rl.protocol.service import Operation
+from async_rl.service import forms
+from async_rl.service.answers import Answers
+from async_rl.service.backend import Backend, Model
+from async_rl.service.order import Order
+from async_rl.service.sampling import encoded, load, sample_of
+from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session, Store
+from async_rl.sessions.errors import Refused
+
+_FURTHEST = 10_000
+"""Requests of a run that wait; a number further away is no number of this run's client."""
+_MOST_SAMPLES = 10_000
+"""Samples without an answer; clients wait with further ones."""
+_SWEEP_S = 60.0
+_SILENT_S = 300.0
+"""Clients send a heartbeat every 10 s. After this time their runs leave the learner's memory; the
+next request brings a run back.
+"""
+_DAY_S = 86_400.0
+"""An answer waits this long for its client, a sequence for being trained, a session for a sign."""
+_DELIVERED_S = 600.0
+"""A delivered answer stays for clients that lost it on the way."""
+
+
+class Desk:
+    """Accepts requests, and executes them in `run`. directory: of the service, in the run's."""
+
+    def __init__(
+        self,
+        directory: Path,
+        backend: Backend,
+        *,
+        model: Model,
+        now: Callable[[], float] = time.time,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        poll_s: float = 30.0,
+    ) -> None:
+        self.model = model
+        self.store = Store(directory)
+        self.now = now
+        self.new_id = new_id
+        self.answers = Answers(self.store, now=now, new_id=new_id, poll_s=poll_s)
+        self._order = Order(self.answers, backend, model=model, directory=directory)
+        self._backend = backend
+        self._opened_s = now()
+        self._seen_s: dict[str, float] = {}
+        self._drawing: dict[str, asyncio.Task[None]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Execute requests until the task is cancelled."""
+        newest = "is_inflight AND adapter IN (SELECT directory FROM checkpoints WHERE NOT is_gone)"
+        for sampler in self.store.all(Sampler, newest):
+            await load(self._backend, sampler)
+        async with asyncio.TaskGroup() as self._tasks:
+            for request in self.store.all(Request, "answered_s IS NULL AND kind='sample'"):
+                self._start(request)
+            self._tasks.create_task(self._order.run(), name="training runs")
+            self._tasks.create_task(self._sweeps(), name="sweeps")
+
+    def session(self, session_id: str) -> None:
+        """Notice a sign of a client. Raises Refused unless its session is open."""
+        ended = self.store.known(Session, session_id).ended
+        if ended:
+            raise Refused(f"the session {session_id} is finished ({ended})", status=410)
+        self._seen_s[session_id] = self.now()
+
+    def finish(self, session_id: str, reason: str) -> None:
+        """Finish a session. The first reason stays."""
+        statement = "UPDATE sessions SET ended=? WHERE session_id=? AND ended=''"
+        self.store.change(statement, reason, session_id)
+        self._seen_s[session_id] = 0.0
+
+    def submit(
+        self, run: Run, seq_id: int, kind: Operation, body: bytes, *, is_new: bool = False
+    ) -> str:
+        """Accept a request of a training run, and return its id. Raises Refused, also for a number
+        that another request has.
+        """
+        self.session(run.session_id)
+        if run.is_unloaded and kind != "unload_model":
+            raise Refused(f"{run.run_id} is unloaded", status=404)
+        if not (0 if is_new else 1) <= seq_id <= self._order.next_seq(run.run_id) + _FURTHEST:
+            raise Refused(f"seq_id={seq_id} is no number of a request of {run.run_id}")
+        new = run if is_new else None
+        request, is_known = self.answers.put(run.run_id, seq_id, kind, body, new=new)
+        if not is_known:
+            self._order.put(run.run_id, seq_id)
+        return request.request_id
+
+    def sample(self, form: forms.AskSample, sampler: Sampler, body: bytes) -> str:
+        """Accept a request for samples, and return its id. Raises Refused, DataError."""
+        self.session(sampler.session_id)
+        sample_of(form, sampler, self.model)
+        if len(self._drawing) >= _MOST_SAMPLES:
+            raise Refused(f"{_MOST_SAMPLES} samples wait; try again later", status=429)
+        request, is_known = self.answers.put(sampler.sampler_id, form.seq_id, "sample", body)
+        if not is_known:
+            self._start(request)
+        return request.request_id
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request for samples. Raises Refused."""
+        request = self.store.known(Request, request_id)
+        if (drawing := self._drawing.pop(request_id, None)) is not None:
+            drawing.cancel()
+        if request.answered_s is None and request.kind == "sample":
+            self.answers.finish(request, error="cancelled by the client")
+
+    def _start(self, request: Request) -> None:
+        if self._tasks is not None:
+            drawing = self._tasks.create_task(self._draw(request), name=request.request_id)
+            self._drawing[request.request_id] = drawing
+
+    async def _draw(self, request: Request) -> None:
+        sampler = self.store.known(Sampler, request.owner)
+        try:
+            form = forms.read(request.body or b"", forms.AskSample)
+            sample = sample_of(form, sampler, self.model, request_id=request.request_id)
+            answer = encoded(await self._backend.sample(sample), form)
+        except DataError as error:
+            self.answers.finish(request, error=str(error))
+        else:
+            self.answers.finish(request, answer)
+        del self._drawing[request.request_id]
+
+    async def _sweeps(self) -> None:
+        while True:
+            await self.sweep()
+            await asyncio.sleep(_SWEEP_S)
+
+    async def sweep(self) -> None:
+        """Delete what nobody needs any more, and free the memory of silent clients' runs."""
+        now, change = self.now(), self.store.change
+        for session in self.store.all(Session, "ended=''"):
+            if now - self._seen_s.get(session.session_id, self._opened_s) > _DAY_S:
+                self.finish(session.session_id, "no heartbeat for a day")
+        for run in self.store.all(Run, "NOT is_unloaded"):
+            if now - self._seen_s.get(run.session_id, self._opened_s) > _SILENT_S:
+                self._order.release(run.run_id)
+        change(
+            "UPDATE requests SET answer=NULL WHERE kind!='sample' AND (answered_s<? OR"
+            " delivered_s<?)",
+            now - _DAY_S,
+            now - _DELIVERED_S,
+        )
+        change("DELETE FROM requests WHERE kind='sample' AND answered_s<?", now - _DAY_S)
+        ended = "session_id IN (SELECT session_id FROM sessions WHERE ended!='')"
+        waiting = "sampler_id IN (SELECT owner FROM requests WHERE answered_s IS NULL)"
+        change(f"DELETE FROM samplers WHERE {ended} AND NOT {waiting}")
+        change(
+            "UPDATE checkpoints SET is_gone=1 WHERE expires_s<? OR name='' AND run_id IN (SELECT"
+            f" run_id FROM runs WHERE {ended})",
+            now,
+        )
+        # A load that may be repeated, and a sampler of a fixed state, need its files.
+        unused = (
+            "is_gone AND directory NOT IN (SELECT directory FROM requests WHERE body IS NOT NULL)"
+            " AND directory NOT IN (SELECT adapter FROM samplers WHERE NOT is_inflight)"
+        )
+        for checkpoint in self.store.all(Checkpoint, unused):
+            await asyncio.to_thread(shutil.rmtree, checkpoint.directory, ignore_errors=True)
+            change("DELETE FROM checkpoints WHERE directory=?", checkpoint.directory)

@@ -1,0 +1,38 @@
+"""What this service does in another way than the API says, and what it refuses (docs/service.md has
+the same table). Clients show it at the start of a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from async_rl.core.errors import DataError
+
+DEVIATIONS: Mapping[str, str] = {
+    "stable_reinforce": "refused: its formula is not published; use ppo, cispo or"
+    " importance_sampling",
+    "dimuon": "refused: the optimizer is not published; use adamw",
+    "rank 0": "refused: all weights of a model cannot be trained; use a LoRA rank of 1 or more",
+    "images and sounds": "refused: only tokens can be sampled and trained",
+    "target_prompt_logprobs": "refused: the generators score no chosen tokens; use"
+    " topk_prompt_logprobs",
+    "prompt_alt_tokens_k": "refused: the generators draw no alternatives; use topk_prompt_logprobs",
+    "age_encryption_recipients": "refused: exported files are not encrypted; leave it out",
+    "train_unembed": "has no effect: the output head has no adapter, because the generators serve"
+    " none",
+    "alpha": "is model.lora.alpha for adapters of every rank",
+    "stop": "text stops a sequence next to the model's end tokens; a list of tokens replaces them",
+    "custom losses": "are computed by the client, in two passes",
+    "seed": "the same seed gives the same sequence only in a batch of the same size",
+}
+"""By the name of a value or a feature."""
+WARNING = "This server differs from the API: " + "; ".join(
+    f"{name}: {text}" for name, text in DEVIATIONS.items()
+)
+
+
+def refuse(name: str) -> None:
+    """Raise DataError if this value or feature is refused."""
+    text = DEVIATIONS.get(name, "")
+    if text.startswith("refused"):
+        raise DataError(f"{name} is {text}")

@@ -1,0 +1,88 @@
+"""The origin of trained tokens: what a client says about them is compared with what was sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from async_rl.core.errors import DataError
+from async_rl.core.types import IntArray
+from async_rl.service.proto import AnyArray, Datum, ForwardBackwardOutput, Span
+from async_rl.service.sampling import Drawn
+
+Find = Callable[[str], Drawn]
+
+
+def check(data: Sequence[Datum], vocab_size: int, find: Find) -> list[Drawn]:
+    """Return the sampled parts of the targets. Raises DataError at the first token that is not in
+    the vocabulary, or is not the token of the sequence that its span names, or whose log-prob is
+    not the sampled one.
+    """
+    drawn: list[Drawn] = []
+    for index, datum in enumerate(data):
+        targets = datum.inputs.get("target_tokens", datum.tokens)
+        for name, tokens in (("model_input", datum.tokens), ("target_tokens", targets)):
+            wrong = np.argwhere((tokens < 0) | (tokens >= vocab_size))
+            if len(wrong):
+                token = tokens[tuple(wrong[0])]
+                raise DataError(
+                    f"datum {index}: token {token} of {name} is not in the vocabulary of"
+                    f" {vocab_size}"
+                )
+        _compare(f"datum {index}: model_input", datum.tokens, datum.input_spans, find, None)
+        logprobs = datum.inputs.get("logprobs")
+        name = f"datum {index}: target_tokens"
+        drawn += _compare(name, targets, datum.target_spans, find, logprobs)
+    return drawn
+
+
+def _compare(
+    name: str, tokens: AnyArray, spans: Sequence[Span], find: Find, logprobs: AnyArray | None
+) -> list[Drawn]:
+    parts: list[Drawn] = []
+    covered = sum(span.length for span in spans)
+    if spans and (tokens.ndim != 1 or covered != len(tokens)):
+        raise DataError(f"{name} has the shape {tokens.shape}, and spans of {covered} tokens")
+    start = 0
+    for span in spans:
+        drawn = find(span.sequence_id)
+        source = drawn.tokens if span.is_sampled else drawn.prompt
+        if min(span.offset, span.length) < 0 or span.offset + span.length > len(source):
+            raise DataError(
+                f"{name}: {span.sequence_id} has {len(source)} tokens, not {span.length} from"
+                f" {span.offset}"
+            )
+        there = slice(span.offset, span.offset + span.length)
+        here = slice(start, start + span.length)
+        _equal(name, start, tokens[here], source[there], span)
+        if span.is_sampled:
+            parts.append(dataclasses.replace(drawn, versions=drawn.versions[there]))
+            if logprobs is not None and logprobs.shape == tokens.shape:
+                _equal(f"{name}: logprobs", start, logprobs[here], drawn.logprobs[there], span)
+        start += span.length
+    return parts
+
+
+def _equal(name: str, start: int, claimed: AnyArray, source: AnyArray, span: Span) -> None:
+    wrong = np.flatnonzero(claimed != source)
+    if len(wrong):
+        at = int(wrong[0])
+        raise DataError(
+            f"{name}[{start + at}] is {claimed[at]}, and {source[at]} at {span.offset + at} of"
+            f" {span.sequence_id}"
+        )
+
+
+def with_ages(answer: bytes, versions: Sequence[IntArray], version: int) -> bytes:
+    """Add to the answer of forward_backward how many versions older than the run's weights its
+    sampled tokens are. versions: int32 arrays of them.
+    """
+    if not any(map(len, versions)):
+        return answer
+    ages = version - np.concatenate(versions)
+    output = ForwardBackwardOutput.FromString(answer)
+    output.metrics["age_mean:mean"] = float(ages.mean())
+    output.metrics["age_max:max"] = float(ages.max())
+    return bytes(output.SerializeToString())

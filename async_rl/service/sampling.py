@@ -1,0 +1,166 @@
+"""Samples: requests of clients for the generators, and sequences for the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
+from async_rl.core.types import FloatArray, IntArray
+from async_rl.protocol.service import Sample, Sampled
+from async_rl.service import forms
+from async_rl.service.backend import Backend, Model
+from async_rl.service.deviations import refuse
+from async_rl.service.proto import SampleResponse
+from async_rl.service.store import Request, Sampler, Store
+
+
+@frozen
+class Drawn:
+    """A sampled sequence. prompt int32 [P]; tokens int32, logprobs float32, versions int32 [N];
+    run_id: whose weights drew it, empty for the base model.
+    """
+
+    prompt: IntArray
+    tokens: IntArray
+    logprobs: FloatArray
+    versions: IntArray
+    run_id: str
+
+
+def sample_of(
+    form: forms.AskSample, sampler: Sampler, model: Model, *, request_id: str = ""
+) -> Sample:
+    """Return the request for a generator. Raises DataError if no generator can answer it."""
+    params, prompt = form.sampling_params, form.prompt
+    for chunk in prompt.chunks:
+        if chunk.type != "encoded_text":
+            refuse("images and sounds")
+    if form.target_prompt_logprobs is not None:
+        refuse("target_prompt_logprobs")
+    if form.prompt_alt_tokens_k:
+        refuse("prompt_alt_tokens_k")
+    tokens = prompt_of(form)
+    if not 0 < len(tokens) < model.context_tokens:
+        raise DataError(
+            f"the prompt has {len(tokens)} tokens; send 1 to {model.context_tokens - 1}"
+        )
+    last = form.prompt_logprobs_last_n
+    if last is not None and not (form.prompt_logprobs and last < len(tokens)):
+        raise DataError(
+            f"prompt_logprobs_last_n={last} needs prompt_logprobs, and a longer prompt than that"
+        )
+    stop = [params.stop] if isinstance(params.stop, str) else params.stop
+    texts = tuple(part for part in stop or () if isinstance(part, str))
+    ids = tuple(part for part in stop or () if isinstance(part, int))
+    for token in (*tokens.tolist(), *ids):
+        if not 0 <= token < model.vocab_size:
+            raise DataError(f"token {token} is not below the vocabulary's {model.vocab_size}")
+    if "" in texts:
+        raise DataError("stop has an empty text; leave it out")
+    room = model.context_tokens - len(tokens)
+    return Sample(
+        request_id=request_id,
+        token_ids=tokens,
+        num_samples=form.num_samples,
+        max_tokens=min(params.max_tokens or room, room),
+        temperature=params.temperature,
+        top_k=params.top_k or -1,
+        top_p=params.top_p,
+        seed=params.seed,
+        stop_texts=texts,
+        # Texts alone stop next to the model's end tokens; an empty list stops nothing.
+        stop_ids=None if stop is None or (texts and not ids) else ids,
+        adapter="" if sampler.is_inflight else sampler.adapter,
+        policy=folder_of(sampler.run_id) if sampler.is_inflight else "",
+        version=sampler.version,
+        wants_prompt_logprobs=bool(form.prompt_logprobs),
+        num_top=form.topk_sample_logprobs,
+        num_prompt_top=form.topk_prompt_logprobs,
+    )
+
+
+async def load(backend: Backend, sampler: Sampler) -> None:
+    """Let the generators have the weights of an in-flight sampler."""
+    await backend.load(folder_of(sampler.run_id), Path(sampler.adapter), sampler.version)
+
+
+def folder_of(run_id: str) -> str:
+    """Return the name of a run's folder, which is the slot of its in-flight samplers too."""
+    return run_id.replace(":", ".")
+
+
+def prompt_of(form: forms.AskSample) -> IntArray:
+    """Return the tokens of a prompt, int32 [P]."""
+    return np.array([token for chunk in form.prompt.chunks for token in chunk.tokens], np.int32)
+
+
+def encoded(sampled: Sampled, form: forms.AskSample) -> bytes:
+    """Return the answer of the generators in the form of the API, with the version of each token in
+    an additional field.
+    """
+    response = SampleResponse()
+    for sequence in sampled.sequences:
+        made = response.sequences.add(
+            stop_reason=0 if sequence.is_stopped else 1,
+            tokens=_bytes(sequence.token_ids, "<i4"),
+            logprobs=_bytes(sequence.logprobs, "<f4"),
+            versions=_bytes(sequence.versions, "<i4"),
+        )
+        if form.topk_sample_logprobs:
+            _fill(made.topk_sampled_logprobs, sequence.top_ids, sequence.top_logprobs)
+    skipped = len(sampled.prompt_logprobs) - (form.prompt_logprobs_last_n or 2**62)
+    if form.prompt_logprobs:
+        logprobs = sampled.prompt_logprobs.copy()
+        logprobs[: max(skipped, 0)] = np.nan
+        response.prompt_logprobs = _bytes(logprobs, "<f4")
+    if form.topk_prompt_logprobs:
+        ids, logprobs = sampled.prompt_top_ids.copy(), sampled.prompt_top_logprobs.copy()
+        ids[: max(skipped, 0)], logprobs[: max(skipped, 0)] = 0, -99999
+        _fill(response.topk_prompt_logprobs, ids, logprobs)
+    return bytes(response.SerializeToString())
+
+
+def sequences(store: Store) -> Callable[[str], Drawn]:
+    """Return a function that finds the sequences of ids. It raises DataError for an unknown id."""
+    found: dict[str, Drawn] = {}
+
+    def find(sequence_id: str) -> Drawn:
+        request_id = sequence_id.rpartition(".")[0]
+        if sequence_id not in found:
+            request = store.one(Request, "request_id=? AND kind='sample'", request_id)
+            if request is not None and request.answer and request.body:
+                found.update(_drawn(store, request, request.answer, request.body))
+        if sequence_id not in found:
+            raise DataError(f"no sequence {sequence_id!r} was sampled here in the last day")
+        return found[sequence_id]
+
+    return find
+
+
+def _drawn(store: Store, request: Request, answer: bytes, body: bytes) -> dict[str, Drawn]:
+    sampler = store.one(Sampler, "sampler_id=?", request.owner)
+    prompt = prompt_of(forms.read(body, forms.AskSample))
+    return {
+        f"{request.request_id}.{index}": Drawn(
+            prompt=prompt,
+            tokens=np.frombuffer(sequence.tokens, "<i4"),
+            logprobs=np.frombuffer(sequence.logprobs, "<f4"),
+            versions=np.frombuffer(sequence.versions, "<i4"),
+            run_id=sampler.run_id if sampler else "",
+        )
+        for index, sequence in enumerate(SampleResponse.FromString(answer).sequences)
+    }
+
+
+def _fill(table: Any, ids: IntArray, logprobs: FloatArray) -> None:
+    table.token_ids, table.logprobs = _bytes(ids, "<i4"), _bytes(logprobs, "<f4")
+    table.length, table.k = ids.shape
+
+
+def _bytes(array: IntArray | FloatArray, dtype: str) -> bytes:
+    return array.astype(dtype).tobytes()

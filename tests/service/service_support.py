@@ -1,0 +1,342 @@
+"""A played learner and played generators, and the real front around them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from async_rl.core.errors import DataError, Unavailable
+from async_rl.protocol import service
+from async_rl.protocol.service import (
+    CHANGING,
+    Execute,
+    Executed,
+    Position,
+    Sample,
+    Sampled,
+)
+from async_rl.service.app import build_app
+from async_rl.service.backend import Model
+from async_rl.service.desk import Desk
+from async_rl.service.proto import (
+    ForwardBackwardOutput,
+    ForwardBackwardRequest,
+    SampleResponse,
+    forward_backward_output,
+    parse_forward_backward,
+)
+
+KEY = "tml-test"
+MODEL = Model(
+    name="local/tiny",
+    tokenizer="local/tiny",
+    vocab_size=100,
+    context_tokens=64,
+    most_rank=32,
+)
+
+
+class State:
+    """A run in the played learner: a hash chain of what has changed it."""
+
+    def __init__(self) -> None:
+        self.seq_id = -1
+        self.version = 0
+        self.chain = ""
+        self.last = Executed(body=b"", version=0)
+
+    def copy(self) -> State:
+        made = State()
+        made.__dict__.update(self.__dict__)
+        return made
+
+
+class Played:
+    """The processes behind the front.
+
+    executed: what was executed, in order, with repetitions; saved: the states on the disk.
+    `on`: called before and after each call, with its name and argument.
+    """
+
+    def __init__(self) -> None:
+        self.memory: dict[str, State] = {}
+        self.saved: dict[str, State] = {}
+        self.executed: list[tuple[str, int, str]] = []
+        self.released: list[str] = []
+        self.sampled: list[Sample] = []
+        self.loaded: list[tuple[str, str, int]] = []
+        self.on: Callable[[str, Any], None] = lambda name, value: None
+        self.gate: asyncio.Event | None = None
+        self.is_lost = False
+        """The learner has left, and nobody has asked the new one for a position."""
+
+    def kill_learner(self) -> None:
+        self.memory.clear()
+        self.is_lost = True
+
+    async def position(self, run_id: str) -> Position:
+        self.on("position", run_id)
+        self.is_lost = False
+        if run_id not in self.memory:
+            self.memory[run_id] = self.saved.get(run_id, State()).copy()
+        state = self.memory[run_id]
+        return Position(seq_id=state.seq_id, version=state.version)
+
+    async def execute(self, request: Execute) -> Executed:
+        self.on("execute", request)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.is_lost:
+            raise Unavailable("the learner left")
+        state = self.memory[request.run_id]
+        if request.seq_id == state.seq_id:
+            return state.last
+        assert request.seq_id > state.seq_id, (request, state.seq_id)
+        self.executed.append((request.run_id, request.seq_id, request.operation))
+        executed = self._executed(request, state)
+        if request.operation in CHANGING and not executed.error:
+            state.seq_id = request.seq_id
+            state.last = executed
+        self.on("executed", request)
+        return executed
+
+    def _executed(self, request: Execute, state: State) -> Executed:
+        kind = request.operation
+        body, tokens = b"{}", 1
+        if kind in ("forward", "forward_backward"):
+            parsed = parse_forward_backward(request.body)
+            if parsed.loss_fn not in ("cross_entropy", "importance_sampling", "ppo"):
+                return _refused(f"unknown loss {parsed.loss_fn!r}", state)
+            values = [value for datum in parsed.data for value in datum.inputs.values()]
+            if not all(np.isfinite(value).all() for value in values):
+                return _refused("an input is not finite", state)
+            tokens = sum(len(datum.tokens) for datum in parsed.data)
+            seed = int(hashlib.sha256(state.chain.encode()).hexdigest()[:4], 16)
+            rows = [-np.full(len(datum.tokens), seed / 65536, np.float32) for datum in parsed.data]
+            body = forward_backward_output(rows, {"loss:sum": float(seed)})
+        if kind == "optim_step":
+            state.version += 1
+            body = json.dumps({"metrics": {"chain": int(state.chain[:6] or "0", 16)}}).encode()
+        if request.path and kind != "load_weights":
+            directory = Path(request.path)
+            directory.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"chain": state.chain, "version": state.version})
+            (directory / "state.json").write_text(text)
+        if kind == "load_weights":
+            loaded = json.loads((Path(request.path) / "state.json").read_text())
+            state.chain, state.version = loaded["chain"], loaded["version"]
+        if kind in CHANGING:
+            digest = hashlib.sha256(f"{state.chain} {kind} {request.seq_id}".encode())
+            digest.update(request.body)
+            state.chain = digest.hexdigest()
+        if kind == "unload_model":
+            self.memory.pop(request.run_id)
+        executed = Executed(body=body, version=state.version, tokens=tokens)
+        if kind == "optim_step" and state.version % 2 == 0:
+            saved = state.copy()
+            saved.seq_id = request.seq_id
+            executed = Executed(
+                body=body, version=state.version, tokens=tokens, saved_seq_id=request.seq_id
+            )
+            saved.last = executed
+            self.saved[request.run_id] = saved
+        return executed
+
+    async def release(self, run_id: str) -> None:
+        self.on("release", run_id)
+        if run_id in self.memory:
+            self.saved[run_id] = self.memory.pop(run_id)
+        self.released.append(run_id)
+
+    async def sample(self, request: Sample) -> Sampled:
+        self.on("sample", request)
+        self.sampled.append(request)
+        if request.temperature == 99:
+            raise DataError("the engine refuses this temperature")
+        width, count = len(request.token_ids), request.max_tokens
+        sequences = []
+        for index in range(request.num_samples):
+            ids = (np.arange(count) + int(request.token_ids.sum()) + index) % MODEL.vocab_size
+            versions = np.full(count, request.version)
+            if request.policy:
+                # The weights change in the middle of the sequence.
+                newest = max(version for name, _, version in self.loaded if name == request.policy)
+                versions[count // 2 :] = newest
+            sequences.append(
+                service.Sequence(
+                    token_ids=ids.astype(np.int32),
+                    logprobs=(-np.arange(count) / 7 - index).astype(np.float32),
+                    versions=versions.astype(np.int32),
+                    is_stopped=index % 2 == 0,
+                    top_ids=np.ones((count, request.num_top), np.int32),
+                    top_logprobs=np.full((count, request.num_top), -0.5, np.float32),
+                )
+            )
+        prompt = -np.arange(width, dtype=np.float32)
+        prompt[0] = np.nan
+        return Sampled(
+            sequences=sequences,
+            prompt_logprobs=prompt if request.wants_prompt_logprobs else prompt[:0],
+            prompt_top_ids=np.ones((width, request.num_prompt_top), np.int32),
+            prompt_top_logprobs=np.full((width, request.num_prompt_top), -1.5, np.float32),
+        )
+
+    async def load(self, policy: str, directory: Path, version: int) -> None:
+        self.on("load", policy)
+        assert directory.is_dir()
+        self.loaded.append((policy, str(directory), version))
+
+
+def _refused(error: str, state: State) -> Executed:
+    return Executed(body=b"", version=state.version, error=error)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def ids(prefix: str = "") -> Callable[[], str]:
+    numbers = itertools.count(1)
+    lock = threading.Lock()
+
+    def make() -> str:
+        with lock:
+            return f"{prefix}{next(numbers):016x}"
+
+    return make
+
+
+def open_desk(
+    directory: Path, played: Played, *, clock: Clock | None = None, prefix: str = ""
+) -> Desk:
+    now = clock or Clock()
+    return Desk(directory, played, model=MODEL, now=now, new_id=ids(prefix), poll_s=0.0)
+
+
+@contextlib.asynccontextmanager
+async def client_of(desk: Desk, key: str = KEY) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=build_app(desk, KEY))
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://service/api/v1/", headers={"X-API-Key": key}
+    ) as client:
+        yield client
+
+
+def batch(
+    run: str, seq_id: int, *rows: list[int], loss: str = "cross_entropy", **more: Any
+) -> bytes:
+    """A request of forward_backward, in protobuf."""
+    request = ForwardBackwardRequest(model_id=run, seq_id=seq_id, loss_fn=loss, **more)
+    for row in rows:
+        datum = request.data.add()
+        datum.model_input.add().encoded_text.tokens = np.array(row, "<i4").tobytes()
+        fill(datum, "target_tokens", np.array([*row[1:], 1], "<i8"))
+    return bytes(request.SerializeToString())
+
+
+def fill(datum: Any, name: str, array: Any) -> None:
+    tensor = datum.loss_fn_inputs[name]
+    tensor.dense, tensor.dtype = array.tobytes(), {"f": 1, "i": 2}[array.dtype.kind]
+    tensor.shape.extend(array.shape)
+
+
+class Front:
+    """Calls of the API. desk: behind it."""
+
+    def __init__(self, http: httpx.AsyncClient, desk: Desk) -> None:
+        self.http = http
+        self.desk = desk
+        self.session_id = ""
+
+    async def session(self) -> str:
+        reply = await self.http.post("create_session", json={"tags": [], "sdk_version": "0.38.0"})
+        self.session_id = reply.json()["session_id"]
+        return self.session_id
+
+    async def create(self, model_seq_id: int = 0, **more: Any) -> str:
+        """A new run whose creation has been executed."""
+        if not self.session_id:
+            await self.session()
+        reply = await self.http.post(
+            "create_model",
+            json={
+                "session_id": self.session_id,
+                "model_seq_id": model_seq_id,
+                "base_model": MODEL.name,
+                "lora_config": {"rank": 8},
+                **more,
+            },
+        )
+        assert reply.status_code == 200, reply.text
+        await self.result(reply.json()["request_id"])
+        return str(reply.json()["model_id"])
+
+    async def post(self, path: str, **body: Any) -> str:
+        """The id of an accepted request."""
+        reply = await self.http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["request_id"])
+
+    async def batch(self, run: str, seq_id: int, *rows: list[int], **more: Any) -> str:
+        reply = await self.http.post("forward_backward", content=batch(run, seq_id, *rows, **more))
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["request_id"])
+
+    async def wait(self, request_id: str) -> httpx.Response:
+        """The answer, as soon as it is there."""
+        for _ in range(2000):
+            reply = await self.http.post("retrieve_future", json={"request_id": request_id})
+            assert reply.status_code == 200, reply.text
+            is_json = reply.headers["content-type"] == "application/json"
+            if not is_json or reply.json().get("type") != "try_again":
+                return reply
+            await asyncio.sleep(0)
+        raise AssertionError(f"{request_id} has no answer")
+
+    async def retrieve(self, request_id: str) -> Any:
+        reply = await self.http.post("retrieve_future", json={"request_id": request_id})
+        return reply.json()
+
+    async def result(self, request_id: str) -> Any:
+        return (await self.wait(request_id)).json()
+
+    async def forward_backward_result(self, request_id: str) -> Any:
+        reply = await self.wait(request_id)
+        assert reply.headers["content-type"] == "application/x-protobuf", reply.text
+        return ForwardBackwardOutput.FromString(reply.content)
+
+    async def samples(self, request_id: str) -> Any:
+        reply = await self.wait(request_id)
+        assert reply.headers["content-type"] == "application/x-protobuf", reply.text
+        return SampleResponse.FromString(reply.content)
+
+
+@contextlib.asynccontextmanager
+async def front(
+    directory: Path, played: Played, *, desk: Desk | None = None, key: str = KEY
+) -> AsyncIterator[Front]:
+    """The real app around a desk that executes requests, until the block exits."""
+    desk = desk or open_desk(directory, played)
+    working = asyncio.create_task(desk.run())
+    try:
+        async with client_of(desk, key) as http:
+            yield Front(http, desk)
+    finally:
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+        desk.store.close()
