@@ -7,8 +7,7 @@ from __future__ import annotations
 import math
 
 from async_rl.config.base import with_settings
-from async_rl.config.pool_sizes import pool_counts
-from async_rl.config.pools import config_of, generator_pools, own_settings, work_of
+from async_rl.config.pools import config_of, generator_pools
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import (
@@ -21,7 +20,7 @@ from async_rl.planning.estimate import (
     recorded_mb,
     total_memory_mb,
 )
-from async_rl.planning.learner_memory import learner_memory, longest_sequence
+from async_rl.planning.learner_memory import longest_sequence
 from async_rl.planning.shape import ModelShape
 
 Rows = list[tuple[str, str]]
@@ -45,9 +44,6 @@ def derived_numbers(config: RunConfig, shape: ModelShape | None) -> Rows:
         ("optimizer updates per step", f"{updates}"),
         ("staleness bound", _staleness(config)),
         *_old_data(config),
-        ("groups generating", f"at most {_groups_generating(config)}"),
-        *_pools(config),
-        *_turns(config),
         *_lost_sessions(config),
         ("sequences of the run", f"{config.num_steps * sequences:,} in {config.num_steps} steps"),
         ("evaluations", _evaluations(config)),
@@ -75,32 +71,6 @@ def _old_data(config: RunConfig) -> Rows:
     return [("old data", text)]
 
 
-def _groups_generating(config: RunConfig) -> int:
-    """The training groups that the generators can write at one time."""
-    total = 0
-    for pool in generator_pools(config):
-        # A pool that only evaluates gets no training groups.
-        if work_of(config, pool) != "evaluation":
-            own = config_of(config, pool)
-            total += own.generators.count * own.generation.max_concurrent_groups
-    return total
-
-
-def _pools(config: RunConfig) -> Rows:
-    """The differences between generator pools, if there is more than one."""
-    if not config.generators.pools:
-        return []
-    verbs = {"train": "train", "evaluation": "evaluate", "both": "train and evaluate"}
-    counts = pool_counts(config)
-    rows = []
-    for pool in generator_pools(config):
-        own = own_settings(config, pool)
-        settings = [f"{name}={value}" for name, value in own.items() if name != "count"]
-        work = f"{counts[pool]} that {verbs[work_of(config, pool)]}"
-        rows.append((f"pool {pool}", ", ".join([work, *settings])))
-    return rows
-
-
 def _lost_sessions(config: RunConfig) -> Rows:
     """The effect of the loss of a gateway, if no other one has the records of its sessions."""
     if not config.agent.is_used or config.launcher.has_shared_run_dir:
@@ -110,17 +80,6 @@ def _lost_sessions(config: RunConfig) -> Rows:
         " answers repeated calls"
     )
     return [("sessions of agents", text)]
-
-
-def _turns(config: RunConfig) -> Rows:
-    if not config.devices.are_handed_over:
-        return []
-    steps = config.weights.push_every_steps
-    groups = steps * config.buffer.groups_per_step
-    learning = "1 learner step" if steps == 1 else f"{steps} learner steps"
-    return [
-        ("placement", f"colocated: generation until {groups} groups are ready, then {learning}")
-    ]
 
 
 def _evaluations(config: RunConfig) -> str:
@@ -145,26 +104,11 @@ def _sizes(config: RunConfig, shape: ModelShape | None) -> Rows:
     if config.generation.provided.reads_vllm and config.generation.vllm.kv_cache_mb:
         tokens = kv_cache_tokens(config, shape, config.generation.vllm.kv_cache_mb)
         rows.append(("KV cache", f"{tokens:,} tokens per generator"))
-    rows += _gpu_memory(config, shape)
     disk = gb(disk_mb(config, shape))
     times = f"{recorded_mb(config):,} MB of times" if config.recording != "off" else "none"
     if config.recording == "full":
         times += ", and the trajectories of all steps while 5 GB (or a tenth) of the disk is free"
     return [*rows, ("memory estimate", memory), ("disk estimate", disk), ("recording", times)]
-
-
-def _gpu_memory(config: RunConfig, shape: ModelShape) -> Rows:
-    """The memory of GPUs that the learner needs, and where it is between its turns."""
-    if config.learner.gpus_each == 0:
-        return []
-    needed = gb(gpu_memory_mb(config, "learner", shape))
-    if not config.devices.are_handed_over:
-        return [("GPU memory", f"learner {needed} for each rank")]
-    # Between its turns the tensors of the learner are in main memory.
-    kept = gb(round(learner_memory(config, shape).kept / 2**20))
-    return [
-        ("GPU memory", f"learner {needed} while it steps, {kept} of it in main memory otherwise")
-    ]
 
 
 def reasons(config: RunConfig, shape: ModelShape | None, machine: Machine) -> Rows:
@@ -184,7 +128,7 @@ def reasons(config: RunConfig, shape: ModelShape | None, machine: Machine) -> Ro
 
 
 def learner_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> str:
-    """Return the memory of a rank, how it computes, and the memory of the next larger plan."""
+    """Return the memory of a rank, how it computes, and the memory with one rank less."""
     learner = config.learner
     activations = "recomputed" if learner.gradient_checkpointing else "kept"
     text = (
@@ -192,10 +136,6 @@ def learner_reason(config: RunConfig, shape: ModelShape, machine: Machine) -> st
         f" {gb(machine.gpu_mb)} each; activations are {activations}, passes have"
         f" {learner.budget_tokens:,} tokens"
     )
-    if learner.gradient_checkpointing:
-        kept = with_settings(config, {"learner.gradient_checkpointing": False})
-        needed = gb(gpu_memory_mb(kept, "learner", shape))
-        text += f"; keeping them needs {needed}"
     # The reader wants to know why not fewer GPUs.
     if learner.ranks > 1:
         fewer = with_settings(config, {"learner.ranks": learner.ranks - 1})

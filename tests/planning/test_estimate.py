@@ -8,7 +8,6 @@ from async_rl.core.machine import Machine
 from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import (
     disk_mb,
-    gpu_memory_mb,
     memory_mb,
     total_memory_mb,
 )
@@ -215,28 +214,6 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
 def test_the_embedded_default_fits_a_small_machine() -> None:
     for conf in ("ppo_code", "grpo_code"):
         assert fit_problems(compose(conf), EMBEDDED, machine_with(6 * 1024)) == []
-
-
-def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings() -> None:
-    shape = shape_from_hf(QWEN3_06B)
-    rows = dict(
-        derived_numbers(
-            compose("grpo_code", ["placement=colocated", "weights.push_every_steps=2"]), shape
-        )
-    )
-    assert (
-        rows["placement"] == "colocated: generation until 32 groups are ready, then 2 learner steps"
-    )
-    assert "GPU memory" not in rows
-    gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
-    colocated = compose("grpo_code", ["placement=colocated", *gpus])
-    kept = learner_memory(colocated, shape).kept
-    needed = gpu_memory_mb(colocated, "learner", shape)
-    assert dict(derived_numbers(colocated, shape))["GPU memory"] == (
-        f"learner {needed / 1024:.1f} GB while it steps, {kept / 2**30:.1f} GB of it in main memory"
-        " otherwise"
-    )
-    assert "placement" not in dict(derived_numbers(compose("grpo_code", gpus), shape))
 
 
 @pytest.mark.parametrize(
