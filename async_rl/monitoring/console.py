@@ -10,9 +10,9 @@ pipe has no reader, the run continues without it.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -32,40 +32,9 @@ _PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
 _REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be redrawn
 _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
 _LOG_EVERY_S = 30.0
-_PACE_STEPS = 20
-"""A mean over these steps changes slowly enough to be read, and follows a change of the fleet."""
 _LEAST_PACE_STEPS = 3  # the first steps wait for the first groups and are slower than later steps
 _BAR_WIDTH = 12  # the line next to it fits a terminal of 80 columns
 _LOG = logging.getLogger("async_rl.progress")
-
-
-class _Pace:
-    """The time that a run still needs, from the pace of its newest steps.
-
-    Times are monotonic seconds from the caller.
-    """
-
-    def __init__(self, num_steps: int) -> None:
-        self._num_steps = num_steps
-        self._seen: collections.deque[tuple[int, float]] = collections.deque(maxlen=_PACE_STEPS + 1)
-
-    def at(self, step: int, now_s: float) -> None:
-        """Note that `step` is the newest one."""
-        # A learner that resumes from a checkpoint starts anew.
-        if self._seen and step < self._seen[-1][0]:
-            self._seen.clear()
-        if step > 0 and (not self._seen or step > self._seen[-1][0]):
-            self._seen.append((step, now_s))
-
-    def left_s(self) -> float | None:
-        """Return the seconds to the last step; None before a few steps, and at the end."""
-        if not self._seen:
-            return None
-        first, first_s = self._seen[0]
-        last, last_s = self._seen[-1]
-        if last - first < _LEAST_PACE_STEPS or last >= self._num_steps:
-            return None
-        return (self._num_steps - last) * (last_s - first_s) / (last - first)
 
 
 class Console:
@@ -89,7 +58,8 @@ class Console:
         self._drawn_s = -_PLAIN_EVERY_S
         self._logged_s = -_LOG_EVERY_S
         self._plain = ""
-        self._pace = _Pace(config.num_steps)
+        # The first step of the present life of the learner, and its time.
+        self._first = (math.inf, 0.0)
 
     def started(self, tensorboard_url: str, prometheus_url: str) -> None:
         """Print the run's directory and the addresses of TensorBoard and Prometheus."""
@@ -113,7 +83,6 @@ class Console:
         evaluated_step: int | None = None,
     ) -> None:
         """Show the newest metrics and states, after a heartbeat or a step."""
-        self._pace.at(step, self._clock())
         line = progress_line(
             step,
             self._config.num_steps,
@@ -121,10 +90,20 @@ class Console:
             members,
             now_s=self._wall(),
             evaluated_step=evaluated_step,
-            left_s=self._pace.left_s(),
+            left_s=self._left_s(step),
         )
         self._log(line)
         self._show(step / self._config.num_steps, line, is_due=False)
+
+    def _left_s(self, step: int) -> float | None:
+        """Return the seconds to the last step; None before a few steps, and at the end."""
+        # A learner that resumes from a checkpoint starts anew.
+        if 0 < step < self._first[0]:
+            self._first = (step, self._clock())
+        first, first_s = self._first
+        if step - first < _LEAST_PACE_STEPS or step >= self._config.num_steps:
+            return None
+        return (self._config.num_steps - step) * (self._clock() - first_s) / (step - first)
 
     def note(self, text: str) -> None:
         """Print a message above the live line."""

@@ -28,40 +28,25 @@ class RowReader:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "metrics.jsonl"
-        self._offset = 0
-        self._last = b""
-        self._lines: dict[int, int] = {}
+        # Hashes and not lines, because the rows of a long run are hundreds of megabytes.
+        self._known: set[int] = set()
 
     def new(self) -> Iterator[dict[str, float]]:
         """Yield the complete rows that were not yielded before."""
+        lines = lines_backwards(self._path) if self._known else ()
+        # A file whose end was cut off has other lines after the last one that is known.
+        ends = (start + len(line) + 1 for start, line in lines if hash(line) in self._known)
         try:
-            data = self._read()
+            file = self._path.open("rb")
         except FileNotFoundError:
             return
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = whole.splitlines(keepends=True)
-        for line in lines:
-            row = _row(line)
-            # The hash is kept and not the line, because the rows of a long run are hundreds of
-            # megabytes.
-            if row and self._lines.get(step := int(row["step"])) != hash(line):
-                self._lines[step] = hash(line)
-                yield row
-        self._offset += len(whole)
-        if lines:
-            self._last = lines[-1]
-
-    def _read(self) -> bytes:
-        """Return what follows the last line that was read, or everything if it was cut off."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset - len(self._last))
-            # The last line that was read is compared, because a file that was cut off may have
-            # grown again beyond the old offset.
-            if file.read(len(self._last)) != self._last:
-                self._offset = 0
-                self._last = b""
-                file.seek(0)
-            return file.read()
+        with file:
+            file.seek(next(ends, 0))
+            for line in file:
+                row = _row(line) if line.endswith(b"\n") else {}
+                if row:
+                    self._known.add(hash(line[:-1]))
+                    yield row
 
 
 class Curves:
