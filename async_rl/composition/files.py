@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from async_rl.composition import hardware
 from async_rl.composition.choices import CONF_DIR, Tree
-from async_rl.composition.problems import nearest
+from async_rl.composition.problems import hint
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine
@@ -66,11 +66,9 @@ def source_of(conf: str) -> Source:
         return Source(conf=conf, folder=path.resolve().parent, content=content)
     # Before hydra, whose message names its search path.
     if conf not in names():
-        best = nearest(conf, among=names())
-        hint = f"; did you mean {best}?" if best else ""
         raise ConfigError(
-            f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml"
-            f" file{hint}{_foreign(path)}"
+            f"conf={conf}: neither a name from conf/ nor a yaml file;"
+            f" {hint(conf, among=names())}{_foreign(path)}"
         )
     return Source(conf=conf, folder=None, content={})
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -28,6 +28,8 @@ from async_rl.composition.schema import (
 )
 from async_rl.config.run import RunConfig
 
+_LISTED = 20
+
 
 def nearest(path: str, *, among: Iterable[str]) -> str | None:
     """The candidate most like `path`, by the whole path or its last part; None without a match."""
@@ -45,6 +47,13 @@ def nearest(path: str, *, among: Iterable[str]) -> str | None:
 
     best = max(among, key=likeness, default=None)
     return best if best is not None and likeness(best) >= 0.6 else None
+
+
+def hint(word: str, *, among: Sequence[str]) -> str:
+    """The remedy for a name that does not exist: the candidate most like it, or the first ones."""
+    best = nearest(word, among=among)
+    # A typing error has a neighbour; any other word gets the list.
+    return f"did you mean {best}?" if best else f"there are {', '.join(among[:_LISTED]) or 'none'}"
 
 
 @functools.cache

@@ -11,12 +11,10 @@ import random
 import time
 from pathlib import Path
 
-from async_rl.composition.problems import nearest
+from async_rl.composition.problems import hint
 from async_rl.core.errors import ConfigError
 from async_rl.runs.metrics import newest_row
 from async_rl.runs.status import RunState, ending
-
-_NUM_SUGGESTED = 5
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -67,14 +65,8 @@ def find_run(run: str | None, output_dir: Path | None) -> Path:
     for candidate in (output_dir / run, Path(run).expanduser()):
         if (candidate / "config.yaml").is_file():
             return candidate.absolute()
-    names = [path.name for path in runs]
-    best = nearest(run, among=names)
-    hint = ""
-    if best is not None:
-        hint = f"; did you mean {best}?"
-    elif names:
-        hint = f"; the newest are {', '.join(names[:_NUM_SUGGESTED])}"
-    raise ConfigError(f"{run}: neither a run in {output_dir} nor the directory of one{hint}")
+    remedy = hint(run, among=[path.name for path in runs])
+    raise ConfigError(f"{run}: neither a run in {output_dir} nor the directory of one; {remedy}")
 
 
 def all_runs(output_dir: Path) -> list[Path]:

@@ -6,14 +6,14 @@ processes are ordered by their time. Reads files only, so it works during and af
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from async_rl.composition.problems import nearest
+from async_rl.composition.problems import hint
 from async_rl.core.errors import ConfigError
 from async_rl.core.visible import visible
 from async_rl.launchers.commands.options import OutputDir, Run
@@ -49,51 +49,37 @@ def logs(
     my-run generator-0 --output
     """
     run_dir = find_run(run, output_dir)
-    files = _Files(_paths(run_dir, process, ".out" if output else ".log"))
+    # How far each file has been read.
+    offsets = dict.fromkeys(_paths(run_dir, process, ".out" if output else ".log"), 0)
     # All files are read once to sort by time; a log has a few megabytes at most.
-    entries = files.new()
+    entries = new_entries(offsets)
     for entry in entries[max(0, len(entries) - num) :]:
         _print(entry)
     while follow:
         # Asked before reading, so that the last entries of a finished run are shown.
         is_alive = living_pid(run_dir) is not None
-        for entry in files.new():
+        for entry in new_entries(offsets):
             _print(entry)
         if not is_alive:
             return
         time.sleep(_POLL_S)
 
 
-class _Files:
-    """Files and how far each has been read."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self._offsets = dict.fromkeys(paths, 0)
-
-    def new(self) -> list[str]:
-        """Return whole entries added since the last call, by time; those without a time first."""
-        entries: list[str] = []
-        for path in self._offsets:
-            entries += self._entries(path)
-        return sorted(entries, key=_time_of)
-
-    def _entries(self, path: Path) -> Iterator[str]:
+def new_entries(offsets: dict[Path, int]) -> list[str]:
+    """Return the whole entries of these files after the offsets, by time; those without a time
+    first. In place: the offsets move to the end of what was read.
+    """
+    entries: list[str] = []
+    for path, offset in offsets.items():
         with path.open("rb") as file:
-            file.seek(self._offsets[path])
+            file.seek(offset)
             data = file.read()
         # A line that is being written is read with the next call.
         whole = data[: data.rfind(b"\n") + 1]
-        self._offsets[path] += len(whole)
-        entry = ""
-        for line in whole.decode(errors="replace").splitlines():
-            # A traceback is indented, as the log writes it, and belongs to its entry.
-            if entry and not line.startswith(" "):
-                yield entry
-                entry = line
-            else:
-                entry = f"{entry}\n{line}" if entry else line
-        if entry:
-            yield entry
+        offsets[path] += len(whole)
+        # A traceback is indented, as the log writes it, and belongs to its entry.
+        entries += re.findall(r".*\n(?: .*\n)*", whole.decode(errors="replace"))
+    return sorted((entry[:-1] for entry in entries), key=_time_of)
 
 
 def _paths(run_dir: Path, process: str | None, suffix: str) -> list[Path]:
@@ -103,11 +89,9 @@ def _paths(run_dir: Path, process: str | None, suffix: str) -> list[Path]:
     matches = [path for path in paths if path.stem == process]
     if matches:
         return matches
-    names = [path.stem for path in paths]
-    best = nearest(process, among=names)
-    hint = f"did you mean {best}?" if best else f"there are {', '.join(names) or 'none yet'}"
     raise ConfigError(
-        f"{process}: no process of run {run_dir.name} has a {suffix} file in {run_dir}/logs; {hint}"
+        f"{process}: no process of run {run_dir.name} has a {suffix} file in {run_dir}/logs;"
+        f" {hint(process, among=[path.stem for path in paths])}"
     )
 
 

@@ -67,7 +67,7 @@ def test_a_run_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> Non
     make_run(tmp_path, "amber-otter")
     with pytest.raises(ConfigError, match="did you mean amber-otter"):
         find_run("amber-oter", tmp_path)
-    with pytest.raises(ConfigError, match="the newest are amber-otter"):
+    with pytest.raises(ConfigError, match="there are amber-otter"):
         find_run("xyz", tmp_path)
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from async_rl.composition.problems import nearest
+from async_rl.composition.problems import hint
 from async_rl.config.checks.run import raise_if_any
 from async_rl.core.errors import ConfigError
 from async_rl.runs.forecast.scenario import FIELDS, Profile, Scenario, Values, with_values
@@ -34,10 +34,8 @@ def sweep(settings: Sequence[str]) -> Sweep:
         # The speeds, of which explain tries some, have names without a dot.
         known = [name for name in FIELDS if "." in name]
         if path not in known:
-            best = nearest(path, among=known)
-            # A typing error has a neighbour; any other word gets the whole list.
-            hint = f"; did you mean {best}?" if best else f"; there are {', '.join(known)}"
-            raise ConfigError(f"{word}: the forecast knows no effect of {path}{hint}")
+            remedy = hint(path, among=known)
+            raise ConfigError(f"{word}: the forecast knows no effect of {path}; {remedy}")
         swept[path] = list(_numbers(word, path, text))
     num_rows = math.prod(map(len, swept.values()))
     if num_rows > _MOST_ROWS:
