@@ -14,8 +14,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from async_rl.buffer.changes import Dropped
 from async_rl.buffer.store.audit import Audit
@@ -29,18 +27,22 @@ from async_rl.buffer.store.ledger import (
     LedgerSummary,
     histories,
     reading,
+    summary,
 )
-from async_rl.buffer.store.ledger import summary as summarize
 from async_rl.buffer.store.store import Store
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import DropReason, GroupState, Purpose
 from async_rl.launchers.commands.options import AsJson, OutputDir, Run, console
-from async_rl.monitoring.terminal import open_table
+from async_rl.launchers.commands.reports import cell, print_table
 from async_rl.runs.certificate.certify import audited
 from async_rl.runs.directory import find_run
 from async_rl.runs.status import config_of
 
 _MOST_SHOWN = 50
+_COLUMNS = (
+    *("group_id", "prompt_id", "purpose", "state", "reason", "generator"),
+    *("oldest_version", "train_version", "step", "rewards", "parts"),
+)
 _CLEAN = (
     "clean: every group is in one state, none is lost, none was trained twice, none was over age;"
     " every checkpoint has its checksums"
@@ -53,7 +55,6 @@ def ledger(
     prompt: Annotated[str | None, typer.Option(help="the groups of this prompt")] = None,
     step: Annotated[int | None, typer.Option(help="the groups that this step trained")] = None,
     state: Annotated[str | None, typer.Option(help="the groups in this state")] = None,
-    summary: Annotated[bool, typer.Option("--summary", help="counts; the default")] = False,
     audit: Annotated[
         bool,
         typer.Option(
@@ -71,10 +72,8 @@ def ledger(
     of_groups = {OF_PROMPT: prompt, OF_STEP: step, OF_STATE: state}
     chosen = [(which, value) for which, value in of_groups.items() if value is not None]
     # Each is another question to the store, with another form of answer.
-    if len(chosen) + sum([drop is not None, summary, audit]) > 1:
-        raise ConfigError(
-            "give only one of --prompt, --step, --state, --summary, --audit and --drop"
-        )
+    if len(chosen) + (drop is not None) + audit > 1:
+        raise ConfigError("give only one of --prompt, --step, --state, --audit and --drop")
     if state is not None and state not in tuple(GroupState):
         raise ConfigError(f"--state {state}: a group is one of {', '.join(GroupState)}")
     run_dir = find_run(run, output_dir)
@@ -90,23 +89,19 @@ def ledger(
         elif audit:
             answer = audited(run_dir, config_of(run_dir), store)
         else:
-            answer = summarize(store)
+            answer = summary(store)
     if as_json:
         typer.echo(msgspec.json.encode(answer))
     else:
-        _show(console(), answer)
+        match answer:
+            case Audit():
+                _show_audit(answer)
+            case LedgerSummary():
+                _show_summary(answer)
+            case _:
+                _show_groups(answer)
     if isinstance(answer, Audit) and answer.problems:
         raise typer.Exit(1)
-
-
-def _show(terminal: Console, answer: Answer) -> None:
-    match answer:
-        case Audit():
-            _show_audit(terminal, answer)
-        case LedgerSummary():
-            _show_summary(terminal, answer)
-        case _:
-            _show_groups(terminal, answer)
 
 
 async def drop_group(path: Path, group_id: int) -> None:
@@ -128,79 +123,36 @@ async def drop_group(path: Path, group_id: int) -> None:
         await store.secure()
 
 
-def _show_audit(terminal: Console, audited: Audit) -> None:
+def _show_audit(audited: Audit) -> None:
     undone = f" ({audited.num_undone_steps} more were undone)" if audited.num_undone_steps else ""
-    terminal.print(
+    lines = [
         f"{audited.num_groups} groups, {audited.num_transitions} changes of state,"
         f" {audited.num_steps} steps{undone}",
-    )
-    for problem in audited.problems:
-        terminal.print(f"wrong: {problem}", soft_wrap=True)
-    for gap in audited.unchecked:
-        terminal.print(f"not checked: {gap}", soft_wrap=True)
-    if not audited.problems:
-        terminal.print(_CLEAN)
+        *(f"wrong: {problem}" for problem in audited.problems),
+        *(f"not checked: {gap}" for gap in audited.unchecked),
+    ]
+    console().print("\n".join(lines if audited.problems else [*lines, _CLEAN]), soft_wrap=True)
 
 
-def _show_summary(terminal: Console, summary: LedgerSummary) -> None:
-    undone = f", {summary.num_undone_steps} steps undone" if summary.num_undone_steps else ""
-    ages = [f"{age} versions: {number}" for age, number in summary.staleness.items()]
-    megabytes = summary.stored_bytes / 1e6
-    rows = {
-        "steps": f"{summary.learner_version}{undone}",
-        "prompts issued": f"{summary.next_position} ({summary.num_prompts} different ones)",
-        "left the data": f"{summary.num_left} prompts" if summary.num_left else "",
-        "training groups": _listed(summary.states),
-        "dropped because of": _listed(summary.dropped) or "nothing was dropped",
-        "evaluation groups": _listed(summary.evaluation_states),
-        "age when trained": "  ".join(ages),
-        "trained by generator": _listed(summary.generators),
-        "compacted": f"{summary.num_compacted} groups" if summary.num_compacted else "",
-        "stored": f"{summary.num_stored} groups, {megabytes:.1f} MB of trajectories",
-    }
-    table = Table.grid(padding=(0, 1))
-    for title, value in rows.items():
-        # Rows that would be empty are left out: most runs drop nothing and compact nothing.
+def _show_summary(summary: LedgerSummary) -> None:
+    for name, value in msgspec.to_builtins(summary).items():
+        # Most runs drop nothing and compact nothing.
         if value:
-            table.add_row(title, value)
-    terminal.print(table)
+            console().print(f"{name.replace('_', ' '):20}{cell(value)}", soft_wrap=True)
 
 
-def _listed(counts: dict[str, int]) -> str:
-    return "  ".join(f"{name} {number}" for name, number in counts.items())
-
-
-def _show_groups(terminal: Console, groups: Sequence[LedgerGroup]) -> None:
+def _show_groups(groups: Sequence[LedgerGroup]) -> None:
     if not groups:
-        terminal.print("no group matches")
+        typer.echo("no group matches")
         return
-    titles = "group,prompt,state,attempt,generator,versions,trained on,step,rewards,parts,history"
-    table = open_table(*titles.split(","))
-    # An id is copied into --prompt, so it is neither shortened nor broken.
-    table.columns[1].no_wrap = True
-    table.columns[1].min_width = max(len(group.prompt_id) for group in groups[-_MOST_SHOWN:])
     # The newest: a person inspects the latest events.
-    for group in groups[-_MOST_SHOWN:]:
-        versions = ""
-        if group.oldest_version is not None:
-            versions = f"{group.oldest_version}..{group.newest_version}"
-        held_out = " (held out)" if group.purpose == "eval" else ""
-        table.add_row(
-            str(group.group_id),
-            f"{group.prompt_id}{held_out}",
-            f"{group.state} ({group.reason})" if group.reason else group.state,
-            str(group.attempt),
-            group.generator,
-            versions,
-            "" if group.train_version is None else str(group.train_version),
-            "" if group.step is None else str(group.step),
-            " ".join(f"{reward:g}" for reward in group.rewards),
-            ", ".join(f"{name} {mean:.3g}" for name, mean in group.parts.items()),
-            _history(group),
-        )
-    terminal.print(table)
+    rows = (
+        (*(cell(getattr(group, name)) for name in _COLUMNS), _history(group))
+        for group in groups[-_MOST_SHOWN:]
+    )
+    print_table((*(name.replace("_", " ") for name in _COLUMNS), "history"), rows)
     if len(groups) > _MOST_SHOWN:
-        terminal.print(f"the newest {_MOST_SHOWN} of {len(groups)} groups; --json shows all")
+        typer.echo(f"the newest {_MOST_SHOWN} of {len(groups)} groups; --json shows all")
 
 
 def _history(group: LedgerGroup) -> str:

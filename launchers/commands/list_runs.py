@@ -9,9 +9,8 @@ import typer
 
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.options import console
-from async_rl.launchers.commands.reports import print_report
+from async_rl.launchers.commands.reports import print_table
 from async_rl.runs.directory import default_output_dir
-from async_rl.runs.report import Report, Section, Table
 from async_rl.runs.view.library import Library, Summary
 from async_rl.runs.view.texts import duration, number
 
@@ -35,8 +34,7 @@ def list_runs(
         console().print(f"no run in {directory}; start one with async-rl launch conf=ppo_code")
         return
     titles = "run,state,step,held-out pass@1,best,reward,duration,settings"
-    table = Table(columns=tuple(titles.split(",")), rows=tuple(map(_cells, summaries)))
-    print_report(Report(title="", sections=(Section(table=table),)))
+    print_table(titles.split(","), map(_cells, summaries))
 
 
 def _cells(run: Summary) -> tuple[str, ...]:
