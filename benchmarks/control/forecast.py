@@ -201,7 +201,7 @@ def accuracy(make: Maker, cases: Sequence[Values]) -> list[str]:
 def reruns(make: Maker, runs: Mapping[str, Job]) -> list[str]:
     """Make the changes that explain names for each run; return the lines of a table."""
     sources = make(runs)
-    named = {name: predict(source).changes for name, source in sources.items()}
+    named = {name: predict(source)[1] for name, source in sources.items()}
     made = make(
         {
             f"{name}: {text_of(change.case)}": runs[name].changed(change.case)

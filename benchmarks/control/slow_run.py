@@ -59,7 +59,7 @@ def main() -> None:
     own = launch("slow", [])
     print(shown(folder, "explain", "slow"))
     source = profile_of(folder / "runs/slow", config_of(folder / "runs/slow"))
-    for number, change in enumerate(predict(source).changes):
+    for number, change in enumerate(predict(source)[1]):
         words = words_of(change.case)
         gain = launch(f"change{number}", words) / own - 1
         print(f"| `{' '.join(words)}` | {change.gain:+.0%} | {gain:+.0%} |", flush=True)

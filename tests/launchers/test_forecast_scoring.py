@@ -12,7 +12,7 @@ from test_forecast import BASE, group_times, profile, rate, recorded
 
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.core.errors import ConfigError
-from async_rl.runs.forecast.explain import predict
+from async_rl.runs.forecast.explain import predict, sentences
 from async_rl.runs.forecast.recorded import Recorded, Work
 from async_rl.runs.forecast.scenario import changed_works, with_values
 from async_rl.runs.forecast.scoring import alone_s, read_scoring
@@ -86,13 +86,13 @@ def test_explain_names_a_scorer_that_limits_and_more_verifiers() -> None:
     slow = replace(
         profile(judged()), scenario=JUDGED, place_setting="verifiers.cells", group_size=4
     )
-    found = predict(slow)
-    assert "wait" in (text := " ".join(found.sentences()))
+    assert "wait" in (text := " ".join(sentences(slow)))
     assert "s for one of the 4 places of scoring" in text
-    assert {"verifiers.count": 2} in [change.case for change in found.changes]
-    assert {"scoring_speed": 2} in [change.case for change in found.changes]
+    cases = [change.case for change in predict(slow)[1]]
+    assert {"verifiers.count": 2} in cases
+    assert {"scoring_speed": 2} in cases
     quick = replace(slow, recorded=judged(scoring_s=0.01, units=1.0))
-    assert "places of scoring" not in " ".join(predict(quick).sentences())
+    assert "places of scoring" not in " ".join(sentences(quick))
 
 
 def test_a_forecast_changes_the_setting_by_which_this_run_scores() -> None:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.core.frozen import frozen
 from async_rl.runs.forecast.recorded import WARM_SHARE
 from async_rl.runs.forecast.scenario import Profile, Values, profile_of, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
@@ -107,11 +106,10 @@ def _forecast(run_dir: Path, config: RunConfig) -> Iterator[str]:
         # The table needs no simulation, so it is shown in any case.
         yield f"no forecast: {error}; the table is all that explain can show"
         return
-    yield from predict(profile).sentences()
+    yield from sentences(profile)
 
 
-@frozen
-class Change:
+class Change(NamedTuple):
     """A change and its forecast. gain: in steps per second, relative to the simulated run. case:
     the changed values.
     """
@@ -121,44 +119,8 @@ class Change:
     case: Values
 
 
-@frozen
-class Predictions:
-    """The forecast of a run. own: without changes. error: of its steps per second, relative to the
-    measured ones. changes: those that would save most, the best first.
-    """
-
-    own: Forecast
-    error: float
-    changes: tuple[Change, ...]
-
-    def sentences(self) -> Iterator[str]:
-        """Yield the forecast as text."""
-        own = self.own
-        yield (
-            f"simulated from its recorded times, this run makes {own.steps_per_s * 3600:.0f}"
-            f" steps/hour ({self.error:+.0%}); the learner waits {own.learner_waits:.0%} of the"
-            f" time, generators are idle {own.generators_idle:.0%}"
-        )
-        if own.scores_wait_s * own.steps_per_s > _LEAST_GAIN:
-            yield (
-                f"samples wait {own.scores_wait_s:.2f} s for one of the {own.places} places of"
-                " scoring"
-            )
-        if abs(self.error) > _TRUSTED_ERROR:
-            yield (
-                "the simulation misses the measured rate by more than 10 %: take gains as"
-                " directions"
-            )
-        if not self.changes:
-            yield "no single change below would make it faster by 2 % or more"
-            return
-        yield "changes that would have made it faster (each alone):"
-        for change in self.changes:
-            yield f"  {change.gain:+5.0%}  {change.text}"
-
-
-def predict(profile: Profile) -> Predictions:
-    """Forecast the run and the changes that would have saved most."""
+def predict(profile: Profile) -> tuple[Forecast, list[Change]]:
+    """Return the forecast of the run, and the changes that would have saved most, the best first."""
     # Gains are relative to the simulated run, not to the measured one, so that most of its error
     # cancels.
     own = simulate(profile.scenario, profile.recorded)
@@ -169,12 +131,30 @@ def predict(profile: Profile) -> Predictions:
         # The age is shown because a faster run with older data may learn less per step.
         if gain >= _LEAST_GAIN:
             text += f" (oldest token {own.age:.1f} -> {forecast.age:.1f} versions)"
-            changes.append(Change(gain=gain, text=text, case=case))
-    return Predictions(
-        own=own,
-        error=own.steps_per_s / profile.recorded.steps_per_s - 1,
-        changes=tuple(heapq.nlargest(_NUM_CHANGES, changes, key=lambda change: change.gain)),
+            changes.append(Change(gain, text, case))
+    return own, heapq.nlargest(_NUM_CHANGES, changes, key=lambda change: change.gain)
+
+
+def sentences(profile: Profile) -> Iterator[str]:
+    """Yield the forecast as text."""
+    own, changes = predict(profile)
+    error = own.steps_per_s / profile.recorded.steps_per_s - 1
+    yield (
+        f"simulated from its recorded times, this run makes {own.steps_per_s * 3600:.0f}"
+        f" steps/hour ({error:+.0%}); the learner waits {own.learner_waits:.0%} of the"
+        f" time, generators are idle {own.generators_idle:.0%}"
     )
+    if own.scores_wait_s * own.steps_per_s > _LEAST_GAIN:
+        yield (
+            f"samples wait {own.scores_wait_s:.2f} s for one of the {own.places} places of scoring"
+        )
+    if abs(error) > _TRUSTED_ERROR:
+        yield "the simulation misses the measured rate by more than 10 %: take gains as directions"
+    if not changes:
+        yield "no single change below would make it faster by 2 % or more"
+        return
+    yield "changes that would have made it faster (each alone):"
+    yield from (f"  {change.gain:+5.0%}  {change.text}" for change in changes)
 
 
 def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
