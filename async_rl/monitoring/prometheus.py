@@ -1,7 +1,6 @@
 """The newest numbers of a run for Prometheus: one small HTTP server on a thread of the supervisor.
 
-A metric of the catalogue is a gauge: `reward/mean` is `async_rl_reward_mean`, and the text in place
-of a placeholder is a label, so `failures/over_age` is `async_rl_failures{reason="over_age"}`. Every
+A metric of the catalogue is a gauge: `failures/over_age` is `async_rl_failures_over_age`. Every
 metric has the label `run`, so that one Prometheus can scrape several runs.
 Metrics that the catalogue does not declare are left out. Read-only, on the address of the run
 (network.host); the path is a secret, as TensorBoard's, and every other path is 404.
@@ -19,10 +18,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.observability.catalogue import MetricSpec, describe, pattern_of
-
-_PREFIX = "async_rl_"
-STEP = _PREFIX + "step"
+from async_rl.observability.catalogue import describe
 
 
 class Endpoint:
@@ -80,28 +76,17 @@ class _Newest(Collector):
 
     def collect(self) -> Iterator[Metric]:
         step, metrics = self._newest()
-        steps = GaugeMetricFamily(STEP, "learner steps done", labels=["run"])
-        steps.add_metric([self._run], step)
-        yield steps
-        # One family per name: the format forbids a second one with other labels.
-        families: dict[str, GaugeMetricFamily] = {}
-        for name, value in sorted(metrics.items()):
-            spec = describe(name)
-            if spec is not None:
-                exported, placeholders = exported_name(name, spec)
-                labels = {"run": self._run, **placeholders}
-                if exported not in families:
-                    families[exported] = GaugeMetricFamily(
-                        exported, spec.description, labels=list(labels)
-                    )
-                families[exported].add_metric(list(labels.values()), value)
-        yield from families.values()
+        meanings = {name: spec.description for name in metrics if (spec := describe(name))}
+        values = {"step": step} | {name: metrics[name] for name in sorted(meanings)}
+        # By name: the format forbids a second family of a name.
+        families = {exported_name(name): name for name in values}
+        for exported, name in families.items():
+            meaning = meanings.get(name, "learner steps done")
+            family = GaugeMetricFamily(exported, meaning, labels=["run"])
+            family.add_metric([self._run], values[name])
+            yield family
 
 
-def exported_name(name: str, spec: MetricSpec) -> tuple[str, dict[str, str]]:
-    """A metric's name in Prometheus, and its labels."""
-    match = pattern_of(spec).fullmatch(name)
-    assert match is not None, f"{name} is not {spec.name}"
-    # Placeholders become labels, so that a query can sum over them.
-    plain = re.sub(r"<[a-z]+>|/", "_", spec.name)
-    return _PREFIX + re.sub("_+", "_", plain).strip("_"), match.groupdict()
+def exported_name(name: str) -> str:
+    """Return a metric's name in Prometheus."""
+    return "async_rl_" + re.sub(r"\W+", "_", name)

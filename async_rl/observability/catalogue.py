@@ -112,10 +112,8 @@ def with_unit(title: str, name: str) -> str:
 
 @functools.cache
 def _patterns() -> tuple[tuple[re.Pattern[str], MetricSpec], ...]:
-    return tuple((pattern_of(spec), spec) for name, spec in METRICS.items() if "<" in name)
-
-
-@functools.cache
-def pattern_of(spec: MetricSpec) -> re.Pattern[str]:
-    """Return the pattern of the metric's names, with a named group per placeholder."""
-    return re.compile(re.sub(r"<([a-z]+)>", r"(?P<\1>[^/<>]+)", spec.name))
+    return tuple(
+        (re.compile(re.sub("<[a-z]+>", "[^/<>]+", name)), spec)
+        for name, spec in METRICS.items()
+        if "<" in name
+    )

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from async_rl.composition.schema import json_schema
-from async_rl.monitoring.prometheus import STEP, exported_name
+from async_rl.monitoring.prometheus import exported_name
 from async_rl.observability.catalogue import (
     FIRST_SCREEN,
     HOW_TO_READ,
@@ -43,8 +43,8 @@ name of a role.
 
 With `monitoring.prometheus_port` (0 = a free port) Prometheus can scrape a run at the link that the
 launch prints; its path is a secret, and goes into `metrics_path` of the scraper's configuration.
-`reward/mean` is `async_rl_reward_mean`, and a part in angle brackets is a label
-(`async_rl_failures{reason="over_age"}`). All have the label `run`, the name of the run's directory.
+`failures/over_age` is `async_rl_failures_over_age`. All have the label `run`, the name of the run's
+directory.
 [grafana.json](grafana.json) is a dashboard to import, with a variable for the runs to show.
 
 ## The ten numbers to watch
@@ -111,7 +111,7 @@ def dashboard() -> str:
         "label": "Run",
         "type": "query",
         "datasource": {"type": "prometheus", "uid": "${source}"},
-        "query": f"label_values({STEP}, run)",
+        "query": f"label_values({exported_name('step')}, run)",
         "refresh": 2,
         "multi": True,
         "includeAll": True,
@@ -129,9 +129,7 @@ def dashboard() -> str:
 
 
 def _expression(name: str) -> str:
-    exported, labels = exported_name(name, _spec(name))
-    chosen = ['run=~"$run"', *(f'{label}="{value}"' for label, value in labels.items())]
-    return f"{exported}{{{','.join(chosen)}}}"
+    return f'{exported_name(name)}{{run=~"$run"}}'
 
 
 def _spec(name: str) -> MetricSpec:

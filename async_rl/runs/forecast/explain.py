@@ -120,7 +120,7 @@ class Change(NamedTuple):
 
 
 def predict(profile: Profile) -> tuple[Forecast, list[Change]]:
-    """Return the forecast of the run, and the changes that would have saved most, the best first."""
+    """Return the forecast of the run, and the changes that would have saved most, best first."""
     # Gains are relative to the simulated run, not to the measured one, so that most of its error
     # cancels.
     own = simulate(profile.scenario, profile.recorded)
