@@ -11,7 +11,6 @@ pipe has no reader, the run continues without it.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,10 +30,8 @@ from async_rl.protocol.membership import Member
 _PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
 _REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be redrawn
 _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
-_LOG_EVERY_S = 30.0
 _LEAST_PACE_STEPS = 3  # the first steps wait for the first groups and are slower than later steps
 _BAR_WIDTH = 12  # the line next to it fits a terminal of 80 columns
-_LOG = logging.getLogger("async_rl.progress")
 
 
 class Console:
@@ -56,7 +53,6 @@ class Console:
         self._wall = wall
         self._live: Live | None = None
         self._drawn_s = -_PLAIN_EVERY_S
-        self._logged_s = -_LOG_EVERY_S
         self._plain = ""
         # The first step of the present life of the learner, and its time.
         self._first = (math.inf, 0.0)
@@ -92,7 +88,6 @@ class Console:
             evaluated_step=evaluated_step,
             left_s=self._left_s(step),
         )
-        self._log(line)
         self._show(step / self._config.num_steps, line, is_due=False)
 
     def _left_s(self, step: int) -> float | None:
@@ -155,13 +150,6 @@ class Console:
             yield
         except OSError:
             self._terminal.drop()
-
-    def _log(self, line: str) -> None:
-        # A run that was started in the background has no terminal, so its progress is logged too.
-        now_s = self._clock()
-        if now_s - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = now_s
-            _LOG.info("%s", line)
 
 
 def progress_line(

@@ -31,31 +31,21 @@ from async_rl.observability.catalogue import FIRST_SCREEN, describe, with_unit
 _FLUSH_S = 2
 _MAX_QUEUED = 1000
 _BUCKETS = 30
-_ROTATE_BYTES = 64 * 2**20
-"""The size that starts the next event file. TensorBoard reads the files of a directory in
-order, and old ones can be moved away while the run writes.
-"""
 
 
 class EventFile:
-    """One run's events, in files of limited size. A background thread writes them and flushes every
-    two seconds, so that a killed run loses no more.
+    """One run's events. A background thread writes them and flushes every two seconds, so that a
+    killed run loses no more.
 
     Each metric has its meaning from the catalogue with its first value.
     """
 
     def __init__(self, directory: Path) -> None:
         self._described: set[str] = set()
-        self._directory = directory
-        self._size_bytes = 0
-        # Once, and not in _open: a run that goes back opens many writers.
         threading.excepthook = _hide_what_is_raised_again(threading.excepthook)
-        self._writer = self._open()
-
-    def _open(self) -> EventFileWriter:
         # The name of the file has the time in seconds and a number that grows.
-        return EventFileWriter(
-            str(self._directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
+        self._writer = EventFileWriter(
+            str(directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
         )
 
     def scalar(self, name: str, value: float, step: int) -> None:
@@ -108,13 +98,7 @@ class EventFile:
         return summary
 
     def _add(self, summary: summary_pb2.Summary, step: int) -> None:
-        event = event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
-        if self._size_bytes > _ROTATE_BYTES:
-            self._writer.close()
-            self._writer = self._open()
-            self._size_bytes = 0
-        self._size_bytes += event.ByteSize()
-        self._writer.add_event(event)
+        self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
 
 
 def _hide_what_is_raised_again(

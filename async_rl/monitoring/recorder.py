@@ -14,7 +14,6 @@ Rules
 - metrics.jsonl only grows, except that a learner that returns to an earlier version cuts off the
   rows after it. Its end alone is read, so neither a resume nor such a return takes longer in a
   longer run.
-- A name that the catalogue does not declare is logged as an error once, and recorded.
 Not safe for threads.
 """
 
@@ -24,7 +23,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -36,7 +35,6 @@ from async_rl.core.jsonl import line_number, lines_backwards
 from async_rl.core.os import replace_file
 from async_rl.monitoring import events
 from async_rl.monitoring.event_file import EventFile
-from async_rl.observability.catalogue import MetricKind, describe
 from async_rl.protocol.membership import ReportMetrics
 
 _LEARNER_PART = "reward/mean"
@@ -71,7 +69,7 @@ class _Row(msgspec.Struct):
 
 class Recorder:
     """Writes the metrics of one run. clock: seconds; on_row: receives the scalars of each written
-    row; on_media: receives the messages with histograms or texts, each before the row of its step.
+    row.
     """
 
     def __init__(
@@ -81,17 +79,14 @@ class Recorder:
         *,
         clock: Callable[[], float] = time.monotonic,
         on_row: Callable[[int, Scalars], None] = lambda *_: None,
-        on_media: Callable[[ReportMetrics], None] = lambda *_: None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._drawn_s = -math.inf
         self._on_row = on_row
-        self._on_media = on_media
         self._run_dir = run_dir
         self._path = run_dir / "metrics.jsonl"
         self._held_path = run_dir / "metrics.held.json"
-        self._undeclared: set[str] = set()
         self._rows: dict[int, _Row] = {}
         self._started_s = clock()
         self._newest = -1
@@ -115,10 +110,7 @@ class Recorder:
         """Record one part of a step."""
         step = message.step
         self._newest = max(self._newest, step)
-        self._report_undeclared(message)
         self._draw(message)
-        if message.histograms or message.texts:
-            self._on_media(message)
         for name, text in message.texts.items():
             # Pages of samples are left out.
             if name.startswith(_EVENTS):
@@ -127,26 +119,6 @@ class Recorder:
         self.flush()
         # The incomplete rows survive a killed supervisor.
         replace_file(self._held_path, msgspec.json.encode(self._rows))
-
-    def _report_undeclared(self, message: ReportMetrics) -> None:
-        """Log an error for each name that the catalogue does not declare, once."""
-        kinds: dict[MetricKind, Iterable[str]] = {
-            MetricKind.SCALAR: message.scalars,
-            MetricKind.HISTOGRAM: message.histograms,
-            MetricKind.TEXT: message.texts,
-        }
-        for kind, names in kinds.items():
-            for name in names:
-                spec = describe(name)
-                if (spec is None or spec.kind is not kind) and name not in self._undeclared:
-                    self._undeclared.add(name)
-                    _LOG.error(
-                        "%s wrote the %s %r, which is not declared as one in"
-                        " async_rl/observability/catalogue.toml; declare it there",
-                        message.source,
-                        kind,
-                        name,
-                    )
 
     def _draw(self, message: ReportMetrics) -> None:
         """Write to TensorBoard: all texts, and the numbers unless learner steps come too fast."""

@@ -1,5 +1,5 @@
 """Export of a run to Weights & Biases, if monitoring.wandb names a project: each row of
-metrics.jsonl once it is final, with the histograms and sampled responses of its step.
+metrics.jsonl once it is final.
 
 The only file that imports wandb, which is not a dependency of this project.  WANDB_MODE=offline
 keeps everything in the run's directory.
@@ -7,19 +7,12 @@ keeps everything in the run's directory.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
-from async_rl.protocol.membership import ReportMetrics
-
-_BUCKETS = 30  # as in TensorBoard
 
 
 class WandbRun:
@@ -31,7 +24,6 @@ class WandbRun:
     def __init__(self, project: str, run_dir: Path, config: RunConfig) -> None:
         import wandb
 
-        self._held: dict[str, tuple[int, Any]] = {}
         try:
             self._run = wandb.init(
                 project=project,
@@ -51,25 +43,9 @@ class WandbRun:
                 " the environment, or set monitoring.wandb=null"
             ) from error
 
-    def hold(self, message: ReportMetrics) -> None:
-        """Keep histograms and texts for the next row of at least their step."""
-        import wandb
-
-        for name, values in message.histograms.items():
-            if values:
-                counts = np.histogram(values, bins=_BUCKETS)
-                self._held[name] = (message.step, wandb.Histogram(np_histogram=counts))
-        for name, markdown in message.texts.items():
-            # As text: responses may contain HTML.
-            shown = wandb.Html(f"<pre>{html.escape(markdown)}</pre>", inject=False)
-            self._held[name] = (message.step, shown)
-
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Send the metrics of one step; steps come in order."""
-        due = {name: media for name, (at, media) in self._held.items() if at <= step}
-        for name in due:
-            del self._held[name]
-        self._run.log({**scalars, **due}, step=step)
+        self._run.log(scalars, step=step)
 
     def close(self) -> None:
         """Send the remaining rows and end the run."""

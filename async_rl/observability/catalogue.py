@@ -2,8 +2,7 @@
 
 The table is catalogue.toml. Names are TensorBoard tags and the keys of metrics.jsonl. A part in
 angle brackets matches one path element that is known only at run time (`failures/<reason>`). The
-metrics writer refuses a name that the table does not declare; docs and dashboards are generated
-from it.
+tests refuse a name that the table does not declare; docs and dashboards are generated from it.
 """
 
 from __future__ import annotations

@@ -223,5 +223,5 @@ def _open_recorder(config: RunConfig, run_dir: Path, outputs: contextlib.ExitSta
     if project is None:
         return outputs.enter_context(contextlib.closing(Recorder(run_dir, config)))
     wandb = outputs.enter_context(contextlib.closing(WandbRun(project, run_dir, config)))
-    recorder = Recorder(run_dir, config, on_row=wandb.log, on_media=wandb.hold)
+    recorder = Recorder(run_dir, config, on_row=wandb.log)
     return outputs.enter_context(contextlib.closing(recorder))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
@@ -21,7 +19,6 @@ from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core import jsonl
 from async_rl.core.errors import DataError
-from async_rl.monitoring import event_file
 from async_rl.monitoring import recorder as recorder_module
 from async_rl.monitoring.recorder import is_evaluated
 from async_rl.observability.catalogue import METRICS, MetricKind
@@ -170,22 +167,6 @@ def test_without_evaluation_the_first_row_is_step_one(tmp_path: Path, config: Ru
 def test_evaluations_are_due_at_zero_at_every_nth_and_at_the_last_step(config: RunConfig) -> None:
     every_three = replace(config, evaluation=replace(config.evaluation, every_steps=3))
     assert [step for step in range(5) if is_evaluated(every_three, step)] == [0, 3, 4]
-
-
-def test_an_undeclared_name_is_logged_once_in_production(
-    tmp_path: Path, config: RunConfig, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = Recorder(tmp_path, config)
-    with caplog.at_level(logging.ERROR):
-        recorder.record(1, "learner-0", {"reward/maen": 1.0})
-        recorder.record(2, "learner-0", {"reward/maen": 1.0})
-        recorder.record(2, "learner-0", histograms={"reward/mean": [1.0]})
-    recorder.close()
-    assert [r.getMessage().split(",")[0] for r in caplog.records] == [
-        "learner-0 wrote the scalar 'reward/maen'",
-        "learner-0 wrote the histogram 'reward/mean'",
-    ]
-    assert [r["reward/maen"] for r in rows(tmp_path)] == [1.0, 1.0]
 
 
 def test_a_number_that_is_not_finite_leaves_valid_json(recorder: Recorder, tmp_path: Path) -> None:
@@ -399,25 +380,6 @@ except OSError as error:
     )
     assert done.stdout.startswith("once [Errno 2]")
     assert done.stderr == ""
-
-
-def test_event_files_have_a_limited_size_and_tensorboard_reads_them_as_one(
-    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(event_file, "_ROTATE_BYTES", 20_000)
-    for step in range(1, 401):
-        recorder.record(0, "supervisor", {"policy/entropy": float(step)})
-    recorder.close()
-    files = list((tmp_path / "tensorboard").iterdir())
-    assert len(files) > 1
-    # One text of the run's settings may be larger than the limit.
-    assert sorted(path.stat().st_size for path in files)[-2] < 30_000
-    reader = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0})
-    reader.Reload()
-    values = [
-        float(tensor_util.make_ndarray(e.tensor_proto)) for e in reader.Tensors("policy/entropy")
-    ]
-    assert values == [float(step) for step in range(1, 401)]
 
 
 @pytest.mark.parametrize(

@@ -184,22 +184,6 @@ def test_the_line_says_how_long_the_run_still_takes(config: RunConfig, tmp_path:
     assert screen.lines[-1] == "step 3/100", "the learner went back to a checkpoint"
 
 
-def test_progress_is_logged_beside_the_live_line(
-    config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    screen = Screen(config, tmp_path, is_terminal=False)
-    with caplog.at_level("INFO", logger="async_rl.progress"):
-        for step in range(100):
-            screen.console.progress(step, {}, [])
-            screen.now += 1
-    assert [record.message.split("  ")[0] for record in caplog.records] == [
-        "step 0/4",
-        "step 30/4",
-        "step 60/4",
-        "step 90/4",
-    ]
-
-
 def test_preparing_is_told_at_its_end_even_if_it_took_no_time(
     config: RunConfig, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from composing import compose
@@ -17,7 +16,6 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.machine import Machine
 from async_rl.launchers.preflight.checks import preflight
 from async_rl.monitoring.wandb_run import WandbRun
-from async_rl.protocol.membership import ReportMetrics
 
 MACHINE = Machine(cores=(0, 1), memory_mb=64_000, num_gpus=0)
 
@@ -72,12 +70,6 @@ class PlayedWandb:
     def Settings(self, **settings: object) -> object:
         return settings
 
-    def Histogram(self, *, np_histogram: tuple[Any, Any]) -> object:
-        return np_histogram[0].tolist()
-
-    def Html(self, text: str, *, inject: bool) -> object:
-        return text
-
     def log(self, row: dict[str, object], *, step: int) -> None:
         self.logged.append((step, row))
 
@@ -85,27 +77,17 @@ class PlayedWandb:
         self.is_finished = True
 
 
-def test_rows_are_sent_with_the_histograms_and_samples_up_to_their_step(
+def test_rows_are_sent_with_their_steps(
     tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb = PlayedWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     run = WandbRun("tests", tmp_path, config)
     assert (wandb.started["id"], wandb.started["resume"]) == (tmp_path.name, "allow")
-    histograms = {"reward/samples": [0.0, 1.0, 1.0], "length/responses": []}
-    texts = {"samples/training": "a <b> c"}
-    run.hold(ReportMetrics(source="learner-0", step=2, scalars={}, histograms=histograms, texts={}))
-    run.hold(ReportMetrics(source="buffer", step=1, scalars={}, histograms={}, texts=texts))
-    for step in (1, 2, 3):
-        run.log(step, {"reward/mean": 0.25})
+    for step in (1, 2):
+        run.log(step, {"reward/mean": 0.25 * step})
     run.close()
-    mean = {"reward/mean": 0.25}
-    counts = [1, *[0] * 28, 2]
-    assert wandb.logged == [
-        (1, mean | {"samples/training": "<pre>a &lt;b&gt; c</pre>"}),
-        (2, mean | {"reward/samples": counts}),
-        (3, mean),
-    ]
+    assert wandb.logged == [(1, {"reward/mean": 0.25}), (2, {"reward/mean": 0.5})]
     assert wandb.is_finished
     with pytest.raises(InfrastructureError, match="no such project; run wandb login"):
         WandbRun("unknown", tmp_path, config)
