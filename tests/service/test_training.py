@@ -32,6 +32,7 @@ from training_support import (
 from transformers import AutoModelForCausalLM
 
 from async_rl.core.errors import Unavailable
+from async_rl.protocol.service import Operation
 from async_rl.service.losses import find_loss
 from async_rl.service.training import TrainingRuns
 
@@ -403,3 +404,30 @@ def test_a_sampler_directory_is_the_merged_model(model_path: Path, tmp_path: Pat
         assert abs(row - expected.numpy()).max() < 2e-5
     first, second = (tmp_path / r.replace(":", ".") / "merged" for r in (RUN, OTHER))
     assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()
+
+
+def test_no_bytes_of_a_request_end_the_process(model_path: Path, tmp_path: Path) -> None:
+    """Whatever is refused leaves gradients and weights as they were; whatever is accepted harms
+    the run that sent it alone.
+    """
+    runs = started(started(make_runs(model_path, tmp_path)), OTHER)
+    untouched = weights(runs, OTHER)
+    soft = [make_datum(RNG(0), 5, "cross_entropy", k) for k in (0, 2)]
+    bodies = [data_request(soft, "cross_entropy"), data_request([GOOD], "gspo"), optim(), create()]
+    operations: list[Operation] = ["forward_backward", "forward", "optim_step", "create_model"]
+    rng = RNG(5)
+    num_refused = 0
+    for seq_id in range(1, 1500):
+        index = int(rng.integers(len(bodies)))
+        content = np.frombuffer(bodies[index], np.uint8).copy()
+        places = rng.integers(0, len(content), rng.integers(1, 4))
+        content[places] = rng.integers(0, 256, len(places))
+        before = gradients(runs), weights(runs)
+        executed = ask(runs, seq_id, operations[index], content.tobytes())
+        if executed.error:
+            num_refused += 1
+            assert equal(gradients(runs), before[0])
+            assert equal(weights(runs), before[1])
+    assert num_refused > 300
+    assert equal(weights(runs, OTHER), untouched)
+    done(runs, 1, "forward_backward", bodies[0], run_id=OTHER)

@@ -1,0 +1,85 @@
+"""The learner's process of a service: its handlers, reports and end. A recorder stands for the
+supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from learner_support import make_config
+from training_support import CPU, RUN, SERVICE, create, data_request, make_datum, make_runs, optim
+
+from async_rl.core.errors import Unavailable
+from async_rl.observability.activity import Activity
+from async_rl.observability.catalogue import describe
+from async_rl.protocol.service import AskPosition, Execute, Operation, Release
+from async_rl.service.serving import serve
+
+
+class World:
+    """handlers: set once it serves; reports: step and numbers."""
+
+    def __init__(self, model_path: Path, run_dir: Path) -> None:
+        self.serving = asyncio.Event()
+        self.handlers: Any = None
+        self.reports: list[tuple[int, dict[str, float]]] = []
+        self.context: Any = SimpleNamespace(
+            config=make_config("grpo_code", *SERVICE),
+            model_path=model_path,
+            run_dir=run_dir,
+            version=-1,
+            activity=Activity(),
+            stopping=asyncio.Event(),
+            serve=self.serve,
+            report=self.report,
+        )
+
+    async def serve(self, handlers: Any) -> None:
+        self.handlers = handlers
+        self.serving.set()
+
+    async def report(self, step: int, *, scalars: dict[str, float]) -> None:
+        self.reports.append((step, scalars))
+
+    async def ask(self, seq_id: int, operation: Operation, body: bytes) -> Any:
+        request = Execute(run_id=RUN, seq_id=seq_id, operation=operation, body=body)
+        return await self.handlers[Execute](request)
+
+
+async def test_requests_are_executed_in_order_reported_and_saved_at_the_end(
+    model_path: Path, tmp_path: Path
+) -> None:
+    world = World(model_path, tmp_path)
+    process = asyncio.create_task(serve(world.context, CPU))
+    await world.serving.wait()
+    with pytest.raises(Unavailable):
+        await world.ask(0, "create_model", create())
+    assert (await world.handlers[AskPosition](AskPosition(run_id=RUN))).seq_id == -1
+    body = data_request([make_datum(np.random.default_rng(0), 9, "ppo")], "ppo")
+    # Pipelined: all are sent before the first is answered.
+    answers = await asyncio.gather(
+        world.ask(0, "create_model", create()),
+        world.ask(1, "forward_backward", body),
+        world.ask(2, "optim_step", optim()),
+        world.ask(3, "forward_backward", body),
+        world.ask(4, "optim_step", optim()),
+    )
+    assert [executed.error for executed in answers] == [""] * 5
+    assert [executed.version for executed in answers] == [0, 0, 1, 1, 2]
+    assert [step for step, _ in world.reports] == [1, 2]
+    assert world.context.version == 2
+    assert [name for name in world.reports[0][1] if describe(name) is None] == []
+    counters = world.context.activity.snapshot().counters
+    assert counters["tokens_trained"] == 18
+    await world.handlers[Release](Release(run_id=RUN))
+    assert (await world.handlers[AskPosition](AskPosition(run_id=RUN))).version == 2
+    await world.ask(5, "optim_step", optim())
+    world.context.stopping.set()
+    await process
+    again = make_runs(model_path, tmp_path / "service" / "runs")
+    assert again.position(RUN).seq_id == 5
