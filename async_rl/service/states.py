@@ -71,6 +71,10 @@ def write_state(directory: Path, run: Tenant, base_sha256: str) -> None:
         save_file({name: x.detach().cpu() for name, x in tensors}, partial / _TENSORS)
 
 
+def _numbers_in(directory: Path) -> Saved:
+    return msgspec.json.decode((directory / _NUMBERS).read_bytes(), type=Saved)
+
+
 def read_numbers(directory: Path, base_sha256: str) -> Saved:
     """Return the numbers of a whole state. Raises DataError for a damaged one, and for one of
     another base model.
@@ -78,7 +82,7 @@ def read_numbers(directory: Path, base_sha256: str) -> Saved:
     if problem := damage(directory):
         raise DataError(f"{directory.name} cannot be read: {problem}")
     try:
-        numbers = msgspec.json.decode((directory / _NUMBERS).read_bytes(), type=Saved)
+        numbers = _numbers_in(directory)
     except (OSError, msgspec.DecodeError) as error:
         raise DataError(f"{directory.name} is no state of a training run: {error}") from error
     if numbers.base_sha256 != base_sha256:
@@ -129,6 +133,14 @@ class States:
         """
         kept = self._kept()
         return kept[_KEPT - 1][0] if len(kept) >= _KEPT else -1
+
+    @property
+    def version(self) -> int:
+        """The version of the newest state, damaged or not; 0 without one."""
+        for _, path in self._kept():
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                return _numbers_in(path).version
+        return 0
 
     def save(self, run: Tenant) -> None:
         """Write the state of the run, unless it is written, and delete the oldest one."""

@@ -45,8 +45,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 class TrainingRuns:
     """The training runs of a service. Its calls block, and come from one thread.
 
-    reports: step and metrics of each optimizer step that nobody has read yet; num_steps: of all
-    runs.
+    reports: number and metrics of each optimizer step that nobody has read yet.
     """
 
     def __init__(
@@ -83,10 +82,16 @@ class TrainingRuns:
         # None: the state is known, and there is none.
         self._runs: dict[str, Tenant | None] = {}
         self.reports: list[tuple[int, dict[str, float]]] = []
-        self.num_steps = 0
+        folders = directory.glob("*.train.*")
+        self._versions = {it.name: States(it, self._base_sha256).version for it in folders}
+
+    @property
+    def num_steps(self) -> int:
+        """The optimizer steps of all runs."""
+        return sum(self._versions.values())
 
     def _states(self, run_id: str) -> States:
-        return States(self._directory / run_id.replace(":", "."), self._base_sha256)
+        return States(self._directory / _folder(run_id), self._base_sha256)
 
     def position(self, run_id: str) -> Position:
         """Load the state of a run, unless it is in memory, and say which one it is.
@@ -103,7 +108,6 @@ class TrainingRuns:
                 run.seq_id = numbers.seq_id
                 run.version = numbers.version
                 run.answer = numbers.answer
-                self.num_steps += run.version
         known = self._runs[run_id]
         if known is None:
             return Position(seq_id=-1, version=0)
@@ -130,7 +134,7 @@ class TrainingRuns:
             return self._executed(run, run.answer if is_newest else b"", error=error)
         try:
             body, tokens = self._perform(run, request)
-        except (ConfigError, DataError, NonFiniteError) as error:
+        except (ConfigError, DataError, NonFiniteError, torch.OutOfMemoryError) as error:
             return self._executed(run, b"", error=str(error))
         run = self._runs[run_id]
         assert run is not None, "every operation needs a run or makes one"
@@ -262,7 +266,7 @@ class TrainingRuns:
         if adam.eps < _LEAST_EPS:
             raise DataError(f"adam_params.eps={adam.eps:g}: 0 / 0 for a gradient of 0; use 1e-12")
         norm = run.step(adam)
-        self.num_steps += 1
+        self._versions[_folder(run.run_id)] = run.version
         scalars = {
             "loss/policy": run.loss / max(run.num_tokens, 1),
             "policy/grad_norm": norm,
@@ -290,3 +294,7 @@ class TrainingRuns:
             is_weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
             if file.is_file() and not is_weights and not (directory / file.name).exists():
                 shutil.copyfile(file, directory / file.name)
+
+
+def _folder(run_id: str) -> str:
+    return run_id.replace(":", ".")

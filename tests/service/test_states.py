@@ -241,6 +241,23 @@ def test_a_step_is_answered_again_after_a_kill(model_path: Path, tmp_path: Path)
     )
 
 
+def test_steps_of_all_runs_are_counted_on_in_the_next_life(
+    model_path: Path, tmp_path: Path
+) -> None:
+    runs = started(started(make_runs(model_path, tmp_path, step_s=100.0)), OTHER)
+    for first in (1, 3):
+        stepped(runs, first=first)
+    stepped(runs, OTHER)
+    runs.release(RUN)
+    runs.position(RUN)
+    stepped(runs, first=5)
+    assert [step for step, _ in runs.reports] == [1, 2, 3, 4]
+    again = make_runs(model_path, tmp_path)
+    again.position(OTHER)
+    stepped(again, OTHER, first=3)
+    assert [step for step, _ in again.reports] == [5]
+
+
 @pytest.mark.parametrize("optimizer", [True, False])
 def test_a_checkpoint_becomes_a_new_run_of_another_session(
     optimizer: bool, model_path: Path, tmp_path: Path
