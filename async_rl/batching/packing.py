@@ -167,7 +167,7 @@ class Pass:
     segments: Indices
 
 
-class _Row:
+class RowInProgress:
     """A row under construction. Segments are (start, length, prefix start, prefix length)."""
 
     def __init__(self) -> None:
@@ -180,10 +180,13 @@ class _Row:
         self.last: list[int] = []
 
     def add_tokens(self, ids: IntArray) -> None:
+        """Append the tokens of a segment."""
         self.ids.append(ids)
         self.size += len(ids)
 
     def finish(self, sequences: Sequence[int], device: torch.device) -> Pass:
+        """Return the row; sequences: as in `Pass`."""
+
         def joined(arrays: Sequence[npt.NDArray[np.generic]]) -> Tensor:
             array = np.concatenate(arrays) if arrays else np.empty(0)
             return torch.from_numpy(array.astype(np.int64)).to(device)
@@ -209,7 +212,7 @@ def pack(
     with_ends: include the last token of each response. It predicts no token, so only a critic needs
     it.  Without sequences the row is one unused token, which keeps ranks in step.
     """
-    row = _Row()
+    row = RowInProgress()
     if not sequences:
         row.add_tokens(np.zeros(1, dtype=np.int32))
         row.segments.append((0, 1, 0, 0))

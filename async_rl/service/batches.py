@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from async_rl.batching.packing import Pass
+from async_rl.batching.packing import Pass, RowInProgress
 from async_rl.core.errors import DataError, NonFiniteError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray
@@ -26,6 +26,8 @@ from async_rl.service.losses import HIGH, LOW, Loss
 from async_rl.service.proto import Datum
 
 TARGETS = "target_tokens"
+_LEAST_SHARED = 8
+"""Tokens: below it a segment of its own costs more than it saves."""
 AnyArray = npt.NDArray[Any]
 
 
@@ -114,11 +116,16 @@ def _refuse(is_bad: npt.NDArray[np.bool_], name: str, values: AnyArray, problem:
 
 @frozen
 class Row:
-    """Examples packed into one row of R tokens: targets int64 and inputs float32, [R] or [R, K]."""
+    """Examples packed into one row, with R positions.
+
+    packed: predicts the U different pairs of a position and its targets, int64 [U] or [U, K];
+    pair: int64 [R], that of each position; inputs: float32 [R] or [R, K].
+    """
 
     examples: Sequence[Example]
     packed: Pass
     targets: Tensor
+    pair: Tensor
     inputs: Mapping[str, Tensor]
 
     @property
@@ -127,49 +134,90 @@ class Row:
         return [len(example.tokens) for example in self.examples]
 
 
+class _Family:
+    """Examples that begin alike: `shared` tokens are stored once, as the prompt of the rest."""
+
+    def __init__(self, first: Example) -> None:
+        self.members = [first]
+        self.shared = len(first.tokens)
+
+    @property
+    def cost_tokens(self) -> int:
+        """Tokens of the row."""
+        return self.shared + sum(len(member.tokens) - self.shared for member in self.members)
+
+    def add(self, example: Example, budget_tokens: int) -> bool:
+        """Add an example if that saves tokens within the budget; return whether it does."""
+        own = self.members[0].tokens[: self.shared]
+        size = min(self.shared, len(example.tokens))
+        differs = np.flatnonzero(own[:size] != example.tokens[:size])
+        shared = int(differs[0]) if len(differs) else size
+        growth = len(example.tokens) - shared + (self.shared - shared) * (len(self.members) - 1)
+        is_worth = shared >= _LEAST_SHARED and growth < len(example.tokens)
+        if not is_worth or self.cost_tokens + growth > budget_tokens:
+            return False
+        self.members.append(example)
+        self.shared = shared
+        return True
+
+
 def pack_rows(examples: Sequence[Example], limits: Limits, device: torch.device) -> Iterator[Row]:
-    """Pack the examples, those of an equal number of alternatives together, each into the first row
-    with room for it.
+    """Pack the examples, those of an equal number of alternatives together.
+
+    Neighbors that begin alike, as the samples of a prompt, share the tokens. Each family is in the
+    first row with room for it.
     """
-    rows: dict[tuple[int, ...], list[list[Example]]] = {}
+    families: dict[tuple[int, ...], list[_Family]] = {}
     for example in examples:
-        of_shape = rows.setdefault(example.targets.shape[1:], [])
-        room = limits.budget_tokens - len(example.tokens)
-        for row in of_shape:
-            if sum(len(other.tokens) for other in row) <= room:
-                row.append(example)
-                break
-        else:
-            of_shape.append([example])
-    for of_shape in rows.values():
-        yield from (_row(row, device) for row in of_shape)
+        of_shape = families.setdefault(example.targets.shape[1:], [])
+        if not of_shape or not of_shape[-1].add(example, limits.budget_tokens):
+            of_shape.append(_Family(example))
+    for of_shape in families.values():
+        rows: list[list[_Family]] = []
+        for family in of_shape:
+            room = limits.budget_tokens - family.cost_tokens
+            fits = (row for row in rows if sum(it.cost_tokens for it in row) <= room)
+            row = next(fits, None)
+            if row is None:
+                rows.append(row := [])
+            row.append(family)
+        yield from (_row(row, device) for row in rows)
 
 
-def _row(examples: Sequence[Example], device: torch.device) -> Row:
-    def joined(arrays: Sequence[AnyArray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(arrays)).to(device)
+def _row(families: Sequence[_Family], device: torch.device) -> Row:
+    def joined(arrays: Sequence[AnyArray]) -> AnyArray:
+        return np.concatenate(arrays)
 
-    lengths = np.array([len(example.tokens) for example in examples])
-    starts = np.cumsum(lengths) - lengths
-    everything = torch.arange(lengths.sum(), device=device)
+    row = RowInProgress()
+    positions: list[AnyArray] = []
+    for family in families:
+        start, shared = row.size, family.shared
+        row.segments.append((start, shared, 0, 0))
+        row.add_tokens(family.members[0].tokens[:shared])
+        for member in family.members:
+            rest = member.tokens[shared:]
+            own = np.arange(row.size, row.size + len(rest))
+            positions.append(joined([np.arange(start, start + shared), own]))
+            if len(rest):
+                row.segments.append((row.size, len(rest), start, shared))
+                row.add_tokens(rest)
+    examples = [member for family in families for member in family.members]
     targets = joined([example.targets for example in examples])
-    nothing = everything[:0]
-    segments = np.zeros((len(examples), 4), np.int64)
-    segments[:, 0] = starts
-    segments[:, 1] = lengths
-    packed = Pass(
-        input_ids=joined([example.tokens for example in examples])[None],
-        position_ids=joined([np.arange(length) for length in lengths])[None],
-        # Every position predicts the target of the same position.
-        predict_index=everything,
-        target_ids=targets,
-        token_index=everything,
-        last_index=nothing,
-        sequences=nothing,
-        segments=segments,
-    )
+    pairs = np.column_stack([joined(positions), targets])
+    # Shared tokens mostly have equal targets, whose logits are then computed once.
+    unique, pair = np.unique(pairs, axis=0, return_inverse=True)
+    row.predict.append(unique[:, 0])
+    chosen = unique[:, 1:].reshape(len(unique), *targets.shape[1:])
+    if chosen.ndim == 1:
+        row.targets.append(chosen)
     inputs = {field: joined([e.inputs[field] for e in examples]) for field in examples[0].inputs}
-    return Row(examples=examples, packed=packed, targets=targets, inputs=inputs)
+    return Row(
+        examples=examples,
+        packed=row.finish([], device),
+        targets=torch.from_numpy(chosen).to(device),
+        pair=torch.from_numpy(pair.reshape(-1)).to(device),
+        inputs={field: torch.from_numpy(values).to(device) for field, values in inputs.items()},
+    )
 
 
 def run_row(policy: Policy, row: Row, loss: Loss, chunk_tokens: int) -> tuple[Tensor, Tensor]:
@@ -177,9 +225,10 @@ def run_row(policy: Policy, row: Row, loss: Loss, chunk_tokens: int) -> tuple[Te
     their losses, float64 []. Raises NonFiniteError if it is not finite.
     """
     if row.targets.ndim == 1:
-        logprobs = policy(row.packed, temperature=1.0, chunk_tokens=chunk_tokens).logprobs
+        of_pairs = policy(row.packed, temperature=1.0, chunk_tokens=chunk_tokens).logprobs
     else:
-        logprobs = policy.chosen_logprobs(row.packed, row.targets, chunk_tokens=chunk_tokens)
+        of_pairs = policy.chosen_logprobs(row.packed, row.targets, chunk_tokens=chunk_tokens)
+    logprobs = of_pairs.index_select(0, row.pair)
     by_token = loss.compute(logprobs, row.inputs, row.lengths)
     total = by_token.double().sum()
     if not math.isfinite(total.detach()):

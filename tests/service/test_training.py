@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from learner_support import relative_difference
+from learner_support import VOCABULARY, relative_difference
 from training_support import (
     OTHER,
     RUN,
@@ -33,6 +34,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.core.errors import Unavailable
 from async_rl.protocol.service import Operation
+from async_rl.service import batches
 from async_rl.service.losses import find_loss
 from async_rl.service.training import TrainingRuns
 
@@ -431,3 +433,59 @@ def test_no_bytes_of_a_request_end_the_process(model_path: Path, tmp_path: Path)
     assert num_refused > 300
     assert equal(weights(runs, OTHER), untouched)
     done(runs, 1, "forward_backward", bodies[0], run_id=OTHER)
+
+
+def test_datums_that_begin_alike_share_their_tokens_and_give_the_same(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two samples of a prompt, one that continues the second, one of another prompt, and again one
+    with the tokens of the first.
+    """
+    rng = RNG(6)
+    prompt, other = rng.integers(0, VOCABULARY, 12), rng.integers(0, VOCABULARY, 12)
+    second = np.concatenate([prompt, rng.integers(0, VOCABULARY, 7)])
+    rows = [
+        np.concatenate([prompt, rng.integers(0, VOCABULARY, 4)]),
+        second,
+        np.concatenate([second, rng.integers(0, VOCABULARY, 5)]),
+        np.concatenate([other, rng.integers(0, VOCABULARY, 3)]),
+        prompt,
+    ]
+    for loss, alternatives in (("ppo", 0), ("cross_entropy", 3)):
+        data = [
+            make_datum(rng, len(tokens), loss, alternatives) | {"tokens": tokens} for tokens in rows
+        ]
+        if not alternatives:
+            # As recipes send them: no token is predicted within the prompt.
+            data[0]["target_tokens"][:11] = data[1]["target_tokens"][:11] = 0
+        body = data_request(data, loss)
+        found = []
+        sizes = []
+        for least in (8, 1000):
+            monkeypatch.setattr(batches, "_LEAST_SHARED", least)
+            directory = tmp_path / f"{loss}{least}"
+            runs = started(make_runs(model_path, directory, "learner.budget_tokens=60"))
+            passes = spy_on_rows(runs, monkeypatch)
+            executed = done(runs, 1, "forward_backward", body)
+            found.append((answer(executed), list(gradients(runs).values())))
+            sizes.append(sum(row.input_ids.shape[1] for row in passes))
+        assert sizes == [12 + 4 + 7 + 12 + 15 + 12, 16 + 19 + 24 + 15 + 12]
+        (first, metrics), (apart, others) = found[0][0], found[1][0]
+        assert metrics == {"loss:sum": pytest.approx(others["loss:sum"], rel=1e-5)}
+        for one, two in zip(first, apart, strict=True):
+            np.testing.assert_allclose(one, two, atol=2e-5)
+        assert relative_difference(found[0][1], found[1][1]) < 1e-5
+
+
+def spy_on_rows(runs: TrainingRuns, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Collects the rows that the model computes."""
+    rows: list[Any] = []
+    backbone = runs._policy.lm.base_model
+    forward = backbone.forward
+
+    def spy(*, input_ids: torch.Tensor, **arguments: Any) -> Any:
+        rows.append(SimpleNamespace(input_ids=input_ids))
+        return forward(input_ids=input_ids, **arguments)
+
+    monkeypatch.setattr(backbone, "forward", spy)
+    return rows
