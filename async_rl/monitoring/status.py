@@ -158,11 +158,8 @@ def _sessions(members: Sequence[Member]) -> Iterator[str]:
 
 def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> WideTable:
     before = {member.name: member for member in past}
-    table = open_table()
-    for title in ("process", "pid", "state", "version", "since", "at work", "rate"):
-        is_text = title in ("process", "state")
-        table.add_column(title, justify="left" if is_text else "right", no_wrap=True)
-    table.add_column("waits for")
+    titles = ("process", "pid", "state", "version", "since", "at work", "rate", "waits for")
+    table = open_table(*titles)
     for member in sorted(reply.members, key=lambda m: (ROLE_ORDER.index(m.role), m.name)):
         rates = per_second(member, before.get(member.name))
         table.add_row(

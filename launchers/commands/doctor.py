@@ -14,16 +14,12 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import typer
-from rich.text import Text
 
 from async_rl.core.gpus import read_gpus
 from async_rl.core.machine import Machine, chosen_gpus, this_machine
 from async_rl.launchers.commands import findings
 from async_rl.launchers.commands.findings import ENGINES, PACKAGES, Finding
-from async_rl.launchers.commands.options import console
-from async_rl.monitoring.terminal import open_table
-
-_STYLES = {"ok": "green", "weak": "yellow", "bad": "bold red"}
+from async_rl.launchers.commands.reports import print_table
 
 
 def doctor() -> None:
@@ -31,20 +27,10 @@ def doctor() -> None:
 
     Examples: async-rl doctor
     """
-    table = open_table("", "subject", "result", "remedy")
-    is_usable = True
-    for finding in examine(this_machine()):
-        style = _STYLES[finding.state]
-        table.add_row(
-            Text(finding.state, style=style),
-            finding.subject,
-            Text(finding.result),
-            Text(finding.remedy),
-        )
-        # A weak finding makes runs slower or less protected, not impossible.
-        is_usable = is_usable and finding.state != "bad"
-    console().print(table)
-    raise typer.Exit(0 if is_usable else 1)
+    found = list(examine(this_machine()))
+    print_table(("", "subject", "result", "remedy"), ((f.state, *f[:1], *f[2:]) for f in found))
+    # A weak finding makes runs slower or less protected, not impossible.
+    raise typer.Exit(any(finding.state == "bad" for finding in found))
 
 
 def examine(machine: Machine) -> Iterator[Finding]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from async_rl.composition.compose import to_yaml
 from async_rl.composition.hardware import described, model_shape
@@ -19,14 +17,12 @@ from async_rl.core.machine import Machine
 from async_rl.core.ranges import ranges
 from async_rl.core.types import Role
 from async_rl.launchers.backends.cluster import cluster_cpus
-from async_rl.monitoring.terminal import WideTable
+from async_rl.monitoring.terminal import open_table
 from async_rl.planning.derived import derived_numbers, reasons
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb
 from async_rl.planning.nodes import fleet
 from async_rl.planning.topology import ProcessSpec
-from async_rl.wire.addresses import AUTO, LOOPBACK
 
-FREE_PORT = "(free port)"
 _UNKNOWN_NODES = "not known here, so nothing is fitted to it; describe a node with --machine"
 
 
@@ -47,52 +43,30 @@ def show_plan(
     """Print the process table and the derived numbers. preset: the file of conf/hardware that was
     chosen; empty if it no longer matters.
     """
-    table = WideTable(
-        "process",
-        "role",
-        "place",
-        "runs on",
-        "address",
-        "memory",
-        title="processes",
-        title_justify="left",
-        box=SIMPLE,
-    )
     shape = model_shape(config)
-    host = _host(config)
     everywhere = f"cores {_numbers(machine.cores)}"
     rows: list[tuple[str, Role, str]] = [("supervisor", "supervisor", everywhere)]
     rows += [(spec.name, spec.role, _placement(config, spec, everywhere)) for spec in specs]
+    table = open_table("process", "runs on", "memory")
     for name, role, placement in rows:
         # A pool may have engines of another size.
         own = config_of(config, pool_of(name))
         size = f"{memory_mb(own, role, shape)} MB"
         on_gpu = 0 if shape is None else gpu_memory_mb(own, role, shape)
-        if on_gpu:
-            size += f", GPU {on_gpu} MB"
-        table.add_row(
-            name, role, f"{config.launcher.kind}, {host}", placement, _address(config, role), size
-        )
-    console.print(table)
-    numbers = Table(
-        "what follows",
-        "",
-        box=SIMPLE,
-        show_header=False,
-        title="derived numbers",
-        title_justify="left",
-    )
-    if preset:
-        numbers.add_row("hardware", f"{preset} ({described(machine)})")
+        table.add_row(name, placement, f"{size}, GPU {on_gpu} MB" if on_gpu else size)
+    console.print("processes", table, "", sep="\n")
     whole = fleet(config, machine)
     derived = derived_numbers(config, shape)
     if whole is not None:
         derived += reasons(config, shape, whole)
     elif config.learner.gpus_each > 0:
         derived.append(("memory of the nodes", _UNKNOWN_NODES))
-    for label, how_much in derived:
-        numbers.add_row(label, how_much)
-    console.print(numbers)
+    if preset:
+        derived.insert(0, ("hardware", f"{preset} ({described(machine)})"))
+    numbers = open_table("derived numbers", "")
+    for row in derived:
+        numbers.add_row(*row)
+    console.print(numbers, "", sep="\n")
 
 
 def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
@@ -111,21 +85,3 @@ def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
 
 def _numbers(cores: Sequence[int]) -> str:
     return ranges(cores, to="-", between=",")
-
-
-def _host(config: RunConfig) -> str:
-    if config.network.host != AUTO:
-        return config.network.host
-    return LOOPBACK if config.launcher.is_one_machine else "(its node)"
-
-
-def _address(config: RunConfig, role: Role) -> str:
-    host = _host(config)
-    match role:
-        case "verifier" | "gateway":
-            return f"http://{host}:{FREE_PORT}"
-        case "supervisor" | "buffer" | "generator":
-            return f"tcp://{host}:{FREE_PORT}"
-        # It serves nothing: it calls the buffer and the generators.
-        case "learner":
-            return "-"

@@ -59,7 +59,6 @@ def test_dry_run_shows_configuration_processes_and_numbers_and_makes_nothing(
         "generator-1",
         "generator-big-0",
         "generator-judge-0",
-        "tcp://127.0.0.1:(free port)",
         "staleness bound",
         "48 groups in flight",
     ):

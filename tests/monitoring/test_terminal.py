@@ -260,9 +260,9 @@ def test_status_lists_every_process_with_what_it_waits_for() -> None:
         "TensorBoard http://127.0.0.1:6006/",
         "reward 0.500  generated tokens/s 9,841",
         "process      pid  state     version  since  at work  rate  waits for",
-        "learner-0     42  training       12    1 s",
-        "generator-0   42  blocked        11    2 s                 admission: 48 of 48",
-        "verifier-0    42  serving              0 s",
+        "learner-0    42   training  12       1 s",
+        "generator-0  42   blocked   11       2 s                   admission: 48 of 48",
+        "verifier-0   42   serving            0 s",
     ]
 
 
