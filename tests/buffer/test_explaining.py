@@ -173,8 +173,11 @@ def test_what_cannot_be_forecast_is_refused_with_what_is_possible(
     copy = Path(shutil.copytree(run_dir, tmp_path / "copy"))
     with sqlite3.connect(copy / "store.sqlite") as store:
         store.execute("UPDATE groups SET times=NULL")
-    assert run_command(["explain", copy]).returncode == 0
-    refused = run_command(["plan", copy, "generation.group_size=2"])
+    shown = run_command(["explain", copy])
+    assert shown.returncode == 0, shown.stderr
+    assert "generating" in shown.stdout
+    assert "no forecast: copy has no times of samples" in shown.stdout
+    refused = run_command(["plan", copy, "generators.count=2"])
     assert (refused.returncode, "recording=times" in refused.stderr) == (2, True)
 
 

@@ -213,9 +213,6 @@ def test_other_group_sizes_and_limits_change_length_and_load() -> None:
     assert (three.lengths, three.load) == ((40, 20, 30), 2.25)
     short, _ = changed_works(works, replace(BASE, max_response_tokens=10))
     assert (short.units, short.lengths, short.load) == (works[0].units / 4, (10, 10), 2.0)
-    unknown = [replace(work, lengths=()) for work in works]
-    with pytest.raises(ConfigError, match="recording=times"):
-        changed_works(unknown, replace(BASE, group_size=3))
 
 
 def test_a_plan_refuses_more_ranks_than_a_private_group_can_have() -> None:

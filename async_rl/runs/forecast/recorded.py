@@ -44,9 +44,8 @@ WARM_SHARE = 0.2  # of the steps: the run fills its buffer, so they are left out
 class Work:
     """One group. units: seconds of generation if one sample were in flight; scoring_s: from its
     last token to its last score, storing_s: from there until it is stored; load: mean samples in
-    flight; lengths: response tokens of each sample, if they were recorded; first: share of the
-    units before the first token; scores: seconds of scoring each sample without
-    waiting for a place, if they were recorded.
+    flight; lengths: response tokens of each sample; first: share of the units before the first
+    token; scores: seconds of scoring each sample without waiting for a place.
     """
 
     units: float
@@ -89,9 +88,14 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
         group
         for group in group_times(run_dir)
         # Generators that only evaluate do not delay generators that train.
-        if not evaluates_only(config, group.generator)
+        if len(group.samples) and not evaluates_only(config, group.generator)
     ]
-    begun_s = min((group.handed_out_s for group in groups), default=math.inf)
+    if not groups:
+        raise ConfigError(
+            f"{run_dir.name} has no times of samples, of which a forecast is made; record a run"
+            " with recording=times"
+        )
+    begun_s = min(group.handed_out_s for group in groups)
     all_committed, lives_s = step_times(run_dir)
     committed = {step: at_s for step, at_s in all_committed.items() if at_s > begun_s}
     rows = newest_rows(run_dir, min(committed, default=0))
@@ -156,10 +160,10 @@ def _share_by_tokens(own_s: DoubleArray, lengths: DoubleArray) -> float | None:
 def works_of(groups: list[GroupTimes]) -> tuple[list[Work], float]:
     """Return the work of each group, and how much a further sample in flight slows a step."""
     durations = np.array([max(group.generation_s, 1e-6) for group in groups])
-    lengths = [_lengths(group) for group in groups]
+    lengths = [[max(int(length), 1) for length in group.samples[:, 0]] for group in groups]
     longest = np.array([max(own) for own in lengths], dtype=np.float64)
     loads = np.array([sum(own) / max(own) for own in lengths])
-    flights = _Flights(groups, durations, loads)
+    flights = _Flights(groups, durations)
     beside = _fitted(flights, longest)
     units = flights.alone_s(beside)
     works = []
@@ -168,41 +172,25 @@ def works_of(groups: list[GroupTimes]) -> tuple[list[Work], float]:
         after_s = max(group.ready_s - group.handed_out_s - duration, 0.0)
         first_s = group.samples[:, 1]
         known = first_s[np.isfinite(first_s)]
-        scoring_s = _scoring_s(group, after_s)
+        _, _, written_s, scored_s = group.samples.max(axis=0)
+        scoring_s = min(max(float(scored_s - written_s), 0.0), after_s)
         works.append(
             Work(
                 units=float(units[index]),
                 scoring_s=scoring_s,
                 storing_s=after_s - scoring_s,
                 load=float(loads[index]),
-                lengths=tuple(lengths[index]) if len(group.samples) else (),
+                lengths=tuple(lengths[index]),
                 first=min(float(known.min()) / duration, 1.0) if len(known) else 0.0,
             )
         )
     return works, beside
 
 
-def _scoring_s(group: GroupTimes, after_s: float) -> float:
-    """Return the seconds of scoring; all after the last token if they were not recorded."""
-    if not len(group.samples):
-        return after_s
-    _, _, written_s, scored_s = group.samples.max(axis=0)
-    return min(max(float(scored_s - written_s), 0.0), after_s)
-
-
-def _lengths(group: GroupTimes) -> list[int]:
-    """Return the response tokens of each sample; equal shares if they were not recorded."""
-    if len(group.samples):
-        return [max(int(length), 1) for length in group.samples[:, 0]]
-    return [max(group.num_tokens // group.num_samples, 1)] * group.num_samples
-
-
 class _Flights:
     """The samples in flight at each generator over time."""
 
-    def __init__(
-        self, groups: list[GroupTimes], durations: DoubleArray, loads: DoubleArray
-    ) -> None:
+    def __init__(self, groups: list[GroupTimes], durations: DoubleArray) -> None:
         self._starts = np.array([group.handed_out_s for group in groups])
         self._ends = self._starts + durations
         self._generators: list[tuple[list[int], DoubleArray, DoubleArray]] = []
@@ -211,10 +199,7 @@ class _Flights:
             members[group.generator].append(index)
         for indices in members.values():
             changes = np.concatenate(
-                [
-                    _changes(groups[i], self._starts[i], self._ends[i], float(loads[i]))
-                    for i in indices
-                ]
+                [_changes(groups[i], self._starts[i], self._ends[i]) for i in indices]
             )
             moments, steps = changes[np.argsort(changes[:, 0], kind="stable")].T
             # A single sample is not slowed down, so only further samples count.
@@ -231,14 +216,8 @@ class _Flights:
         return units
 
 
-def _changes(group: GroupTimes, start_s: float, end_s: float, load: float) -> DoubleArray:
-    """Return [N, 2]: the moments when samples of the group start or finish, and their number.
-
-    If the moments were not recorded, the mean number stands for them: less exact, as many are in
-    flight when a group starts and few at its end.
-    """
-    if not len(group.samples):
-        return np.array([[start_s, load], [end_s, -load]])
+def _changes(group: GroupTimes, start_s: float, end_s: float) -> DoubleArray:
+    """Return [N, 2]: the moments when samples of the group start or finish, and their number."""
     written_s = np.minimum(start_s + group.samples[:, 2].astype(np.float64), end_s)
     begun = [[start_s, float(len(written_s))]]
     return np.concatenate([begun, np.stack([written_s, -np.ones(len(written_s))], axis=1)])

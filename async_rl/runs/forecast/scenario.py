@@ -130,17 +130,10 @@ def with_values(profile: Profile, chosen: Values) -> Scenario:
 def changed_works(works: Sequence[Work], scenario: Scenario) -> tuple[Work, ...]:
     """Return the work of groups of another size, or with another limit of the response.
 
-    A larger group takes its further samples from the next groups. Raises ConfigError if the lengths
-    of samples were not recorded.
+    A larger group takes its further samples from the next groups.
     """
     if not scenario.group_size and not scenario.max_response_tokens:
         return tuple(works)
-    if not all(work.lengths for work in works):
-        raise ConfigError(
-            "the run has no times of samples (recording=off, or a gap), so the forecast knows no"
-            " effect of generation.group_size and data.max_response_tokens; record a run with"
-            " recording=times"
-        )
     return tuple(_changed(works, index, scenario) for index in range(len(works)))
 
 

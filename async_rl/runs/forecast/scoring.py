@@ -62,8 +62,6 @@ def read_scoring(
     """Return for each group the seconds of each sample's scoring without waiting, and the places
     for each unit of the setting.
     """
-    if not all(len(group.samples) for group in groups):
-        return [() for _ in groups], 1
     moments = [
         (group.handed_out_s + sample[2], group.handed_out_s + sample[3])
         for group in groups
