@@ -27,22 +27,7 @@ def learning_rate(
         return lr * (step + 1) / warmup_steps
     if schedule == "constant":
         return lr
-    cosine = math.cos(math.pi * progress(step, span))
-    return lr * (min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + cosine))
-
-
-def progress(step: float, span: Sequence[float]) -> float:
-    """Return the part of the schedule that has passed, 0 to 1."""
     begin, end = span
-    return min(1.0, max(0.0, (step - begin) / max(1.0, end - begin)))
-
-
-def stretched(step: float, span: Sequence[float], end: float) -> list[float]:
-    """Return the span up to `end` with the progress of `span` at a step; `span` itself if it is
-    over at that step.
-    """
-    passed = progress(step, span)
-    if passed >= 1.0:
-        return list(span)
-    # Solved for the start: passed = (step - start) / (end - start).
-    return [(step - passed * end) / (1.0 - passed), end]
+    passed = min(1.0, max(0.0, (step - begin) / max(1.0, end - begin)))
+    cosine = math.cos(math.pi * passed)
+    return lr * (min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + cosine))

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from async_rl.algorithms.schedule import stretched
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.composition import schema
 from async_rl.composition.compose import recompose, to_yaml
@@ -48,14 +47,11 @@ _FREE = ("model.lora.slots", "model.lora.host")
 """Settings in such a section that say where the adapter is served."""
 
 
-def resumed_config(
-    run_dir: Path, overrides: Sequence[str], *, is_stretched: bool = False
-) -> tuple[RunConfig, list[str]]:
+def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
     """Return the configuration to continue with, and a line per changed setting. Raises ConfigError
     if the run is still running or cannot continue with it.
 
-    is_stretched: a cosine schedule falls from its present value until the new last step; otherwise
-    it continues as it was, whatever num_steps is.
+    A cosine schedule continues as it was, whatever num_steps is.
     """
     pid = living_pid(run_dir)
     if pid is not None:
@@ -65,7 +61,7 @@ def resumed_config(
         )
     before = config_of(run_dir)
     after = recompose(run_dir / "config.yaml", overrides)
-    kept = list(_kept_schedules(run_dir, before, after, is_stretched=is_stretched))
+    kept = _kept_schedule(before, after)
     if kept:
         after = recompose(run_dir / "config.yaml", with_defaults(overrides, kept))
     changed = changes(before, after)
@@ -74,38 +70,28 @@ def resumed_config(
         f"{path}={schema.show(new)} (was {schema.show(old)})"
         for path, (old, new) in changed.items()
     ]
-    if kept and not is_stretched:
+    if kept:
         lines.append(
             f"the learning rate as it was scheduled, at its least value from step"
-            f" {before.num_steps} on; --stretch lets it fall until step {after.num_steps}"
+            f" {before.num_steps} on (learner.optimizer.schedule_span)"
         )
     return after, lines
 
 
-def _kept_schedules(
-    run_dir: Path, before: RunConfig, after: RunConfig, *, is_stretched: bool
-) -> Iterator[str]:
-    """Yield the spans of the cosine schedules as overrides, where the number of steps changes.
+def _kept_schedule(before: RunConfig, after: RunConfig) -> list[str]:
+    """Return the span of the cosine schedules as an override, where the number of steps changes.
 
     By num_steps alone, a longer run would raise the rate that a finished one had lowered.
     """
-    # The end of a cosine is num_steps only if the file names no span.
-    if before.num_steps == after.num_steps:
-        return
-    saved = max(checkpoints.versions(run_dir), default=0)
     critic = before.algorithm.critic
     optimizer = before.learner.optimizer
-    schedules = {optimizer.schedule}
-    first = 0
-    if critic is not None:
-        schedules.add(critic.schedule)
-        first = critic.warmup_steps
-    if "cosine" not in schedules:
-        return
-    span = optimizer.schedule_span or [optimizer.warmup_steps, before.num_steps - first]
-    if is_stretched:
-        span = stretched(saved - first, span, after.num_steps - first)
-    yield f"learner.optimizer.schedule_span=[{span[0]:g},{span[1]:g}]"
+    schedules = {optimizer.schedule, critic.schedule if critic else ""}
+    # The end of a cosine is num_steps only if the file names no span.
+    is_same = before.num_steps == after.num_steps or optimizer.schedule_span
+    if is_same or "cosine" not in schedules:
+        return []
+    end = before.num_steps - (critic.warmup_steps if critic else 0)
+    return [f"learner.optimizer.schedule_span=[{optimizer.warmup_steps},{end}]"]
 
 
 def _refusals(

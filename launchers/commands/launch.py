@@ -103,21 +103,11 @@ def resume(
         list[str] | None,
         typer.Argument(metavar="[key=value ...]", help="settings to change from here on"),
     ] = None,
-    is_stretched: Annotated[
-        bool,
-        typer.Option(
-            "--stretch",
-            help=(
-                "with another num_steps: a cosine schedule falls from its present value until the"
-                " new end; default: it continues as it was, and stays at its least value"
-            ),
-        ),
-    ] = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Continue a run from its last checkpoint and its ledger.
 
-    Examples: async-rl resume my-run; async-rl resume my-run num_steps=400 --stretch; async-rl
+    Examples: async-rl resume my-run; async-rl resume my-run num_steps=400; async-rl
     resume s3://bucket/copies/my-run
     """
     from async_rl.launchers.api import resuming
@@ -131,9 +121,7 @@ def resume(
     # Before anything is read: of two that resume at the same time, one must see the changes of the
     # other.
     with owning(run_dir):
-        config, changed = resuming.resumed_config(
-            run_dir, settings or [], is_stretched=is_stretched
-        )
+        config, changed = resuming.resumed_config(run_dir, settings or [])
         machine = this_machine()
         preflight(config, machine, run_dir=run_dir)
         specs = processes(config, machine, resuming.counts_after_resume(run_dir, config))

@@ -254,7 +254,6 @@ def _optimizers(config: RunConfig) -> Iterator[str]:
             " learner.optimizer.betas=[0.9,0.95]"
         )
     span = config.learner.optimizer.schedule_span
-    # A stretched cosine may start before the run, so that the rest starts at its present height.
     is_ordered = len(span) == 2 and span[0] < span[1]
     if span and not is_ordered:
         yield (
