@@ -16,7 +16,6 @@ import httpx
 import numpy as np
 
 from async_rl.core.errors import DataError, Unavailable
-from async_rl.protocol import service
 from async_rl.protocol.service import (
     CHANGING,
     Execute,
@@ -24,6 +23,7 @@ from async_rl.protocol.service import (
     Position,
     Sample,
     Sampled,
+    SampledSequence,
 )
 from async_rl.service.app import build_app
 from async_rl.service.backend import Model
@@ -173,7 +173,7 @@ class Played:
                 newest = max(version for name, _, version in self.loaded if name == request.policy)
                 versions[count // 2 :] = newest
             sequences.append(
-                service.Sequence(
+                SampledSequence(
                     token_ids=ids.astype(np.int32),
                     logprobs=(-np.arange(count) / 7 - index).astype(np.float32),
                     versions=versions.astype(np.int32),
@@ -340,3 +340,7 @@ async def front(
         with contextlib.suppress(asyncio.CancelledError):
             await working
         desk.store.close()
+
+
+def folder(run: str) -> str:
+    return run.replace(":", ".")

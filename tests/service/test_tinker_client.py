@@ -1,0 +1,131 @@
+"""The real client, unmodified, against the real front with a played learner and generators."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_support import KEY, MODEL, Played, folder
+
+from async_rl.service.app import build_app
+from async_rl.service.desk import Desk
+from async_rl.wire.http import listen, serving, url_of
+
+pytest.importorskip("tinker")
+PROGRAMS = Path(__file__).with_name("tinker_program.py")
+
+
+async def use(directory: Path, program: str, played: Played) -> Any:
+    """Return what a program printed."""
+    listener = listen("127.0.0.1", 0)
+    desk = Desk(directory, played, model=MODEL)
+    async with serving(build_app(desk, KEY), listener):
+        working = asyncio.create_task(desk.run())
+        command = (sys.executable, str(PROGRAMS), program, url_of(listener), KEY)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        talking = asyncio.create_task(process.communicate())
+        await asyncio.wait((talking, working), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            process.kill()
+            working.result()
+        printed, errors = await talking
+        working.cancel()
+        await asyncio.wait((working,))
+    desk.store.close()
+    assert process.returncode == 0, errors.decode()
+    return json.loads(printed.splitlines()[-1])
+
+
+async def test_a_life_of_training_sampling_saving_and_resuming(tmp_path: Path) -> None:
+    played = Played()
+    got = await use(tmp_path, "life", played)
+    run = got["model_id"]
+    assert [entry[1:] for entry in played.executed if entry[0] == run] == [
+        (0, "create_model"),
+        (1, "forward_backward"),
+        (2, "optim_step"),
+        (3, "save_weights_for_sampler"),
+        (4, "save_weights"),
+        (5, "save_weights_for_sampler"),
+    ]
+    assert got["metrics"]["loss:sum"] > 0
+    assert len(got["logprobs"]) == 2
+    assert len(got["logprobs"][0]) == 3
+    assert got["step"]["chain"] > 0
+    # Played: token i of sequence s is the prompt's sum + i + s.
+    assert got["tokens"] == [[6, 7, 8, 9], [7, 8, 9, 10]]
+    assert got["sampled"][1] == pytest.approx([-1, -1 - 1 / 7, -1 - 2 / 7, -1 - 3 / 7])
+    assert got["stops"] == ["stop", "length"]
+    assert got["top"] == [[[1, -0.5]] * 3] * 4
+    assert len(set(got["ids"])) == 2
+    assert got["saved"] == f"tinker://{run}/weights/one"
+    assert got["named"] == f"tinker://{run}/sampler_weights/two"
+    session = run.partition(":")[0]
+    assert [got["again"], got["weights_only"]] == [f"{session}:train:1", f"{session}:train:2"]
+    assert got["rank"] == 8
+    assert got["tokenizer"] == MODEL.tokenizer
+    assert got["base_model"] == MODEL.name
+    assert got["prompt"] == [None, -1.0, -2.0]
+    assert got["scored"] == [[[1, -1.5]] * 2] * 3
+    ephemeral, base = played.sampled[0], played.sampled[1]
+    assert ephemeral.adapter == str(tmp_path / "runs" / folder(run) / "sampler_weights" / "~0")
+    assert (ephemeral.version, ephemeral.stop_ids, base.stop_ids) == (1, (7,), None)
+    assert (base.adapter, base.policy, base.version) == ("", "", 0)
+
+
+async def test_the_client_computes_a_custom_loss_in_two_passes(tmp_path: Path) -> None:
+    played = Played()
+    got = await use(tmp_path, "custom", played)
+    assert [entry[1:] for entry in played.executed] == [
+        (0, "create_model"),
+        (1, "forward"),
+        (2, "forward_backward"),
+        (3, "optim_step"),
+    ]
+    assert got["metrics"]["squares:sum"] > 0
+
+
+async def test_the_parts_of_a_batch_are_executed_in_order(tmp_path: Path) -> None:
+    played = Played()
+    got = await use(tmp_path, "chunks", played)
+    assert got == {"rows": 25_000}
+    assert [entry[1:] for entry in played.executed] == [
+        (0, "create_model"),
+        (1, "forward_backward"),
+        (2, "forward_backward"),
+        (3, "forward_backward"),
+        (4, "optim_step"),
+    ]
+
+
+async def test_an_inflight_sampler_follows_its_run_and_a_batch_proves_its_origin(
+    tmp_path: Path,
+) -> None:
+    played = Played()
+    got = await use(tmp_path, "inflight", played)
+    assert [(version) for _, _, version in played.loaded] == [0, 3]
+    # Played: the first half of the tokens has the version of the sampler, the rest the newest one.
+    ages = {name: value for name, value in got["metrics"].items() if name.startswith("age")}
+    assert ages == {"age_mean:mean": 1.5, "age_max:max": 3.0}
+    assert f"logprobs[5] is -9.0, and {-3 / 7:.8f}"[:30] in got["refused"]
+    assert got["id"] in got["refused"]
+
+
+async def test_refusals_reach_the_user_with_their_remedy(tmp_path: Path) -> None:
+    errors = await use(tmp_path, "refused", Played())
+    for name, text in {
+        "model": "use 'local/tiny'",
+        "rank": "rank=64 is above 32",
+        "full": "use a LoRA rank",
+        "dimuon": "use adamw",
+        "loss": "use ppo, cispo",
+        "vocabulary": "token 100",
+        "path": "was never saved here",
+    }.items():
+        assert text in errors[name], (name, errors[name])
