@@ -222,7 +222,7 @@ def compare(
                 f"{name}: {phase} against {bare}",
                 ratio,
                 "x its tokens/s",
-                goal=goal if phase == "grpo_code" else "",
+                goal="" if phase == "ppo_code" else goal,
             )
 
 

@@ -77,7 +77,7 @@ def data_request(
     config: Mapping[str, float | str] | None = None,
 ) -> bytes:
     """A forward_backward of datums that are given by their tokens and inputs."""
-    request = proto._CLASSES["ForwardBackwardRequest"](model_id=RUN, seq_id=1, loss_fn=loss)
+    request = proto.ForwardBackwardRequest(model_id=RUN, seq_id=1, loss_fn=loss)
     for name, value in (config or {}).items():
         field = "text" if isinstance(value, str) else "number"
         setattr(request.loss_fn_config_v2[name], field, value)
