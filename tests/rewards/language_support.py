@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -95,16 +94,14 @@ class Languages:
         """Smaller limits of a compiler, so that hostile sources end soon."""
         self.need(language)
         compiler = self.runner.run(self.judge.require(language))
-        before, row = compiler.toolchain, compiler.toolchain.row
-        assert row.compile is not None
-        step = msgspec.structs.replace(row.compile, **limits)
-        compiler.toolchain = dataclasses.replace(
-            before, row=msgspec.structs.replace(row, compile=step)
-        )
+        before = compiler.row
+        assert before.compile is not None
+        step = msgspec.structs.replace(before.compile, **limits)
+        compiler.row = msgspec.structs.replace(before, compile=step)
         try:
             yield
         finally:
-            compiler.toolchain = before
+            compiler.row = before
 
     def product_of(self, script: str, product: str = "solution") -> bytes:
         """What a cell returns as the product of a script that runs as a compiler does."""

@@ -1,4 +1,7 @@
-"""From source code to a program that can run: compiles it in a jail, and remembers the product.
+"""Programs of one language: compiles them in a jail, remembers the products, and runs them.
+
+A command names exactly the paths that it may read and execute; nothing is searched for inside the
+jail.
 
 Invariants: sources that arrive at the same time and are equal are compiled once; a compile error
 counts against the program, a compiler that was stopped from outside does not and is tried again. A
@@ -9,15 +12,29 @@ Products are in memory only: no file can be changed between a compilation and a 
 from __future__ import annotations
 
 import asyncio
+import glob
 import hashlib
-from collections.abc import Mapping
+import os
+import re
+import resource
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from async_rl.core.types import Verdict
 from async_rl.rewards.memo import Memo
-from async_rl.rewards.verifier.languages import Toolchain, source_names
-from async_rl.rewards.verifier.outcomes import MIB, ChildFault, ended, printable
-from async_rl.rewards.verifier.program import tried
+from async_rl.rewards.verifier.languages import LanguageRow, Step, source_names
+from async_rl.rewards.verifier.outcomes import (
+    MIB,
+    ChildFault,
+    Ran,
+    Ruling,
+    ended,
+    never_ran,
+    printable,
+    read_command,
+)
+from async_rl.rewards.verifier.program import NO_CELL, Limits, tried
 from async_rl.sandbox.cell import Executable, Outcome, command
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import CommandSpec, Ending, Profile
@@ -28,6 +45,15 @@ MAX_SOURCE_BYTES = 1 << 20
 MAX_PRODUCT_BYTES = 64 << 20
 MESSAGE_CHARS = 2000
 _FILE_BYTES = 128 << 20
+# As the scratch of a Python cell.
+SCRATCH_BYTES = 16 << 20
+_LIMITS = {"address_space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "PWD": "/tmp", "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+}  # fmt: skip
+# The kernel executes it for programs that are linked dynamically, so Landlock must allow it.
+_LOADER = "/lib64/ld-linux-x86-64.so.2"
 # The groups that are judged at the same time: equal programs come from one group. A static program
 # of a policy has 2 MB; a larger product is made again, so that no source decides how much memory
 # the verifier takes.
@@ -50,12 +76,41 @@ class Compiled(NamedTuple):
 
 
 class Compiler:
-    """Makes programs of one language. cells: for its compiler and its programs."""
+    """Makes and runs programs of one language. places: of `places_of`; num_cells: for its compiler
+    and its programs.
+    """
 
-    def __init__(self, toolchain: Toolchain, cells: Cells) -> None:
-        self.toolchain, self.cells = toolchain, cells
+    def __init__(
+        self, language: str, row: LanguageRow, places: Mapping[str, str], num_cells: int
+    ) -> None:
+        self._language, self.row, self._places = language, row, places
+        steps = filter(None, (row.run, row.compile))
+        visible = {path for step in steps for path in self._paths([*step.reads, *step.runs])}
+        self.cells = Cells.of_commands(num_cells, sorted(visible))
         self._memo = Memo[Product](
             size=_REMEMBERED, lasts=lambda product: len(product) <= _MAX_REMEMBERED_BYTES
+        )
+
+    def _fill(self, texts: Sequence[str], more: Mapping[str, str] | None = None) -> list[str]:
+        """The texts with their placeholders replaced."""
+        places = {**self._places, **(more or {})}
+        return [re.sub(r"\{(\w+)\}", lambda match: places[match[1]], text) for text in texts]
+
+    def _paths(self, patterns: Sequence[str]) -> list[str]:
+        """The existing paths that the patterns name."""
+        return [path for pattern in self._fill(patterns) for path in sorted(glob.glob(pattern))]
+
+    def _command(self, step: Step, places: Mapping[str, str], **more: Any) -> CommandSpec:
+        """The command of a step. places: further placeholders; more: the other fields."""
+        (path,) = self._fill([step.program])
+        variables = dict(text.split("=", 1) for text in self._fill(step.environment))
+        return CommandSpec(
+            executable=path,
+            arguments=[path or "solution", *self._fill(step.arguments, places)],
+            environment=_ENVIRONMENT | variables,
+            readable=self._paths(step.reads),
+            runnable=[*self._paths(step.runs), os.path.realpath(_LOADER)] if path else [],
+            **more,
         )
 
     async def program(self, code: str, headers: Mapping[str, str] | None = None) -> Compiled:
@@ -65,18 +120,18 @@ class Compiler:
         """
         content, names = code.encode(errors="replace"), source_names(code)
         product: Product = content
-        toolchain, step = self.toolchain, self.toolchain.row.compile
+        step = self.row.compile
         if len(content) > MAX_SOURCE_BYTES:
             product = f"the program has {len(content)} bytes, more than {MAX_SOURCE_BYTES}"
         elif step is not None:
             # In the order of their names: the same headers have the same key.
             included = dict(sorted((headers or {}).items()))
             texts = [content, *(text.encode() for text in included.values())]
-            spec = toolchain.command(
+            spec = self._command(
                 step,
                 names,
                 profile=Profile.TOOLS,
-                files=[*toolchain.fill([toolchain.row.source], names), *included],
+                files=[*self._fill([self.row.source], names), *included],
                 product=step.product,
                 cpu_s=step.cpu_s,
                 memory_bytes=step.memory_mb * MIB,
@@ -90,15 +145,60 @@ class Compiler:
                 self.cells,
                 command(spec, b"", texts, MESSAGE_CHARS),
                 lambda outcome: _product(outcome, spec),
-                f"the compiler of {toolchain.language} was stopped from outside",
+                f"the compiler of {self._language} was stopped from outside",
             )
             product = await self._memo.get(key, make)
         if isinstance(product, str):
             return Compiled(product, names)
-        if toolchain.row.run.program:
+        if self.row.run.program:
             return Compiled(product, names, product)
         # Sealed once for all tests of the program; in a thread, because it copies megabytes.
         return Compiled(product, names, await asyncio.to_thread(Executable, product))
+
+    async def run(self, program: Compiled, stdin: str, limits: Limits) -> Ran:
+        """Run a program once; its compile error is the result of each run.
+
+        Raises InfrastructureError.
+        """
+        if isinstance(program.product, str):
+            return never_ran(Ruling(Verdict.COMPILE_ERROR, program.product))
+        spec, output_bytes = self.spec(program, limits), limits.output_bytes
+        return await tried(
+            self.cells,
+            command(spec, stdin.encode(errors="replace"), [program.content], output_bytes + 1),
+            lambda outcome: read_command(
+                outcome,
+                spec,
+                output_bytes=output_bytes,
+                memory_marks=self.row.run.memory_marks,
+            ),
+            NO_CELL,
+        )
+
+    def spec(self, program: Compiled, limits: Limits) -> CommandSpec:
+        """The command that runs the program once."""
+        run = self.row.run
+        places = {**program.names, "memory_mb": str(limits.memory_bytes // MIB)}
+        memory = limits.memory_bytes + run.extra_mb * MIB
+        files, scratch_bytes = [], SCRATCH_BYTES
+        if run.program:
+            # The program is a file for its runtime: its source, or the archive that was compiled.
+            files = ["program"] if self.row.compile else self._fill([self.row.source], places)
+            # The program is a file in the scratch, and must leave the usual room.
+            scratch_bytes += 2 * len(program.product)
+        return self._command(
+            run,
+            places,
+            profile=Profile.TOOLS if run.tools else Profile.PROGRAM,
+            files=files,
+            product="",
+            cpu_s=limits.cpu_s + run.startup_s,
+            memory_bytes=memory,
+            process_limits=[(_LIMITS[run.limit], memory + run.reserve_mb * MIB)],
+            # One byte more, so that an output above the limit can be recognized.
+            file_bytes=limits.output_bytes + 1,
+            scratch_bytes=scratch_bytes,
+        )
 
     async def close(self) -> None:
         """Cancel the compilations that are running, and end the cells."""

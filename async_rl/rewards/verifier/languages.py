@@ -1,35 +1,21 @@
-"""The table of languages (`languages.toml`), and where their tools are on this machine.
-
-Invariant: a toolchain names exactly the paths that a command may read and execute; nothing is
-searched for inside the jail.
-"""
+"""The table of languages (`languages.toml`), and where their tools are on this machine."""
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
 
 import msgspec
 
 from async_rl.core.errors import Unsupported
-from async_rl.core.frozen import frozen
-from async_rl.sandbox.protocol import CommandSpec
 
 # A tool of the machine may be a script that waits for a network.
 _LOCATE_S = 30
-_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "PWD": "/tmp", "LC_ALL": "C.UTF-8",
-    "TZ": "UTC",
-}  # fmt: skip
-# The kernel executes it for programs that are linked dynamically, so Landlock must allow it.
-_LOADER = "/lib64/ld-linux-x86-64.so.2"
 _PUBLIC_CLASS = re.compile(
     r"^[ \t]*public\s+(?:(?:final|abstract|strictfp|sealed)\s+)*"
     r"(?:class|interface|enum|record)\s+(\w{1,100})\b",
@@ -88,61 +74,24 @@ def table() -> dict[str, LanguageRow]:
     return msgspec.convert(tomllib.loads(text), dict[str, LanguageRow])
 
 
-@frozen
-class Toolchain:
-    """One language on this machine."""
-
-    language: str
-    row: LanguageRow
-    places: Mapping[str, str]
-
-    @classmethod
-    def find(cls, language: str, row: LanguageRow) -> Toolchain:
-        """Find the tool. Blocks while it prints its directory. Raises Unsupported."""
-        found = shutil.which(row.tool)
-        if found is None:
-            raise Unsupported(
-                f"programs in {language} need {row.tool}, which is not on the PATH of this"
-                " verifier; install it and start the verifier again"
-            )
-        # Landlock decides by the file itself, not by a link to it.
-        tool = os.path.realpath(found)
-        root = os.path.dirname(os.path.dirname(tool))
-        if row.locate:
-            status, said = output_of([found, *row.locate], _LOCATE_S)
-            if status:
-                raise Unsupported(
-                    f"programs in {language} need {found}, which does not work here: {said}"
-                )
-            root = os.path.realpath(said)
-        return cls(language=language, row=row, places={"tool": tool, "root": root})
-
-    def fill(self, texts: Sequence[str], more: Mapping[str, str] | None = None) -> list[str]:
-        """The texts with their placeholders replaced."""
-        places = {**self.places, **(more or {})}
-        return [re.sub(r"\{(\w+)\}", lambda match: places[match[1]], text) for text in texts]
-
-    def command(self, step: Step, places: Mapping[str, str], **more: Any) -> CommandSpec:
-        """The command of a step. places: further placeholders; more: the other fields."""
-        (path,) = self.fill([step.program])
-        variables = dict(text.split("=", 1) for text in self.fill(step.environment))
-        return CommandSpec(
-            executable=path,
-            arguments=[path or "solution", *self.fill(step.arguments, places)],
-            environment=_ENVIRONMENT | variables,
-            readable=self._paths(step.reads),
-            runnable=[*self._paths(step.runs), os.path.realpath(_LOADER)] if path else [],
-            **more,
+def places_of(language: str, row: LanguageRow) -> dict[str, str]:
+    """Find the tool and its directory. Blocks while it prints its directory. Raises Unsupported."""
+    found = shutil.which(row.tool)
+    if found is None:
+        raise Unsupported(
+            f"programs in {language} need {row.tool}, which is not on the PATH of this verifier;"
+            " install it and start the verifier again"
         )
-
-    def _paths(self, patterns: Sequence[str]) -> list[str]:
-        """The existing paths that the patterns name."""
-        return [path for pattern in self.fill(patterns) for path in sorted(glob.glob(pattern))]
-
-    def visible(self) -> set[str]:
-        """Every path that a command of the language may read."""
-        steps = filter(None, (self.row.run, self.row.compile))
-        return {path for step in steps for path in self._paths([*step.reads, *step.runs])}
+    # Landlock decides by the file itself, not by a link to it.
+    tool = os.path.realpath(found)
+    root = os.path.dirname(os.path.dirname(tool))
+    if row.locate:
+        status, root = output_of([found, *row.locate], _LOCATE_S)
+        if status:
+            raise Unsupported(
+                f"programs in {language} need {found}, which does not work here: {root}"
+            )
+    return {"tool": tool, "root": os.path.realpath(root)}
 
 
 def output_of(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
