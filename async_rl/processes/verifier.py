@@ -21,9 +21,7 @@ async def run(context: ProcessContext) -> None:
         await context.register(url)
 
     # The cells before the address: a client that finds the verifier expects verdicts.
-    async with open_service(
-        config.verifiers, config.sandbox, context.activity, config.timeouts, config.reward
-    ) as service:
+    async with open_service(config, context.activity, has_functions=True) as service:
         pool = service.cells
         context.log.info(
             "jail at level %d with %d cells%s",

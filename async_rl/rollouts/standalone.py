@@ -104,9 +104,7 @@ async def _open_rollouts(
     async def ready(address: str) -> None:
         url.set_result(address)
 
-    service = await stack.enter_async_context(
-        open_service(config.verifiers, config.sandbox, activity, config.timeouts, config.reward)
-    )
+    service = await stack.enter_async_context(open_service(config, activity, has_functions=True))
     listener = stack.enter_context(listen(LOOPBACK, 0))
     group = await stack.enter_async_context(asyncio.TaskGroup())
     serving = serve(service, listener, token=token, ready=ready, stopping=stopping, log=_log)

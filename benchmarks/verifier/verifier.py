@@ -31,7 +31,6 @@ from async_rl.data.corpus import flawed_program
 from async_rl.data.files import read_rows
 from async_rl.data.list_functions import LIST_FUNCTIONS, hidden_tests, split
 from async_rl.data.problems import read_problem
-from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import BatchRequest, VerifyRequest
 from async_rl.rewards.verifier.serving import open_service, serve
@@ -198,9 +197,7 @@ async def _http(requests: Sequence[VerifyRequest]) -> None:
     config = compose_unchecked("ppo_code")
     added: list[float] = []
     with listen("127.0.0.1", 0) as listener:
-        async with open_service(
-            config.verifiers, config.sandbox, Activity(), config.timeouts
-        ) as service:
+        async with open_service(config) as service:
             ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
             async def tell(url: str) -> None:

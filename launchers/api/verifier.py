@@ -15,7 +15,6 @@ from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.loop_thread import LoopThread
 from async_rl.core.types import AssertTest, CodeTest, Verdict
 from async_rl.launchers.api.run import Overrides
-from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Verifier:
             # The kernel ends the processes of the jail with the thread that started them.
             thread = LoopThread("verifier")
             resources.callback(thread.close)
-            opened = open_service(config.verifiers, config.sandbox, Activity(), config.timeouts)
+            opened = open_service(config)
             self._service = thread.run(opened.__aenter__())
             resources.callback(lambda: thread.run(opened.__aexit__(None, None, None)))
             self._thread = thread

@@ -118,7 +118,6 @@ async def _tried(
     """Return the prompts whose tests judge nothing and the reference solutions that fail, with
     reasons: programs run in the jail.
     """
-    from async_rl.observability.activity import Activity
     from async_rl.rewards.verifier.hollow import problem_with_tests
     from async_rl.rewards.verifier.serving import open_service
 
@@ -128,7 +127,7 @@ async def _tried(
     # Some rows may take their whole time limit, so more than one runs at a time.
     verifiers = replace(config.verifiers, cells=len(os.sched_getaffinity(0)))
     verdicts: dict[str, str] = {}
-    async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
+    async with open_service(replace(config, verifiers=verifiers)) as service:
 
         async def examine(prompt: Prompt) -> None:
             verdicts[prompt.prompt_id] = await problem_with_tests(service.judge, prompt.problem)

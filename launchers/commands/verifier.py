@@ -79,7 +79,6 @@ def verifier(
 
 
 async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> None:
-    from async_rl.observability.activity import Activity
     from async_rl.rewards.verifier.serving import open_service, serve
     from async_rl.wire.http import listen
 
@@ -97,9 +96,7 @@ async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> 
     # Never without a token: any user of the machine reaches loopback.
     secret = token or secrets.token_urlsafe(_TOKEN_BYTES)
     with listen(host, port) as listener:
-        async with open_service(
-            config.verifiers, config.sandbox, Activity(), config.timeouts, config.reward
-        ) as service:
+        async with open_service(config, has_functions=True) as service:
 
             async def ready(url: str) -> None:
                 level = service.cells.level

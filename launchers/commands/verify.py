@@ -196,13 +196,10 @@ def _complete(row: dict[str, Any], code: str) -> str:
 
 
 async def _score(items: list[_Item], config: RunConfig, lines: BinaryIO | None) -> list[_Result]:
-    from async_rl.observability.activity import Activity
     from async_rl.rewards.verifier.serving import open_service
 
-    verifiers = config.verifiers
-    async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
-        level = service.cells.level
-        num = verifiers.cells
+    async with open_service(config) as service:
+        level, num = service.cells.level, service.num_cells
         typer.echo(f"{len(items)} programs, {num} at a time, jail level {level}", err=True)
         return await _judged(items, service, lines)
 

@@ -14,17 +14,14 @@ from composing import compose_unchecked
 from rewards_support import LIMITS
 
 from async_rl.config.base import replace
-from async_rl.config.rewards import SandboxConfig, VerifiersConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import AssertTest, CallTest, CodeTest
-from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.rewards.verifier.serving import open_service
 
 T = TypeVar("T")
-TIMEOUTS = compose_unchecked("ppo_code").timeouts
-VERIFIERS = VerifiersConfig(count=1, cells=1, cores=[])
+CONFIG = compose_unchecked("ppo_code", ["verifiers.cells=1"])
 ARRAYS = "import numpy as np\ndef f(x):\n    return (np.array(x) * 2).tolist()\n"
 CALL: list[CodeTest] = [CallTest(function="f", args=[[1, 2]], expected=[2, 4])]
 
@@ -33,8 +30,8 @@ def with_service(
     packages: list[str], work: Callable[[VerifierService], Coroutine[Any, Any, T]]
 ) -> T:
     async def run() -> T:
-        sandbox: SandboxConfig = replace(LIMITS, packages=packages)
-        async with open_service(VERIFIERS, sandbox, Activity(), TIMEOUTS) as service:
+        sandbox = replace(LIMITS, packages=packages)
+        async with open_service(replace(CONFIG, sandbox=sandbox)) as service:
             return await work(service)
 
     return asyncio.run(run())

@@ -24,8 +24,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
-from async_rl.config.timeouts import TimeoutsConfig
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
@@ -59,30 +58,28 @@ _LOGGED_S = 60.0
 
 @contextlib.asynccontextmanager
 async def open_service(
-    verifiers: VerifiersConfig,
-    sandbox: SandboxConfig,
-    activity: Activity,
-    timeouts: TimeoutsConfig,
-    reward: RewardConfig | None = None,
+    config: RunConfig, activity: Activity | None = None, *, has_functions: bool = False
 ) -> AsyncIterator[VerifierService]:
-    """A service with warm cells, and with the functions of `reward` if it is given.
+    """A service with warm cells. has_functions: with the functions of the configuration.
 
     Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot
     be loaded.
     """
     # As many again for slow programs, which would otherwise hold up the quick ones.
-    num_cells = 2 * verifiers.cells
+    num_cells = 2 * config.verifiers.cells
     async with contextlib.AsyncExitStack() as stack:
         try:
-            cells = await Cells.start(num_cells, allow_unsafe=sandbox.allow_unsafe)
+            cells = await Cells.start(num_cells, allow_unsafe=config.sandbox.allow_unsafe)
         except Unsafe as error:
             raise ConfigError(str(error)) from error
         await stack.enter_async_context(cells)
-        judge = Judge(cells, sandbox, num_others=num_cells, num_containers=verifiers.cells)
+        judge = Judge(
+            cells, config.sandbox, num_others=num_cells, num_containers=config.verifiers.cells
+        )
         stack.push_async_callback(judge.close)
         functions = None
-        if reward is not None:
-            functions = RewardProcess(reward, timeouts=timeouts)
+        if has_functions:
+            functions = RewardProcess(config.reward, timeouts=config.timeouts)
             stack.push_async_callback(functions.close)
             await functions.start()
         yield VerifierService(
@@ -90,9 +87,9 @@ async def open_service(
             cells=cells,
             judge=judge,
             queue_size=QUEUE_SIZE,
-            num_cells=verifiers.cells,
-            num_spare=verifiers.cells,
-            queue_timeout_s=timeouts.score_s,
+            num_cells=config.verifiers.cells,
+            num_spare=config.verifiers.cells,
+            queue_timeout_s=config.timeouts.score_s,
             activity=activity,
         )
 
