@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
+from composing import compose_unchecked
 from rewards_support import LIMITS, verdicts_of
 from verifier_support import TOKEN, run_config
 
-from async_rl.core.types import CallTest, CodeProblem, Verdict
+from async_rl.core.types import CallTest, CodeProblem, StdinTest, Verdict
 from async_rl.observability.activity import Activity
 from async_rl.processes import verifier
 from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.rewards.verifier.serving import open_service
 from async_rl.runtime.context import ProcessContext
 
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[3], expected=9)])
@@ -54,3 +58,19 @@ def test_process_serves_then_drains_and_leaves_no_cell() -> None:
     before = set(psutil.Process().children(recursive=True))
     asyncio.run(run())
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_service_raises_the_limit_of_descriptors_that_its_jobs_need() -> None:
+    """A shell allows 1,024, and each job of 64 streams has 130."""
+    tests = [StdinTest(input="1", output="1")] * 64
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+
+    async def run() -> Verdict:
+        async with open_service(compose_unchecked("ppo_code", ["verifiers.cells=1"])) as service:
+            return (await service.verify(VerifyRequest(code="print(1)", tests=tests))).verdict
+
+    try:
+        assert asyncio.run(run()) is Verdict.PASS
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

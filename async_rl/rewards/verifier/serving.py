@@ -65,6 +65,9 @@ async def open_service(
     Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot
     be loaded.
     """
+    # The jobs of eight cells need more descriptors than the usual limit of a shell.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # As many again for slow programs, which would otherwise hold up the quick ones.
     num_cells = 2 * config.verifiers.cells
     async with contextlib.AsyncExitStack() as stack:
@@ -137,7 +140,6 @@ class _Intake:
 
     def __init__(self, num_cells: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         left = hard - _OWN_DESCRIPTORS - _CELL_DESCRIPTORS * num_cells - _ACCEPTED_AT_ONCE
         # A negative hard limit means no limit. asyncio accepts some connections whatever the limit
         # is, so a smaller limit has no effect.
