@@ -171,7 +171,7 @@ class Admission:
             self.next_group_id += 1
             self.next_index += 1
         else:
-            group = self._remove(group_id)
+            group = self.close(group_id)
         # Weights that the learner discarded when it went back do not make the tokens newer.
         return self._open(
             replace(
@@ -204,7 +204,7 @@ class Admission:
 
         True: the group waits for its next attempt.  False: that was the last one, and it is closed.
         """
-        group = self._remove(group_id)
+        group = self.close(group_id)
         num_spared = group.num_spared + int(is_spared)
         # Without a limit, a prompt that no attempt can finish would hold up a batch for ever.
         if group.attempt - num_spared >= self._max_attempts:
@@ -220,15 +220,11 @@ class Admission:
         )
         return True
 
-    def close(self, group_id: int) -> None:
-        """The group is finished or dropped."""
-        self._remove(group_id)
-
     def close_evaluations(self, *, after: int) -> list[int]:
         """Close the groups that evaluate later versions; return their ids."""
         closed = [group.group_id for group in self.open.values() if group.evaluation > after]
         for group_id in closed:
-            self._remove(group_id)
+            self.close(group_id)
         return closed
 
     def lower_version(self, group_ids: Iterable[int], version: int) -> None:
@@ -247,7 +243,8 @@ class Admission:
             self._by_generator.setdefault(group.generator, set()).add(group.group_id)
         return group
 
-    def _remove(self, group_id: int) -> OpenGroup:
+    def close(self, group_id: int) -> OpenGroup:
+        """Remove a group, which is finished or dropped, and return it."""
         group = self.open.pop(group_id)
         if group.purpose is Purpose.TRAIN:
             remove_sorted(self._training, group_id)

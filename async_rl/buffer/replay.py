@@ -106,11 +106,6 @@ class Replay:
         """Leased and ready groups."""
         return self.num_leased + len(self.ready)
 
-    @property
-    def next_train_version(self) -> int:
-        """The version whose batch is taken next."""
-        return self.learner_version + len(self.leases)
-
     def check_leased(self, train_version: int, group_ids: Iterable[int]) -> None:
         """Raise ProtocolError unless all groups are of the leased batch of this version."""
         unknown = sorted(set(group_ids) - set(_ids(self.leases.get(train_version, ()))))
@@ -142,7 +137,7 @@ class Replay:
         # The request is repeated if its reply was lost; it must get the same batch.
         if train_version in self.leases:
             return Take(group_ids=_ids(self.leases[train_version]))
-        if train_version != self.next_train_version:
+        if train_version != self.learner_version + len(self.leases):
             raise ProtocolError(
                 f"batch {train_version} is not the next one: the learner is at version"
                 f" {self.learner_version} with {len(self.leases)} leased batches; send SyncVersion"

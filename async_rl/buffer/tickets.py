@@ -160,14 +160,11 @@ class ScoreFilter:
         if not self._is_on or not self._order.may_lose_at(position):
             return []
         active = self._order.active
-        excess = {}
-        for index in active.tolist():
-            if index in self._scores:
-                _, score = self._scores[index]
-                excess[index] = self._excess(score)
-        beyond = [index for index, value in excess.items() if value > 0]
-        # Equals are ordered by index, so that a resumed run decides the same.
-        worst = sorted(beyond, key=lambda index: (-excess[index], index))
+        scored = [index for index in active.tolist() if index in self._scores]
+        excess = {index: self._excess(self._scores[index][1]) for index in scored}
+        # The sort is stable: equals stay ordered by index, so that a resumed run decides the same.
+        beyond = [index for index in scored if excess[index] > 0]
+        worst = sorted(beyond, key=excess.__getitem__, reverse=True)
         # Without a prompt there would be no next step: the one nearest to its bound stays.
         chosen = worst[: min(int(len(active) * self._filter.max_share), len(active) - 1)]
         if not chosen:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from async_rl.core.frozen import frozen
-from async_rl.core.gpus import Gpus, read_gpus
+from async_rl.core.gpus import Gpu, Gpus, read_gpus
 
 _SYSTEM = Path("/sys/devices/system")
 
@@ -69,7 +69,7 @@ def this_machine() -> Machine:
         cores=cpus.numbers,
         core_nodes=cpus.nodes,
         threads_per_core=cpus.threads_per_core,
-        gpu_nodes=_gpu_nodes(visible, gpus),
+        gpu_nodes=tuple(gpu.numa_node if gpu else None for gpu in visible),
         # Unusable ones are counted apart, so that a check can say why there are none.
         num_gpus=num_gpus if are_usable else 0,
         memory_mb=_memory_mb(),
@@ -77,17 +77,6 @@ def this_machine() -> Machine:
         # A process may be placed on any GPU, so the plan must fit the smallest.
         gpu_mb=min((gpu.memory_mb for gpu in gpus.devices), default=0),
     )
-
-
-def _gpu_nodes(visible: Sequence[str], gpus: Gpus) -> tuple[int | None, ...]:
-    """The memory node of each visible GPU; UUIDs may be abbreviated."""
-    by_number = {str(index): gpu.numa_node for index, gpu in enumerate(gpus.devices)}
-    by_uuid = {gpu.uuid: gpu.numa_node for gpu in gpus.devices}
-    nodes = []
-    for name in visible:
-        named = [node for uuid, node in by_uuid.items() if uuid.startswith(name)]
-        nodes.append(by_number.get(name, named[0] if named else None))
-    return tuple(nodes)
 
 
 def chosen_gpus(env: Mapping[str, str]) -> list[str] | None:
@@ -102,19 +91,26 @@ def chosen_gpus(env: Mapping[str, str]) -> list[str] | None:
     return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
 
 
-def visible_gpus(env: Mapping[str, str], gpus: Gpus) -> list[str]:
-    """The chosen devices that the driver knows; a name it does not know hides those after it."""
-    numbers = [str(index) for index in range(len(gpus.devices))]
+def visible_gpus(env: Mapping[str, str], gpus: Gpus) -> list[Gpu | None]:
+    """The chosen devices that the driver knows, None for an instance (MIG) of one; a name that it
+    does not know hides those after it.
+    """
     names = chosen_gpus(env)
     if names is None:
-        return numbers
-
-    def is_known(name: str) -> bool:
-        if name.startswith("MIG-"):
-            return any(gpu.is_mig for gpu in gpus.devices)
-        return name in numbers or any(name and gpu.uuid.startswith(name) for gpu in gpus.devices)
-
-    return list(itertools.takewhile(is_known, names))
+        return [*gpus.devices]
+    has_instances = any(gpu.is_mig for gpu in gpus.devices)
+    found: list[Gpu | None] = []
+    for name in names:
+        # UUIDs may be abbreviated.
+        named = [
+            gpu
+            for index, gpu in enumerate(gpus.devices)
+            if str(index) == name or gpu.uuid.startswith(name)
+        ]
+        if not named and not (has_instances and name.startswith("MIG-")):
+            break
+        found.append(named[0] if named else None)
+    return found
 
 
 def are_packages_for_gpus() -> bool:

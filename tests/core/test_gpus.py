@@ -121,16 +121,22 @@ def test_each_weakness_of_gpus_has_its_verdict(gpus: Gpus, state: str, words: st
 
 
 @pytest.mark.parametrize(
-    ("visible", "names"),
+    ("visible", "numbers"),
     [
-        (None, ["0", "1"]),
-        ("1", ["1"]),
-        ("GPU-b", ["GPU-b"]),
-        ("0,7,1", ["0"]),
+        (None, [0, 1]),
+        ("1", [1]),
+        ("GPU-b", [1]),
+        ("0,7,1", [0]),
         ("MIG-x", []),
         ("", []),
     ],
 )
-def test_only_devices_of_the_driver_count(visible: str | None, names: list[str]) -> None:
+def test_only_devices_of_the_driver_count(visible: str | None, numbers: list[int]) -> None:
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert visible_gpus(env, two()) == names
+    gpus = two()
+    assert visible_gpus(env, gpus) == [gpus.devices[number] for number in numbers]
+
+
+def test_an_instance_counts_where_a_device_is_divided_and_its_memory_node_is_unknown() -> None:
+    gpus = two(is_mig=True)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,MIG-x"}, gpus) == [gpus.devices[0], None]
