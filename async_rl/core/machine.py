@@ -198,7 +198,9 @@ def arranged(numbers: Iterable[int], system: Path = _SYSTEM) -> Cpus:
         for node in (system / "node").glob("node[0-9]*")
         for cpu in _listed(node / "cpulist")
     }
-    siblings = {cpu: _siblings(cpu, system) for cpu in numbers}
+    topology = "topology/thread_siblings_list"
+    # Containers may hide this file; a core without it counts as one thread.
+    siblings = {cpu: _listed(system / f"cpu/cpu{cpu}/{topology}") or [cpu] for cpu in numbers}
     # By siblings before the own number: the hyperthreads of a core are then adjacent, though Linux
     # numbers them half the list apart.
     order = sorted(siblings, key=lambda cpu: (nodes.get(cpu, 0), siblings[cpu], cpu))
@@ -208,12 +210,6 @@ def arranged(numbers: Iterable[int], system: Path = _SYSTEM) -> Cpus:
         # The largest, since some processors mix cores with and without a second thread.
         threads_per_core=max((len(each) for each in siblings.values()), default=1),
     )
-
-
-def _siblings(cpu: int, system: Path) -> tuple[int, ...]:
-    path = system / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"
-    # Containers may hide this file; a core without it counts as one thread.
-    return tuple(_listed(path)) or (cpu,)
 
 
 def _listed(path: Path) -> list[int]:

@@ -12,9 +12,11 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from async_rl.config.run import RunConfig
 from async_rl.core.assert_tests import names_asked, require_importable
@@ -29,6 +31,16 @@ from async_rl.data.problems import read_hidden
 _ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id", "problem_id", "question_id")
 MAX_ID_LENGTH = 256
 """Characters. Ids are stored with every group and shown in tables, so a longer one is a bad row."""
+
+
+class _Message(msgspec.Struct, frozen=True):
+    """One message of a chat; its other fields are left out."""
+
+    role: str
+    content: str
+
+
+_Chat = Annotated[list[_Message], Meta(min_length=1)]
 
 
 @frozen
@@ -231,12 +243,13 @@ def _messages(
             f" {_nearest(prompt_key, row)}set data.prompt_key to the column with the prompt"
         )
     chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if not isinstance(chat, list) or not chat or not all(map(_is_message, chat)):
+    try:
+        messages = msgspec.to_builtins(msgspec.convert(chat, _Chat))
+    except msgspec.ValidationError as error:
         raise DataError(
             f"column {prompt_key!r} must be a string or a list of {{role, content}}, this"
             f" is {str(prompt)[:80]!r}"
-        )
-    messages = [{"role": message["role"], "content": message["content"]} for message in chat]
+        ) from error
     if shown:
         messages[-1]["content"] += "\nYour code should pass these tests:\n" + "\n".join(shown)
     starter = row.get("starter_code")
@@ -251,12 +264,6 @@ def _messages(
 def _nearest(name: str, row: Row) -> str:
     best = difflib.get_close_matches(name, row, 1)
     return f"did you mean {best[0]!r}? " if best else ""
-
-
-def _is_message(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
 def fitted(

@@ -33,7 +33,7 @@ from async_rl.weights.block import (
     dtype_of,
     require_checksum,
 )
-from async_rl.weights.changes import Bytes, Changes, Words
+from async_rl.weights.changes import Changes, Words
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
 
@@ -244,7 +244,9 @@ class FileReader:
                 f"{source.url} does not have the version {manifest.version} that the learner"
                 " announced"
             )
-        return block.write_bytes(manifest.version, _tensors(file, manifest))
+        sizes = (entry.size_bytes for entry in manifest.tensors)
+        tensors = (np.frombuffer(file.read(size), np.uint8) for size in sizes)
+        return block.write_bytes(manifest.version, tensors)
 
     def _block_for(self, manifest: Manifest) -> SharedTensors:
         announced = self._announced
@@ -262,11 +264,6 @@ class FileReader:
         if self._block is not None:
             self._block.close()
             self._block = None
-
-
-def _tensors(file: IO[bytes], manifest: Manifest) -> Iterator[Bytes]:
-    for entry in manifest.tensors:
-        yield np.frombuffer(file.read(entry.size_bytes), np.uint8)
 
 
 def _header(manifest: Manifest) -> bytes:
