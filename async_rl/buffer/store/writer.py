@@ -64,7 +64,8 @@ class Writer:
         self._failed: Future[None] = Future()
         self._together: Flushes = []
         self._mover = threading.Thread(target=self._move, name="store checkpoint", daemon=True)
-        self._is_due: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._is_due = threading.Event()
+        self._is_over = False
         self._unmoved_bytes = 0
         self._is_log_long = False
         self._reported_pages = 2 * _LONGEST_LOG_PAGES
@@ -165,7 +166,8 @@ class Writer:
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
         # After the writer, whose last commit may still make a checkpoint due.
-        self._is_due.put(False)
+        self._is_over = True
+        self._is_due.set()
         await asyncio.to_thread(self._mover.join)
         self._files.close()
 
@@ -214,7 +216,7 @@ class Writer:
             self._restart_log()
         elif self._unmoved_bytes >= _MOVE_BYTES:
             self._unmoved_bytes = 0
-            self._is_due.put(True)
+            self._is_due.set()
         return item is None
 
     def _restart_log(self) -> None:
@@ -239,25 +241,23 @@ class Writer:
             )
 
     def _move(self) -> None:
-        """takes: notices that a checkpoint is due · waits for: the queue · returns: a shorter log ·
-        stops: at False. Errors of the file are left to the writer, which meets them too.
+        """waits for: a checkpoint that is due · returns: a shorter log · stops: once the writer is
+        over. Errors of the file are left to the writer, which meets them too.
         """
         with (
             contextlib.suppress(sqlite3.Error, InfrastructureError),
             contextlib.closing(connect(self._path)) as connection,
         ):
-            while self._next_notice():
+            while True:
+                self._is_due.wait()
+                # Before the look at the end, which comes with a notice of its own.
+                self._is_due.clear()
+                if self._is_over:
+                    return
                 _, num_pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 # Although all of it was moved: SQLite restarts the log only if it finds no newer
                 # commit in it, and a writer that never rests always has one.
                 self._is_log_long = num_pages > _LONGEST_LOG_PAGES
-
-    def _next_notice(self) -> bool:
-        """Wait for a notice and return the last one; several are one checkpoint."""
-        notice = self._is_due.get()
-        while notice and not self._is_due.empty():
-            notice = self._is_due.get()
-        return notice
 
     def _fail(self, error: InfrastructureError, flushes: Flushes) -> None:
         self._failed.set_exception(error)
