@@ -13,10 +13,9 @@ import math
 
 import numpy as np
 
-from async_rl.config.generation import Dtype
-from async_rl.config.run import WeightsConfig
+from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
-from async_rl.core.types import NO_VERSION, FloatArray, IntArray
+from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest
 from async_rl.training.checkpoints import Probed
@@ -56,14 +55,13 @@ class Expected:
 class Prober:
     """Decides when a probe is due and compares the answers."""
 
-    def __init__(self, config: WeightsConfig, *, dtype: Dtype, push_s: float) -> None:
-        self._config = config
-        self._dtype = dtype
-        self._tolerance = _TOLERANCES[dtype]
-        self._push_s = push_s
+    def __init__(self, config: RunConfig) -> None:
+        self._every = config.weights.probe_every_pushes
+        self._dtype = config.model.dtype
+        self._push_s = config.timeouts.push_s
         self._num_pushes = 0
         self._last: dict[Life, tuple[FloatArray, FloatArray]] = {}
-        self.expected = Expected(version=NO_VERSION, is_due=False, rows=[], logprobs=[])
+        self.expected: Expected  # of the newest version; there is no push before the first one
         self.metrics: dict[str, float] = {}
 
     async def expect(self, pool: TrainingPool, manifest: Manifest) -> None:
@@ -71,8 +69,7 @@ class Prober:
 
         Of every version: a generator may join until the next one, when the weights have changed.
         """
-        every = self._config.probe_every_pushes
-        is_due = every > 0 and self._num_pushes % every == 0
+        is_due = self._every > 0 and self._num_pushes % self._every == 0
         self._num_pushes += 1
         vocabulary = next(int(t.shape[0]) for t in manifest.tensors if "embed" in t.name)
         rows = probe_rows(vocabulary)
@@ -86,7 +83,7 @@ class Prober:
     async def ask(self, caller: Caller, life: Life, expected: Expected) -> Logprobs | None:
         """Return the generator's log-probs, or None if no probe is due."""
         is_known = life in self._last and not expected.is_due
-        if not expected.logprobs or (is_known and self._config.probe_every_pushes == 0):
+        if not expected.logprobs or (is_known and self._every == 0):
             return None
         # One row shows old weights; all four take an engine on a CPU 0.1 s of a core.
         request = Probe(rows=expected.rows[:1] if is_known else expected.rows)
@@ -111,11 +108,12 @@ class Prober:
         self.metrics[_MEAN] = max(mean, self.metrics.get(_MEAN, 0.0))
         judged, kind = (worst, "worst") if self._dtype == "float32" else (mean, "mean")
         problem = ""
-        if not judged <= self._tolerance:
+        tolerance = _TOLERANCES[self._dtype]
+        if not judged <= tolerance:
             problem = (
                 f"{life[0]} and the learner disagree by {judged:.3g} nats ({kind} token of the"
                 f" probe) on version {answer.version}, with model.dtype={self._dtype} at most"
-                f" {self._tolerance:g}; {_CAUSES}"
+                f" {tolerance:g}; {_CAUSES}"
             )
         return Probed(
             version=answer.version,

@@ -60,28 +60,24 @@ class Pusher:
     ) -> None:
         self._context = context
         self._life = life
-        self._config = context.config.weights
         self._pool = pool
         self._device = device
         self._membership = Membership()
         self._manifest: Manifest  # there is no load before the first one
+        config = context.config
         learner = LearnerSide(
-            config=self._config,
-            folder=folder_of(self._config, context.run_dir, life),
+            config=config.weights,
+            folder=folder_of(config.weights, context.run_dir, life),
             life=context.incarnation,
             host=context.host,
             device=rank_device,
             exporter=pool,
-            push_s=context.config.timeouts.push_s,
-            is_applied=context.config.model.is_applied,
+            push_s=config.timeouts.push_s,
+            is_applied=config.model.is_applied,
         )
         self._senders = open_senders(learner)
         self._routes: dict[Life, Route] = {}
-        self._prober = Prober(
-            self._config,
-            dtype=context.config.model.dtype,
-            push_s=context.config.timeouts.push_s,
-        )
+        self._prober = Prober(config)
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
         self._push_times: dict[str, float] = {}

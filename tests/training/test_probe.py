@@ -26,7 +26,7 @@ def check(difference: float, *overrides: str, version: int = 0) -> tuple[str, di
     answer = [row.copy() for row in expected]
     answer[-1][-1] += difference
     config = compose("grpo_code", list(overrides))
-    prober = Prober(config.weights, dtype=config.model.dtype, push_s=60)
+    prober = Prober(config)
     own = Expected(version=0, is_due=True, rows=rows, logprobs=expected)
     probed = prober.compare(("generator-0", 7), Logprobs(version=version, rows=answer), own)
     return ("" if probed is None else probed.problem), prober.metrics
@@ -93,8 +93,7 @@ def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
     """Another one joins at push 4, and is restarted as another process at push 5. One row is
     probed in between, unless the probes are off.
     """
-    weights = compose("grpo_code", [f"weights.probe_every_pushes={every}"]).weights
-    prober = Prober(weights, dtype="float32", push_s=60)
+    prober = Prober(compose("grpo_code", [f"weights.probe_every_pushes={every}"]))
     pool: Any = Pool()
     probed: dict[tuple[str, int], list[int]] = {}
     short: dict[tuple[str, int], list[int]] = {}
