@@ -244,7 +244,7 @@ def _messages(
         )
     chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     try:
-        messages = msgspec.to_builtins(msgspec.convert(chat, _Chat))
+        messages: list[dict[str, str]] = msgspec.to_builtins(msgspec.convert(chat, _Chat))
     except msgspec.ValidationError as error:
         raise DataError(
             f"column {prompt_key!r} must be a string or a list of {{role, content}}, this"
