@@ -99,7 +99,7 @@ class Drafter:
             return_token_type_ids=False,
             verbose=False,
         )["input_ids"]
-        # The number before truncation: it tells a cut prompt from one that fits exactly.
+        # The number before truncation: it distinguishes a cut prompt from one that fits exactly.
         for draft, ids in zip(drafts, rows, strict=True):
             yield len(ids), self._encoded(draft, ids)
 

@@ -61,7 +61,7 @@ class Prober:
         self._push_s = config.timeouts.push_s
         self._num_pushes = 0
         self._last: dict[Life, tuple[FloatArray, FloatArray]] = {}
-        self.expected: Expected  # of the newest version; there is no push before the first one
+        self.expected: Expected  # of the newest version; every push follows it
         self.metrics: dict[str, float] = {}
 
     async def expect(self, pool: TrainingPool, manifest: Manifest) -> None:

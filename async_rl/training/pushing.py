@@ -63,7 +63,7 @@ class Pusher:
         self._pool = pool
         self._device = device
         self._membership = Membership()
-        self._manifest: Manifest  # there is no load before the first one
+        self._manifest: Manifest  # every load follows it
         config = context.config
         learner = LearnerSide(
             config=config.weights,
@@ -302,7 +302,7 @@ class Pusher:
         if cut_off:
             await expel(self._context, cut_off, reason)
         # Not after every answer: the loop looks at all members, and in a large fleet that would
-        # take seconds. As long as loads are open, an answer in time gives it nothing to do.
+        # take seconds. As long as loads are open, an answer in time leaves it nothing to do.
         is_current = not reason and load.version == self._membership.version
         if not (is_current and self._membership.is_loading):
             self._wake.set()

@@ -250,7 +250,7 @@ class Writer:
         ):
             while True:
                 self._is_due.wait()
-                # Before the look at the end, which comes with a notice of its own.
+                # Before the look at the end, which is a separate notice.
                 self._is_due.clear()
                 if self._is_over:
                     return
