@@ -4,16 +4,22 @@ import would take seconds and hundreds of MB.
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib.util
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from async_rl.config.generation import TOOL_PARSER
 from async_rl.generation.vllm.installed import version_problem
 
-_TABLE = "_TOOL_PARSERS_TO_REGISTER"
+ARGUMENT = "engine argument"
+PARSER = "parser"
+_NAMES = {
+    ARGUMENT: ("engine/arg_utils.py", r"^    ([a-z]\w*): "),
+    PARSER: ("tool_parsers/__init__.py", r'^    "(\w+)": \('),
+}
+"""By kind: the file, and a line of it with a name: a field of EngineArgs, an entry of a table."""
 
 
 def installed() -> Path | None:
@@ -22,29 +28,10 @@ def installed() -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
-def engine_arguments(root: Path) -> frozenset[str]:
-    """Return the names of the fields of EngineArgs in the vLLM at `root`."""
-    tree = ast.parse((root / "engine" / "arg_utils.py").read_text())
-    names = {
-        field.target.id
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
-        for field in node.body
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-    }
-    # A field with an underscore is vLLM's own.
-    return frozenset(name for name in names if not name.startswith("_"))
-
-
-def tool_parsers(root: Path) -> frozenset[str]:
-    """Return the names of the parsers of tool calls in the vLLM at `root`."""
-    tree = ast.parse((root / "tool_parsers" / "__init__.py").read_text())
-    tables = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _TABLE
-    ]
-    return frozenset(name for table in tables for name in ast.literal_eval(table))
+def known_names(root: Path, kind: str) -> list[str]:
+    """Return the engine arguments, or the parsers of tool calls, of the vLLM at `root`."""
+    file, pattern = _NAMES[kind]
+    return re.findall(pattern, (root / file).read_text(), re.MULTILINE)
 
 
 def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
@@ -58,15 +45,9 @@ def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
         yield problem
     for entry in extra:
         name, _, value = entry.partition("=")
-        if name == TOOL_PARSER:
-            kind = "parser"
-            word = value
-            known = tool_parsers(root)
-        else:
-            kind = "engine argument"
-            word = name
-            known = engine_arguments(root)
+        kind, word = (PARSER, value) if name == TOOL_PARSER else (ARGUMENT, name)
+        known = known_names(root, kind)
         if word not in known:
             near = difflib.get_close_matches(word, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
-            yield (f"generation.vllm.extra={entry}: the installed vLLM has no such {kind}; {hint}")
+            yield f"generation.vllm.extra={entry}: the installed vLLM has no such {kind}; {hint}"

@@ -165,7 +165,7 @@ def test_the_parsers_that_templates_show_are_those_of_vllm() -> None:
     from async_rl.sessions.tools import _FORMS, HERMES
 
     assert INSTALLED is not None
-    assert {form.name for form in (HERMES, *_FORMS)} <= vllm.tool_parsers(INSTALLED)
+    assert {form.name for form in (HERMES, *_FORMS)} <= {*vllm.known_names(INSTALLED, vllm.PARSER)}
 
 
 def test_an_argument_given_twice_is_refused() -> None:
@@ -178,7 +178,7 @@ def test_the_lists_name_arguments_that_vllm_has() -> None:
 
     assert INSTALLED is not None
     listed = {*vllm_extra._SETTINGS, *vllm_extra._REFUSED}
-    assert listed - vllm.engine_arguments(INSTALLED) == set()
+    assert listed - {*vllm.known_names(INSTALLED, vllm.ARGUMENT)} == set()
 
 
 def test_the_arguments_that_the_engine_sets_are_all_owned() -> None:
