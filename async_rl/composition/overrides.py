@@ -151,15 +151,9 @@ def _quoted_if_text(word: str) -> str:
     """
     key, _, value = word.partition("=")
     setting = schema.find(key)
-    is_text = setting is not None and (setting.takes_text or setting.is_list_of_strings)
-    if not is_text or not value or value[0] in "[\"'":
-        return word
-    try:
-        override = OverridesParser.create().parse_override(word)
-    except HydraException:
-        return f"{key}={_quoted(value)}"
-    # A number is not text. `a,b` would be a sweep, which the caller refuses with its remedy.
-    is_number = not override.is_sweep_override() and isinstance(
-        override.value(), bool | int | float
+    # `a,b` would be a sweep, which the caller refuses with its remedy for a list.
+    is_text = setting is not None and (
+        setting.takes_text or (setting.is_list_of_strings and "," not in value)
     )
-    return f"{key}={_quoted(value)}" if is_number else word
+    is_written = not value or value[0] in "[\"'" or value.lower() == "null"
+    return f"{key}={_quoted(value)}" if is_text and not is_written else word

@@ -8,7 +8,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from async_rl.core.errors import ConfigError
 from async_rl.core.extras import require
 from async_rl.launchers.commands.options import AsJson, OutputDir, Run, console
 from async_rl.launchers.commands.reports import print_report
@@ -32,8 +31,6 @@ def certify(
     run_dir = find_run(run, output_dir)
     if html is not None:
         require("jinja2", "--html")
-        if html.exists():
-            raise ConfigError(f"--html {html}: the file exists; choose another name or delete it")
     certificate = make_certificate(run_dir)
     report = certificate.report()
     if as_json:
@@ -44,7 +41,8 @@ def certify(
     if html is not None:
         from async_rl.runs.view.server import page_of  # of an extra
 
-        html.write_text(page_of(report))
+        with html.open("x") as page:
+            page.write(page_of(report))
         console().print(f"\nthe page is in {html}", soft_wrap=True)
     if certificate.broken:
         raise typer.Exit(1)

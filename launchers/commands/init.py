@@ -16,7 +16,6 @@ import msgspec
 import typer
 
 import async_rl.examples
-from async_rl.core.errors import ConfigError
 
 # Enough to see learning, small enough to check in seconds.
 _TRAIN = 512
@@ -118,13 +117,7 @@ def init(
 
     Examples: async-rl init my_task; async-rl init my_task --template reward
     """
-    try:
-        directory.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{directory}: cannot be made ({error.strerror}); give a directory that does not"
-            " exist yet"
-        ) from error
+    directory.mkdir(parents=True)
     train, held_out = _rows()
     base, length, extra, example = _PARTS[template]
     for name, rows in (("train.jsonl", train), ("held_out.jsonl", held_out)):

@@ -66,6 +66,6 @@ def test_every_template_composes_and_passes_the_checks_of_a_launch(
 
 def test_a_task_needs_a_directory_of_its_own(tmp_path: Path, async_rl: Any) -> None:
     code, _, err = async_rl("init", str(tmp_path))
-    assert code == 2
-    assert "does not exist yet" in err
+    assert code == 1
+    assert f"{tmp_path}: File exists" in err
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -33,7 +32,6 @@ from async_rl.runs.status import (
     state_of,
 )
 
-_STATE_S = 1.0
 _KEPT = 4096  # runs; each keeps some kilobytes
 # The model and the objective distinguish runs for a reader.
 _LABELS = ("model.path", "algorithm.advantage", "algorithm.policy_loss")
@@ -88,13 +86,9 @@ class RunView:
             return {}
 
     @property
-    def _state(self) -> tuple[RunState, str]:
-        return _state_of(self, int(time.monotonic() / _STATE_S))
-
-    @property
     def is_live(self) -> bool:
         """Return whether its processes run or its job waits."""
-        return is_live(self._state[0])
+        return is_live(state_of(self.path)[0])
 
     def status(self) -> StatusReply | None:
         """Return the live run's answer; None if it does not answer in time or has exited."""
@@ -103,7 +97,7 @@ class RunView:
     def summary(self) -> Summary:
         """Return the run in one line."""
         self.curves.refresh()
-        state, cause = self._state
+        state, cause = state_of(self.path)
         values = [self.settings.get(name) for name in _LABELS]
         return Summary(
             name=self.name,
@@ -163,13 +157,8 @@ def differences(shown: Sequence[RunView]) -> dict[str, list[str]]:
     }
 
 
-# Results are kept by file and by time, so that a page of a thousand runs reads only what changed.
+# Kept by the time of the file, so that a page of a thousand runs reads only what changed.
 @functools.lru_cache(_KEPT)
 def _settings(run_dir: Path, _changed_ns: int) -> dict[str, Any]:
     text = (run_dir / "config.yaml").read_bytes()
     return dict(flatten(msgspec.yaml.decode(text, type=dict[str, Any])))
-
-
-@functools.lru_cache(_KEPT)
-def _state_of(run: RunView, _second: int) -> tuple[RunState, str]:
-    return state_of(run.path)
