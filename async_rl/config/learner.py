@@ -17,6 +17,8 @@ from async_rl.config.base import (
     Section,
 )
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
 
 class OptimizerConfig(Section):
     """AdamW and its schedule."""
@@ -26,7 +28,7 @@ class OptimizerConfig(Section):
     weight_decay: NonNegativeFloat
     """decoupled weight decay"""
     # A file of YAML has lists only, which a strict tuple would refuse.
-    betas: Annotated[tuple[float, float], Field(strict=False)]
+    betas: Annotated[tuple[_Decay, _Decay], Field(strict=False)]
     """AdamW's moment decays"""
     eps: PositiveFloat
     """AdamW's epsilon"""

@@ -7,7 +7,6 @@ reported together; these checks read the configuration alone, `machine.py` reads
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from async_rl.config.checks.algorithm import algorithm_problems
@@ -60,14 +59,6 @@ def problems(config: RunConfig) -> Iterator[str]:
 
 
 def _run(config: RunConfig) -> Iterator[str]:
-    # It is also the name of the copy in checkpoint.mirror and a word of the commands in messages.
-    if config.run_name is not None and not re.fullmatch(
-        r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", config.run_name
-    ):
-        yield (
-            f"run_name={config.run_name}: becomes a directory's name; use only letters, digits,"
-            " dots, dashes and underscores, at most 200"
-        )
     bounds = config.generators.autoscale
     if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
         yield (
@@ -247,12 +238,6 @@ def _shards(config: RunConfig) -> Iterator[str]:
 
 
 def _optimizers(config: RunConfig) -> Iterator[str]:
-    betas = config.learner.optimizer.betas
-    if not all(0 <= beta < 1 for beta in betas):
-        yield (
-            f"learner.optimizer.betas={list(betas)}: decay rates of AdamW lie in [0, 1); set"
-            " learner.optimizer.betas=[0.9,0.95]"
-        )
     span = config.learner.optimizer.schedule_span
     is_ordered = len(span) == 2 and span[0] < span[1]
     if span and not is_ordered:
