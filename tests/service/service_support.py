@@ -77,16 +77,12 @@ class Played:
         self.loaded: list[tuple[str, str, int]] = []
         self.on: Callable[[str, Any], None] = lambda name, value: None
         self.gate: asyncio.Event | None = None
-        self.is_lost = False
-        """The learner has left, and nobody has asked the new one for a position."""
 
     def kill_learner(self) -> None:
         self.memory.clear()
-        self.is_lost = True
 
     async def position(self, run_id: str) -> Position:
         self.on("position", run_id)
-        self.is_lost = False
         if run_id not in self.memory:
             self.memory[run_id] = self.saved.get(run_id, State()).copy()
         state = self.memory[run_id]
@@ -96,8 +92,8 @@ class Played:
         self.on("execute", request)
         if self.gate is not None:
             await self.gate.wait()
-        if self.is_lost:
-            raise Unavailable("the learner left")
+        if request.run_id not in self.memory:
+            raise Unavailable("the learner left, and the new one has no state of this run")
         state = self.memory[request.run_id]
         if request.seq_id == state.seq_id:
             return state.last
@@ -108,6 +104,8 @@ class Played:
             state.seq_id = request.seq_id
             state.last = executed
         self.on("executed", request)
+        if request.run_id not in self.memory and request.operation != "unload_model":
+            raise Unavailable("the learner left before it answered")
         return executed
 
     def _executed(self, request: Execute, state: State) -> Executed:
@@ -285,7 +283,7 @@ class Front:
         await self.result(reply.json()["request_id"])
         return str(reply.json()["model_id"])
 
-    async def post(self, path: str, **body: Any) -> str:
+    async def post(self, path: str, /, **body: Any) -> str:
         """The id of an accepted request."""
         reply = await self.http.post(path, json=body)
         assert reply.status_code == 200, reply.text
