@@ -312,6 +312,15 @@ class Front:
     async def result(self, request_id: str) -> Any:
         return (await self.wait(request_id)).json()
 
+    async def post_heartbeat(self) -> None:
+        beat = {"session_id": self.session_id}
+        assert (await self.http.post("session_heartbeat", json=beat)).status_code == 200
+
+    async def settle(self) -> None:
+        """Let the desk do what it can."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
     async def forward_backward_result(self, request_id: str) -> Any:
         reply = await self.wait(request_id)
         assert reply.headers["content-type"] == "application/x-protobuf", reply.text

@@ -1,0 +1,545 @@
+"""Samples, checkpoints, origins, ends of sessions and bad input, over the real app."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from service_support import (
+    KEY,
+    MODEL,
+    Clock,
+    Front,
+    Played,
+    batch,
+    client_of,
+    folder,
+    front,
+    open_desk,
+)
+
+from async_rl.service.deviations import DEVIATIONS
+from async_rl.service.proto import ForwardBackwardOutput, ForwardBackwardRequest
+from async_rl.service.store import Request
+
+PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}, {"tokens": [3]}]}
+DAY_S = 86_400
+
+
+async def sampler_of(api: Front, number: int = 0, **more: Any) -> str:
+    body = {"session_id": api.session_id or await api.session(), "sampling_session_seq_id": number}
+    reply = await api.http.post("create_sampling_session", json={**body, **more})
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["sampling_session_id"])
+
+
+def ask(sampler: str, seq_id: int = 0, **more: Any) -> dict[str, Any]:
+    body = {"sampling_session_id": sampler, "seq_id": seq_id, "prompt": PROMPT}
+    return {**body, "sampling_params": {"max_tokens": 3}, **more}
+
+
+async def test_a_sample_has_the_version_of_each_token(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        run = await api.create()
+        await api.batch(run, 1, [1, 2])
+        await api.post("optim_step", model_id=run, seq_id=2, adam_params={})
+        save = await api.post(
+            "save_weights_for_sampler", model_id=run, seq_id=3, sampling_session_seq_id=0
+        )
+        sampler = (await api.result(save))["sampling_session_id"]
+        assert sampler == f"{api.session_id}:sample:0"
+        reply = (await api.http.post("asample", json=ask(sampler, num_samples=2))).json()
+        samples = await api.samples(reply["request_id"])
+        ids = reply["sample_sequence_ids"]
+        assert ids == [f"{reply['request_id']}.{index}" for index in range(2)]
+        for sequence, first, reason in zip(samples.sequences, (6, 7), (0, 1), strict=True):
+            assert np.frombuffer(sequence.tokens, "<i4").tolist() == [first, first + 1, first + 2]
+            assert np.frombuffer(sequence.versions, "<i4").tolist() == [1, 1, 1]
+            assert sequence.stop_reason == reason
+        shown = (await api.http.get(f"samples/{ids[1]}")).json()
+        assert shown["tokens"] == [7, 8, 9]
+        assert shown["versions"] == [1, 1, 1]
+        assert shown["logprobs"] == pytest.approx([-1, -1 - 1 / 7, -1 - 2 / 7])
+        assert shown["model_id"] == run
+        unknown = await api.http.get(f"samples/{ids[1]}0")
+        assert (unknown.status_code, "no sequence" in unknown.json()["detail"]) == (400, True)
+
+
+async def test_values_of_a_sample_reach_the_generators(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        sampler = await sampler_of(api, base_model=MODEL.name)
+        for seq_id, stop in enumerate((None, [], "a", ["a", "b"], [4, 5])):
+            params = {"stop": stop, "temperature": 0.5, "top_k": 7, "top_p": 0.5, "seed": -3}
+            await api.samples(
+                await api.post("asample", **ask(sampler, seq_id, sampling_params=params))
+            )
+        stops = [(sample.stop_texts, sample.stop_ids) for sample in played.sampled]
+        assert stops == [((), None), ((), ()), (("a",), None), (("a", "b"), None), ((), (4, 5))]
+        first = played.sampled[0]
+        assert (first.temperature, first.top_k, first.top_p, first.seed) == (0.5, 7, 0.5, -3)
+        # As many tokens as fit.
+        assert first.max_tokens == MODEL.context_tokens - 3
+        assert first.token_ids.tolist() == [1, 2, 3]
+
+
+async def test_log_probs_of_the_last_tokens_of_a_prompt_alone(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        sampler = await sampler_of(api)
+        wanted = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "prompt_logprobs_last_n": 1}
+        samples = await api.samples(await api.post("asample", **ask(sampler, **wanted)))
+        logprobs = np.frombuffer(samples.prompt_logprobs, "<f4")
+        assert np.isnan(logprobs).tolist() == [True, True, False]
+        assert logprobs[2] == -2
+        top = samples.topk_prompt_logprobs
+        assert (top.length, top.k) == (3, 2)
+        values = np.frombuffer(top.logprobs, "<f4").reshape(3, 2)
+        assert values.tolist() == [[-99999, -99999], [-99999, -99999], [-1.5, -1.5]]
+
+
+async def test_a_sample_is_drawn_once_and_again_after_a_restart(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        sampler, session_id = await sampler_of(api), api.session_id
+        first = await api.post("asample", **ask(sampler))
+        assert await api.post("asample", **ask(sampler)) == first
+        other = await api.http.post("asample", json=ask(sampler, num_samples=2))
+        assert other.status_code == 409
+        await api.samples(first)
+        assert len(played.sampled) == 1
+        desk = open_desk(tmp_path, played, prefix="late-")
+    # Accepted by a front that is not running: as if killed right after its answer.
+    async with client_of(desk) as http:
+        late = await Front(http, desk).post("asample", **ask(sampler, 1))
+        desk.store.close()
+    async with front(tmp_path, played, desk=open_desk(tmp_path, played, prefix="next-")) as api:
+        api.session_id = session_id
+        assert len((await api.samples(late)).sequences) == 1
+        assert len((await api.samples(first)).sequences) == 1
+        assert len(played.sampled) == 2
+
+
+async def test_a_cancelled_sample_is_stopped(tmp_path: Path) -> None:
+    played = Played()
+    stopped: list[str] = []
+
+    async def forever(request: Any) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(request.request_id)
+
+    async with front(tmp_path, played) as api:
+        sampler = await sampler_of(api)
+        played.sample = forever  # type: ignore[method-assign]
+        request_id = await api.post("asample", **ask(sampler))
+        await api.retrieve(request_id)
+        await api.http.post("cancel_future", json={"request_id": request_id})
+        assert "cancelled" in (await api.result(request_id))["error"]
+        assert stopped == [request_id]
+
+
+async def test_an_engine_that_refuses_a_sample_answers_the_client(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        sampler = await sampler_of(api)
+        params = {"temperature": 99}
+        request_id = await api.post("asample", **ask(sampler, sampling_params=params))
+        answer = await api.result(request_id)
+        assert answer == {"error": "the engine refuses this temperature", "category": "user"}
+
+
+async def saved(api: Front, run: str, seq_id: int, path: str, **more: Any) -> Any:
+    body = {"model_id": run, "seq_id": seq_id, "path": path, **more}
+    reply = await api.http.post("save_weights", json=body)
+    return await api.result(reply.json()["request_id"])
+
+
+async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Path) -> None:
+    clock, played = Clock(), Played()
+    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+        run = await api.create(user_metadata={"goal": 7})
+        one = await saved(api, run, 1, "one", user_metadata={"n": "1"})
+        assert one == {"path": f"tinker://{run}/weights/one", "type": "save_weights"}
+        assert "exists" in (await saved(api, run, 2, "one"))["error"]
+        clock.now_s += 1
+        await saved(api, run, 3, "one", overwrite=True, ttl_seconds=3600)
+        clock.now_s += 1
+        await saved(api, run, 4, "two.b")
+        for seq_id, wrong in enumerate(("../up", "a/b", "", ".hidden"), start=5):
+            assert "$.path" in (await saved(api, run, seq_id, wrong))["error"]
+        listed = (await api.http.get(f"training_runs/{run}/checkpoints")).json()["checkpoints"]
+        names = [row["checkpoint_id"] for row in listed]
+        assert names == ["weights/two.b", "weights/one"]
+        assert listed[-1]["checkpoint_type"] == "training"
+        assert listed[-1]["expires_at"] > listed[-1]["time"]
+        assert listed[-1]["size_bytes"] > 0
+        page = (await api.http.get("checkpoints", params={"limit": 1, "offset": 1})).json()
+        assert page["cursor"] == {"limit": 1, "offset": 1, "total_count": len(listed)}
+        assert page["checkpoints"] == listed[1:2]
+        shown = (await api.http.get(f"training_runs/{run}")).json()
+        assert shown["last_checkpoint"] == listed[0]
+        assert shown["user_metadata"] == {"goal": "7"}
+        assert (await api.http.get("training_runs")).json()["training_runs"] == [shown]
+        info = await api.http.post("weights_info", json={"tinker_path": one["path"]})
+        assert info.json()["lora_rank"] == 8
+        assert info.json()["train_mlp"] is True
+        # The replaced files go, and then the expired ones.
+        directory = tmp_path / "runs" / folder(run) / "weights"
+        assert (directory / "one").exists()
+        await api.desk.sweep()
+        assert not (directory / "one").exists()
+        assert (directory / "one~3").exists()
+        clock.now_s += 3601
+        await api.desk.sweep()
+        assert not (directory / "one~3").exists()
+        assert (
+            await api.http.post("weights_info", json={"tinker_path": one["path"]})
+        ).status_code == 404
+        two = f"training_runs/{run}/checkpoints/weights/two.b"
+        assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 3600})).status_code == 200
+        assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 5})).status_code == 400
+        assert (await api.http.delete(two)).status_code == 200
+        assert (await api.http.delete(two)).status_code == 404
+
+
+async def test_a_run_resumes_from_a_checkpoint_of_another_session(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        first = await api.create()
+        await api.batch(first, 1, [1, 2, 3])
+        await api.post("optim_step", model_id=first, seq_id=2, adam_params={})
+        path = (await saved(api, first, 3, "one"))["path"]
+        chain, first_session = played.memory[first].chain, api.session_id
+        await api.http.post(
+            f"sessions/{first_session}/finish", json={"reason": {"type": "success"}}
+        )
+        await api.session()
+        load = {"session_id": api.session_id, "model_seq_id": 0, "path": path, "optimizer": True}
+        request_id = await api.post("load_weights", **load)
+        run = f"{api.session_id}:train:0"
+        expected = {"path": path, "model_id": run, "type": "load_weights"}
+        assert await api.result(request_id) == expected
+        assert played.memory[run].version == 1
+        assert played.memory[run].chain != chain
+        info = (await api.http.post("get_info", json={"model_id": run})).json()
+        assert (info["lora_rank"], info["model_data"]["tokenizer_id"]) == (8, MODEL.tokenizer)
+        session = (await api.http.get(f"sessions/{api.session_id}")).json()
+        assert session["training_run_ids"] == [run]
+        sessions = (await api.http.get("sessions")).json()["sessions"]
+        assert set(sessions) == {api.session_id, first_session}
+
+
+async def test_files_that_a_repeated_load_needs_stay(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        run = await api.create()
+        path = (await saved(api, run, 1, "one"))["path"]
+        load = {"model_id": run, "seq_id": 2, "path": path, "optimizer": False}
+        await api.result(await api.post("load_weights", **load))
+        directory = tmp_path / "runs" / folder(run) / "weights" / "one"
+        await api.http.delete(f"training_runs/{run}/checkpoints/weights/one")
+        await api.desk.sweep()
+        assert directory.exists()
+        played.kill_learner()
+        for seq_id in (3, 4):
+            await api.post("optim_step", model_id=run, seq_id=seq_id, adam_params={})
+        await api.result(await api.batch(run, 5, [1], forward_only=True, loss="x"))
+        # The saved state covers the load now.
+        await api.desk.sweep()
+        assert not directory.exists()
+
+
+async def origin(api: Front, **lies: Any) -> Any:
+    """The answer to a batch of a sampled sequence that names its origin, with lies in it."""
+    run = await api.create()
+    save = {"model_id": run, "seq_id": 1, "sampling_session_seq_id": 0}
+    await api.result(await api.post("save_weights_for_sampler", **save))
+    sampler = f"{api.session_id}:sample:0"
+    reply = (await api.http.post("asample", json=ask(sampler))).json()
+    sequence = reply["sample_sequence_ids"][0]
+    await api.samples(reply["request_id"])
+    for seq_id in (2, 3):
+        await api.post("optim_step", model_id=run, seq_id=seq_id, adam_params={})
+    # Sampled: 6 7 8 after 1 2 3.
+    tokens = lies.get("tokens", [1, 2, 3, 6, 7])
+    request = ForwardBackwardRequest(model_id=run, seq_id=4, loss_fn="ppo")
+    datum = request.data.add()
+    datum.model_input.add().encoded_text.tokens = np.array(tokens, "<i4").tobytes()
+    targets = np.array(lies.get("targets", [2, 3, 6, 7, 8]), "<i8")
+    logprobs = np.array(lies.get("logprobs", [0, 0, -0.0, -1 / 7, -2 / 7]), "<f4")
+    for name, array in (("target_tokens", targets), ("logprobs", logprobs)):
+        tensor = datum.loss_fn_inputs[name]
+        tensor.dense, tensor.dtype = array.tobytes(), 1 if name == "logprobs" else 2
+    name = lies.get("name", sequence)
+    datum.model_input_spans.add().prompt_tokens.MergeFrom(span(name, 0, 3))
+    datum.model_input_spans.add().sampled_tokens.MergeFrom(span(name, 0, 2))
+    datum.loss_fn_input_spans.add().prompt_tokens.MergeFrom(span(name, 1, 2))
+    offset, length = lies.get("sampled", (0, 3))
+    datum.loss_fn_input_spans.add().sampled_tokens.MergeFrom(span(name, offset, length))
+    reply = await api.http.post("forward_backward", content=request.SerializeToString())
+    return await api.wait(reply.json()["request_id"])
+
+
+def span(sequence_id: str, offset: int, length: int) -> Any:
+    kind = ForwardBackwardRequest.DESCRIPTOR.file.message_types_by_name["Span"]._concrete_class
+    return kind(sequence_id=sequence_id, offset=offset, length=length)
+
+
+async def test_the_age_of_trained_tokens_is_a_metric(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        output = ForwardBackwardOutput.FromString((await origin(api)).content)
+        assert output.metrics["age_mean:mean"] == 2
+        assert output.metrics["age_max:max"] == 2
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        ({"tokens": [1, 9, 3, 6, 7]}, "model_input[1] is 9, and 2 at 1 of"),
+        ({"targets": [2, 3, 6, 9, 9]}, "target_tokens[3] is 9, and 7 at 1 of"),
+        ({"logprobs": [0, 0, 0, -1 / 7, -3]}, "target_tokens: logprobs[4] is -3.0, and -0.28"),
+        ({"name": "invented.0"}, "no sequence 'invented.0' was sampled here"),
+        ({"sampled": (0, 2)}, "spans of 4 tokens"),
+        ({"sampled": (1, 3)}, "has 3 tokens, not 3 from 1"),
+        ({"sampled": (-1, 3)}, "not 3 from -1"),
+        ({"sampled": (0, 2**60)}, "spans of"),
+        ({"tokens": [1, 2, 3, 6, -1]}, "token -1 of model_input"),
+        ({"targets": [2, 3, 6, 7, 100]}, "token 100 of target_tokens"),
+    ],
+)
+async def test_a_lie_about_an_origin_is_refused_with_its_first_wrong_token(
+    tmp_path: Path, lie: Any, message: str
+) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        answer = (await origin(api, **lie)).json()
+        assert answer["category"] == "user"
+        assert answer["error"].startswith(("datum 0: ", "no sequence"))
+        assert message in answer["error"]
+    assert played.executed[-1][2] == "optim_step"
+
+
+async def test_a_silent_session_leaves_the_learner_and_comes_back(tmp_path: Path) -> None:
+    clock, played = Clock(), Played()
+    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+        run = await api.create()
+        await api.batch(run, 1, [1, 2])
+        await api.result(await api.post("optim_step", model_id=run, seq_id=2, adam_params={}))
+        chain = played.memory[run].chain
+        clock.now_s += 200
+        await api.post_heartbeat()
+        clock.now_s += 200
+        await api.desk.sweep()
+        await api.settle()
+        assert played.released == []
+        clock.now_s += 301
+        await api.desk.sweep()
+        await api.settle()
+        assert played.released == [run]
+        assert run not in played.memory
+        await api.desk.sweep()
+        await api.settle()
+        assert played.released == [run]
+        await api.forward_backward_result(await api.batch(run, 3, [1], forward_only=True))
+        assert played.memory[run].chain == chain
+
+
+async def test_a_finished_session_refuses_requests_and_loses_its_ephemeral_samplers(
+    tmp_path: Path,
+) -> None:
+    clock, played = Clock(), Played()
+    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+        run = await api.create()
+        save = {"model_id": run, "seq_id": 1, "sampling_session_seq_id": 0}
+        await api.result(await api.post("save_weights_for_sampler", **save))
+        directory = tmp_path / "runs" / folder(run) / "sampler_weights" / "~0"
+        assert directory.exists()
+        for reason in ("success", "errored"):
+            body = {"reason": {"type": reason}, "detail": None}
+            path = f"sessions/{api.session_id}/finish"
+            assert (await api.http.post(path, json=body)).status_code == 200
+        beat = await api.http.post("session_heartbeat", json={"session_id": api.session_id})
+        assert (beat.status_code, "(success)" in beat.json()["detail"]) == (410, True)
+        step = {"model_id": run, "seq_id": 2, "adam_params": {}}
+        assert (await api.http.post("optim_step", json=step)).status_code == 410
+        await api.desk.sweep()
+        await api.settle()
+        assert played.released == [run]
+        assert not directory.exists()
+
+
+async def test_answers_are_kept_for_minutes_after_delivery_and_numbers_for_ever(
+    tmp_path: Path,
+) -> None:
+    clock, played = Clock(), Played()
+    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+        run = await api.create()
+        step = {"model_id": run, "seq_id": 1, "adam_params": {}}
+        request_id = await api.post("optim_step", **step)
+        answer = await api.result(request_id)
+        clock.now_s += 599
+        await api.desk.sweep()
+        assert await api.result(request_id) == answer
+        clock.now_s += 2
+        await api.desk.sweep()
+        gone = await api.http.post("retrieve_future", json={"request_id": request_id})
+        assert gone.status_code == 410
+        assert await api.post("optim_step", **step) == request_id
+        unread = await api.post("optim_step", **{**step, "seq_id": 2})
+        await api.settle()
+        clock.now_s += DAY_S - 1
+        await api.desk.sweep()
+        assert await api.result(unread)
+
+
+async def test_bodies_are_kept_until_a_saved_state_covers_them(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        run = await api.create()
+        kept = []
+        for seq_id in range(1, 5):
+            await api.result(
+                await api.post("optim_step", model_id=run, seq_id=seq_id, adam_params={})
+            )
+            rows = api.desk.store.all(Request, "body IS NOT NULL ORDER BY seq_id")
+            kept.append([row.seq_id for row in rows])
+    # Played: a state is saved with every second step.
+    assert kept == [[0, 1], [], [3], []]
+
+
+async def test_an_unloaded_run_is_gone(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        run = await api.create()
+        await api.post("optim_step", model_id=run, seq_id=1, adam_params={})
+        unload = await api.post("unload_model", model_id=run)
+        assert await api.result(unload) == {"model_id": run, "type": "unload_model"}
+        assert await api.post("unload_model", model_id=run) == unload
+        step = {"model_id": run, "seq_id": 3, "adam_params": {}}
+        refused = await api.http.post("optim_step", json=step)
+        assert (refused.status_code, "is unloaded" in refused.json()["detail"]) == (404, True)
+
+
+DEEP = b'{"a": ' + b"[" * 100_000
+BAD: list[tuple[str, Any, int, str]] = [
+    ("create_session", b"{", 400, "bad request"),
+    ("create_session", b"\xff\xfe", 400, "bad request"),
+    ("create_session", DEEP, 400, "bad request"),
+    ("session_heartbeat", {"session_id": "invented"}, 404, "invented"),
+    ("session_heartbeat", {"session_id": 7}, 400, "session_id"),
+    ("create_model", {"session_id": "SESSION", "model_seq_id": 0}, 400, "base_model"),
+    ("optim_step", {"model_id": "invented", "seq_id": 1, "adam_params": {}}, 404, "invented"),
+    ("optim_step", {"model_id": "RUN", "seq_id": 0, "adam_params": {}}, 400, "seq_id=0"),
+    ("optim_step", {"model_id": "RUN", "seq_id": -1, "adam_params": {}}, 400, "seq_id"),
+    ("optim_step", {"model_id": "RUN", "seq_id": 10**9, "adam_params": {}}, 400, "seq_id="),
+    ("optim_step", {"model_id": "RUN", "seq_id": 10**30, "adam_params": {}}, 400, "seq_id"),
+    ("optim_step", b'{"model_id": "RUN", "seq_id": 1, "x": NaN}', 400, "bad request"),
+    ("forward_backward", b"\xff\xff\xff\xff", 400, "no ForwardBackwardRequest"),
+    ("forward_backward", batch("invented", 1, [1]), 404, "invented"),
+    ("forward_backward", batch("", 1, [1]), 404, "''"),
+    ("save_weights", {"seq_id": 1}, 400, "model_id"),
+    ("create_sampling_session", {"session_id": "SESSION"}, 400, "sampling_session_seq_id"),
+    ("asample", {"sampling_session_id": "invented"}, 400, "seq_id"),
+    ("asample", ask("invented"), 404, "invented"),
+    ("asample", ask("SAMPLER", num_samples=0), 400, "num_samples"),
+    ("asample", ask("SAMPLER", prompt={"chunks": []}), 400, "0 tokens"),
+    ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [100]}]}), 400, "token 100"),
+    ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [-1]}]}), 400, "tokens"),
+    ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [2**40]}]}), 400, "tokens"),
+    ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [1] * 64}]}), 400, "64 tokens"),
+    ("asample", ask("SAMPLER", prompt={"chunks": [{"type": "image"}]}), 400, "images"),
+    ("asample", ask("SAMPLER", sampling_params={"max_tokens": 0}), 400, "max_tokens"),
+    ("asample", ask("SAMPLER", sampling_params={"temperature": -1}), 400, "temperature"),
+    ("asample", ask("SAMPLER", sampling_params={"top_p": 0}), 400, "top_p"),
+    ("asample", ask("SAMPLER", sampling_params={"stop": [""]}), 400, "empty text"),
+    ("asample", ask("SAMPLER", sampling_params={"stop": [100]}), 400, "token 100"),
+    ("asample", ask("SAMPLER", sampling_params={"seed": 2**64}), 400, "seed"),
+    ("asample", ask("SAMPLER", topk_prompt_logprobs=21), 400, "topk_prompt_logprobs"),
+    ("asample", ask("SAMPLER", prompt_logprobs_last_n=1), 400, "needs prompt_logprobs"),
+    ("asample", ask("SAMPLER", prompt_alt_tokens_k=2), 400, "prompt_alt_tokens_k is refused"),
+    ("asample", ask("SAMPLER", target_prompt_logprobs={}), 400, "target_prompt_logprobs"),
+    ("retrieve_future", {"request_id": "invented"}, 404, "invented"),
+    ("cancel_future", {}, 404, "''"),
+    ("weights_info", {"tinker_path": "tinker://a/../../etc"}, 404, "never saved here"),
+    ("sessions/invented/finish", {"reason": {"type": "success"}}, 404, "invented"),
+    ("retrieve_futures", {}, 404, "retrieve_futures"),
+    ("create_custom_loss", {}, 404, "create_custom_loss"),
+]
+
+
+async def test_bad_input_is_answered_in_the_form_of_the_api_and_harms_nothing(
+    tmp_path: Path,
+) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        run = await api.create()
+        sampler = await sampler_of(api)
+        names = {"RUN": run, "SESSION": api.session_id, "SAMPLER": sampler}
+        for path, body, status, text in BAD:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            for name, value in names.items():
+                content = content.replace(name.encode(), value.encode())
+            reply = await api.http.post(path, content=content)
+            assert reply.status_code == status, (path, body, reply.text)
+            assert reply.headers["content-type"] == "application/json"
+            assert text in reply.json()["detail"], (path, body, reply.text)
+        large = await api.http.post("forward_backward", content=b" " * ((128 << 20) + 1))
+        assert (large.status_code, "128 MB" in large.json()["detail"]) == (413, True)
+        for query in ({"limit": "x"}, {"limit": -1}, {"limit": 10**9}, {"offset": "1.5"}):
+            assert (await api.http.get("training_runs", params=query)).status_code == 400
+        for path in ("training_runs/invented", "samplers/invented", "sessions/invented"):
+            assert (await api.http.get(path)).status_code == 404
+        assert await api.forward_backward_result(await api.batch(run, 1, [1, 2]))
+        assert len((await api.samples(await api.post("asample", **ask(sampler)))).sequences) == 1
+    assert [entry[1:] for entry in played.executed] == [
+        (0, "create_model"),
+        (1, "forward_backward"),
+    ]
+
+
+async def test_paths_that_are_no_checkpoint_of_the_right_kind_are_refused(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        run = await api.create()
+        path = (await saved(api, run, 1, "one"))["path"]
+        new = {"session_id": api.session_id, "model_seq_id": 5, "optimizer": True}
+        invented = ("tinker://other/weights/one", "/etc/passwd", f"{path}/..", path[:-1])
+        for wrong in invented:
+            reply = await api.http.post("load_weights", json={**new, "path": wrong})
+            assert (reply.status_code, wrong in reply.json()["detail"]) == (404, True)
+        body = {"session_id": api.session_id, "sampling_session_seq_id": 3, "model_path": path}
+        reply = await api.http.post("create_sampling_session", json=body)
+        assert "has weights; this needs sampler_weights" in reply.json()["detail"]
+        load = {"model_id": run, "seq_id": 2, "path": "tinker://a/b/c", "optimizer": True}
+        assert "never saved" in (await api.result(await api.post("load_weights", **load)))["error"]
+
+
+async def test_every_request_needs_the_key(tmp_path: Path) -> None:
+    desk = open_desk(tmp_path, Played())
+    for key in ("", "tml-other", KEY[:-1], "ü"):
+        async with client_of(desk) as http:
+            headers = {"X-API-Key": key.encode()}
+            for path in ("create_session", "retrieve_future", "client/config"):
+                reply = await http.post(path, json={}, headers=headers)
+                assert (reply.status_code, "X-API-Key" in reply.json()["detail"]) == (401, True)
+            assert (await http.get("healthz", headers=headers)).json() == {"status": "ok"}
+    desk.store.close()
+
+
+async def test_the_start_of_a_session_names_all_deviations(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        reply = (await api.http.post("create_session", json={"sdk_version": "0.99"})).json()
+        for name, text in DEVIATIONS.items():
+            assert f"{name}: {text}" in reply["warning_message"]
+        served = (await api.http.get("get_server_capabilities")).json()["supported_models"]
+        assert served == [
+            {
+                "model_name": MODEL.name,
+                "max_context_length": MODEL.context_tokens,
+                "trainable": True,
+                "sampleable": True,
+            }
+        ]
