@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from async_rl.config.base import (
-    LocalPath,
     NonNegativeFloat,
     NonNegativeInt,
     OneOrMore,
@@ -55,11 +54,8 @@ class LoraAdapter(Section):
     """names of the linear layers with an adapter, for example q_proj; empty = all but the output
     head"""
     slots: NonNegativeInt
-    """adapters that an engine applies to its base model at a time (vLLM's LoRA): one for this run,
-    further ones for runs with model.lora.host; 0 = the engine merges this run's into the weights"""
-    host: Annotated[LocalPath, Field(min_length=1)] | None
-    """directory of a run with model.lora.slots >= 2, whose engines serve this run's adapter too;
-    null = its own engines"""
+    """adapters that an engine applies to its base model at a time (vLLM's LoRA): 1 for a run, more
+    for a service; 0 = the engine merges the adapter into the weights"""
 
 
 class ModelConfig(Section):
@@ -87,12 +83,7 @@ class ModelConfig(Section):
     @property
     def is_applied(self) -> bool:
         """Whether engines apply the adapter to their base model, instead of merging it."""
-        return self.adapter is not None and (self.adapter.slots > 0 or self.is_hosted)
-
-    @property
-    def is_hosted(self) -> bool:
-        """Whether engines of another run serve the adapter."""
-        return self.adapter is not None and self.adapter.host is not None
+        return self.adapter is not None and self.adapter.slots > 0
 
 
 TOOL_PARSER = "tool_call_parser"
@@ -155,8 +146,8 @@ def _json_or_text(text: str) -> Any:
 @frozen
 class ProvidedEngine:
     """What an engine can do. reads_vllm: the settings of generation.vllm have an effect;
-    serves_adapters: of several runs at a time; maps_device_memory: reads weights from the memory
-    of another process on its GPU.
+    serves_adapters: applies them to the base model; maps_device_memory: reads weights from the
+    memory of another process on its GPU.
     """
 
     reads_vllm: bool = False

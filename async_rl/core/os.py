@@ -6,7 +6,6 @@ The jail in sandbox/ has its own calls, because it imports nothing of the projec
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import logging
@@ -100,19 +99,3 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-async def exit_of(pid: int) -> None:
-    """Return once a process of this machine has exited."""
-    exited = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop.add_reader(process, exited.set)
-    try:
-        await exited.wait()
-    finally:
-        loop.remove_reader(process)
-        os.close(process)

@@ -86,30 +86,29 @@ class Engine(Generates, Protocol):
         """
 
 
-class Place(Engine, Protocol):
-    """The policy of another run on an engine."""
-
-    def clear(self) -> None:
-        """Forget the weights: the place belongs to another run from now on."""
-
-
-@runtime_checkable
-class Hosts(Protocol):
-    """An engine with places for policies of other runs."""
-
-    @property
-    def places(self) -> Sequence[Place]:
-        """Those policies."""
-
-
-@runtime_checkable
 class Samples(Protocol):
-    """An engine that draws samples with every setting of the training service."""
+    """Draws samples with every setting of the training service."""
 
     async def sample(self, request: Sample) -> Sampled:
         """Draw the sequences of a request. Raises DataError for a request that cannot be served,
         Unavailable if the engine died.
         """
+
+
+class Place(Engine, Samples, Protocol):
+    """A slot of an engine for one adapter, whose weights may change during a sample."""
+
+    def clear(self) -> None:
+        """Forget the weights: the place belongs to another policy from now on."""
+
+
+@runtime_checkable
+class Serves(Samples, Protocol):
+    """An engine of the training service."""
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """The slots."""
 
 
 OpenEngine = Callable[[], Awaitable[Engine]]

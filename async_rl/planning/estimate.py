@@ -35,8 +35,6 @@ BASE_MB: Mapping[Role, int] = {
     "gateway": 300,
     "learner": 800,
 }
-_HOSTED_MB = 400
-"""A generator without an engine of its own: measured 372 MB."""
 TENSORBOARD_MB = 300
 _CPU_COPIES = 5
 """The weights in an engine without GPU: in use, in the spare copy, packed for the next push, the
@@ -101,8 +99,6 @@ def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
         case "gateway":
             # A worker with an SDK of an API: measured 90 MB.
             added = config.agent.workers * 100
-        case "generator" if config.model.is_hosted:
-            return _HOSTED_MB
         case "generator":
             added = _generator_mb(config, shape)
         case "learner":

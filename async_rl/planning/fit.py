@@ -56,7 +56,7 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
             f" {shape.num_heads} attention heads of the model, which the ranks divide;"
             f" set it to a divisor of {shape.num_heads}"
         )
-    if config.generation.provided.reads_vllm and not config.model.is_hosted:
+    if config.generation.provided.reads_vllm:
         problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
     total = total_memory_mb(config, shape)
     if total > machine.memory_mb:

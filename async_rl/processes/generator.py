@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Iterator
 
 from async_rl.config.pools import seat
-from async_rl.core.errors import Superseded
+from async_rl.core.errors import EngineDead, Superseded, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
-from async_rl.generation.engine import OpenEngine
+from async_rl.generation.engine import OpenEngine, one_completion, require_version
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.generation.vllm.tool_calls import ToolCalls
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
     Complete,
+    Continuation,
     Drain,
     EngineVersion,
+    FreeSlot,
     LoadWeights,
     Logprobs,
     Probe,
@@ -38,10 +39,9 @@ from async_rl.protocol.generator import (
 from async_rl.protocol.service import Sample
 from async_rl.rollouts.conversation import open_conversations
 from async_rl.rollouts.groups import Groups
-from async_rl.rollouts.hosted import open_hosted
-from async_rl.rollouts.hosting import Hosting
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.rollouts.sleeping import Sleeping
+from async_rl.rollouts.slots import Slots
 from async_rl.runtime.context import ProcessContext
 from async_rl.weights.files import FileReader
 
@@ -63,8 +63,6 @@ async def run(context: ProcessContext) -> None:
 
 async def import_engine(context: ProcessContext) -> OpenEngine:
     """Import the engine, which takes most of the time."""
-    if context.config.model.is_hosted:
-        return functools.partial(open_hosted, context)
     rank = seat(context.config, context.name)
     return await asyncio.to_thread(engine_opener, context.config, context.model_path, rank=rank)
 
@@ -93,7 +91,7 @@ class Generator:
             engine=lambda: self.sleeping.engine,
             limit=self.sleeping.limit,
         )
-        self._hosting = Hosting(context, self.sleeping)
+        self._slots = Slots(self.sleeping)
         self.is_handed_over = context.config.devices.are_handed_over
         self._version_changed = asyncio.Event()
         self._draining = asyncio.Event()
@@ -115,7 +113,7 @@ class Generator:
                 # On a thread of its own, next to the steps of the engine.
                 ReadCalls: self._tool_calls.read,
                 WatchVersion: self._watch_version,
-                **self._hosting.handlers(),
+                FreeSlot: self._slots.free,
             },
             devices=devices,
         )
@@ -145,28 +143,36 @@ class Generator:
             await self._completed.wait()
 
     async def _complete(self, request: Complete) -> Message:
-        """Continue a row of tokens for an agent, or for another run."""
-        if request.policy:
-            return await self._hosting.complete(request)
+        """Continue a row of tokens for an agent."""
+        engine = self.sleeping.engine
+        require_version(engine.version)
         with self._completing():
-            continuation = await self._hosting.complete(request)
-        num_tokens = len(continuation.completed.token_ids)
-        self._context.activity.count("tokens_generated", num_tokens)
-        return continuation
+            done = await one_completion(
+                engine, request.request_id, request.token_ids, request.sampling
+            )
+        self._context.activity.count("tokens_generated", len(done.token_ids))
+        return Continuation(completed=done)
 
     async def _sample(self, request: Sample) -> Message:
         """Draw sequences for a program that uses the run as a service."""
         with self._completing():
-            sampled = await self._hosting.sample(request)
+            sampled = await self._slots.sample(request)
         num_tokens = sum(len(sequence.token_ids) for sequence in sampled.sequences)
         self._context.activity.count("tokens_generated", num_tokens)
         return sampled
 
     @contextlib.contextmanager
     def _completing(self) -> Iterator[None]:
+        """Count a call, which a drain waits for. A call that the engine fails ends this process."""
         self._num_completing += 1
         try:
-            yield
+            with self._context.activity("generating"):
+                yield
+        except (Unavailable, WeightsError) as error:
+            # Another engine may continue the row. No group of this run may be in flight, so nothing
+            # else would show that the engine is dead.
+            self._context.group.create_task(_end(str(error)), name="engine dead")
+            raise Unavailable(f"{self._context.name}: {error}") from error
         finally:
             self._num_completing -= 1
             self._completed.set()
@@ -186,7 +192,8 @@ class Generator:
     async def _load_weights(self, request: LoadWeights) -> Message:
         """Load new weights between two engine steps, which wakes the engine."""
         if request.policy:
-            return await self._hosting.load(request)
+            with self._context.activity("loading weights"):
+                return await self._slots.load(request)
         life = request.manifest.life
         if life < self._learner_life:
             raise Superseded(
@@ -219,7 +226,7 @@ class Generator:
 
     async def _probe(self, request: Probe) -> Message:
         """Score the learner's probe tokens with the current weights."""
-        engine = self._hosting.engine(request.policy)
+        engine = self.sleeping.engine
         version = engine.version
         rows = await engine.logprobs(request.rows)
         if version != engine.version:
@@ -230,3 +237,7 @@ class Generator:
         self.groups.drain()
         self._draining.set()
         return Ok()
+
+
+async def _end(reason: str) -> None:
+    raise EngineDead(reason)

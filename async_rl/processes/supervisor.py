@@ -31,7 +31,6 @@ from async_rl.runtime.directory import Connections, Peer
 from async_rl.supervision import outcome as outcomes
 from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
 from async_rl.supervision.fleet import Fleet
-from async_rl.supervision.guests import Guests
 from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
@@ -175,11 +174,9 @@ class Supervisor:
             prompts=self._prompts,
             log=self._log,
         )
-        guests = Guests(self._registry.clock, within_s=self._config.timeouts.start_s)
-        handlers = service.handlers() | guests.handlers()
         bind_host = supervisor_host(self._config.network, host)
         # A free port, because no other socket of a run has a fixed one that a firewall could allow.
-        with RpcServer(bind_host, 0, keys, handlers, gather_s=GATHER_S) as server:
+        with RpcServer(bind_host, 0, keys, service.handlers(), gather_s=GATHER_S) as server:
             self._announce(server.address, model_path)
             serving = asyncio.create_task(server.serve(), name="control server")
             keeping = asyncio.create_task(fleet.run(), name="fleet")
@@ -191,7 +188,6 @@ class Supervisor:
             ]
             try:
                 await self._until_over(fleet, [preparing, serving, keeping, *watching])
-                await guests.until_none(fleet, self._stop, self._console)
                 # A stall during the shutdown is not a failure, and scaling would delay it.
                 for task in watching:
                     task.cancel()

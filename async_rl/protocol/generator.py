@@ -1,8 +1,5 @@
 """Messages to a generator: load weights, score rows, continue a row of tokens, read tool calls,
-release the device, drain.
-
-policy: the name of another run's policy that this generator serves too (rollouts/hosting.py); empty
-= the policy of its own run.
+release the device, free a slot, drain.
 """
 
 from __future__ import annotations
@@ -34,7 +31,8 @@ class LoadWeights(Message):
     """Load this version from `source` between two engine steps; requests in flight continue.
 
     handover: with placement=colocated, the number of the handover in which the learner returned
-    the device (weights/handovers.py).
+    the device (weights/handovers.py). policy: of a service, in a slot of its own
+    (rollouts/slots.py); empty = the run's.
     """
 
     Reply: ClassVar[type] = LoadReport
@@ -61,7 +59,6 @@ class Probe(Message):
 
     Reply: ClassVar[type] = Logprobs
     rows: list[IntArray]
-    policy: str = ""
 
 
 class Completion(Value):
@@ -128,8 +125,7 @@ class Continuation(Message):
 
 
 class Complete(Message):
-    """gateway or another run's generator -> generator: continue these tokens once. Sent again, it
-    draws another continuation.
+    """gateway -> generator: continue these tokens once. Sent again, it draws another continuation.
 
     request_id: differs between all calls that are in flight.
     """
@@ -138,7 +134,6 @@ class Complete(Message):
     request_id: str
     token_ids: IntArray
     sampling: Sampling
-    policy: str = ""
 
 
 class CallsRead(Message):
@@ -184,17 +179,8 @@ class WatchVersion(Message):
     wait_s: float
 
 
-class Visit(Message):
-    """another run's generator -> generator: keep a slot for the policy, first a new one;
-    -> supervisor: a run uses the generators. Both are repeated as long as that generator lives.
-    """
-
-    Reply: ClassVar[type] = Ok
-    policy: str
-
-
-class Leave(Message):
-    """another run's generator -> generator: free the slot. -> supervisor: that run stops."""
+class FreeSlot(Message):
+    """front -> generator: give the slot of this policy to another one that needs it."""
 
     Reply: ClassVar[type] = Ok
     policy: str

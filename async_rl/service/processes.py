@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from async_rl.core.errors import DataError, DeadlineExceeded, Unavailable
 from async_rl.core.frozen import frozen
-from async_rl.protocol.generator import LoadWeights, Visit
+from async_rl.protocol.generator import FreeSlot, LoadWeights
 from async_rl.protocol.membership import DRAINING, Member
 from async_rl.protocol.service import (
     AskPosition,
@@ -26,6 +27,7 @@ from async_rl.protocol.service import (
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.runtime.context import ProcessContext
 from async_rl.runtime.directory import Incarnation
+from async_rl.service.sampling import folder_of
 from async_rl.weights.block import checksum
 from async_rl.weights.membership import Life, life_of
 
@@ -75,14 +77,19 @@ class Processes:
                 await self._directory.changed(revision)
 
     async def execute(self, request: Execute) -> Executed:
-        """Let the learner that said the position execute a request; Unavailable if it left."""
+        """Let the learner that said the position execute a request; Unavailable if it left. A run
+        that is unloaded gives its slot back.
+        """
         executed: Executed = await self._learners[request.run_id].call(
             request, timeout_s=_LONGEST_S
         )
+        if request.operation == "unload_model" and not executed.error:
+            await self.unload(folder_of(request.run_id))
         return executed
 
     async def release(self, run_id: str) -> None:
-        """Let the learner save the state of a training run and forget it."""
+        """Let the learner save the state of a training run and forget it, and free its slot."""
+        await self.unload(folder_of(run_id))
         learner = self._learners.pop(run_id, None)
         if learner is not None:
             await learner.call(Release(run_id=run_id), timeout_s=_LONGEST_S)
@@ -135,6 +142,19 @@ class Processes:
                 if self._directory.find(member.name) == member:
                     raise DataError(f"{member.name}: {error}") from error
 
+    async def unload(self, policy: str) -> None:
+        """Free the slot of a policy on every generator. Its samples in flight fail; a later one
+        takes a slot again.
+        """
+        for member in self._directory.of_role("generator"):
+            key = life_of(member), policy
+            async with self._loading[key]:
+                self._loaded.pop(key, None)
+                # A generator that has left has no slots.
+                with contextlib.suppress(Unavailable):
+                    life = self._context.incarnation_of(member)
+                    await life.call(FreeSlot(policy=policy), timeout_s=_LONGEST_S)
+
     async def _load(self, member: Member, policy: str) -> None:
         key = life_of(member), policy
         async with self._loading[key]:
@@ -147,7 +167,6 @@ class Processes:
             manifest = Manifest(
                 version=adapter.version, path="", tensors=[], total_bytes=0, checksum=0
             )
-            await life.call(Visit(policy=policy), timeout_s=_LONGEST_S)
             load = LoadWeights(manifest=manifest, source=source, policy=policy)
             await life.call(load, timeout_s=_LONGEST_S)
             self._loaded[key] = adapter

@@ -43,8 +43,8 @@ FIXED = {
     "evaluation.num_prompts": "evaluations before and after would measure different prompts",
 }
 """Settings and sections that a resumed run cannot change, and why."""
-_FREE = ("model.lora.slots", "model.lora.host")
-"""Settings in such a section that say where the adapter is served."""
+_FREE = ("model.lora.slots",)
+"""Settings in such a section that say how the adapter is served."""
 
 
 def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:

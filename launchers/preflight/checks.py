@@ -36,7 +36,6 @@ from async_rl.core.machine import Machine, package_problem
 from async_rl.data.hub import cached
 from async_rl.data.model_files import model_problems, no_directory
 from async_rl.launchers.backends.backend import backend_of
-from async_rl.launchers.preflight.hosts import host_problems
 from async_rl.launchers.preflight.vllm import vllm_problems
 from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
@@ -73,7 +72,6 @@ def _problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iter
         yield mixed
     yield from machine_problems(config, machine)
     yield from _model_problems(config)
-    yield from host_problems(config)
     yield from _directory_problems(config, machine, run_dir)
     if run_dir is None:
         yield from _mirror_problems(config)

@@ -73,6 +73,16 @@ def test_what_the_history_allows_may_change(run_dir: Path, setting: str) -> None
     assert resumed_config(run_dir, [setting.split()[0]])[1] == [setting]
 
 
+def test_an_adapter_may_be_served_in_another_way_but_has_its_rank(run_dir: Path) -> None:
+    file = run_dir / "config.yaml"
+    file.unlink()
+    write_config(compose("grpo_code", ["model.lora=lora"]), file)
+    _, changed = resumed_config(run_dir, ["model.lora.slots=1"])
+    assert changed == ["model.lora.slots=1 (was 0)"]
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank=8: was 16, and the checkpoint has"):
+        resumed_config(run_dir, ["model.lora.slots=1", "model.lora.rank=8"])
+
+
 def test_a_run_that_has_finished_asks_for_more_steps(run_dir: Path) -> None:
     directory_of(run_dir, 9).mkdir(parents=True)
     (run_dir / "state.json").write_text('{"outcome": "finished"}')

@@ -118,8 +118,6 @@ async def refusals(engine: Any, pusher: Pusher) -> dict[str, str]:
     manifest, stored = pusher.manifest(9), pusher.stored("first", 9)
     pusher.damage(stored)
     large = pusher.stored("first", 9, rank=16)
-    other = pusher.manifest(9)
-    other.tensors[1].shape[0] += 1
     return {
         "damaged": await refusal(engine.load_weights(manifest, stored)),
         "gone": await refusal(
@@ -127,7 +125,6 @@ async def refusals(engine: Any, pusher: Pusher) -> dict[str, str]:
         ),
         "rank": await refusal(engine.load_weights(manifest, large)),
         "whole": await refusal(engine.load_weights(manifest, StoredFile(url=large.url))),
-        "model": await refusal(engine.load_weights(other, pusher.stored("first", 9))),
     }
 
 
@@ -135,12 +132,11 @@ async def main(kind: str, model_path: Path) -> dict[str, Any]:
     if kind == "stock":
         environment.has_core_process = lambda _: True
     config = compose(
-        "grpo_code",
+        "serve",
         [
             f"model.path={model_path}",
-            "model.lora=lora",
             f"model.lora.rank={RANK}",
-            "model.lora.slots=3",
+            "model.lora.slots=6",
             "data.max_prompt_tokens=100",
             "data.max_response_tokens=150",
             "generation.vllm.max_num_seqs=32",

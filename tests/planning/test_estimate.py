@@ -83,14 +83,6 @@ def test_a_shared_prompt_costs_the_copies_of_its_keys_on_gpus_and_nothing_else(g
     assert large - small == pytest.approx(gathered * gpus)
 
 
-def test_a_generator_without_an_engine_needs_no_memory_for_a_model() -> None:
-    hosted = compose("grpo_code", ["model.lora=lora", "model.lora.host=runs/a"])
-    own = compose("grpo_code", ["model.lora=lora"])
-    shape = embedded_shape(hidden_size=4096, num_layers=32, num_heads=32)
-    assert memory_mb(hosted, "generator", shape) == memory_mb(hosted, "generator", None) == 400
-    assert memory_mb(own, "generator", shape) > 10_000
-
-
 @pytest.mark.parametrize(
     ("settings", "is_warned"),
     [

@@ -80,8 +80,6 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         preflight, "backend_of", lambda _: SimpleNamespace(problems=lambda _: iter(()))
     )
-    # Nor is the run whose engines another one uses (tests/config/test_shared_adapters.py).
-    monkeypatch.setattr(preflight, "host_problems", lambda _: iter(()))
     return tmp_path
 
 

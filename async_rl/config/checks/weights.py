@@ -42,32 +42,21 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _adapter(config: RunConfig) -> Iterator[str]:
-    """Yield the problems of an adapter that an engine applies, its own or another run's."""
+    """Yield the problems of an adapter that an engine applies."""
     lora = config.model.adapter
     if lora is None or not config.model.is_applied:
         return
     given = f"model.lora.slots={lora.slots}"
-    if lora.host is not None:
-        given = f"model.lora.host={lora.host}"
-        if lora.slots:
-            yield (
-                f"{given} with model.lora.slots={lora.slots}: the engines of that run have the"
-                " slots; set model.lora.slots=0"
-            )
-        # The requests go to the engines of the other run.
-        if config.generators.gpus_each > 0:
-            yield (
-                f"{given} with generators.gpus_each={config.generators.gpus_each:g}: generators"
-                " without an engine use no GPU; set generators.gpus_each=0"
-            )
+    if lora.slots > 1 and not config.agent.is_service:
+        yield f"{given}: a run has one adapter; set model.lora.slots=1"
     if not config.generation.provided.serves_adapters:
         yield (
-            f"{given} with generation.engine={config.generation.engine}: only vLLM serves several"
-            " adapters at a time; set generation.engine=vllm"
+            f"{given} with generation.engine={config.generation.engine}: only vLLM applies"
+            " adapters; set generation.engine=vllm"
         )
     if config.devices.are_handed_over:
         yield (
-            f"{given} with placement=colocated: the engine would sleep while other runs use it; set"
+            f"{given} with placement=colocated: an engine that applies adapters does not sleep; set"
             " placement=disaggregated"
         )
     if config.weights.transfer.kind not in ("auto", "filesystem"):

@@ -1,10 +1,10 @@
 """Several policies on one LLM: its base model with the adapter of one slot each (vLLM's LoRA).
 
 Invariants
-- Slot 0 is this run's policy; other slots are for other runs (rollouts/hosting.py).
+- Slot 0 is this run's policy; the other slots are for programs of a service (rollouts/slots.py).
 - The label of the LLM's weights has the version of every slot, so a token's label shows the version
   of the policy that sampled it, even if a slot was loaded during the request.
-- An adapter that cannot be read, or that vLLM refuses, changes nothing for any run.
+- An adapter that cannot be read, or that vLLM refuses, changes nothing for any policy.
 
 Written against vLLM 0.32.
 """
@@ -31,45 +31,38 @@ from async_rl.weights.block import checksum
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The bounds of the rank that vLLM can be started with."""
-Shapes = dict[str, tuple[int, ...]]
 _PLACEHOLDER = "pushed"
 """vLLM requires a path for an adapter; the adapter of a slot has no file."""
 
 
 def open_slots(llm: Llm, count: int, end_token_ids: tuple[int, ...]) -> AppliedAdapter:
     """Return this run's policy on an LLM with `count` slots."""
-    shapes: Shapes = {}
-    own, *places = [AppliedAdapter(llm, end_token_ids, shapes) for _ in range(count)]
+    own, *places = [AppliedAdapter(llm, end_token_ids) for _ in range(count)]
     own.places = places
     return own
 
 
 class AppliedAdapter(VllmEngine):
-    """The policy of one slot. shapes: of the model's tensors, shared by all slots."""
+    """The policy of one slot."""
 
     places: Sequence[AppliedAdapter] = ()
-    """The policies of other runs on the LLM."""
+    """The policies of a service's programs on the LLM."""
 
-    def __init__(self, llm: Llm, end_token_ids: tuple[int, ...], shapes: Shapes) -> None:
+    def __init__(self, llm: Llm, end_token_ids: tuple[int, ...]) -> None:
         super().__init__(llm, end_token_ids, has_spare=False)
-        self._shapes = shapes
         # vLLM's ids start at 1, and 0 is the base model.
         self._lora = LoRARequest(f"slot {self._index}", self._index + 1, _PLACEHOLDER)
 
     def clear(self) -> None:
-        """Leave the slot to another run."""
+        """Leave the slot to another policy."""
         self.version = NO_VERSION
 
     async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
         if not isinstance(source, StoredFile) or source.scaling is None:
             raise WeightsError(
                 f"version {manifest.version} came as {type(source).__name__} with all weights, and"
-                " this engine takes adapters only; set model.lora.slots or model.lora.host in the"
-                " run that pushes"
+                " this engine takes adapters only; set model.lora.slots for the learner too"
             )
-        # Before the file is read: only the manifest shows all tensors of the model that was
-        # trained.
-        self._check_model(manifest)
         # vLLM reads an adapter from a directory of PEFT's form only.
         with tempfile.TemporaryDirectory(prefix="async_rl-adapter-") as directory:
             await asyncio.to_thread(_fetch_peft, manifest, source, Path(directory))
@@ -77,22 +70,9 @@ class AppliedAdapter(VllmEngine):
         for refusal in filter(None, refusals):
             raise WeightsError(
                 f"vLLM refuses the adapter of version {manifest.version}: {refusal}; its rank may"
-                " be at most model.lora.rank of the run with model.lora.slots"
+                " be at most model.lora.rank"
             )
         return "apply_adapter", ()
-
-    def _check_model(self, manifest: Manifest) -> None:
-        """Raise WeightsError if the manifest is of another model than the first one that came."""
-        shapes = {entry.name: tuple(entry.shape) for entry in manifest.tensors}
-        if not self._shapes:
-            self._shapes.update(shapes)
-        for name in sorted(shapes.keys() | self._shapes.keys()):
-            if shapes.get(name) != self._shapes.get(name):
-                raise WeightsError(
-                    f"the run that pushes has another model: {name} is"
-                    f" {shapes.get(name, 'missing')}, here {self._shapes.get(name, 'missing')};"
-                    " give both runs the same model.path"
-                )
 
 
 def linear_layers(model_path: Path) -> list[str]:

@@ -35,7 +35,7 @@ class Versioned(Protocol):
 class Llm:
     """An AsyncLLM with its state.
 
-    policies: several if other runs have adapters on it (adapters.py); the label of its weights has
+    policies: several in a service (adapters.py); the label of its weights has
     the version of each. core: its client of the engine's core; thread: the same where the core is a
     thread of this process, else None. loading: held by the one load that is under way.
     """

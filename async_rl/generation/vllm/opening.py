@@ -14,6 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
+from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.generation import environment
@@ -102,12 +103,11 @@ def engine_args(
         # Otherwise a model's generation_config.json could set top_k or top_p.
         generation_config="vllm",
         **_settings(config),
-        **_lora_settings(config, model_path),
+        **_lora_settings(config.model.adapter, model_path),
     )
 
 
-def _lora_settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
-    adapter = config.model.adapter
+def _lora_settings(adapter: LoraAdapter | None, model_path: Path) -> dict[str, Any]:
     if adapter is None or not adapter.slots:
         return {}
     return {

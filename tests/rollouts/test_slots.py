@@ -1,0 +1,298 @@
+"""The slots of a service's generators: both sides, the generators with scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from composing import compose
+from rollouts_support import Alphabet, process
+from test_generator_groups import ScriptedEngine
+
+from async_rl.core.errors import DataError, EngineDead, Unavailable, WeightsError
+from async_rl.core.types import NO_VERSION, Sampling
+from async_rl.observability.activity import Activity
+from async_rl.processes.generator import Generator
+from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.generator import Complete, FreeSlot, LoadReport, LoadWeights
+from async_rl.protocol.membership import Member, Members
+from async_rl.protocol.service import Execute, Executed, Position, Release, Sample, Sampled
+from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.rollouts.slots import Slots
+from async_rl.runtime.directory import Directory
+from async_rl.service.processes import Processes
+from async_rl.weights.adapters import Adapter, write_peft
+
+NONE = np.zeros(0, np.float32)
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), 60))
+
+    return run
+
+
+def request(policy: str) -> Sample:
+    return Sample(
+        request_id="r",
+        token_ids=np.array([3], np.int32),
+        num_samples=1,
+        max_tokens=4,
+        temperature=1.0,
+        policy=policy,
+    )
+
+
+class Place:
+    """A slot. loaded: the adapters and versions; its samples wait for `may_answer`."""
+
+    def __init__(self) -> None:
+        self.version = NO_VERSION
+        self.loaded: list[tuple[str, int]] = []
+        self.is_drawing = asyncio.Event()
+        self.error: Exception | None = None
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    def clear(self) -> None:
+        self.version = NO_VERSION
+
+    async def load_weights(self, manifest: Manifest, source: StoredFile) -> LoadReport:
+        if self.error:
+            raise self.error
+        self.loaded.append((Path(source.url).parent.name, manifest.version))
+        self.version = manifest.version
+        return LoadReport(version=manifest.version, load_s=0.2, pause_s=0.1)
+
+    async def sample(self, request: Sample) -> Sampled:
+        self.is_drawing.set()
+        await self.may_answer.wait()
+        if self.error:
+            raise self.error
+        table = np.zeros((1, 0), np.int32)
+        return Sampled(
+            sequences=[], prompt_logprobs=NONE, prompt_top_ids=table, prompt_top_logprobs=NONE
+        )
+
+
+class Service:
+    """Generators with two slots each, a learner, and the front's side of them."""
+
+    def __init__(self, tmp_path: Path, *, count: int = 1) -> None:
+        self.directory = Directory()
+        self.slots: dict[str, Slots] = {}
+        self.engines: list[Any] = []
+        self.calls: list[str] = []
+        self._tmp_path = tmp_path
+        self._members = [self._member("learner-0", "learner")]
+        for _ in range(count):
+            self.add()
+        context: Any = SimpleNamespace(
+            directory=self.directory, incarnation_of=self._life_of, activity=Activity()
+        )
+        self.front = Processes(context)
+
+    def _member(self, name: str, role: Any) -> Member:
+        return Member(
+            name=name, role=role, pid=1, address="", state="ready", waits_for="", since_s=0.0,
+            version=0, counters={},
+        )  # fmt: skip
+
+    def add(self) -> None:
+        """One more generator."""
+        engine: Any = Place()
+        engine.places = [Place(), Place()]
+        self.engines.append(engine)
+        name = f"generator-{len(self.slots)}"
+        self.slots[name] = Slots(SimpleNamespace(engine=engine))  # type: ignore[arg-type]
+        self._members.append(self._member(name, "generator"))
+        self._publish()
+
+    def remove(self, name: str) -> None:
+        self._members = [member for member in self._members if member.name != name]
+        self._publish()
+
+    def _publish(self) -> None:
+        revision = self.directory.revision + 1
+        self.directory.update(Members(revision=revision, members=self._members))
+
+    def _life_of(self, member: Member) -> Any:
+        async def call(message: Message, *, timeout_s: float) -> Message:
+            self.calls.append(type(message).__name__)
+            if member.role == "learner":
+                return self._learn(message)
+            if all(other.name != member.name for other in self._members):
+                raise Unavailable(f"{member.name} exited")
+            slots = self.slots[member.name]
+            answers: dict[type[Message], Any] = {
+                LoadWeights: slots.load,
+                FreeSlot: slots.free,
+                Sample: slots.sample,
+            }
+            answer: Message = await answers[type(message)](message)
+            return answer
+
+        return SimpleNamespace(call=call)
+
+    def _learn(self, message: Message) -> Message:
+        if isinstance(message, Execute):
+            is_refused = message.body == b"refuse"
+            return Executed(body=b"", version=0, error="refused" if is_refused else "")
+        return Ok() if isinstance(message, Release) else Position(seq_id=0, version=0)
+
+    def places(self, number: int = 0) -> list[list[tuple[str, int]]]:
+        return [place.loaded for place in self.engines[number].places]
+
+    async def load(self, run_id: str, version: int = 0) -> None:
+        folder = run_id.replace(":", ".")
+        directory = self._tmp_path / folder
+        tensors = {"q.lora_A.weight": torch.ones(2, 2)}
+        write_peft(directory, Adapter(tensors=tensors, scaling=2.0).to_bytes(), 2.0)
+        await self.front.load(folder, directory, version)
+
+
+@in_a_loop
+async def test_a_slot_is_given_to_another_run_only_after_it_is_free(tmp_path: Path) -> None:
+    service = Service(tmp_path, count=2)
+    for run_id, version in (("a:1", 0), ("b:1", 4), ("a:1", 1)):
+        await service.load(run_id, version)
+    for number in range(2):
+        assert service.places(number) == [[("a.1", 0), ("a.1", 1)], [("b.1", 4)]]
+    with pytest.raises(DataError, match=r"the 2 slots for .* taken by a\.1, b\.1; unload one"):
+        await service.load("c:1")
+    await service.front.sample(request("b.1"))
+    await service.front.position("a:1")
+    execute = Execute(run_id="a:1", seq_id=2, operation="unload_model", body=b"refuse")
+    await service.front.execute(execute)
+    with pytest.raises(DataError, match="the 2 slots"):
+        await service.load("c:1")
+    await service.front.execute(Execute(run_id="a:1", seq_id=2, operation="unload_model", body=b""))
+    await service.load("c:1", 7)
+    for number in range(2):
+        assert service.places(number)[0][-1] == ("c.1", 7)
+    # A client that was silent has lost its slot, and takes one again when it samples.
+    await service.front.release("b:1")
+    await service.front.sample(request("b.1"))
+    assert sorted(map(len, (service.places(0)[1], service.places(1)[1]))) == [1, 2]
+    # The base model needs no slot.
+    await service.front.sample(request(""))
+
+
+@in_a_loop
+async def test_a_later_generator_has_the_newest_weights_before_its_first_sample(
+    tmp_path: Path,
+) -> None:
+    service = Service(tmp_path)
+    await service.load("a:1", 3)
+    service.add()
+    service.remove("generator-0")
+    await service.front.sample(request("a.1"))
+    assert service.places(1)[0] == [("a.1", 3)]
+    with pytest.raises(KeyError):
+        await service.front.sample(request("unknown"))
+
+
+@in_a_loop
+async def test_a_sample_has_tokens_of_one_policy(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    slots, first = service.slots["generator-0"], service.engines[0].places[0]
+    with pytest.raises(DataError, match=r"a\.1 has no weights here"):
+        await slots.sample(request("a.1"))
+    await service.load("a:1")
+    first.may_answer.clear()
+    drawing = asyncio.create_task(service.front.sample(request("a.1")))
+    await first.is_drawing.wait()
+    await service.front.unload("a.1")
+    assert first.version == NO_VERSION
+    # The same run in the same slot again: the tokens between were drawn from another one.
+    await service.load("b:1")
+    await service.front.unload("b.1")
+    await service.load("a:1")
+    assert service.places()[0] == [("a.1", 0), ("b.1", 0), ("a.1", 0)]
+    first.may_answer.set()
+    with pytest.raises(DataError, match=r"a\.1 was unloaded during the sample"):
+        await drawing
+
+
+@in_a_loop
+async def test_a_refused_adapter_leaves_other_policies_as_they_are(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    await service.load("a:1")
+    service.engines[0].places[1].error = WeightsError("its rank is above 8")
+    with pytest.raises(WeightsError, match="its rank is above 8"):
+        await service.load("b:1")
+    await service.front.sample(request("a.1"))
+    with pytest.raises(DataError, match=r"b\.1 has no weights here"):
+        await service.slots["generator-0"].sample(request("b.1"))
+    # Its slot can be freed although nothing was loaded.
+    await service.front.unload("b.1")
+    service.engines[0].places[1].error = None
+    await service.load("c:1")
+    assert service.places() == [[("a.1", 0)], [("c.1", 0)]]
+
+
+class Failing(ScriptedEngine):
+    """Writes a row until it has an error."""
+
+    error: Exception | None = None
+    places: tuple[Place, ...] = ()
+
+    async def sample(self, request: Sample) -> Sampled:
+        assert self.error is not None
+        raise self.error
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("calls", ["complete", "sample"])
+def test_a_call_that_the_engine_fails_ends_the_process_and_a_refused_one_does_not(
+    calls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("async_rl.processes.generator.load_tokenizer", lambda *_: Alphabet())
+    row = np.array([3], np.int32)
+    sampling = Sampling(temperature=1.0, max_new_tokens=4)
+    engine = Failing()
+
+    async def open_engine() -> Failing:
+        return engine
+
+    async def call(_: Message, *, timeout_s: float) -> Message:
+        return Ok()
+
+    async def play() -> None:
+        async with asyncio.TaskGroup() as group:
+            context = process(compose("grpo_code"), call, group=group)
+            generator = Generator(context, open_engine)  # type: ignore[arg-type]
+            await generator.sleeping.start()
+            if calls == "complete":
+                message: Any = Complete(request_id="1.1.0/0", token_ids=row, sampling=sampling)
+                done: Any = await generator._complete(message)
+                assert done.completed.token_ids.tolist() == [2]
+                engine.version = NO_VERSION
+                with pytest.raises(WeightsError, match="no version of the weights yet"):
+                    await generator._complete(message)
+                engine.version = 3
+                engine._error = Unavailable("the vLLM engine died")
+                answer = generator._complete(message)
+            else:
+                engine.error = DataError("top_p=3")
+                with pytest.raises(DataError, match="top_p=3"):
+                    await generator._sample(request(""))
+                engine.error = Unavailable("the vLLM engine died")
+                answer = generator._sample(request(""))
+            with pytest.raises(Unavailable, match="generator-0: the vLLM engine died"):
+                await answer
+
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(play())
+    assert caught.group_contains(EngineDead, match="the vLLM engine died")
