@@ -18,7 +18,7 @@ from async_rl.core.errors import AsyncRLError, ConfigError, DeadlineExceeded, We
 from async_rl.protocol.generator import Sleep
 from async_rl.protocol.membership import Expel, Member
 from async_rl.runtime.context import ProcessContext
-from async_rl.weights.handovers import Handovers, Phase
+from async_rl.weights.handovers import Handovers
 from async_rl.weights.membership import Life, life_of
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class SharedDevice(Device):
     @property
     def is_learners(self) -> bool:
         """The learner may use the device now."""
-        return self._handovers.phase is Phase.LEARNING
+        return self._handovers.is_taken
 
     async def take(self, enter: Callable[[], Awaitable[T]]) -> T:
         """Order all generators to sleep, then move the learner to the device with `enter`."""
@@ -128,9 +128,8 @@ class SharedDevice(Device):
             # A new number: generators refuse orders of an earlier life of the learner.
             self._handovers.ask()
             async with asyncio.TaskGroup() as calls:
-                while not self._order_new(calls):
+                while not self._take(calls):
                     await self._context.directory.changed_or(self._answered)
-            self._handovers.take()
         with self._context.activity("moving to the device"):
             return await enter()
 
@@ -152,14 +151,13 @@ class SharedDevice(Device):
         """Seconds that the engine of a life may still need to start."""
         return 0.0 if life in self._pushed else self._context.config.timeouts.start_s
 
-    def _order_new(self, calls: asyncio.TaskGroup) -> bool:
-        """Order new generators to sleep; return whether none uses the device."""
+    def _take(self, calls: asyncio.TaskGroup) -> bool:
+        """Order new generators to sleep; return whether none uses the device, so it is taken."""
         self._answered.clear()
         members = {life_of(m): m for m in self._context.directory.of_role("generator")}
-        self._handovers.follow(members)
-        for life in self._handovers.to_order():
+        for life in self._handovers.to_order(members):
             calls.create_task(self._order(members[life]), name=f"sleep {life[0]}")
-        return self._handovers.is_clear
+        return self._handovers.take(members)
 
     async def _order(self, member: Member) -> None:
         life = life_of(member)

@@ -19,54 +19,36 @@ Invariants
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection
 
 from async_rl.core.errors import WeightsError
 from async_rl.weights.membership import Life
 
 
-class Phase(enum.Enum):
-    """The user of the device: the generators, none while they go to sleep, or the learner."""
-
-    GENERATING = enum.auto()
-    SWITCHING = enum.auto()
-    LEARNING = enum.auto()
-
-
 class Handovers:
     """The handovers of one life of the learner.
 
     number: of the newest handover. A later life must start above all numbers of an earlier one.
+    is_taken: the learner has the device.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.phase = Phase.GENERATING
-        self._present: set[Life] = set()
+        self.is_taken = False
         self._ordered: set[Life] = set()
         self._asleep: set[Life] = set()
 
     def ask(self) -> None:
-        """Start a handover. Raises WeightsError during another, or while the learner has the
-        device.
-        """
-        self._require(Phase.GENERATING, "asked for")
-        self.phase = Phase.SWITCHING
+        """Start a handover. No confirmation of an earlier one counts from now on."""
         self.number += 1
         self._ordered = set()
         self._asleep = set()
 
-    def follow(self, present: Collection[Life]) -> None:
-        """Take over the list of generators that serve; a process that exited uses no device."""
-        self._present = set(present)
-
-    def to_order(self) -> set[Life]:
-        """Return the generators to order to sleep, each once per handover."""
-        if self.phase is not Phase.SWITCHING:
-            return set()
-        # A generator that joins during the handover is ordered too.
-        new = self._present - self._ordered
+    def to_order(self, present: Collection[Life]) -> set[Life]:
+        """Return the generators to order to sleep, each once per handover. present: those that
+        serve; a generator that joins during the handover is ordered too.
+        """
+        new = set(present) - self._ordered
         self._ordered |= new
         return new
 
@@ -75,30 +57,17 @@ class Handovers:
         if life in self._ordered:
             self._asleep.add(life)
 
-    @property
-    def is_clear(self) -> bool:
-        """No generator can use the device."""
-        # A generator that has left is not present: a process that exited uses no device.
-        return self.phase is Phase.SWITCHING and self._present <= self._asleep
+    def take(self, present: Collection[Life]) -> bool:
+        """Assign the device to the learner if no generator may use it; return whether it has it.
 
-    def take(self) -> None:
-        """Assign the device to the learner. Raises WeightsError while a generator may use it."""
-        self._require(Phase.SWITCHING, "taken")
-        if not self.is_clear:
-            awake = sorted(self._present - self._asleep)
-            raise WeightsError(f"the learner cannot take the device while {awake} may use it")
-        self.phase = Phase.LEARNING
+        present: the generators that serve; a process that exited uses no device.
+        """
+        self.is_taken = self._asleep.issuperset(present)
+        return self.is_taken
 
     def give_back(self) -> None:
         """Return the device to the generators: pushes may wake them."""
-        self._require(Phase.LEARNING, "given back")
-        self.phase = Phase.GENERATING
-
-    def _require(self, phase: Phase, action: str) -> None:
-        if self.phase is not phase:
-            raise WeightsError(
-                f"the device cannot be {action} while it is {self.phase.name.lower()}"
-            )
+        self.is_taken = False
 
 
 class Orders:

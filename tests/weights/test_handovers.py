@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from async_rl.core.errors import WeightsError
-from async_rl.weights.handovers import Handovers, Orders, Phase
+from async_rl.weights.handovers import Handovers, Orders
 from async_rl.weights.membership import Answer, Life, Load, Membership
 
 A, B = ("a", 1), ("b", 2)
@@ -21,40 +21,28 @@ A, B = ("a", 1), ("b", 2)
 
 def test_the_learner_waits_for_every_generator_that_serves() -> None:
     handovers = Handovers(5)
-    handovers.follow([A, B])
     handovers.ask()
-    assert handovers.to_order() == {A, B}
-    assert handovers.to_order() == set()
+    assert handovers.to_order([A, B]) == {A, B}
+    assert handovers.to_order([A, B]) == set()
     handovers.sleeps(A)
-    with pytest.raises(
-        WeightsError, match=r"cannot take the device while \[\('b', 2\)\] may use it"
-    ):
-        handovers.take()
+    assert not handovers.take([A, B])
+    assert not handovers.is_taken
     handovers.sleeps(B)
-    handovers.take()
-    assert (handovers.phase, handovers.number) == (Phase.LEARNING, 6)
+    assert handovers.take([A, B])
+    assert (handovers.is_taken, handovers.number) == (True, 6)
 
 
 def test_a_confirmation_of_an_earlier_handover_does_not_count() -> None:
     handovers = Handovers(0)
-    handovers.follow([A])
     handovers.ask()
-    handovers.to_order()
+    handovers.to_order([A])
     handovers.sleeps(A)
-    handovers.take()
+    assert handovers.take([A])
     handovers.give_back()
+    assert not handovers.is_taken
     handovers.ask()
     handovers.sleeps(A)  # it has no order in this handover
-    assert not handovers.is_clear
-
-
-def test_the_device_is_given_back_only_by_whom_it_was_taken() -> None:
-    handovers = Handovers(0)
-    with pytest.raises(WeightsError, match="cannot be given back while it is generating"):
-        handovers.give_back()
-    handovers.ask()
-    with pytest.raises(WeightsError, match="cannot be asked for while it is switching"):
-        handovers.ask()
+    assert not handovers.take([A])
 
 
 def test_an_order_of_an_earlier_handover_is_refused() -> None:
@@ -89,6 +77,7 @@ class Learner:
     number: int
     membership: Membership = field(default_factory=Membership)
     version: int = 0
+    is_asking: bool = True
     uses_device: bool = False
 
 
@@ -186,7 +175,9 @@ class World(RuleBasedStateMachine):
             generator.doomed = generator.doomed and generator.uses_device
 
     @precondition(
-        lambda self: self.learner is not None and self.learner.handovers.phase is Phase.GENERATING
+        lambda self: (
+            self.learner is not None and not (self.learner.is_asking or self.learner.uses_device)
+        )
     )
     @rule()
     def learner_asks(self) -> None:
@@ -197,26 +188,23 @@ class World(RuleBasedStateMachine):
         self.learner.membership.close()
         if self.learner.membership.is_free:
             self.learner.handovers.ask()
+            self.learner.is_asking = True
 
-    @precondition(
-        lambda self: self.learner is not None and self.learner.handovers.phase is Phase.SWITCHING
-    )
+    @precondition(lambda self: self.learner is not None and self.learner.is_asking)
     @rule()
     def learner_tells(self) -> None:
         assert self.learner is not None
-        self.learner.handovers.follow(self.present)
-        for life in sorted(self.learner.handovers.to_order()):
+        for life in sorted(self.learner.handovers.to_order(self.present)):
             self.letters.append(
                 Letter(self.learner.number, life, Kind.SLEEP, self.learner.handovers.number)
             )
 
-    @precondition(lambda self: self.learner is not None and self.learner.handovers.is_clear)
+    @precondition(lambda self: self.learner is not None and self.learner.is_asking)
     @rule()
     def learner_takes(self) -> None:
         assert self.learner is not None
-        self.learner.handovers.follow(self.present)
-        if self.learner.handovers.is_clear:
-            self.learner.handovers.take()
+        if self.learner.handovers.take(self.present):
+            self.learner.is_asking = False
             self.learner.uses_device = True
 
     @precondition(lambda self: self.learner is not None and self.learner.uses_device)
@@ -282,9 +270,9 @@ class World(RuleBasedStateMachine):
         assert learner is not None
         self._deliver()
         learner.membership.follow(self.present)
-        if learner.handovers.phase is Phase.GENERATING:
+        if not (learner.is_asking or learner.uses_device):
             self.learner_asks()
-        if learner.handovers.phase is Phase.SWITCHING:
+        if learner.is_asking:
             self.learner_tells()
             self._deliver()
             self.learner_takes()
