@@ -543,3 +543,10 @@ async def test_the_start_of_a_session_names_all_deviations(tmp_path: Path) -> No
                 "sampleable": True,
             }
         ]
+
+
+def test_the_page_has_the_table_of_deviations() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for name, text in DEVIATIONS.items():
+        assert f"| {name} | {text} |" in rows
