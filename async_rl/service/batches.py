@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from async_rl.batching.packing import Pass, RowInProgress
-from async_rl.core.errors import DataError, NonFiniteError
+from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray
 from async_rl.learner.models import Policy
@@ -222,7 +222,7 @@ def _row(families: Sequence[_Family], device: torch.device) -> Row:
 
 def run_row(policy: Policy, row: Row, loss: Loss, chunk_tokens: int) -> tuple[Tensor, Tensor]:
     """Return the log-probs of the targets, float32 [R] or [R, K] without gradient, and the sum of
-    their losses, float64 []. Raises NonFiniteError if it is not finite.
+    their losses, float64 []. Raises DataError if it is not finite.
     """
     if row.targets.ndim == 1:
         of_pairs = policy(row.packed, temperature=1.0, chunk_tokens=chunk_tokens).logprobs
@@ -236,7 +236,7 @@ def run_row(policy: Policy, row: Row, loss: Loss, chunk_tokens: int) -> tuple[Te
         parts = zip(row.examples, torch.split(is_bad, row.lengths), strict=True)
         where = [(e.index, int(bad.nonzero()[0, 0])) for e, bad in parts if bad.any()]
         index, position = where[0] if where else (row.examples[0].index, 0)
-        raise NonFiniteError(
+        raise DataError(
             f"datum {index}: the loss at position {position} is not finite; look at its log-probs"
             " and advantages. The request has no effect"
         )

@@ -21,7 +21,7 @@ from async_rl.config.base import replace
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import DataError, NonFiniteError
+from async_rl.core.errors import DataError
 from async_rl.learner.loading import load_policy, recompute_activations
 from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import MOMENTS, Moments
@@ -134,14 +134,14 @@ class Tenant:
     def accumulating(self) -> Iterator[None]:
         """Add the gradients of the block to the earlier ones, or nothing if the block raises.
 
-        Raises NonFiniteError if they are not finite.
+        Raises DataError if they are not finite.
         """
         earlier = [parameter.grad for parameter in self._parameters]
         self.forget_gradients()
         try:
             yield
             if not math.isfinite(self._gradient_norm()):
-                raise NonFiniteError("its gradient is not finite; the request has no effect")
+                raise DataError("its gradient is not finite; the request has no effect")
             for parameter, grad in zip(self._parameters, earlier, strict=True):
                 if grad is not None:
                     parameter.grad = grad if parameter.grad is None else grad + parameter.grad
@@ -157,11 +157,11 @@ class Tenant:
     def step(self, adam: Adam) -> float:
         """Step with the accumulated gradients, without any as with zeros, and return their norm.
 
-        Raises NonFiniteError before any change.
+        Raises DataError before any change.
         """
         norm = self._gradient_norm()
         if not math.isfinite(norm):
-            raise NonFiniteError(
+            raise DataError(
                 "the sum of the gradients is not finite; nothing was changed. Scale the losses down"
             )
         for parameter in self._parameters:

@@ -20,7 +20,7 @@ import torch
 from async_rl.config.learner import CACHE_TOKENS
 from async_rl.config.run import RunConfig
 from async_rl.core.checksums import checksum, sum_of
-from async_rl.core.errors import ConfigError, DataError, NonFiniteError, Unavailable
+from async_rl.core.errors import ConfigError, DataError, Unavailable
 from async_rl.core.types import FloatArray
 from async_rl.protocol.service import (
     CHANGING,
@@ -134,7 +134,7 @@ class TrainingRuns:
             return self._executed(run, run.answer if is_newest else b"", error=error)
         try:
             body, tokens = self._perform(run, request)
-        except (ConfigError, DataError, NonFiniteError, torch.OutOfMemoryError) as error:
+        except (ConfigError, DataError, torch.OutOfMemoryError) as error:
             return self._executed(run, b"", error=str(error))
         run = self._runs[run_id]
         assert run is not None, "every operation needs a run or makes one"
