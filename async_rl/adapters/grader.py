@@ -45,9 +45,14 @@ class Grader:
         refused a request, InfrastructureError if a response could not be judged within timeout_s
         or in `MAX_ATTEMPTS` attempts (verifier/client.py).
         """
+        # Apart: errors and tasks name the address, and must not name the token.
+        url, _, token = self._url.partition("/token/")
         text = TextProcess()
         try:
-            async with self._verifier() as verifier, asyncio.TaskGroup() as group:
+            async with (
+                VerifierPool(token, [url], limit_s=self._timeout_s) as verifier,
+                asyncio.TaskGroup() as group,
+            ):
                 scores = [
                     group.create_task(self._score(verifier, text, response, row))
                     for response, row in zip(responses, rows, strict=True)
@@ -79,8 +84,3 @@ class Grader:
             if test.verdict is Verdict.TEST_ERROR:
                 raise DataError(f"a test is broken: {test.message}")
         return answer.share(len(problem.tests))
-
-    def _verifier(self) -> VerifierPool:
-        # Apart: errors and tasks name the address, and must not name the token.
-        url, _, token = self._url.partition("/token/")
-        return VerifierPool(token, [url], limit_s=self._timeout_s)

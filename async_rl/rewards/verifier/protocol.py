@@ -152,18 +152,6 @@ class Health(Value):
     reasons: list[str]
 
 
-def infrastructure_response(message: str, level: int, *, is_final: bool = False) -> VerifyResponse:
-    """The answer for a program that could not be judged. is_final: another try is useless."""
-    verdict = Verdict.INFRASTRUCTURE_ERROR
-    return VerifyResponse(
-        verdict=verdict,
-        # As the result of a test, because clients show the message of the first test that failed.
-        tests=[TestResult(verdict=verdict, message=message)],
-        level=level,
-        failure=message if is_final else "",
-    )
-
-
 class ErrorReply(Value):
     """The body of every 4xx and 5xx."""
 

@@ -21,7 +21,6 @@ from async_rl.core.errors import InfrastructureError, RewardError, Unsupported, 
 from async_rl.core.types import Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
-from async_rl.rewards.verifier.outcomes import Ruling, result_of
 from async_rl.rewards.verifier.protocol import (
     SLOW_S,
     Health,
@@ -29,7 +28,6 @@ from async_rl.rewards.verifier.protocol import (
     TestResult,
     VerifyRequest,
     VerifyResponse,
-    infrastructure_response,
 )
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.sandbox.cells import Cells
@@ -115,9 +113,15 @@ class VerifierService:
                 async with self._cell():
                     response = await self.judge.verify(request)
             except InfrastructureError as error:
-                is_final = isinstance(error, Unsupported)
-                level = self.cells.level
-                response = infrastructure_response(str(error), level, is_final=is_final)
+                result = _unjudged(error)
+                response = VerifyResponse(
+                    verdict=result.verdict,
+                    # Clients show the message of the first test that failed.
+                    tests=[result],
+                    level=self.cells.level,
+                    # Another try is useless.
+                    failure=result.message if isinstance(error, Unsupported) else "",
+                )
         self.num_judged[response.verdict] += 1
         return response
 
@@ -149,7 +153,7 @@ class VerifierService:
             async with self._cell():
                 ran = await self.judge.run(request)
         except InfrastructureError as error:
-            ran = result_of(Ruling(Verdict.INFRASTRUCTURE_ERROR, str(error))), b""
+            ran = _unjudged(error), b""
         self.num_judged[ran[0].verdict] += 1
         return ran
 
@@ -215,3 +219,7 @@ class VerifierService:
             cells_replaced=self.judge.num_replaced,
             reasons=list(self.cells.reasons),
         )
+
+
+def _unjudged(error: InfrastructureError) -> TestResult:
+    return TestResult(verdict=Verdict.INFRASTRUCTURE_ERROR, message=str(error))
