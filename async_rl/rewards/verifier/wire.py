@@ -51,26 +51,12 @@ _AREAL_ERROR_TYPES = {
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of requests: unknown fields are ignored."""
-
-
-class Form(Body):
-    """The body of a request.
+    """Base of requests: unknown fields are ignored.
 
     statuses: HTTP statuses of this server that the client knows by another number.
     """
 
     statuses: ClassVar[dict[int, int]] = {}
-
-    def program(self) -> VerifyRequest:
-        """The program to judge. Raises DataError or ValueError if it cannot be judged here."""
-        raise NotImplementedError
-
-    async def answer(self, service: VerifierService, program: VerifyRequest) -> Reply:
-        """Judge the program once it is admitted; return the answer in the form of the client.
-        Raises HTTPException.
-        """
-        raise NotImplementedError
 
 
 def _request_of(
@@ -110,7 +96,7 @@ class ArealProblem(Body):
     input_output: Any
 
 
-class ArealFunction(Form):
+class ArealFunction(Body):
     """AReaL's code function; stops at a failure."""
 
     problem: ArealProblem
@@ -146,7 +132,7 @@ class ArealTestCase(Body, rename="camel"):
     expected_output: str
 
 
-class ArealCall(Form, rename="camel"):
+class ArealCall(Body, rename="camel"):
     """AReaL's function calls. timeout: s per test; memory: MB, 0 for the server's limit."""
 
     code: str
@@ -193,7 +179,7 @@ class ArealCall(Form, rename="camel"):
         return {"uid": self.uid, "success": is_pass, "results": results}
 
 
-class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
+class RunCode(Body, rename={"memory_limit_mb": "memory_limit_MB"}):
     """SandboxFusion's run of one standard input, whose output the client compares.
 
     memory_limit_mb: below 1 for the limit of the server.
@@ -247,6 +233,10 @@ class RunCode(Form, rename={"memory_limit_mb": "memory_limit_MB"}):
         }
 
 
+Form = ArealFunction | ArealCall | RunCode
+"""`program` returns the program to judge and raises DataError or ValueError if it cannot be judged
+here; `answer` judges it once it is admitted, and returns the answer in the form of the client.
+"""
 FORMS: dict[str, type[Form]] = {
     "/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke": ArealFunction,
     "/apis/functioncalls": ArealCall,
