@@ -49,7 +49,7 @@ def test_ranges_are_short() -> None:
     assert shown["monitoring.prometheus_port"] == "int >= 0 and <= 65535 or null"
     assert shown["timeouts.call_s"] == "float > 0"
     assert shown["buffer.age_rule"] == "`drop`, `mask`, `exact`"
-    assert shown["run_name"] == "text or null"
+    assert shown["monitoring.wandb"] == "text or null"
 
 
 def test_where_configurations_differ_each_exception_is_named() -> None:
