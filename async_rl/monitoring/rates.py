@@ -145,8 +145,7 @@ class Rates:
         latencies, memory, failures.
         """
         numbers: collections.defaultdict[str, float] = collections.defaultdict(float)
-        memory_mb: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
-        cores: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
+        used: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
         for name, member in self._newest.items():
             pool = pool_of(name) or member.role
             rates = self._rates.get(name, {})
@@ -155,17 +154,14 @@ class Rates:
                     numbers[metric] += rates[counter]
             for key, value in member.counters.items():
                 if key == _MEMORY:
-                    memory_mb[pool].append(value)
+                    used[f"memory/{pool}_mb"].append(value)
                 elif key.startswith(GAUGE):
                     _add_gauge(numbers, key.removeprefix(GAUGE), value)
             if _CPU in rates:
-                cores[pool].append(rates[_CPU])
-        for pool, values in memory_mb.items():
-            numbers[f"memory/{pool}_mb_median"] = statistics.median(values)
-            numbers[f"memory/{pool}_mb_max"] = max(values)
-        for pool, values in cores.items():
-            numbers[f"cpu/{pool}_median"] = statistics.median(values)
-            numbers[f"cpu/{pool}_max"] = max(values)
+                used[f"cpu/{pool}"].append(rates[_CPU])
+        for name, values in used.items():
+            numbers[f"{name}_median"] = statistics.median(values)
+            numbers[f"{name}_max"] = max(values)
         for failures in self._failures.values():
             for name, count in failures.items():
                 numbers[name] += count

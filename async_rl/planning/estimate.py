@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from async_rl.config.pool_sizes import pool_counts
-from async_rl.config.pools import GATEWAYS, config_of, generator_pools
+from async_rl.config.pool_sizes import pool_counts, role_of
+from async_rl.config.pools import config_of
 from async_rl.config.run import DEVICE_CHUNK_BYTES, KEPT_GROUPS, PIECE_BYTES, RunConfig
 from async_rl.core.types import Role
 from async_rl.planning.learner_memory import (
@@ -195,17 +195,10 @@ def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:
 
 def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
     """Return the main memory of the whole run on one machine."""
-    counts: Mapping[Role, int] = {
-        "supervisor": 1,
-        "buffer": 1,
-        "verifier": config.verifiers.count,
-        "learner": config.learner.ranks,
-        "gateway": pool_counts(config).get(GATEWAYS, 0),
-    }
-    total = sum(count * memory_mb(config, role, shape) for role, count in counts.items())
-    for pool in generator_pools(config):
-        own = config_of(config, pool)
-        total += own.generators.count * memory_mb(own, "generator", shape)
+    fixed: Mapping[Role, int] = {"supervisor": 1, "buffer": 1, "learner": config.learner.ranks}
+    total = sum(count * memory_mb(config, role, shape) for role, count in fixed.items())
+    for pool, count in pool_counts(config).items():
+        total += count * memory_mb(config_of(config, pool), role_of(pool), shape)
     return total
 
 

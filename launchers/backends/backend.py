@@ -6,6 +6,7 @@ it can do, and its values to `conf/variants.yaml`. Nothing else names a launcher
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,3 +54,18 @@ def job_to_submit(config: RunConfig) -> Job | None:
     """
     job = backend_of(config).job
     return None if job is None or job.is_inside() else job
+
+
+class PlacedProcess:
+    """A process that a cluster places: `pid` is 0 until it has its resources."""
+
+    def __init__(self, waits_for: str) -> None:
+        self.pid = 0
+        self.waits_for = waits_for
+        self.why = ""
+        self._is_placed = asyncio.Event()
+        self._killing: set[asyncio.Task[None]] = set()
+
+    async def placed(self) -> None:
+        """Wait until the process runs on a node, or never will."""
+        await self._is_placed.wait()

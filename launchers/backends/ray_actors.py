@@ -36,6 +36,7 @@ from ray.util.scheduling_strategies import (
 from async_rl.config.launchers import RayLaunch
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.launchers.backends.backend import PlacedProcess
 from async_rl.launchers.backends.cluster import needs, on_cluster
 from async_rl.launchers.backends.local import output_path
 from async_rl.launchers.backends.node_process import NodeProcess
@@ -63,7 +64,7 @@ class _Actor(NodeProcess):
         return str(ray.util.get_node_ip_address())
 
 
-class RayProcess:
+class RayProcess(PlacedProcess):
     """An actor as the supervisor sees it. keep: receives what the process adds to its logs; None if
     the process writes them into the run's directory.
     """
@@ -71,25 +72,17 @@ class RayProcess:
     def __init__(
         self, name: str, actor: Any, keep: Callable[[str, bytes], None] | None, *, waits_for: str
     ) -> None:
-        self.pid = 0
-        self.waits_for = waits_for
-        self.why = ""
+        super().__init__(waits_for)
         self._node = ""
         self._actor = actor
         self._keep = keep
-        self._is_placed = asyncio.Event()
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live(), name=f"actor of {name}")
-        self._killing: set[asyncio.Task[None]] = set()
 
     @property
     def is_over(self) -> bool:
         """Return whether the process has exited."""
         return self._code.done()
-
-    async def placed(self) -> None:
-        """Wait until the actor has started the process, or never will."""
-        await self._is_placed.wait()
 
     async def wait(self) -> int:
         """Return the exit code; -9 if the actor is lost."""

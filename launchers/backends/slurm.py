@@ -30,7 +30,7 @@ from pathlib import Path
 from async_rl.config.launchers import SlurmLaunch
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.launchers.backends.backend import Backend, Job
+from async_rl.launchers.backends.backend import Backend, Job, PlacedProcess
 from async_rl.launchers.backends.cluster import cluster_cpus, launch_of, needs, on_cluster
 from async_rl.launchers.backends.local import child_command, output_path
 from async_rl.planning.topology import ProcessSpec
@@ -121,22 +121,14 @@ def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
     yield from slurm.extra
 
 
-class SlurmProcess:
+class SlurmProcess(PlacedProcess):
     """One `srun` with one task, whose first line of output is its process id."""
 
     def __init__(self, srun: asyncio.subprocess.Process, output: Path, waits_for: str) -> None:
-        self.pid = 0
-        self.waits_for = waits_for
-        self.why = ""
+        super().__init__(waits_for)
         self._srun = srun
         self._output = output
-        self._is_placed = asyncio.Event()
         self._reading = asyncio.create_task(self._read(), name="output of srun")
-        self._killing: set[asyncio.Task[None]] = set()
-
-    async def placed(self) -> None:
-        """Wait until the task runs on a node, or never will."""
-        await self._is_placed.wait()
 
     async def wait(self) -> int:
         """Return the task's exit code; -N if signal N killed it."""
