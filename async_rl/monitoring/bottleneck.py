@@ -7,7 +7,6 @@ between them, against its whole age. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from async_rl.core.types import Role
 from async_rl.monitoring.rates import per_second
@@ -38,19 +37,6 @@ _UPSTREAM = {
 """The parts of a run that can let the learner wait: share of time, and remedy."""
 
 
-class _Shares(NamedTuple):
-    """Mean shares of time of the learner and of the generators that serve. With agents the gateways
-    make the groups, and the time of these is `writing` and `outside` (of the engine).
-    """
-
-    at_work: float
-    waits: float
-    writing: float
-    held_back: float
-    unscored: float
-    outside: float
-
-
 def mean_rates(members: Sequence[Member], before: Sequence[Member], role: Role) -> dict[str, float]:
     """Return the growth per second of each counter, mean over the serving processes of a role; the
     counter of a condition is its share of time. Empty if unknown.
@@ -76,29 +62,6 @@ def _rates(
     return (per_second(m, past.get(m.name)) for m in members if m.role == role)
 
 
-def _shares(members: Sequence[Member], before: Sequence[Member]) -> _Shares | None:
-    """Return the shares, or None while one of them is unknown."""
-    makers: Role = "gateway" if any(m.role == "gateway" for m in members) else "generator"
-    learner = mean_rates(members, before, "learner")
-    generators = mean_rates(members, before, makers)
-    if not learner or not generators:
-        return None
-    # An engine is at work as soon as one of many sessions calls it.
-    both = (*members, *before)
-    num_open = sum(m.counters.get(f"{GAUGE}sessions/open", 0.0) for m in both)
-    num_calling = sum(m.counters.get(f"{GAUGE}sessions/calling", 0.0) for m in both)
-    busy = generators.get("busy_s", 0.0)
-    outside = busy * (1 - num_calling / num_open) if num_open else 0.0
-    return _Shares(
-        at_work=learner.get("busy_s", 0.0),
-        waits=learner.get("wait_s", 0.0),
-        writing=busy - outside,
-        held_back=generators.get("blocked_s", 0.0),
-        unscored=generators.get("wait_s", 0.0),
-        outside=outside,
-    )
-
-
 def bottleneck(members: Sequence[Member], before: Sequence[Member] = ()) -> str:
     """Return one sentence that names what delays the learner's steps most, with the measured
     shares; empty if unknown.
@@ -106,20 +69,32 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = ()) -> str:
     starting = sorted(m.name for m in members if m.state == "starting")
     if starting:
         return f"still starting: {', '.join(starting)}"
-    shares = _shares(members, before)
-    if shares is None:
+    # With agents the gateways make the groups.
+    makers: Role = "gateway" if any(m.role == "gateway" for m in members) else "generator"
+    learner = mean_rates(members, before, "learner")
+    generators = mean_rates(members, before, makers)
+    if not learner or not generators:
         return ""
-    if shares.at_work >= shares.waits:
+    waits = learner.get("wait_s", 0.0)
+    at_work = learner.get("busy_s", 0.0)
+    held_back = generators.get("blocked_s", 0.0)
+    if at_work >= waits:
         return (
-            f"the learner: at work {shares.at_work:.0%} of the time, generators held back by"
-            f" admission {shares.held_back:.0%}; {_LEARNER_RELIEF}"
+            f"the learner: at work {at_work:.0%} of the time, generators held back by"
+            f" admission {held_back:.0%}; {_LEARNER_RELIEF}"
         )
+    # An engine is at work as soon as one of many sessions calls it.
+    both = (*members, *before)
+    num_open = sum(m.counters.get(f"{GAUGE}sessions/open", 0.0) for m in both)
+    num_calling = sum(m.counters.get(f"{GAUGE}sessions/calling", 0.0) for m in both)
+    busy = generators.get("busy_s", 0.0)
+    outside = busy * (1 - num_calling / num_open) if num_open else 0.0
     upstream = {
-        "generation": shares.writing,
-        "agents": shares.outside,
-        "admission": shares.held_back,
-        "scoring": shares.unscored,
+        "generation": busy - outside,
+        "agents": outside,
+        "admission": held_back,
+        "scoring": generators.get("wait_s", 0.0),
     }
     name = max(upstream, key=upstream.__getitem__)
     reason = _UPSTREAM[name].format(upstream[name])
-    return f"{name}: the learner waits {shares.waits:.0%} of the time, {reason}"
+    return f"{name}: the learner waits {waits:.0%} of the time, {reason}"

@@ -49,18 +49,9 @@ def scale(
 
 def counts(words: list[str]) -> dict[str, int]:
     """Parse `POOL=COUNT` words. Raises ConfigError with a line per wrong one."""
-    pools = [word.partition("=")[0] for word in words]
-    problems = [
+    raise_if_any(
         f"{word}: is not of the form POOL=COUNT, as in generators=4"
         for word in words
         if not re.fullmatch(r"[^=]+=\d+", word)
-    ]
-    problems += [
-        f"{pool} is given twice; give it once"
-        for pool in dict.fromkeys(pools)
-        if pools.count(pool) > 1
-    ]
-    if not words:
-        problems.append("no count is given; write for example async-rl scale generators=4")
-    raise_if_any(problems)
-    return {pool: int(word.rpartition("=")[2]) for pool, word in zip(pools, words, strict=True)}
+    )
+    return {pool: int(count) for pool, _, count in (word.rpartition("=") for word in words)}
