@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.options import console
+from async_rl.launchers.commands.options import OutputDir, console
 from async_rl.launchers.commands.reports import print_table
 from async_rl.runs.directory import default_output_dir
 from async_rl.runs.view.library import Library, Summary
 from async_rl.runs.view.texts import duration, number
 
 
-def list_runs(
-    directory: Annotated[
-        Path | None,
-        typer.Argument(metavar="[DIR]", help="directory of runs; default: output_dir of conf/"),
-    ] = None,
-) -> None:
+def list_runs(output_dir: OutputDir = None) -> None:
     """List the runs of a directory: state, step, held-out result, duration.
 
-    Examples: async-rl runs; async-rl runs /data/runs
+    Examples: async-rl runs; async-rl runs --output-dir /data/runs
     """
-    if directory is not None and not directory.is_dir():
-        raise ConfigError(f"{directory}: there is no such directory; give an output_dir of runs")
-    directory = directory or default_output_dir()
+    directory = output_dir or default_output_dir()
+    if output_dir is not None and not directory.is_dir():
+        raise ConfigError(f"--output-dir {directory}: there is no such directory")
     summaries = [run.summary() for run in Library(directory).runs()]
     # A table without rows would look like a fault.
     if not summaries:

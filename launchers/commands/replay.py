@@ -70,7 +70,9 @@ def replay(
     terminal = console()
     origin = f"the checkpoint of step {start}" if start else "the start model"
     terminal.print(f"replays steps {start + 1} to {end} of {run_dir.name} from {origin}")
-    terminal.print(f"its steps so far: async-rl view {directory.parent}", soft_wrap=True)
+    terminal.print(
+        f"its steps so far: async-rl view --output-dir {directory.parent}", soft_wrap=True
+    )
     _train(directory, config, start=start, end=end)
     if changed:
         terminal.print(belief(directory), soft_wrap=True)

@@ -22,10 +22,7 @@ _TOKEN_BYTES = 24
 def view(
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[RUN|DIR]",
-            help="name or directory of a run, or a directory of runs; default: output_dir of conf/",
-        ),
+        typer.Argument(metavar="[RUN]", help="name or directory of a run; default: all runs"),
     ] = None,
     host: Annotated[
         str, typer.Option(help="address to bind; other machines reach any but loopback")
@@ -35,7 +32,8 @@ def view(
 ) -> None:
     """Show runs in the browser: curves, processes, samples with coloured tokens. Reads only.
 
-    Examples: async-rl view; async-rl view my-run; async-rl view /data/runs --port 8200
+    Examples: async-rl view; async-rl view my-run; async-rl view
+    --output-dir /data/runs --port 8200
     """
     directory, page = _where(run, output_dir)
     from async_rl.core.extras import require
@@ -57,17 +55,14 @@ def view(
 
 def _where(run: str | None, output_dir: Path | None) -> tuple[Path, str]:
     """Return (directory of runs, page to start with). Raises ConfigError if there is neither."""
-    if run is None:
-        directory = output_dir or default_output_dir()
-    else:
-        directory = Path(run).expanduser()
-        if not directory.is_dir() or (directory / "config.yaml").is_file():
-            run_dir = find_run(run, output_dir)
-            # The page has the other runs of the directory as well.
-            return run_dir.parent, f"/runs/{quote(run_dir.name, safe='')}"
+    if run is not None:
+        run_dir = find_run(run, output_dir)
+        # The page has the other runs of the directory as well.
+        return run_dir.parent, f"/runs/{quote(run_dir.name, safe='')}"
+    directory = output_dir or default_output_dir()
     if not directory.is_dir():
         raise ConfigError(
-            f"{directory} does not exist: no run has been started there; give a run, a directory"
-            " of runs, or start one with async-rl launch conf=ppo_code"
+            f"{directory} does not exist: no run has been started there; give --output-dir of runs,"
+            " or start one with async-rl launch conf=ppo_code"
         )
     return directory.absolute(), "/"

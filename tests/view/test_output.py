@@ -48,8 +48,8 @@ def test_every_command_prints_in_an_encoding_without_our_signs(
     for words in READING:
         place = [] if words == ["doctor"] else ["--output-dir", "."]
         assert "Error" not in printed([*words, *place], encoding, monkeypatch), words
-    assert "one  finished" in printed(["runs", "."], encoding, monkeypatch)
-    curve = printed(["runs", "."], "ascii", monkeypatch)
+    assert "one  finished" in printed(["runs", "--output-dir", "."], encoding, monkeypatch)
+    curve = printed(["runs", "--output-dir", "."], "ascii", monkeypatch)
     assert "0.750 +- 0.050" in curve
 
 
@@ -91,8 +91,10 @@ def test_a_path_that_cannot_be_used_and_a_damaged_run_are_one_line(
     export = ["rollouts", str(directory / "one"), "--export", f"{tmp_path}/file/x.jsonl"]
     said = "Not a directory; check the path, its permissions and the disk"
     assert printed(export, "utf-8", monkeypatch) == f"error: {tmp_path}/file/x.jsonl: {said}\n"
-    said = "there is no such directory; give an output_dir of runs"
-    assert said in printed(["runs", str(tmp_path / "file")], "utf-8", monkeypatch)
+    said = "there is no such directory"
+    assert said in printed(["runs", "--output-dir", str(tmp_path / "file")], "utf-8", monkeypatch)
     shutil.copytree(directory / "one", tmp_path / "damaged")
     (tmp_path / "damaged" / "config.yaml").write_text("garbage")
-    assert "damaged  finished" in printed(["runs", str(tmp_path)], "utf-8", monkeypatch)
+    assert "damaged  finished" in printed(
+        ["runs", "--output-dir", str(tmp_path)], "utf-8", monkeypatch
+    )
