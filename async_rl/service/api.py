@@ -14,6 +14,7 @@ from async_rl.service import forms
 from async_rl.service.desk import Desk
 from async_rl.service.deviations import DEVIATIONS, WARNING, refuse
 from async_rl.service.proto import numbers_of
+from async_rl.service.sampling import sequences
 from async_rl.service.store import Run, Sampler, Session
 from async_rl.service.work import checkpoint_at
 from async_rl.sessions.errors import Refused
@@ -175,6 +176,29 @@ class Api:
         """Stop a request for samples."""
         self._desk.cancel(call.read(forms.Named).request_id)
         return {}
+
+    def sequence(self, call: Call) -> Json:
+        """Return a sampled sequence with the version of each token."""
+        drawn = sequences(self._store)(call.path["sequence_id"])
+        arrays = {"tokens": drawn.tokens, "logprobs": drawn.logprobs, "versions": drawn.versions}
+        return {"model_id": drawn.run_id, **{name: it.tolist() for name, it in arrays.items()}}
+
+    def shown(self, query: str, call: Call) -> msgspec.Raw:
+        """Return what a query of lists.py makes."""
+        try:
+            page = msgspec.convert(call.query, forms.Page, strict=False)
+        except msgspec.ValidationError as error:
+            raise DataError(f"bad query: {error}") from error
+        # GET has no body.
+        named = msgspec.structs.asdict(forms.read(call.body or b"{}", forms.Named))
+        names: dict[str, Any] = {**named, **call.path}
+        model = self._desk.model
+        base = {"model": model.name, "tokenizer": model.tokenizer}
+        text = self._store.text(query, {**names, **base, **msgspec.structs.asdict(page)})
+        if text is None:
+            given = ", ".join(name for name in names.values() if name)
+            raise Refused(f"{given!r} is not known here", status=404)
+        return msgspec.Raw(text.encode())
 
     def delete(self, call: Call) -> Json:
         """Delete a checkpoint."""

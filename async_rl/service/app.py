@@ -21,14 +21,14 @@ from starlette.types import ASGIApp, ExceptionHandler
 
 from async_rl.core.errors import AsyncRLError
 from async_rl.service import forms
-from async_rl.service.api import Api, Call, Json
+from async_rl.service.api import Api, Call
 from async_rl.service.desk import Desk
-from async_rl.service.lists import Lists
+from async_rl.service.lists import GET_INFO, QUERIES, WEIGHTS_INFO
 from async_rl.service.work import SAVES
 from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.wire.http import body_of, json_response, while_connected
 
-_body = partial(body_of, most_bytes=128 << 20)
+_MOST_BYTES = 128 << 20
 _CONFIG = {
     "pjwt_auth_enabled": False,
     # A session sends whole batches, so that a batch is one request.
@@ -38,9 +38,9 @@ _CONFIG = {
 }
 
 
-async def _retrieve(desk: Desk, request: HttpRequest) -> Response:
-    request_id = forms.read(await _body(request), forms.Named).request_id
-    found = await while_connected(request, desk.answers.wait(request_id))
+async def _retrieve(desk: Desk, call: Call) -> Response:
+    request_id = call.read(forms.Named).request_id
+    found = await desk.answers.wait(request_id)
     if found is None:
         again = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
         return json_response(again)
@@ -53,63 +53,56 @@ async def _retrieve(desk: Desk, request: HttpRequest) -> Response:
 
 def build_app(desk: Desk, key: str) -> ASGIApp:
     """Return the ASGI application. key: what clients send as X-API-Key."""
-    api, lists = Api(desk), Lists(desk.store, desk.model)
-    run, saved = "training_runs/{run_id}", "training_runs/{run_id}/checkpoints/{kind}/{name}"
-    handlers: dict[tuple[str, str], Callable[[Call], Json]] = {
+    api, model = Api(desk), desk.model
+    saved = "training_runs/{run_id}/checkpoints/{kind}/{name}"
+    served = {"max_context_length": model.context_tokens, "trainable": True, "sampleable": True}
+    models = {"supported_models": [{"model_name": model.name, **served}]}
+    handlers: dict[tuple[str, str], Callable[[Call], Any]] = {
+        ("GET", "healthz"): lambda _: {"status": "ok"},
         ("POST", "client/config"): lambda _: _CONFIG,
         ("POST", "client/dynamic_config"): lambda _: {"sample_cancel_enabled": True},
         ("POST", "telemetry"): lambda _: {"status": "accepted"},
-        ("GET", "get_server_capabilities"): lists.capabilities,
+        ("GET", "get_server_capabilities"): lambda _: models,
         ("POST", "create_session"): api.create_session,
         ("POST", "session_heartbeat"): api.heartbeat,
         ("POST", "sessions/{session_id}/finish"): api.finish,
         ("POST", "create_model"): api.create_model,
-        ("POST", "get_info"): lists.get_info,
+        ("POST", "get_info"): partial(api.shown, GET_INFO),
         ("POST", "unload_model"): api.unload,
         ("POST", "forward_backward"): api.forward_backward,
         ("POST", "load_weights"): api.load_weights,
         ("POST", "create_sampling_session"): api.create_sampler,
         ("POST", "asample"): api.sample,
+        ("POST", "retrieve_future"): partial(_retrieve, desk),
         ("POST", "cancel_future"): api.cancel,
-        ("POST", "weights_info"): lists.weights_info,
-        ("GET", "samplers/{sampler_id}"): lists.sampler,
-        ("GET", "samples/{sequence_id}"): lists.sequence,
-        ("GET", "sessions"): lists.sessions,
-        ("GET", "sessions/{session_id}"): lists.session,
-        ("GET", "training_runs"): lists.runs,
-        ("GET", run): lists.run,
-        ("GET", f"{run}/checkpoints"): lists.run_checkpoints,
-        ("GET", "checkpoints"): lists.checkpoints,
+        ("POST", "weights_info"): partial(api.shown, WEIGHTS_INFO),
+        ("GET", "samples/{sequence_id}"): api.sequence,
         ("DELETE", saved): api.delete,
         ("PUT", f"{saved}/ttl"): api.set_ttl,
+        **{("GET", path): partial(api.shown, query) for path, query in QUERIES.items()},
     }
     for kind in ("optim_step", *SAVES):
         handlers["POST", kind] = partial(api.numbered, kind)
 
-    def guarded(handler: Callable[[HttpRequest], Awaitable[Response]]) -> Any:
-        async def handle(request: HttpRequest) -> Response:
-            if not hmac.compare_digest(request.headers.get("x-api-key", "").encode(), key.encode()):
-                raise Refused("X-API-Key is missing or wrong", status=401)
-            return await handler(request)
-
-        return handle
-
-    def route(method: str, path: str, handler: Callable[[Call], Json]) -> Route:
-        async def handle(request: HttpRequest) -> Response:
-            query = dict(request.query_params)
-            call = Call(body=await _body(request), path=request.path_params, query=query)
-            return json_response(handler(call))
-
-        return Route(f"/api/v1/{path}", guarded(handle), methods=[method])
-
-    async def health(_: HttpRequest) -> Response:
-        return json_response({"status": "ok"})
+    async def handle(handler: Callable[[Call], Any], request: HttpRequest) -> Response:
+        given = request.headers.get("x-api-key", "").encode()
+        is_open = request.url.path.endswith("/healthz")
+        if not (is_open or hmac.compare_digest(given, key.encode())):
+            raise Refused("X-API-Key is missing or wrong", status=401)
+        call = Call(
+            body=await body_of(request, most_bytes=_MOST_BYTES),
+            path=request.path_params,
+            query=dict(request.query_params),
+        )
+        answer = handler(call)
+        if isinstance(answer, Awaitable):
+            return await while_connected(request, answer)
+        return json_response(answer)
 
     return Starlette(
         routes=[
-            Route("/api/v1/healthz", health),
-            Route("/api/v1/retrieve_future", guarded(partial(_retrieve, desk)), methods=["POST"]),
-            *(route(*place, handler) for place, handler in handlers.items()),
+            Route(f"/api/v1/{path}", partial(handle, handler), methods=[method])
+            for (method, path), handler in handlers.items()
         ],
         exception_handlers=_HANDLERS,
     )

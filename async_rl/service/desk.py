@@ -8,6 +8,7 @@ can read it; so a killed front continues where it was.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
 import uuid
@@ -24,6 +25,7 @@ from async_rl.service.sampling import encoded, load, sample_of
 from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session, Store
 from async_rl.sessions.errors import Refused
 
+_log = logging.getLogger(__name__)
 _FURTHEST = 10_000
 """Requests of a run that wait; a number further away is no number of this run's client."""
 _MOST_SAMPLES = 10_000
@@ -68,7 +70,10 @@ class Desk:
         """Execute requests until the task is cancelled."""
         newest = "is_inflight AND adapter IN (SELECT directory FROM checkpoints WHERE NOT is_gone)"
         for sampler in self.store.all(Sampler, newest):
-            await load(self._backend, sampler)
+            try:
+                await load(self._backend, sampler)
+            except DataError as error:
+                _log.error("%s cannot be sampled: %s", sampler.sampler_id, error)
         async with asyncio.TaskGroup() as self._tasks:
             for request in self.store.all(Request, "answered_s IS NULL AND kind='sample'"):
                 self._start(request)
@@ -156,8 +161,8 @@ class Desk:
             if now - self._seen_s.get(run.session_id, self._opened_s) > _SILENT_S:
                 self._order.release(run.run_id)
         change(
-            "UPDATE requests SET answer=NULL WHERE kind!='sample' AND (answered_s<? OR"
-            " delivered_s<?)",
+            "UPDATE requests SET answer=NULL WHERE answer IS NOT NULL AND kind!='sample' AND"
+            " (answered_s<? OR delivered_s<?)",
             now - _DAY_S,
             now - _DELIVERED_S,
         )
@@ -172,7 +177,8 @@ class Desk:
         )
         # A load that may be repeated, and a sampler of a fixed state, need its files.
         unused = (
-            "is_gone AND directory NOT IN (SELECT directory FROM requests WHERE body IS NOT NULL)"
+            "is_gone AND directory NOT IN (SELECT directory FROM requests WHERE directory!='' AND"
+            " body IS NOT NULL)"
             " AND directory NOT IN (SELECT adapter FROM samplers WHERE NOT is_inflight)"
         )
         for checkpoint in self.store.all(Checkpoint, unused):

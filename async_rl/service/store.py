@@ -11,7 +11,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -172,6 +172,11 @@ class Store:
         if found is None:
             raise Refused(f"no {kind.__name__.lower()} {key!r} is known here", status=404)
         return found
+
+    def text(self, query: str, values: Mapping[str, Any]) -> str | None:
+        """Return the text that a query has as its only result, if any."""
+        found = self._connection.execute(query, values).fetchone()
+        return found and str(found[0])
 
     def number(self, query: str, *values: Any) -> float:
         """Return the number that a query has as its only result; 0 for NULL."""

@@ -464,7 +464,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("asample", ask("SAMPLER", target_prompt_logprobs={}), 400, "target_prompt_logprobs"),
     ("retrieve_future", {"request_id": "invented"}, 404, "invented"),
     ("cancel_future", {}, 404, "''"),
-    ("weights_info", {"tinker_path": "tinker://a/../../etc"}, 404, "never saved here"),
+    ("weights_info", {"tinker_path": "tinker://a/../../etc"}, 404, "etc' is not known"),
     ("sessions/invented/finish", {"reason": {"type": "success"}}, 404, "invented"),
     ("retrieve_futures", {}, 404, "retrieve_futures"),
     ("create_custom_loss", {}, 404, "create_custom_loss"),
