@@ -51,23 +51,19 @@ class Device:
     is_shared = False
 
     def __init__(self) -> None:
-        self._is_taken = False
+        self.is_learners = False
+        """The learner may use the device now."""
 
     @property
     def handover(self) -> int:
         """The number that orders to generators have."""
         return 0
 
-    @property
-    def is_learners(self) -> bool:
-        """The learner may use the device now."""
-        return self._is_taken
-
     async def take(self, enter: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `enter`, which moves the learner to the device, once no generator
         uses it. No push may be in progress.
         """
-        self._is_taken = True
+        self.is_learners = True
         return await enter()
 
     async def give_back(self, leave: Callable[[], Awaitable[None]]) -> None:
@@ -115,11 +111,6 @@ class SharedDevice(Device):
         """The number that orders to generators have."""
         return self._handovers.number
 
-    @property
-    def is_learners(self) -> bool:
-        """The learner may use the device now."""
-        return self._handovers.is_taken
-
     async def take(self, enter: Callable[[], Awaitable[T]]) -> T:
         """Order all generators to sleep, then move the learner to the device with `enter`."""
         with self._context.activity.waiting("the device: generators go to sleep"):
@@ -128,8 +119,9 @@ class SharedDevice(Device):
             # A new number: generators refuse orders of an earlier life of the learner.
             self._handovers.ask()
             async with asyncio.TaskGroup() as calls:
-                while not self._take(calls):
+                while not self._order_new(calls):
                     await self._context.directory.changed_or(self._answered)
+        self.is_learners = True
         with self._context.activity("moving to the device"):
             return await enter()
 
@@ -138,7 +130,7 @@ class SharedDevice(Device):
         with self._context.activity("moving off the device"):
             await leave()
         # Not before the learner has left: from now on a push may wake a generator.
-        self._handovers.give_back()
+        self.is_learners = False
 
     def first_load_s(self, life: Life) -> float:
         """The first push to a life also starts its engine."""
@@ -151,13 +143,13 @@ class SharedDevice(Device):
         """Seconds that the engine of a life may still need to start."""
         return 0.0 if life in self._pushed else self._context.config.timeouts.start_s
 
-    def _take(self, calls: asyncio.TaskGroup) -> bool:
-        """Order new generators to sleep; return whether none uses the device, so it is taken."""
+    def _order_new(self, calls: asyncio.TaskGroup) -> bool:
+        """Order new generators to sleep; return whether none uses the device."""
         self._answered.clear()
         members = {life_of(m): m for m in self._context.directory.of_role("generator")}
         for life in self._handovers.to_order(members):
             calls.create_task(self._order(members[life]), name=f"sleep {life[0]}")
-        return self._handovers.take(members)
+        return self._handovers.is_clear(members)
 
     async def _order(self, member: Member) -> None:
         life = life_of(member)

@@ -29,12 +29,10 @@ class Handovers:
     """The handovers of one life of the learner.
 
     number: of the newest handover. A later life must start above all numbers of an earlier one.
-    is_taken: the learner has the device.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.is_taken = False
         self._ordered: set[Life] = set()
         self._asleep: set[Life] = set()
 
@@ -57,17 +55,12 @@ class Handovers:
         if life in self._ordered:
             self._asleep.add(life)
 
-    def take(self, present: Collection[Life]) -> bool:
-        """Assign the device to the learner if no generator may use it; return whether it has it.
+    def is_clear(self, present: Collection[Life]) -> bool:
+        """Return whether no generator may use the device, so that the learner may take it.
 
         present: the generators that serve; a process that exited uses no device.
         """
-        self.is_taken = self._asleep.issuperset(present)
-        return self.is_taken
-
-    def give_back(self) -> None:
-        """Return the device to the generators: pushes may wake them."""
-        self.is_taken = False
+        return self._asleep.issuperset(present)
 
 
 class Orders:

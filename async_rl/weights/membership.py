@@ -147,15 +147,10 @@ class Membership:
 
     def behind(self) -> set[Life]:
         """Lives that should start to load the version; none after `close`."""
-        return {life for life in self._present if self._is_behind(life)}
-
-    def _is_behind(self, life: Life) -> bool:
-        return (
-            not self._is_closed
-            and life in self._present
-            and life not in self._is_in
-            and self._loaded.get(life) != self.version
-        )
+        if self._is_closed:
+            return set()
+        idle = self._present - self._is_in.keys()
+        return {life for life in idle if self._loaded.get(life) != self.version}
 
     def next_together(self, together: Collection[Life]) -> set[Life]:
         """Return the lives of `together` that should start one load now.
@@ -164,19 +159,13 @@ class Membership:
         """
         if not self._is_in.keys().isdisjoint(together):
             return set()
-        members = {life for life in together if self._is_behind(life)}
+        members = self.behind().intersection(together)
         alone = members & self._retries_alone
         # One at a time: if two retried together, a failure would not show which one caused it.
         return {min(alone)} if alone else members
 
     def begin(self, members: Collection[Life], *, awaits_sender: bool = False) -> Load:
-        """Start a load of lives that are behind. Raises WeightsError for any other life."""
-        others = [life for life in members if not self._is_behind(life)]
-        if others or not members:
-            raise WeightsError(
-                f"a load of {sorted(members)} cannot begin:"
-                f" {sorted(others) or 'no member'} does not wait for a load"
-            )
+        """Start a load of lives that are behind, as `behind` or `next_together` returned them."""
         # Never reused: a late answer must not count for another load.
         self._num_loads += 1
         load = Load(

@@ -25,11 +25,10 @@ def test_the_learner_waits_for_every_generator_that_serves() -> None:
     assert handovers.to_order([A, B]) == {A, B}
     assert handovers.to_order([A, B]) == set()
     handovers.sleeps(A)
-    assert not handovers.take([A, B])
-    assert not handovers.is_taken
+    assert not handovers.is_clear([A, B])
     handovers.sleeps(B)
-    assert handovers.take([A, B])
-    assert (handovers.is_taken, handovers.number) == (True, 6)
+    assert handovers.is_clear([A, B])
+    assert handovers.number == 6
 
 
 def test_a_confirmation_of_an_earlier_handover_does_not_count() -> None:
@@ -37,12 +36,10 @@ def test_a_confirmation_of_an_earlier_handover_does_not_count() -> None:
     handovers.ask()
     handovers.to_order([A])
     handovers.sleeps(A)
-    assert handovers.take([A])
-    handovers.give_back()
-    assert not handovers.is_taken
+    assert handovers.is_clear([A])
     handovers.ask()
     handovers.sleeps(A)  # it has no order in this handover
-    assert not handovers.take([A])
+    assert not handovers.is_clear([A])
 
 
 def test_an_order_of_an_earlier_handover_is_refused() -> None:
@@ -203,7 +200,7 @@ class World(RuleBasedStateMachine):
     @rule()
     def learner_takes(self) -> None:
         assert self.learner is not None
-        if self.learner.handovers.take(self.present):
+        if self.learner.handovers.is_clear(self.present):
             self.learner.is_asking = False
             self.learner.uses_device = True
 
@@ -213,7 +210,6 @@ class World(RuleBasedStateMachine):
         assert self.learner is not None
         self.learner.version += 1
         self.learner.uses_device = False
-        self.learner.handovers.give_back()
         self.learner.membership.follow(self.present)
         self.learner.membership.publish(self.learner.version)
 
