@@ -52,15 +52,14 @@ class EvaluationProgress:
         for version, is_reported in recovered.evaluations.items():
             self._num_open[version] = num_open[version]
             # The buffer stopped between the last group and the report.
-            if num_open[version] == 0 and not is_reported:
-                self.finished.append(version)
+            if not is_reported:
+                self.report_closed(version)
 
     def start(self, version: int, num_prompts: int) -> bool:
         """Start an evaluation; False if it was started before. One that is finished is reported
         again, because a learner that requests it twice may have lost its metrics.
         """
-        if self._num_open.get(version) == 0:
-            self.finished.append(version)
+        self.report_closed(version)
         if version in self._num_open:
             return False
         self._num_open[version] = num_prompts
@@ -70,17 +69,15 @@ class EvaluationProgress:
         """A group of this evaluation is complete or dropped."""
         # The last group decides, in whatever order they come.
         self._num_open[version] -= 1
-        if self._num_open[version] == 0:
-            self.finished.append(version)
+        self.report_closed(version)
 
     def forget_after(self, version: int) -> None:
         """Later versions will be other weights, so their evaluations start again."""
         self._num_open = {v: number for v, number in self._num_open.items() if v <= version}
-        for finished in [v for v in self.finished if v > version]:
-            self.finished.remove(finished)
+        self.finished = deque(v for v in self.finished if v <= version)
 
-    def report_again(self, version: int) -> None:
-        """Report a finished evaluation once more, unless it was forgotten."""
+    def report_closed(self, version: int) -> None:
+        """Report an evaluation if no group of it is open, unless it was forgotten."""
         if self._num_open.get(version) == 0:
             self.finished.append(version)
 

@@ -137,7 +137,7 @@ class Tasks:
                 self._store.finish_evaluation(version, report.scalars)
                 await self._store.flush()
             else:
-                self._service.state.evaluations.report_again(version)
+                self._service.state.evaluations.report_closed(version)
 
     async def show_samples(self, decode: Callable[[Sequence[int]], str]) -> None:
         """takes: trained steps · waits for: every fifth · returns: some of its samples as text ·
