@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.core.errors import ConfigError, RunFailed
+from async_rl.core.errors import RunFailed
 from async_rl.core.os import die_with_parent
 from async_rl.observability.logs import configure_logging
 from async_rl.runtime.context import load_config
@@ -39,7 +39,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     path: str = ""
     error: str = ""
-    is_config_error: bool = False
 
 
 async def prepare(
@@ -52,8 +51,8 @@ async def prepare(
     """Prepare the start model and the prompts; return only by cancellation or an error.
 
     model: receives its directory once the processes may start. prompts: set once they are complete.
-    Raises ConfigError if the configured model does not exist, RunFailed if the data cannot be used
-    or the child crashes.
+    Raises RunFailed if the configured model does not exist, the data cannot be used or the child
+    crashes.
     """
     output = run_dir / "logs" / "preparation.out"
     command = [sys.executable, "-m", "async_rl.supervision.preparation"]
@@ -85,7 +84,7 @@ async def prepare(
             process.kill()
             await process.wait()
     if last.error:
-        raise (ConfigError if last.is_config_error else RunFailed)(last.error)
+        raise RunFailed(last.error)
     if code != 0 or not model.done():
         raise RunFailed(f"preparing the run exited with code {code}; see {output}")
     prompts.set()
@@ -123,9 +122,7 @@ def main(run_dir: Path, parent_pid: int) -> int:
         prepare_prompts(run_dir / PROMPTS_FILE, config, model, on_rows)
     except Exception as error:  # the process boundary: the supervisor reports the cause
         log.error("fatal", exc_info=error)
-        is_config_error = isinstance(error, ConfigError)
-        text = str(error) if is_config_error else describe(error)
-        _print(Progress(error=text, is_config_error=is_config_error))
+        _print(Progress(error=describe(error)))
         return 1
     return 0
 
