@@ -79,15 +79,6 @@ def verifier_config(settings: Sequence[str]) -> RunConfig:
     return compose(QUICKSTART, settings)
 
 
-def as_written(conf: str) -> Tree:
-    """Return the composition of `conf` for a machine without GPUs, with `${...}` left as written;
-    for docs/.
-    """
-    tree, _ = compose_files(source_of(conf), ["hardware=cpu"], this_machine(), is_cluster=False)
-    expand(tree)
-    return tree
-
-
 def write_config(config: RunConfig, path: Path) -> None:
     """Write the resolved configuration; it is on the disk when this returns.
 

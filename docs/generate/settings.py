@@ -12,9 +12,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from async_rl.composition.choices import CONF_DIR, variants
-from async_rl.composition.compose import as_written
-from async_rl.composition.files import names
+from async_rl.composition.choices import CONF_DIR, Tree, expand, variants
+from async_rl.composition.files import compose_files, names, source_of
 from async_rl.composition.schema import (
     Setting,
     Spec,
@@ -27,6 +26,7 @@ from async_rl.composition.schema import (
     show,
     span,
 )
+from async_rl.core.machine import this_machine
 
 _HEAD = """# Configuration
 
@@ -74,9 +74,16 @@ _SHORT = {
 }
 
 
+def _as_written(conf: str) -> Tree:
+    """The composition of `conf` for a machine without GPUs, with `${...}` left as written."""
+    tree, _ = compose_files(source_of(conf), ["hardware=cpu"], this_machine(), is_cluster=False)
+    expand(tree)
+    return tree
+
+
 def settings_page() -> str:
     """The whole page."""
-    written = {conf: dict(flatten(as_written(conf))) for conf in names()}
+    written = {conf: dict(flatten(_as_written(conf))) for conf in names()}
     parts = [_HEAD.format(confs=_listed(f"`conf={conf}`" for conf in written))]
     advised = [
         (str(number), f"`{path}`", advice)

@@ -24,6 +24,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.export import saved_version
 from async_rl.launchers.commands.options import AsJson, OutputDir, split_conf
+from async_rl.launchers.commands.reports import cell
 from async_rl.runs.directory import default_output_dir, find_run
 
 if TYPE_CHECKING:
@@ -173,12 +174,8 @@ def _show(checkpoint: str, evaluated: Standalone) -> None:
         title += f", {evaluated.num_failed} prompts without a sample"
     typer.echo(title)
     for name, value in evaluated.scalars.items():
-        # Printed behind its value.
-        if name.endswith("_error"):
-            continue
-        shown = f"{value:.4f}".rstrip("0").rstrip(".")
-        line = f"  {name.removeprefix('eval/'):16}{shown:>10}"
-        error = evaluated.scalars.get(f"{name}_error")
-        if error is not None:
-            line += f" +- {error:.4f}"
-        typer.echo(line)
+        # An error is printed behind its value.
+        if not name.endswith("_error"):
+            error = evaluated.scalars.get(f"{name}_error")
+            interval = "" if error is None else f" +- {cell(error)}"
+            typer.echo(f"  {name.removeprefix('eval/'):16}{cell(value):>10}{interval}")

@@ -9,7 +9,7 @@ import pytest
 
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.core.errors import ConfigError
-from async_rl.runs.forecast.plan import plan, sweep
+from async_rl.runs.forecast.plan import sweep
 from async_rl.runs.forecast.recorded import Recorded, Work, works_of
 from async_rl.runs.forecast.scenario import (
     Profile,
@@ -213,16 +213,3 @@ def test_other_group_sizes_and_limits_change_length_and_load() -> None:
     assert (three.lengths, three.load) == ((40, 20, 30), 2.25)
     short, _ = changed_works(works, replace(BASE, max_response_tokens=10))
     assert (short.units, short.lengths, short.load) == (works[0].units / 4, (10, 10), 2.0)
-
-
-def test_a_plan_refuses_more_ranks_than_a_private_group_can_have() -> None:
-    """The kernel's filter has 4,096 instructions, whatever memory net.core.optmem_max allows."""
-    alone = profile(recorded(units=1.0, step_s=1.0))
-    assert len(plan(alone, sweep(["learner.ranks=1,2"])).sections) == 1
-    reason = "a filter of the kernel cannot hold 4999 ranks of gloo .*use fewer ranks"
-    with pytest.raises(ConfigError, match=rf"learner\.ranks=5000: {reason}"):
-        plan(alone, sweep(["learner.ranks=2,5000"]))
-    # Ranks of one machine share its address in the filter; machines have one each.
-    on_machines = replace(alone, is_one_machine=False)
-    with pytest.raises(ConfigError, match=r"learner\.ranks=900: .*899 ranks"):
-        plan(on_machines, sweep(["learner.ranks=900"]))

@@ -7,12 +7,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from async_rl.composition.problems import hint
-from async_rl.config.checks.run import raise_if_any
 from async_rl.core.errors import ConfigError
 from async_rl.runs.forecast.scenario import FIELDS, Profile, Scenario, Values, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
 from async_rl.runs.report import Report, Section, Table
-from async_rl.weights.gate import rank_problems
 
 _MAY_BE_ZERO = ("buffer.max_staleness_versions", "evaluation.every_steps")
 _MOST_ROWS = 400  # a table of this length is still read; a simulation takes about 10 ms
@@ -57,14 +55,7 @@ def _numbers(word: str, path: str, text: str) -> Iterator[float]:
 
 
 def plan(profile: Profile, swept: Sweep) -> Report:
-    """Forecast every combination of the values. Raises ConfigError for more learner ranks than can
-    connect to each other.
-    """
-    raise_if_any(
-        problem
-        for ranks in swept.get("learner.ranks", ())
-        for problem in rank_problems(int(ranks), is_one_machine=profile.is_one_machine)
-    )
+    """Forecast every combination of the values."""
     rows = []
     for values in itertools.product(*swept.values()):
         chosen = dict(zip(swept, values, strict=True))

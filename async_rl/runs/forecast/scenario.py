@@ -63,7 +63,7 @@ class Scenario:
 class Profile:
     """origin: name of the measured run. scenario: the settings of that run.
     group_size: samples of a group. place_setting: the setting that limits the samples scored at
-    the same time. is_one_machine: every process runs on the supervisor's machine.
+    the same time.
     """
 
     origin: str
@@ -71,7 +71,6 @@ class Profile:
     scenario: Scenario
     group_size: int
     place_setting: str = ""
-    is_one_machine: bool = True
 
 
 def profile_of(run_dir: Path, config: RunConfig) -> Profile:
@@ -100,7 +99,6 @@ def profile_of(run_dir: Path, config: RunConfig) -> Profile:
         ),
         group_size=config.generation.group_size,
         place_setting=place_setting,
-        is_one_machine=config.launcher.is_one_machine,
     )
 
 
