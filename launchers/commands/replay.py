@@ -7,7 +7,6 @@ is loaded; the processes exit with the command.
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -30,12 +29,10 @@ from async_rl.core.ranges import ranges
 from async_rl.launchers.commands.options import OutputDir, RunName, console
 from async_rl.planning.topology import processes
 from async_rl.runs.directory import find_run
-from async_rl.runs.metrics import newest_rows
 from async_rl.runs.status import config_of
 from async_rl.training import checkpoints
 
 _CHANGEABLE = ("algorithm.", "learner.")
-_SAMPLE_SIZE = "policy/effective_sample_size"
 _CAUSES = (
     "other code, hardware, number of threads or ranks, or settings that changed at a resume"
     " (config.<n>.yaml)"
@@ -74,23 +71,13 @@ def replay(
         f"its steps so far: async-rl view --output-dir {directory.parent}", soft_wrap=True
     )
     _train(directory, config, start=start, end=end)
+    # Other settings give other weights.
     if changed:
-        terminal.print(belief(directory), soft_wrap=True)
         return
     sentence, is_equal = verdict(run_dir, directory)
     terminal.print(sentence, soft_wrap=True)
     if not is_equal:
         raise typer.Exit(1)
-
-
-def belief(directory: Path) -> str:
-    """Return how far the metrics of other settings on the recorded data may be believed."""
-    rows = newest_rows(directory, 1).values()
-    least = min((row.get(_SAMPLE_SIZE, math.nan) for row in rows), default=math.nan)
-    return (
-        "the responses come from the recorded policy; their smallest effective share is"
-        f" {least:.2f}, and below 0.5 the metrics say little about a run with these settings"
-    )
 
 
 def verdict(run_dir: Path, directory: Path) -> tuple[str, bool]:

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.launchers.commands.replay import belief, verdict
+from async_rl.launchers.commands.replay import verdict
 
 
-def write(directory: Path, checksums: dict[int, int], *, size: float = 1.0) -> Path:
+def write(directory: Path, checksums: dict[int, int]) -> Path:
     directory.mkdir(parents=True)
-    rows = [{"step": step, "policy/effective_sample_size": size} for step in checksums]
     published = [{"version": step, "checksum": each} for step, each in checksums.items()]
-    for name, values in (("metrics", rows), ("versions", published)):
-        text = "".join(f"{json.dumps(value)}\n" for value in values)
-        (directory / f"{name}.jsonl").write_text(text)
+    text = "".join(f"{json.dumps(value)}\n" for value in published)
+    (directory / "versions.jsonl").write_text(text)
     return directory
 
 
@@ -36,7 +34,3 @@ def test_the_first_step_with_other_weights_is_named(
     found = verdict(run_dir, write(run_dir / "replays/1", own))
     assert sentence in found[0]
     assert found[1] is is_equal
-
-
-def test_a_replay_with_other_settings_says_how_many_samples_still_count(tmp_path: Path) -> None:
-    assert "smallest effective share is 0.25" in belief(write(tmp_path / "1", {3: 5}, size=0.25))

@@ -42,10 +42,9 @@ def test_a_replay_ends_with_the_weights_of_the_run_bit_for_bit(killed: Path) -> 
         assert [row[name] for row in ours.values()] == [row[name] for row in theirs.values()]
 
 
-def test_a_replay_with_another_setting_differs_and_says_what_it_is_worth(killed: Path) -> None:
+def test_a_replay_with_another_setting_has_other_weights(killed: Path) -> None:
     done = async_rl("replay", str(killed), "learner.optimizer.lr=3e-3", "--last", "2")
     assert done.returncode == 0, done.stderr
-    assert "the responses come from the recorded policy" in done.stdout
     replayed = killed / "replays/2"
     other = async_rl("compare", str(killed), str(replayed))
     assert re.search(r"learner.optimizer.lr +\S+ +0.003", other.stdout), other.stdout
