@@ -119,8 +119,8 @@ def load_program(runner: Runner, code: str, *, has_call_names: bool) -> dict[str
     return module.__dict__
 
 
-Call = tuple[str, list[Any], dict[str, Any]]
-"""Name of a function, arguments, keyword arguments."""
+Call = tuple[str, list[Any]]
+"""Name of a function, arguments."""
 
 
 class Calls(Runner):
@@ -144,8 +144,8 @@ def answer(runner: Runner, namespace: dict[str, Any], run: int, call: Call) -> b
     """Make a call and write its frame; False if it raised."""
     started = runner.now()
     try:
-        name, args, keywords = call
-        body = values.encode(_function(namespace, name)(*args, **keywords))
+        name, args = call
+        body = values.encode(_function(namespace, name)(*args))
     except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
         runner.failure(run, started, error)
         return False
@@ -245,7 +245,7 @@ def warm_up() -> None:
     A page that is written here is not written, and so not copied, in every child.
     """
     spec = JobSpec(Mode.CALLS, 2, 1.0, 1 << 20, 1 << 16)
-    calls: list[Any] = [("f", [[1, 2, 3]], {}), ("f", [[]], {})]
+    calls: list[Any] = [("f", [[1, 2, 3]]), ("f", [[]])]
     for _ in range(WARM_RUNS):
         result = os.memfd_create("warm")
         Calls(result, spec).run(_WARM, calls, True, True)

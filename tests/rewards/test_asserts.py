@@ -23,16 +23,22 @@ def calls(code: str, setup: str = "", own: tuple[str, ...] = ()) -> tuple[Call, 
 
 
 def test_assertion_of_literals_is_a_call_with_its_expected_value() -> None:
-    (call,) = calls("assert f((1, 2), k=-1) == {4, 5}") or ()
-    assert call == ("f", [(1, 2)], {"k": -1}, {4, 5}, "python")
+    first, second = calls("assert f((1, 2), -1) == {4, 5}, 'message'\nassert g() == 0.5") or ()
+    assert first == ("f", [(1, 2), -1], {4, 5}, "python")
+    assert second == ("g", [], 0.5, "python")
 
 
-def test_asserts_of_a_check_function_are_calls_of_its_argument() -> None:
-    first, second = calls(HUMAN_EVAL) or ()
-    assert [(call.function, call.expected) for call in (first, second)] == [
-        ("total", 3),
-        ("total", 1.5),
-    ]
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        ("def total(xs): return sum(xs)", "pass"),
+        ("def total(xs): return int(sum(xs))", "wrong_answer"),
+        ("class L(int): __eq__ = lambda s, o: True\ndef total(xs): return L()", "wrong_answer"),
+    ],
+)
+def test_asserts_of_a_check_function_are_judged(jail: Jail, code: str, verdict: str) -> None:
+    request = VerifyRequest(code=code, tests=[AssertTest(code=HUMAN_EVAL)])
+    assert jail.verify(request).verdict == verdict
 
 
 def test_a_builtin_is_a_call_of_the_program_only_if_the_row_says_so() -> None:
@@ -51,7 +57,7 @@ def test_a_builtin_is_a_call_of_the_program_only_if_the_row_says_so() -> None:
         "assert f(1) == [x for x in 'ab']", "try:\n    f(1)\nexcept ValueError:\n    pass",
         "assert f(*[1]) == 1", "assert f(1/0)", "assert f(**{'k': 1}) == 1", "assert f(1) < 2",
         "f = len\nassert f('a') == 1", "def f(x): return 1\nassert f(1) == 1",
-        "assert Counter('a') == 1", "F = 1\nassert F(1) == 1",
+        "assert Counter('a') == 1", "F = 1\nassert F(1) == 1", "assert f(1, k=2) == 3", HUMAN_EVAL,
     ],
 )  # fmt: skip
 def test_every_other_test_is_left_to_the_judge(code: str) -> None:

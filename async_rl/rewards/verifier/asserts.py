@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from async_rl.core.assert_tests import asked_by
@@ -25,20 +25,19 @@ class Call(NamedTuple):
 
     function: str
     args: Sequence[Any]
-    keywords: dict[str, Any]
     expected: Any
     types: str
 
     @classmethod
     def of(cls, test: CallTest) -> Call:
         """The call of a call test."""
-        return cls(test.function, test.args, {}, test.expected, test.types)
+        return cls(test.function, test.args, test.expected, test.types)
 
 
 @functools.lru_cache(maxsize=4096)
 def calls_of(setup: str, code: str, own: frozenset[str]) -> tuple[Call, ...] | None:
-    """The calls of a test, also inside `def check(candidate)` and `check(name)`; None if it has
-    anything else, or no call. own: names that the row says the program defines.
+    """The calls of a test; None if it has anything else, or no call. own: names that the row says
+    the program defines.
     """
     # A setup may bind a name or fail.
     if setup.strip():
@@ -56,45 +55,16 @@ def calls_of(setup: str, code: str, own: frozenset[str]) -> tuple[Call, ...] | N
 
 def _calls(body: list[ast.stmt]) -> Iterator[Call]:
     """Raises ValueError for a statement of another form."""
-    checks: dict[str, ast.FunctionDef] = {}
     for statement in body:
         match statement:
-            # Its asserts are read once it is called with a name.
-            case ast.FunctionDef(args=ast.arguments(args=[_]), decorator_list=[]):
-                checks[statement.name] = statement
-            case ast.Expr(
-                value=ast.Call(func=ast.Name(id=check), args=[ast.Name(id=function)], keywords=[])
-            ) if check in checks:
-                definition = checks[check]
-                renamed = {definition.args.args[0].arg: function}
-                for each in definition.body:
-                    yield from _asserted(each, renamed)
+            case ast.Assert(
+                test=ast.Compare(
+                    left=ast.Call(func=ast.Name(id=name), args=args, keywords=[]),
+                    ops=[ast.Eq()],
+                    comparators=[expected],
+                )
+            ):
+                literal = ast.literal_eval
+                yield Call(name, [*map(literal, args)], literal(expected), "python")
             case _:
-                yield from _asserted(statement, {})
-
-
-def _asserted(statement: ast.stmt, renamed: Mapping[str, str]) -> Iterator[Call]:
-    match statement:
-        # A docstring, and the last line of many tests of HumanEval.
-        case (
-            ast.Pass() | ast.Expr(value=ast.Constant()) | ast.Assert(test=ast.Constant(value=True))
-        ):
-            return
-        # METADATA = {...}
-        case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.isupper():
-            ast.literal_eval(value)
-        case ast.Assert(
-            test=ast.Compare(
-                left=ast.Call(func=ast.Name(id=name), args=args, keywords=keywords),
-                ops=[ast.Eq()],
-                comparators=[expected],
-            )
-        ):
-            literal = ast.literal_eval
-            named = {str(each.arg): literal(each.value) for each in keywords if each.arg}
-            if len(named) < len(keywords):
-                raise ValueError("** in a call")
-            function = renamed.get(name, name)
-            yield Call(function, [*map(literal, args)], named, literal(expected), "python")
-        case _:
-            raise ValueError("a statement of another form")
+                raise ValueError("a statement of another form")

@@ -171,7 +171,7 @@ class Program:
         if mode is Mode.CALLS:
             # Only call tests are in the style of LeetCode.
             has_call_names = questions[0].types != "python"
-            payload += [[tuple(call[:3]) for call in questions], self.stop, has_call_names]
+            payload += [[tuple(call[:2]) for call in questions], self.stop, has_call_names]
         elif mode is Mode.STREAMS:
             limits = limits.with_output_of(questions)
             for test in questions:
