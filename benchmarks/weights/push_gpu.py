@@ -1,6 +1,6 @@
 """Measure on one GPU what a push costs a step that runs, and what leaving the device costs.
 
-Run: `python -m benchmarks.weights.push_gpu OUT [--layers N] [--tiny]`; about a minute on a GPU with
+Run: `python -m benchmarks.weights.push_gpu OUT [--layers N] [--tiny]`; two minutes on a GPU with
 40 GB and more. It writes OUT/push_gpu.json and prints a table; a part that fails is named there,
 and the other parts continue. The model has the shape of Qwen3-1.7B in bfloat16. The sender's side
 is the product's, with a communicator of one rank, so no link is measured. `--tiny` runs all parts
@@ -10,6 +10,7 @@ on a small model, without a GPU too, and then measures nothing.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import mmap
 import multiprocessing
@@ -445,6 +446,8 @@ def send_on_default(communicator: Communicator, manifest: Manifest) -> None:
 
 def main() -> None:
     """Run all parts."""
+    # A segmentation fault on an H200 did not say where.
+    faulthandler.enable()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, default=28)
