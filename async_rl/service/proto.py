@@ -48,6 +48,8 @@ _MESSAGES = {
     "Text": "1 bytes tokens",
     "Other": "",
 }
+_MOST_CELLS = 2**26
+"""Of a sparse matrix: a few bytes may describe one that fits into no memory."""
 _FIELD = re.compile(r"(\d+) (\w+)([*?|@]?) (\w+)")
 _Proto = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -243,7 +245,7 @@ def _dense(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str)
         and crow[-1] == len(col) == len(values)
         and bool(((col >= 0) & (col < shape[1])).all())
     )
-    if not is_valid:
+    if not is_valid or shape[0] * shape[1] > _MOST_CELLS:
         raise DataError(f"{name} is no CSR matrix of the shape {shape}")
     array = np.zeros(shape, dtype)
     array[np.repeat(np.arange(shape[0]), np.diff(crow)), col] = values

@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.core.errors import Unavailable
 from async_rl.protocol.service import Operation
-from async_rl.service import batches
+from async_rl.service import batches, proto
 from async_rl.service.losses import find_loss
 from async_rl.service.training import TrainingRuns
 
@@ -489,3 +489,23 @@ def spy_on_rows(runs: TrainingRuns, monkeypatch: pytest.MonkeyPatch) -> list[Any
 
     monkeypatch.setattr(backbone, "forward", spy)
     return rows
+
+
+def test_sparse_targets_are_those_with_zeros_in_the_other_cells(shared: TrainingRuns) -> None:
+    dense = make_datum(RNG(8), 6, "cross_entropy", 4)
+    is_there = RNG(9).random((6, 4)) < 0.6
+    for name in ("target_tokens", "weights"):
+        dense[name] = np.where(is_there, dense[name], 0).astype(dense[name].dtype)
+    request = proto.ForwardBackwardRequest()
+    request.ParseFromString(data_request([dense], "cross_entropy"))
+    expected = done(shared, 1, "forward", request.SerializeToString()).body
+    for name in ("target_tokens", "weights"):
+        tensor = request.data[0].loss_fn_inputs[name]
+        tensor.sparse_csr.values = dense[name][is_there].tobytes()
+        tensor.sparse_csr.crow_indices = np.cumsum([0, *is_there.sum(1)]).astype("<i8").tobytes()
+        tensor.sparse_csr.col_indices = np.nonzero(is_there)[1].astype("<i8").tobytes()
+    assert done(shared, 1, "forward", request.SerializeToString()).body == expected
+    # A few bytes that describe more than fits into memory.
+    request.data[0].loss_fn_inputs["weights"].shape[1] = 2**50
+    executed = ask(shared, 1, "forward", request.SerializeToString())
+    assert executed.error == "datum 0: weights is no CSR matrix of the shape (6, 1125899906842624)"
