@@ -238,6 +238,3 @@ class GeneratorsConfig(Section):
     # commands, and a list would rename them when an entry is removed.
     pools: dict[str, PoolConfig]
     """further pools by name: generators.pools.NAME.<setting>=<value>"""
-    autoscale: Annotated[list[PositiveInt], Field(max_length=2)]
-    """fewest and most generators of the main pool: add and remove generators between them until
-    neither generators nor learner wait; empty = the number changes only by async-rl scale"""

@@ -64,11 +64,6 @@ class TimeoutsConfig(Section):
         return 6 * self.call_s
 
     @property
-    def autoscale_s(self) -> float:
-        """3 call_s: interval of decisions on the number of generators, each based on that time."""
-        return 3 * self.call_s
-
-    @property
     def stop_s(self) -> float:
         """start_s / 3: finishing and saving the step after a stop request.
 

@@ -6,7 +6,7 @@ between them, against its whole age. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from async_rl.core.types import Role
 from async_rl.monitoring.rates import per_second
@@ -37,29 +37,19 @@ _UPSTREAM = {
 """The parts of a run that can let the learner wait: share of time, and remedy."""
 
 
-def mean_rates(members: Sequence[Member], before: Sequence[Member], role: Role) -> dict[str, float]:
+def _mean_rates(
+    members: Sequence[Member], before: Sequence[Member], role: Role
+) -> dict[str, float]:
     """Return the growth per second of each counter, mean over the serving processes of a role; the
     counter of a condition is its share of time. Empty if unknown.
     """
+    past = {member.name: member for member in before}
     # A process that starts or exits is idle for reasons that say nothing about the balance.
     serving = [m for m in members if m.state not in ("starting", "draining", "ended")]
-    known = [rates for rates in _rates(serving, before, role) if rates]
+    each = (per_second(m, past.get(m.name)) for m in serving if m.role == role)
+    known = [rates for rates in each if rates]
     names = {name for rates in known for name in rates}
     return {name: sum(rates.get(name, 0.0) for rates in known) / len(known) for name in names}
-
-
-def total_rate(
-    members: Sequence[Member], before: Sequence[Member], role: Role, counter: str
-) -> float:
-    """Return the growth per second of a counter, summed over the processes of a role."""
-    return sum(rates.get(counter, 0.0) for rates in _rates(members, before, role))
-
-
-def _rates(
-    members: Sequence[Member], before: Sequence[Member], role: Role
-) -> Iterator[dict[str, float]]:
-    past = {member.name: member for member in before}
-    return (per_second(m, past.get(m.name)) for m in members if m.role == role)
 
 
 def bottleneck(members: Sequence[Member], before: Sequence[Member] = ()) -> str:
@@ -71,8 +61,8 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = ()) -> str:
         return f"still starting: {', '.join(starting)}"
     # With agents the gateways make the groups.
     makers: Role = "gateway" if any(m.role == "gateway" for m in members) else "generator"
-    learner = mean_rates(members, before, "learner")
-    generators = mean_rates(members, before, makers)
+    learner = _mean_rates(members, before, "learner")
+    generators = _mean_rates(members, before, makers)
     if not learner or not generators:
         return ""
     waits = learner.get("wait_s", 0.0)

@@ -1,10 +1,10 @@
 """Keeps as many processes of each pool as are wanted, while the other processes and the learner
 continue.
 
-takes: counts from people (`async-rl scale`); with generators.autoscale the members' shares of time
-waits for: the next interval of the autoscaler; the end of processes that leave
+takes: counts from people (`async-rl scale`)
+waits for: the end of processes that leave
 returns: specs to the fleet; `<run>/scale.json`, so that a resumed run has the same counts
-woken by: the clock, a process that has left
+woken by: a request to scale, a process that has left
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from async_rl.config.checks.run import raise_if_any
 from async_rl.config.pool_sizes import pool_counts, with_counts
 from async_rl.config.pools import (
     GATEWAYS,
-    GENERATORS,
     SCALE_FILE,
     SEATS_PER_POOL,
     VERIFIERS,
@@ -34,12 +33,10 @@ from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import Machine
 from async_rl.core.os import replace_synced
 from async_rl.planning.fit import Headroom
-from async_rl.planning.scaling import Decision
 from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining
 from async_rl.protocol.generator import Drain
 from async_rl.protocol.membership import Member
 from async_rl.runtime.directory import Connections, Incarnation
-from async_rl.supervision.autoscaling import Autoscaler
 from async_rl.supervision.child import Child
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.registry import Registry
@@ -83,7 +80,6 @@ class Scaler:
     ) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._autoscaler = Autoscaler(config, registry)
         self._headroom = headroom
         self._machine = machine
         self._fleet = fleet
@@ -91,17 +87,13 @@ class Scaler:
         self._connect = connect
         self._log = log
         self._group = asyncio.TaskGroup()
-        self._is_memory_reported = False
         registry.work = {pool: work_of(config, pool) for pool in generator_pools(config)}
 
     async def run(self) -> None:
         """Scale the run until cancelled."""
         async with self._group:
             self._reconcile()
-            if self._config.generators.autoscale:
-                await self._autoscale()
-            else:
-                await asyncio.Event().wait()  # keep the group open for processes that leave
+            await asyncio.Event().wait()  # keep the group open for processes that leave
 
     def scale(self, wanted: Mapping[str, int], reason: str, *, is_forced: bool) -> None:
         """Set the number of processes of these pools. Raises ConfigError, and changes nothing, if
@@ -134,7 +126,6 @@ class Scaler:
 
     def _refusals(self, wanted: Mapping[str, int]) -> list[str]:
         pools = pool_counts(self._config)
-        generators = self._config.generators
         problems = []
         for pool, count in wanted.items():
             if pool not in pools:
@@ -145,11 +136,6 @@ class Scaler:
                 problems.append(f"{pool}={count}: give a number from 0 to {SEATS_PER_POOL}")
             if pool in _WITHOUT and count == 0:
                 problems.append(f"{pool}=0: {_WITHOUT[pool]}; keep at least 1")
-            if pool == GENERATORS and generators.autoscale:
-                problems.append(
-                    f"{pool}={count}: generators.autoscale sets this number; resume the run with"
-                    " generators.autoscale=[] to set it yourself"
-                )
         if not problems and wanted.keys() - {VERIFIERS}:
             counts = {**self._registry.wanted, **wanted}
             problems += machine_problems(with_counts(self._config, counts), self._machine)
@@ -217,21 +203,3 @@ class Scaler:
                 self._log.warning("%s cannot be drained: %s", name, error)
                 return 0.0  # its groups go to another process without a delay
         return self._config.timeouts.drain_s
-
-    async def _autoscale(self) -> None:
-        """Decide every timeouts.autoscale_s."""
-        while True:
-            await asyncio.sleep(self._config.timeouts.autoscale_s)
-            decision = self._autoscaler.decide()
-            if decision is not None and self._has_memory_for(decision):
-                self._want(GENERATORS, decision.wanted, decision.reason)
-                self._reconcile()
-
-    def _has_memory_for(self, decision: Decision) -> bool:
-        wanted = {GENERATORS: decision.wanted}
-        problems = self._headroom.problems(self._registry.pools(), wanted)
-        # Every interval would repeat the same warning.
-        if problems and not self._is_memory_reported:
-            self._log.warning("%s; not added: %s", decision.reason, problems[0])
-        self._is_memory_reported = bool(problems)
-        return not problems

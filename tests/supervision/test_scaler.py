@@ -16,7 +16,6 @@ from fleet_support import (
     virtual_registry,
     virtually,
 )
-from members import heartbeat
 from tables import table
 
 from async_rl.config.pools import SCALE_FILE
@@ -75,10 +74,6 @@ class ScaledRun:
         directory = self.registry.directory
         while sorted(m.name for m in self.registry.members if m.state == "ready") != sorted(names):
             await directory.changed(directory.revision)
-
-    def tell(self, name: str, **counters: float) -> None:
-        pid = next(m.pid for m in self.registry.members if m.name == name)
-        self.registry.beat(heartbeat(name, counters, pid=pid, state="ready"))
 
 
 def with_run(
@@ -210,49 +205,6 @@ def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
     with_run(compose("grpo_code", []), tmp_path, act)
 
 
-async def work_until(
-    run: ScaledRun, is_over: Callable[[], bool], *, waiting: Callable[[], float] = lambda: 1.0
-) -> None:
-    """Generators that always work, and a learner that waits this share of the time it works; a
-    generator that only evaluates rests.
-    """
-    told_s = 0.0
-    while not is_over():
-        told_s += 1.0
-        run.tell("learner-0", busy_s=told_s, wait_s=waiting() * told_s)
-        for member in run.registry.members:
-            if member.role == "generator":
-                kind = "blocked_s" if "judge" in member.name else "busy_s"
-                run.tell(member.name, **{kind: 2 * told_s})
-        await asyncio.sleep(1)
-
-
-AUTOSCALED = ("generators.autoscale=[1,8]",)
-
-
-def test_the_autoscaler_moves_the_main_pool_and_looks_at_no_generator_that_only_evaluates(
-    tmp_path: Path,
-) -> None:
-    config = compose("grpo_code", [*POOLS, *AUTOSCALED])
-
-    async def act(run: ScaledRun) -> None:
-        await run.until(*START)
-        with pytest.raises(
-            ConfigError,
-            match=r"generators=2: generators.autoscale sets this number",
-        ):
-            run.scaler.scale({"generators": 2}, "test", is_forced=False)
-        await work_until(run, lambda: run.registry.wanted["generators"] != 1)
-        assert run.registry.wanted == {
-            "generators": 2,
-            "generators.big": 1,
-            "generators.judge": 1,
-            "verifiers": 1,
-        }
-
-    with_run(config, tmp_path, act)
-
-
 def test_more_than_fits_in_memory_is_refused_with_figures_unless_forced_and_fewer_never(
     tmp_path: Path,
 ) -> None:
@@ -292,18 +244,3 @@ def test_one_that_still_starts_has_not_taken_its_memory_yet(tmp_path: Path) -> N
     assert f"(2 of generators.big at {each_mb + added_mb} MB)" in told
     on_cluster = compose("grpo_code", ["launcher=ray"])
     assert Headroom(on_cluster, tmp_path, lambda: 0).problems(pools, {"generators": 4}) == []
-
-
-def test_the_autoscaler_adds_nobody_where_memory_does_not_suffice_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = compose("grpo_code", AUTOSCALED)
-
-    async def act(run: ScaledRun) -> None:
-        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        run.free_mb = 10
-        await work_until(run, lambda: "not added" in caplog.text)
-        assert run.registry.wanted["generators"] == 1
-
-    with_run(config, tmp_path, act)
-    assert "10 MB are free" in caplog.text

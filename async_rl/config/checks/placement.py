@@ -54,12 +54,6 @@ def _handovers(config: RunConfig) -> Iterator[str]:
             " written more than two handovers ahead only become stale; set it to at most"
             f" {2 * every}, or weights.push_every_steps to at least {-(-bound // 2)}"
         )
-    if config.generators.autoscale:
-        yield (
-            f"generators.autoscale={config.generators.autoscale} with placement=colocated:"
-            " generators and learner always wait for each other, so there is nothing to balance;"
-            " set generators.autoscale=[]"
-        )
     if config.weights.transfer.kind in ("filesystem", "collective"):
         yield (
             f"weights.transfer={config.weights.transfer.kind} with placement=colocated: generators"

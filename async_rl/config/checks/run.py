@@ -59,12 +59,6 @@ def problems(config: RunConfig) -> Iterator[str]:
 
 
 def _run(config: RunConfig) -> Iterator[str]:
-    bounds = config.generators.autoscale
-    if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
-        yield (
-            f"generators.autoscale={bounds}: give the fewest and the most generators, as in [1,8];"
-            " or set it to []"
-        )
     if config.network.host in ("0.0.0.0", "::", "*"):
         yield (
             f"network.host={config.network.host}: is not an address to connect to; set an address"
