@@ -170,6 +170,7 @@ def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(
     ] == [False, False, True, True]
     mark.unlink()
     directory_of(run_dir, 5).mkdir(parents=True)
+    (directory_of(run_dir, 5) / "weights").touch()
     write_sums(directory_of(run_dir, 5), sums_of(directory_of(run_dir, 5)))
     Mirror(str(tmp_path / "copies"), run_dir).update()
     there = fetch(str(copy), tmp_path / "there")
