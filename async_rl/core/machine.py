@@ -200,7 +200,7 @@ def arranged(numbers: Iterable[int], system: Path = _SYSTEM) -> Cpus:
     }
     topology = "topology/thread_siblings_list"
     # Containers may hide this file; a core without it counts as one thread.
-    siblings = {cpu: _listed(system / f"cpu/cpu{cpu}/{topology}") or [cpu] for cpu in numbers}
+    siblings = {cpu: _listed(system / "cpu" / f"cpu{cpu}" / topology) or [cpu] for cpu in numbers}
     # By siblings before the own number: the hyperthreads of a core are then adjacent, though Linux
     # numbers them half the list apart.
     order = sorted(siblings, key=lambda cpu: (nodes.get(cpu, 0), siblings[cpu], cpu))

@@ -6,10 +6,9 @@ Pure: from a StatusReply, an earlier one and the time to something rich can prin
 
 from __future__ import annotations
 
-import collections
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -19,7 +18,6 @@ from async_rl.config.pools import pool_of
 from async_rl.monitoring.bottleneck import bottleneck
 from async_rl.monitoring.rates import commonest_failure, per_second
 from async_rl.monitoring.terminal import WideTable, open_table
-from async_rl.observability.activity import GAUGE
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member, PoolCount
 
@@ -38,6 +36,8 @@ _NUMBERS = (
     ("held-out pass@1", "eval/pass_at_1", "{:.3f}"),
     ("staleness max", "staleness/max_versions", "{:.0f}"),
     ("generated tokens/s", "throughput/generated_tokens_per_s", "{:,.0f}"),
+    ("sessions of agents", "sessions/open", "{:.0f}"),
+    ("of them waiting for the engine", "sessions/calling", "{:.0f}"),
 )
 _FLOW = ("issued", "generating", "ready", "leased")
 _RATES = (
@@ -78,7 +78,6 @@ def render(
     # Before the first heartbeat of the buffer the flow is unknown.
     if any(f"queue/{state}" in reply.metrics for state in _FLOW):
         head.append(f"\n{_flow(reply)}")
-    head.append("".join(f"\n{line}" for line in _sessions(reply.members)))
     if reply.pools:
         head.append(f"\n{'; '.join(_pool(pool, reply.pools) for pool in reply.pools)}")
     if reply.metrics.get("reward/failed_share") == 1:
@@ -133,27 +132,6 @@ def _flow(reply: StatusReply) -> str:
     states = " → ".join(f"{state} {reply.metrics.get(f'queue/{state}', 0):.0f}" for state in _FLOW)
     flow = f"groups: prompt → {states} → trained in step {reply.step}"
     return "   ".join(filter(None, [flow, commonest_failure([reply.metrics])]))
-
-
-_OPEN = f"{GAUGE}sessions/open"
-_CALLING = f"{GAUGE}sessions/calling"
-
-
-def _sessions(members: Sequence[Member]) -> Iterator[str]:
-    """The sessions of all gateways by their waits; each environment if there are several."""
-    counts = collections.Counter[str]()
-    for member in members:
-        counts.update({n: v for n, v in member.counters.items() if n.startswith((_OPEN, _CALLING))})
-    names = [name for name in sorted(counts) if name.startswith(_OPEN)]
-    # The sum and one environment say the same, so one environment gets one line.
-    for name in names[:1] if len(names) < 3 else names:
-        num_open = counts[name]
-        num_calling = counts[name.replace(_OPEN, _CALLING)]
-        title = "/".join(filter(None, ("sessions", name.removeprefix(_OPEN).removeprefix("_in/"))))
-        yield (
-            f"{title}: {num_open:.0f} open, {num_calling:.0f} wait for the engine,"
-            f" {num_open - num_calling:.0f} for their agents"
-        )
 
 
 def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> WideTable:

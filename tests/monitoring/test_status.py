@@ -209,19 +209,6 @@ def test_status_shows_the_processes_that_leave_a_pool() -> None:
 
 
 def test_the_sessions_of_agents_are_shown_by_what_they_wait_for() -> None:
-    gauges = {"gauge/sessions/open": 9.0, "gauge/sessions/calling": 7.0}
-    assert "sessions: 9 open, 7 wait for the engine, 2 for their agents" in shown(
-        reply([member("gateway-0", **gauges)])
-    )
+    text = shown(reply([member("gateway-0")], sessions__open=9.0, sessions__calling=7.0))
+    assert "sessions of agents 9  of them waiting for the engine 7" in text
     assert "sessions" not in shown(reply([member("generator-0")]))
-
-
-def test_several_environments_are_shown_over_all_gateways() -> None:
-    counts = {"open": 3.0, "calling": 1.0, "open_in/guess": 2.0, "calling_in/guess": 1.0}
-    one = {f"gauge/sessions/{n}": v for n, v in {**counts, "open_in/maze": 1.0}.items()}
-    text = shown(reply([member(f"gateway-{i}", **one) for i in range(2)]))
-    assert "sessions: 6 open, 2 wait for the engine, 4 for their agents" in text
-    assert "sessions/guess: 4 open, 2 wait for the engine, 2 for their agents" in text
-    assert "sessions/maze: 2 open, 0 wait for the engine, 2 for their agents" in text
-    alone = {f"gauge/sessions/{n}": v for n, v in counts.items()}
-    assert "sessions/guess" not in shown(reply([member("gateway-0", **alone)]))
