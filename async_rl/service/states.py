@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from async_rl.core.checksums import complete, damage, sums_of
@@ -45,14 +46,20 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 @contextlib.contextmanager
 def written(directory: Path) -> Iterator[Path]:
     """Yield an empty directory, which gets this name once what the block has written is on the
-    disk. It replaces a directory of that name.
+    disk. It replaces a directory of that name. Raises DataError if it cannot be written.
     """
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    yield partial
-    shutil.rmtree(directory, ignore_errors=True)
-    complete(partial, directory, sums_of(partial))
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        shutil.rmtree(directory, ignore_errors=True)
+        complete(partial, directory, sums_of(partial))
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"{directory.name} could not be written: {error}; free disk space or grant write"
+            " permission, then save again"
+        ) from error
 
 
 def write_state(directory: Path, run: Tenant, base_sha256: str) -> None:
@@ -143,10 +150,16 @@ class States:
         return 0
 
     def save(self, run: Tenant) -> None:
-        """Write the state of the run, unless it is written, and delete the oldest one."""
+        """Write the state of the run, unless it is written, and delete the oldest one. Without a
+        new state the front keeps the requests, so a full disk is a warning here.
+        """
         if (kept := self._kept()) and kept[0][0] == run.seq_id:
             return
-        write_state(self._directory / f"{_PREFIX}{run.seq_id}", run, self._base_sha256)
+        try:
+            write_state(self._directory / f"{_PREFIX}{run.seq_id}", run, self._base_sha256)
+        except DataError as error:
+            _log.warning("%s: %s", run.run_id, error)
+            return
         for _, path in self._kept()[_KEPT:]:
             shutil.rmtree(path)
 

@@ -316,3 +316,32 @@ def test_a_checkpoint_of_another_base_model_is_refused(
     runs = started(make_runs(other, tmp_path / "2"))
     load = as_json(path="tinker://a/weights/w", optimizer=True)
     assert ask(runs, 1, "load_weights", load, path=path).error == "w is of another base model"
+
+
+def test_a_full_disk_refuses_what_is_saved_and_leaves_the_runs(
+    model_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runs = started(make_runs(model_path, tmp_path, step_s=100.0))
+    stepped(runs)
+    whole = states.complete
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(states, "complete", full)
+    path = folder(tmp_path) / "weights" / "w"
+    error = ask(runs, 3, "save_weights", path=path).error
+    assert error.startswith("w could not be written: [Errno 28] No space left on device; free disk")
+    stepped(runs, first=4)
+    assert "state-5 could not be written" in caplog.text
+    before = weights(runs)
+    # What is on the disk is as old as before, so the front sends the rest again.
+    again = make_runs(model_path, tmp_path)
+    assert again.position(RUN).seq_id == 2
+    monkeypatch.setattr(states, "complete", whole)
+    stepped(again, first=4)
+    assert equal(weights(again), before)
+    assert done(runs, 6, "save_weights", path=path).error == ""
