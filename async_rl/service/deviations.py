@@ -13,6 +13,8 @@ DEVIATIONS: Mapping[str, str] = {
     " importance_sampling",
     "dimuon": "refused: the optimizer is not published; use adamw",
     "rank 0": "refused: all weights of a model cannot be trained; use a LoRA rank of 1 or more",
+    "gspo": "has the thresholds of arXiv 2507.18071 unless others are given, and dro needs a beta:"
+    " the API publishes no defaults",
     "images and sounds": "refused: only tokens can be sampled and trained",
     "target_prompt_logprobs": "refused: the generators score no chosen tokens; use"
     " topk_prompt_logprobs",
