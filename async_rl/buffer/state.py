@@ -64,6 +64,7 @@ class BufferState:
         self.drops: Counter[str] = Counter()
         self.num_refused = 0
         self._tickets = Tickets(config, prompts, recovered)
+        self._num_held_out = prompts.num_held_out
         self.leases = Leases(config, self.admission.generators, now_s)
         self.evaluations = EvaluationProgress(recovered)
         self.lives = Lives(recovered.lives)
@@ -287,7 +288,7 @@ class BufferState:
 
     def start_evaluation(self, version: int) -> None:
         """Open one group per held-out prompt, unless the evaluation was started before."""
-        num_prompts = self._tickets.num_held_out
+        num_prompts = self._num_held_out
         if num_prompts == 0 or not self.evaluations.start(version, num_prompts):
             return
         started = changes.EvaluationStarted(version=version, num_prompts=num_prompts)

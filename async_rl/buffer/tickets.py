@@ -43,11 +43,6 @@ class Tickets:
                     " started with"
                 )
 
-    @property
-    def num_held_out(self) -> int:
-        """Prompts of one evaluation."""
-        return self._prompts.num_held_out
-
     def admitted(self, group: OpenGroup) -> Admitted:
         """The change that records a new group."""
         prompt = self._prompts.prompt(group.purpose, group.index)

@@ -19,8 +19,6 @@ class PromptOrder:
     """The endless order of `n` prompts; without `shuffle` every epoch is 0, 1, ..., n - 1."""
 
     def __init__(self, seed: int, n: int, *, shuffle: bool = True) -> None:
-        if n < 1:
-            raise ValueError(f"n={n}: an order needs at least one prompt")
         self._seed = seed
         self._shuffle = shuffle
         # The largest integer stands for "never left", so that a comparison with an epoch needs no
@@ -41,8 +39,6 @@ class PromptOrder:
         """Index of the k-th prompt, k counted from 0 across epochs. The last epoch's order is kept,
         no other.
         """
-        if k < 0:
-            raise ValueError(f"k={k} is negative")
         epoch, offset = self._locate(k)
         if epoch != self._epoch:
             order = np.arange(len(self._left_epoch))

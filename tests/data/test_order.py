@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from async_rl.data.order import PromptOrder
 
 
@@ -24,10 +22,3 @@ def test_every_epoch_has_every_prompt_once_in_an_order_of_its_own_seed_and_numbe
 def test_without_shuffle_epochs_run_in_order() -> None:
     order = PromptOrder(0, 3, shuffle=False)
     assert [order.index(k) for k in range(7)] == [0, 1, 2, 0, 1, 2, 0]
-
-
-def test_an_order_of_nothing_and_a_negative_place_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        PromptOrder(0, 0)
-    with pytest.raises(ValueError, match="negative"):
-        PromptOrder(0, 1).index(-1)
