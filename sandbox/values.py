@@ -30,9 +30,7 @@ _MAX_EQUAL_HASHES = 64
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 # JSON takes quadratic time for decimal digits, and Python refuses 4,300 of them.
 _INT_BOUND = 1 << 1000
-_to_chunks = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
-    None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
-)
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _from_json = json.JSONDecoder().decode
 _SPAN = operator.attrgetter("days", "seconds", "microseconds")
 _LIBRARY: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
@@ -84,10 +82,10 @@ def encode(value: Any, other: Callable[[Any, int], Any] | None = None) -> bytes:
     kind = type(value)
     if kind in _SCALARS or (kind is list and _SCALARS.issuperset(map(type, value))):
         try:
-            return "".join(_to_chunks(value, 0)).encode()
+            return _to_json(value).encode()
         except ValueError:  # an integer of more digits than Python converts to decimal
             pass
-    return "".join(_to_chunks(tagged(value, 0, other or named), 0)).encode()
+    return _to_json(tagged(value, 0, other or named)).encode()
 
 
 def tagged(value: Any, depth: int, other: Callable[[Any, int], Any]) -> Any:
