@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from async_rl.service.work import checkpoint_at
 from async_rl.sessions.errors import Refused
 
 Json = dict[str, Any]
+_PATH = "tinker://{run_id}/{kind}/{name}"
 F = TypeVar("F")
 
 
@@ -200,6 +202,17 @@ class Api:
             raise Refused(f"{given!r} is not known here", status=404)
         return msgspec.Raw(text.encode())
 
+    def urls(self, call: Call) -> Json:
+        """Return where the files of exported weights are: on the disk that client and service
+        share.
+        """
+        root = Path(
+            checkpoint_at(self._store, _PATH.format_map(call.path), "external_weights").directory
+        )
+        files = [file for file in root.rglob("*") if file.is_file()]
+        urls = {str(file.relative_to(root)): file.as_uri() for file in files}
+        return {"urls": urls, "expires": "9999-01-01T00:00:00Z"}
+
     def delete(self, call: Call) -> Json:
         """Delete a checkpoint."""
         self._change(call, "is_gone", True)
@@ -212,7 +225,6 @@ class Api:
         return {}
 
     def _change(self, call: Call, column: str, value: float | None) -> None:
-        path = "tinker://{run_id}/{kind}/{name}".format_map(call.path)
-        found = checkpoint_at(self._store, path)
+        found = checkpoint_at(self._store, _PATH.format_map(call.path))
         statement = f"UPDATE checkpoints SET {column}=? WHERE directory=?"
         self._store.change(statement, value, found.directory)

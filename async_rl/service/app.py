@@ -77,6 +77,7 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
         ("POST", "cancel_future"): api.cancel,
         ("POST", "weights_info"): partial(api.shown, WEIGHTS_INFO),
         ("GET", "samples/{sequence_id}"): api.sequence,
+        ("GET", f"{saved}/external_weights_urls"): api.urls,
         ("DELETE", saved): api.delete,
         ("PUT", f"{saved}/ttl"): api.set_ttl,
         **{("GET", path): partial(api.shown, query) for path, query in QUERIES.items()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,22 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 5})).status_code == 400
         assert (await api.http.delete(two)).status_code == 200
         assert (await api.http.delete(two)).status_code == 404
+
+
+async def test_exported_weights_are_files_of_the_shared_disk(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        run = await api.create()
+        export = {"model_id": run, "seq_id": 1, "path": "out"}
+        answer = await api.result(await api.post("save_weights_external", **export))
+        assert answer["path"] == f"tinker://{run}/external_weights/out"
+        listed = f"training_runs/{run}/checkpoints"
+        found = (await api.http.get(f"{listed}/external_weights/out/external_weights_urls")).json()
+        address = urllib.request.urlopen, found["urls"]["state.json"]
+        with await asyncio.to_thread(*address) as file:
+            assert json.loads(file.read())["version"] == 0
+        await saved(api, run, 2, "one")
+        wrong = await api.http.get(f"{listed}/weights/one/external_weights_urls")
+        assert wrong.status_code == 400
 
 
 async def test_a_run_resumes_from_a_checkpoint_of_another_session(tmp_path: Path) -> None:

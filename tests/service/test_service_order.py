@@ -90,3 +90,21 @@ async def test_the_run_with_the_least_work_is_next(tmp_path: Path) -> None:
     order = [run == big for run, seq, _ in played.executed if seq]
     # 30 tokens of the one run, then as many of the other run's as there are: 8 times 2.
     assert order == [True, *[False] * 8, True, True]
+
+
+async def test_a_run_that_paused_has_no_credit(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        big, small = await api.create(), await api.create(model_seq_id=1)
+        for seq_id in range(1, 4):
+            await api.forward_backward_result(await api.batch(big, seq_id, list(range(30))))
+        held = played.gate = asyncio.Event()
+        requests = [await api.batch(big, seq, list(range(30))) for seq in (4, 5)]
+        requests += [await api.batch(small, seq, [1, 2]) for seq in range(1, 21)]
+        held.set()
+        played.gate = None
+        for request_id in requests:
+            await api.forward_backward_result(request_id)
+    order = [run == big for run, seq, _ in played.executed[5:]]
+    # Both continue at 90 tokens; 15 times 2 are as many as the next 30 of the other run.
+    assert order == [True, *[False] * 15, True, *[False] * 5]
