@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.options import OutputDir, console
 from async_rl.launchers.commands.reports import print_table
 from async_rl.runs.directory import default_output_dir
@@ -16,8 +15,6 @@ def list_runs(output_dir: OutputDir = None) -> None:
     Examples: async-rl runs; async-rl runs --output-dir /data/runs
     """
     directory = output_dir or default_output_dir()
-    if output_dir is not None and not directory.is_dir():
-        raise ConfigError(f"--output-dir {directory}: there is no such directory")
     summaries = [run.summary() for run in Library(directory).runs()]
     # A table without rows would look like a fault.
     if not summaries:

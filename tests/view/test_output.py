@@ -91,7 +91,7 @@ def test_a_path_that_cannot_be_used_and_a_damaged_run_are_one_line(
     export = ["rollouts", str(directory / "one"), "--export", f"{tmp_path}/file/x.jsonl"]
     said = "Not a directory; check the path, its permissions and the disk"
     assert printed(export, "utf-8", monkeypatch) == f"error: {tmp_path}/file/x.jsonl: {said}\n"
-    said = "there is no such directory"
+    said = f"no run in {tmp_path}/file"
     assert said in printed(["runs", "--output-dir", str(tmp_path / "file")], "utf-8", monkeypatch)
     shutil.copytree(directory / "one", tmp_path / "damaged")
     (tmp_path / "damaged" / "config.yaml").write_text("garbage")
