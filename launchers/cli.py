@@ -31,6 +31,7 @@ from async_rl.launchers.commands.plan import plan
 from async_rl.launchers.commands.replay import replay
 from async_rl.launchers.commands.rollouts import show_rollouts
 from async_rl.launchers.commands.scale import scale
+from async_rl.launchers.commands.serve import serve
 from async_rl.launchers.commands.status import status
 from async_rl.launchers.commands.stop import stop
 from async_rl.launchers.commands.verifier import verifier
@@ -47,6 +48,7 @@ app = typer.Typer(
 # In the order of --help.
 _COMMANDS: Mapping[str, Callable[..., None]] = {
     "launch": launch,
+    "serve": serve,
     "status": status,
     "runs": list_runs,
     "view": view,

@@ -1,8 +1,9 @@
-"""Compare the tokens per second of vLLM with merged weights and with an adapter of its own LoRA.
+"""Compare the tokens per second of vLLM with merged weights, with an adapter of its own LoRA, and
+with the products of adapters that generators use on a CPU (generation/vllm/cpu_adapters.py).
 
 Run: `python -m benchmarks.generation.lora_serving [--model DIR] [--groups N] [--rounds N] [--core
 N]`. Without a model a random one has the shape of the embedded model. The adapter has rank 16 in
-all linear layers but the output head, with random numbers. Both engines are vLLM's offline `LLM`
+all linear layers but the output head, with random numbers. All engines are vLLM's offline `LLM`
 with equal settings, each in its own process pinned to the same core. They answer the same prompts
 in alternating rounds; one works while the other waits. The ratio is computed from CPU seconds.
 """
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.figures import figure
 from benchmarks.generation.generation import (
@@ -31,7 +33,7 @@ from benchmarks.generation.generation import (
 )
 
 RANK = 16
-KINDS = ("merged", "adapter")
+KINDS = ("merged", "adapter", "grouped")
 # Of token ids, so that both engines score the same text.
 ROW = [3 + 7 * i % 400 for i in range(40)]
 
@@ -61,10 +63,13 @@ def serve(kind: str, directory: Path) -> None:
     from vllm.lora.request import LoRARequest
 
     request = None
-    lora = {}
-    if kind == "adapter":
+    lora: dict[str, Any] = {}
+    if kind != "merged":
         request = LoRARequest("adapter", 1, str(directory / "adapter"))
         lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": RANK}
+    if kind == "grouped":
+        # Importing it in the worker's process changes the products.
+        lora["worker_extension_cls"] = "async_rl.generation.vllm.worker.SharedWeightsExtension"
     started_s = time.perf_counter()
     llm = LLM(
         model=str(directory / ("base" if request else "merged")),
@@ -114,16 +119,18 @@ def compare(model: Path, directory: Path, options: argparse.Namespace) -> None:
         child.close()
         figure(f"{kind}: one core", child.rate("wall_s"), "tokens/s")
         figure(f"{kind}: one core", child.rate("cpu_s"), "tokens/CPU s")
-    merged, adapter = children.values()
-    ratios = [
-        (theirs["num_tokens"] / theirs["cpu_s"]) / (ours["num_tokens"] / ours["cpu_s"])
-        for ours, theirs in zip(merged.rounds, adapter.rounds, strict=True)
-    ]
-    figure("adapter over merged weights, CPU time", statistics.median(ratios), "x")
-    figure("lowest round", min(ratios), "x")
-    figure("highest round", max(ratios), "x")
-    gaps = [abs(merged.started[str(i)] - adapter.started[str(i)]) for i in range(len(ROW) - 1)]
-    figure("log-probs, largest difference", max(gaps), "nats")
+    merged, *applied = children.values()
+    for kind, child in zip(KINDS[1:], applied, strict=True):
+        ratios = [
+            (theirs["num_tokens"] / theirs["cpu_s"]) / (ours["num_tokens"] / ours["cpu_s"])
+            for ours, theirs in zip(merged.rounds, child.rounds, strict=True)
+        ]
+        figure(f"{kind} over merged weights, CPU time", statistics.median(ratios), "x")
+        figure(f"{kind}: lowest round", min(ratios), "x")
+        figure(f"{kind}: highest round", max(ratios), "x")
+        pairs = ((merged.started[str(i)], child.started[str(i)]) for i in range(len(ROW) - 1))
+        gap = max(abs(ours - theirs) for ours, theirs in pairs)
+        figure(f"{kind}: log-probs, largest difference", gap, "nats")
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 vLLM 0.32 copies the matrices of a token's adapter for every token, and takes the last slot's for a
 token without adapter. Here the rows of each adapter are multiplied together, and tokens without
-adapter stay as they are. `benchmarks/generation/adapter_rate.py` compares the two.
+adapter stay as they are. `benchmarks/generation/lora_serving.py` measures it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,42 @@
+"""The address of a service: a port and a key that outlive the front's process, so that a program
+continues when the front, or the whole service, starts again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from async_rl.core.frozen import Value
+from async_rl.wire.addresses import LOOPBACK
+from async_rl.wire.http import listen
+from async_rl.wire.keys import write_private
+
+FOLDER = "service"
+"""Folder of a service in the run's directory."""
+_FILE = "address.json"
+
+
+class Address(Value):
+    """Where programs find the service, and the key that they send."""
+
+    port: int
+    api_key: str
+
+
+def address_of(run_dir: Path, port: int = 0) -> Address:
+    """Return the address of the service; the first call decides it. port: 0 = a free one. Raises
+    ConfigError if the port is in use.
+    """
+    file = run_dir / FOLDER / _FILE
+    if file.exists():
+        return msgspec.json.decode(file.read_bytes(), type=Address)
+    with listen(LOOPBACK, port) as listener:
+        port = listener.getsockname()[1]
+    # The client refuses a key that begins with anything else.
+    address = Address(port=port, api_key=f"tml-{secrets.token_urlsafe(24)}")
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    write_private(file, msgspec.json.encode(address))
+    return address
