@@ -98,7 +98,9 @@ class Console:
         first, first_s = self._first
         if step - first < _LEAST_PACE_STEPS or step >= self._config.num_steps:
             return None
-        return (self._config.num_steps - step) * (self._clock() - first_s) / (step - first)
+        left_s = (self._config.num_steps - step) * (self._clock() - first_s) / (step - first)
+        # A service has no last step that anybody waits for.
+        return None if self._config.agent.is_service else left_s
 
     def note(self, text: str) -> None:
         """Print a message above the live line."""
