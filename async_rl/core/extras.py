@@ -13,6 +13,7 @@ from async_rl.core.errors import ConfigError
 EXTRA_OF = {
     "accelerate": "train",
     "gguf": "real",
+    "google": "train",
     "huggingface_hub": "train",
     "jinja2": "view",
     "math_verify": "verifier",

@@ -169,9 +169,13 @@ test takes from requirements/kernels.lock, or a benchmark from requirements/adap
 """
 
 
+SHARED = {"google": ["protobuf"]}
+"""The distribution of a name that several distributions share."""
+
+
 def imported_distributions(paths: list[Path]) -> dict[str, str]:
     """Return the distributions that files import, each with one of the files."""
-    providers = metadata.packages_distributions()
+    providers = metadata.packages_distributions() | SHARED
     local = {"async_rl", "benchmarks", "docs", "launchers", "sandbox"}
     local |= {path.stem for path in files(".py") if path.relative_to(ROOT).parts[0] == "tests"}
     found: dict[str, str] = {}
@@ -230,7 +234,7 @@ def test_every_declared_dependency_is_imported_by_the_product() -> None:
 
 def test_a_message_about_a_missing_package_names_an_extra_that_has_it() -> None:
     def distribution(package: str) -> str:
-        provided = metadata.packages_distributions().get(package, [package])[0]
+        provided = (metadata.packages_distributions() | SHARED).get(package, [package])[0]
         return str(canonicalize_name(provided))
 
     wrong = {p: e for p, e in EXTRA_OF.items() if distribution(p) not in declared(e) - declared()}
