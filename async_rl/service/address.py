@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.core.frozen import Value
 from async_rl.wire.addresses import LOOPBACK
 from async_rl.wire.http import listen
 from async_rl.wire.keys import write_private
@@ -19,7 +18,7 @@ FOLDER = "service"
 _FILE = "address.json"
 
 
-class Address(Value):
+class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where programs find the service, and the key that they send."""
 
     port: int
