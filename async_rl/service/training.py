@@ -74,7 +74,8 @@ class TrainingRuns:
         budget = config.learner.budget_tokens
         self._limits = Limits(
             vocab_size=text.vocab_size,
-            most_tokens=min(budget, text.max_position_embeddings),
+            # Some models have no limit of their own.
+            most_tokens=min(budget, text.to_dict().get("max_position_embeddings", budget)),
             # On a CPU a larger row is slower.
             budget_tokens=budget if device.type == "cuda" else min(budget, CACHE_TOKENS),
         )
