@@ -176,7 +176,7 @@ class States:
                 continue
             for damaged, problem in problems:
                 _log.warning("%s; the run continues from %s", problem, path.name)
-                # Its name is free for the state of the same request, and it is no second state.
+                # Its name becomes free, and it no longer counts as a state.
                 damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
             return found
         if problems:

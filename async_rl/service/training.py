@@ -45,7 +45,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 class TrainingRuns:
     """The training runs of a service. Its calls block, and come from one thread.
 
-    reports: number and metrics of each optimizer step that nobody has read yet.
+    reports: number and metrics of each optimizer step, until the caller removes them.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class TrainingRuns:
         budget = config.learner.budget_tokens
         self._limits = Limits(
             vocab_size=text.vocab_size,
-            # Some models have no limit of their own.
+            # Some models have no limit.
             most_tokens=min(budget, text.to_dict().get("max_position_embeddings", budget)),
             # On a CPU a larger row is slower.
             budget_tokens=budget if device.type == "cuda" else min(budget, CACHE_TOKENS),
@@ -143,7 +143,7 @@ class TrainingRuns:
             run.seq_id = request.seq_id
             run.answer = body
         run.unsaved_s += self._clock() - started_s
-        # What is loaded may be deleted, so the loading cannot be repeated.
+        # A checkpoint may be deleted, so its loading cannot be repeated.
         is_final = request.operation in ("load_weights", "unload_model")
         if is_final or run.unsaved_s >= _SAVE_S:
             self._save(run)
