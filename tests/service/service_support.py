@@ -219,10 +219,15 @@ def ids(prefix: str = "") -> Callable[[], str]:
 
 
 def open_desk(
-    directory: Path, played: Played, *, clock: Clock | None = None, prefix: str = ""
+    directory: Path,
+    played: Played,
+    *,
+    clock: Clock | None = None,
+    prefix: str = "",
+    poll_s: float = 0.0,
 ) -> Desk:
     now = clock or Clock()
-    return Desk(directory, played, model=MODEL, now=now, new_id=ids(prefix), poll_s=0.0)
+    return Desk(directory, played, model=MODEL, now=now, new_id=ids(prefix), poll_s=poll_s)
 
 
 @contextlib.asynccontextmanager
@@ -341,7 +346,10 @@ async def front(
     working = asyncio.create_task(desk.run())
     try:
         async with client_of(desk, key) as http:
-            yield Front(http, desk)
+            api = Front(http, desk)
+            # The desk's tasks start.
+            await api.settle()
+            yield api
     finally:
         working.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -424,6 +424,9 @@ async def test_bodies_are_kept_until_a_saved_state_covers_them(tmp_path: Path) -
             )
             rows = api.desk.store.all(Request, "body IS NOT NULL ORDER BY seq_id")
             kept.append([row.seq_id for row in rows])
+        await api.result(await api.batch(run, 5, [1], loss="unknown"))
+        await api.result(await api.post("save_weights", model_id=run, seq_id=6))
+        assert api.desk.store.all(Request, "body IS NOT NULL") == []
     # Played: a state is saved with every second step.
     assert kept == [[0, 1], [], [3], []]
 
@@ -567,3 +570,59 @@ def test_the_page_has_the_table_of_deviations() -> None:
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     for name, text in DEVIATIONS.items():
         assert f"| {name} | {text} |" in rows
+
+
+async def test_the_files_of_an_open_sampler_stay_and_those_of_older_inflight_ones_go(
+    tmp_path: Path,
+) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        run = await api.create()
+        folders = tmp_path / "runs" / folder(run) / "sampler_weights"
+        save = {"model_id": run, "seq_id": 1, "path": "one"}
+        path = (await api.result(await api.post("save_weights_for_sampler", **save)))["path"]
+        await sampler_of(api, 7, model_path=path)
+        for seq_id in (2, 3):
+            inflight = {"sampling_session_seq_id": seq_id, "kind": "inflight"}
+            await api.result(
+                await api.post("save_weights_for_sampler", model_id=run, seq_id=seq_id, **inflight)
+            )
+        await api.http.delete(f"training_runs/{run}/checkpoints/sampler_weights/one")
+        await api.desk.sweep()
+        assert {it.name for it in folders.iterdir()} == {"one", "~3"}
+        # The older sampler of the same slot has the newer weights.
+        request_id = await api.post("asample", **ask(f"{api.session_id}:sample:2"))
+        await api.samples(request_id)
+        assert (played.sampled[-1].policy, played.sampled[-1].adapter) == (folder(run), "")
+        end = {"reason": {"type": "success"}}
+        await api.http.post(f"sessions/{api.session_id}/finish", json=end)
+        await api.desk.sweep()
+        assert list(folders.iterdir()) == []
+
+
+async def test_a_sample_that_waits_keeps_its_sampler_and_too_many_are_sent_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("async_rl.service.desk._MOST_SAMPLES", 1)
+    played = Played()
+    drawn, held = played.sample, asyncio.Event()
+
+    async def later(request: Any) -> Any:
+        await held.wait()
+        return await drawn(request)
+
+    played.sample = later  # type: ignore[method-assign]
+    async with front(tmp_path, played) as api:
+        sampler = await sampler_of(api)
+        first = await api.post("asample", **ask(sampler))
+        full = await api.http.post("asample", json=ask(sampler, 1))
+        assert full.status_code == 429, full.text
+        assert full.headers["retry-after"] == "1"
+        end = {"reason": {"type": "success"}}
+        await api.http.post(f"sessions/{api.session_id}/finish", json=end)
+        await api.desk.sweep()
+        assert (await api.http.get(f"samplers/{sampler}")).status_code == 200
+        held.set()
+        assert len((await api.samples(first)).sequences) == 1
+        await api.desk.sweep()
+        assert (await api.http.get(f"samplers/{sampler}")).status_code == 404

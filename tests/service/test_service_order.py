@@ -92,6 +92,19 @@ async def test_the_run_with_the_least_work_is_next(tmp_path: Path) -> None:
     assert order == [True, *[False] * 8, True, True]
 
 
+async def test_a_waiting_client_has_the_answer_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played, desk=open_desk(tmp_path, played, poll_s=1e9)) as api:
+        run = await api.create()
+        played.gate = asyncio.Event()
+        request_id = await api.post("optim_step", model_id=run, seq_id=1, adam_params={})
+        waiting = asyncio.create_task(api.result(request_id))
+        await api.settle()
+        assert not waiting.done()
+        played.gate.set()
+        assert (await waiting)["metrics"]
+
+
 async def test_a_run_that_paused_has_no_credit(tmp_path: Path) -> None:
     played = Played()
     async with front(tmp_path, played) as api:
