@@ -626,3 +626,58 @@ async def test_a_sample_that_waits_keeps_its_sampler_and_too_many_are_sent_back(
         assert len((await api.samples(first)).sequences) == 1
         await api.desk.sweep()
         assert (await api.http.get(f"samplers/{sampler}")).status_code == 404
+
+
+async def test_a_sampler_of_a_checkpoint_has_its_version_and_one_name(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        run = await api.create()
+        await api.post("optim_step", model_id=run, seq_id=1, adam_params={})
+        save = {"model_id": run, "seq_id": 2, "path": "one"}
+        path = (await api.result(await api.post("save_weights_for_sampler", **save)))["path"]
+        sampler = await sampler_of(api, 4, model_path=path)
+        assert await sampler_of(api, 4, model_path=path) == sampler
+        other = {"session_id": api.session_id, "sampling_session_seq_id": 4}
+        assert (await api.http.post("create_sampling_session", json=other)).status_code == 409
+        taken = {"model_id": run, "seq_id": 3, "sampling_session_seq_id": 4}
+        answer = await api.result(await api.post("save_weights_for_sampler", **taken))
+        assert answer["error"] == f"the sampling session {sampler} exists"
+        params = {"max_tokens": 10**6, "top_k": 0}
+        await api.samples(await api.post("asample", **ask(sampler, sampling_params=params)))
+        sample = played.sampled[-1]
+        assert (sample.version, sample.top_k) == (1, -1)
+        assert sample.max_tokens == MODEL.context_tokens - 3
+        assert sample.adapter.endswith("/sampler_weights/one")
+
+
+async def test_tokens_of_other_weights_have_no_age(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        run = await api.create()
+        sampler = await sampler_of(api)
+        reply = (await api.http.post("asample", json=ask(sampler))).json()
+        await api.samples(reply["request_id"])
+        request = ForwardBackwardRequest.FromString(batch(run, 1, [6, 7]))
+        tensor = request.data[0].loss_fn_inputs["target_tokens"]
+        tensor.dense = np.array([6, 7], "<i8").tobytes()
+        name = reply["sample_sequence_ids"][0]
+        request.data[0].loss_fn_input_spans.add().sampled_tokens.MergeFrom(span(name, 0, 2))
+        sent = await api.http.post("forward_backward", content=request.SerializeToString())
+        output = await api.forward_backward_result(sent.json()["request_id"])
+        assert list(output.metrics) == ["loss:sum"]
+
+
+async def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        body = {"session_id": await api.session(), "model_seq_id": 0, "base_model": MODEL.name}
+        for more, text in (
+            ({}, "rank 0 is refused"),
+            ({"lora_config": {"rank": 0}}, "rank 0 is refused"),
+            ({"lora_config": {"rank": 33}}, "rank=33 is above 32"),
+            ({"lora_config": {"rank": 8}, "base_model": "x"}, "use 'local/tiny'"),
+            ({"lora_config": {"rank": 8}, "optimizer_config": {"type": "dimuon"}}, "use adamw"),
+        ):
+            reply = await api.http.post("create_model", json={**body, **more})
+            assert (reply.status_code, text in reply.json()["detail"]) == (400, True), reply.text
+        run = await api.create()
+        refused = await api.result(await api.batch(run, 1, [1, 2], loss="stable_reinforce"))
+        assert "use ppo, cispo or importance_sampling" in refused["error"]

@@ -7,9 +7,12 @@ from pathlib import Path
 
 from service_support import (
     Played,
+    batch,
     front,
     open_desk,
 )
+
+from async_rl.service.proto import ForwardBackwardRequest
 
 
 async def test_the_requests_of_a_run_are_executed_in_the_order_of_their_numbers(
@@ -121,3 +124,18 @@ async def test_a_run_that_paused_has_no_credit(tmp_path: Path) -> None:
     order = [run == big for run, seq, _ in played.executed[5:]]
     # Both continue at 90 tokens; 15 times 2 are as many as the next 30 of the other run.
     assert order == [True, *[False] * 15, True, *[False] * 5]
+
+
+async def test_the_order_of_fields_makes_no_other_batch(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        run = await api.create()
+        parts = [
+            ForwardBackwardRequest(loss_fn_config={name: 1.0}).SerializeToString()
+            for name in ("low", "high")
+        ]
+        ids = set()
+        for order in (parts, parts[::-1]):
+            body = batch(run, 1, [1, 2]) + b"".join(order)
+            reply = await api.http.post("forward_backward", content=body)
+            ids.add(reply.json()["request_id"])
+        assert len(ids) == 1
