@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from service_support import (
     Played,
     batch,
@@ -13,6 +14,7 @@ from service_support import (
 )
 
 from async_rl.service.proto import ForwardBackwardRequest
+from async_rl.service.store import Session, Store
 
 
 async def test_the_requests_of_a_run_are_executed_in_the_order_of_their_numbers(
@@ -139,3 +141,20 @@ async def test_the_order_of_fields_makes_no_other_batch(tmp_path: Path) -> None:
             reply = await api.http.post("forward_backward", content=body)
             ids.add(reply.json()["request_id"])
         assert len(ids) == 1
+
+
+def test_a_block_that_raises_leaves_no_row(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    session = Session(session_id="a", created_s=0.0, display_name=None, user_metadata="{}")
+    changed = store.transaction()
+    changed.__enter__()
+    store.add(session)
+    with pytest.raises(KeyError):
+        changed.__exit__(KeyError, KeyError(), None)
+    assert store.all(Session, "TRUE") == []
+    with store.transaction():
+        store.add(session)
+    store.close()
+    again = Store(tmp_path)
+    assert again.all(Session, "TRUE") == [session]
+    again.close()
