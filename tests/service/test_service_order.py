@@ -146,11 +146,14 @@ async def test_the_order_of_fields_makes_no_other_batch(tmp_path: Path) -> None:
 def test_a_block_that_raises_leaves_no_row(tmp_path: Path) -> None:
     store = Store(tmp_path)
     session = Session(session_id="a", created_s=0.0, display_name=None, user_metadata="{}")
-    changed = store.transaction()
-    changed.__enter__()
-    store.add(session)
+
+    def change() -> None:
+        with store.transaction():
+            store.add(session)
+            raise KeyError
+
     with pytest.raises(KeyError):
-        changed.__exit__(KeyError, KeyError(), None)
+        change()
     assert store.all(Session, "TRUE") == []
     with store.transaction():
         store.add(session)
