@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import msgspec
@@ -114,7 +114,9 @@ class Api:
         return {"request_id": request_id, "model_id": run.run_id}
 
     def _check_base(self, name: str | None) -> None:
-        if name not in (None, self._desk.model.name):
+        # A program names a model of the hub, the service perhaps the directory with its copy.
+        served = self._desk.model.name
+        if name is not None and PurePath(name).name != PurePath(served).name:
             raise Refused(f"base_model={name!r} is not served; use {self._desk.model.name!r}")
 
     def forward_backward(self, call: Call) -> Json:

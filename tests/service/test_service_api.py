@@ -666,6 +666,13 @@ async def test_tokens_of_other_weights_have_no_age(tmp_path: Path) -> None:
         assert list(output.metrics) == ["loss:sum"]
 
 
+async def test_a_name_of_the_hub_stands_for_a_directory_of_this_name(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()) as api:
+        body = {"session_id": await api.session(), "model_seq_id": 0, "lora_config": {"rank": 8}}
+        reply = await api.http.post("create_model", json={**body, "base_model": "org/tiny"})
+        assert reply.status_code == 200, reply.text
+
+
 async def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path: Path) -> None:
     async with front(tmp_path, Played()) as api:
         body = {"session_id": await api.session(), "model_seq_id": 0, "base_model": MODEL.name}
