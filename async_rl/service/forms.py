@@ -93,7 +93,7 @@ class Adam(msgspec.Struct):
     beta2: Share = 0.95
     eps: Rate = 1e-12
     weight_decay: Rate = 0.0
-    grad_clip_norm: float = 0.0
+    grad_clip_norm: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class OptimStep(Numbered):

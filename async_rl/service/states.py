@@ -15,32 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from async_rl.core.checksums import complete, damage, sums_of
 from async_rl.core.errors import DataError
-from async_rl.service.tenants import AdapterShape, Tenant
+from async_rl.service.tenants import Numbers, State, Tenant
 
 _PREFIX = "state-"
 _KEPT = 2
 _NUMBERS = "state.json"
 _TENSORS = "state.safetensors"
 _log = logging.getLogger(__name__)
-
-
-class Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The numbers of a state. num_steps: that the moments have seen; answer: to request seq_id;
-    base_sha256: of the files of the base model; other fields as in Tenant.
-    """
-
-    shape: AdapterShape
-    seq_id: int
-    version: int
-    num_steps: int
-    answer: bytes
-    base_sha256: str
 
 
 @contextlib.contextmanager
@@ -62,29 +48,20 @@ def written(directory: Path) -> Iterator[Path]:
         ) from error
 
 
-def write_state(directory: Path, run: Tenant, base_sha256: str) -> None:
+def write_state(directory: Path, run: Tenant) -> None:
     """Write weights, moments and numbers."""
-    numbers = Saved(
-        shape=run.shape,
-        seq_id=run.seq_id,
-        version=run.version,
-        num_steps=run.num_steps,
-        answer=run.answer,
-        base_sha256=base_sha256,
-    )
-    with written(directory) as partial:
-        (partial / _NUMBERS).write_bytes(msgspec.json.encode(numbers))
-        tensors = run.tensors(with_moments=True).items()
-        save_file({name: x.detach().cpu() for name, x in tensors}, partial / _TENSORS)
+    (directory / _NUMBERS).write_bytes(msgspec.json.encode(run.numbers))
+    tensors = {name: x.detach().cpu() for name, x in run.tensors().items()}
+    save_file(tensors, directory / _TENSORS)
 
 
-def _numbers_in(directory: Path) -> Saved:
-    return msgspec.json.decode((directory / _NUMBERS).read_bytes(), type=Saved)
+def _numbers_in(directory: Path) -> Numbers:
+    return msgspec.json.decode((directory / _NUMBERS).read_bytes(), type=Numbers)
 
 
-def read_numbers(directory: Path, base_sha256: str) -> Saved:
-    """Return the numbers of a whole state. Raises DataError for a damaged one, and for one of
-    another base model.
+def read_state(directory: Path, base_sha256: str) -> State:
+    """Return numbers and tensors of a whole state. Raises DataError for a damaged one, and for one
+    of another base model.
     """
     if problem := damage(directory):
         raise DataError(f"{directory.name} cannot be read: {problem}")
@@ -94,31 +71,7 @@ def read_numbers(directory: Path, base_sha256: str) -> Saved:
         raise DataError(f"{directory.name} is no state of a training run: {error}") from error
     if numbers.base_sha256 != base_sha256:
         raise DataError(f"{directory.name} is of another base model")
-    return numbers
-
-
-@torch.no_grad()
-def read_tensors(directory: Path, run: Tenant, numbers: Saved, *, with_moments: bool) -> None:
-    """Read weights and moments; without moments the optimizer starts anew. Raises DataError before
-    any change if the state is of another shape.
-    """
-    if numbers.shape != run.shape:
-        raise DataError(
-            f"{directory.name} has rank {numbers.shape.rank} and the layers"
-            f" {', '.join(numbers.shape.targets)}; this run has rank {run.shape.rank} and"
-            f" {', '.join(run.shape.targets)}. Load it as a new run"
-        )
-    stored = load_file(directory / _TENSORS)
-    own = run.tensors(with_moments=with_moments)
-    for name, tensor in own.items():
-        if name not in stored or stored[name].shape != tensor.shape:
-            raise DataError(f"{directory.name} has no {name} of the shape {list(tensor.shape)}")
-    for name, tensor in own.items():
-        tensor.copy_(stored[name])
-    if with_moments:
-        run.num_steps = numbers.num_steps
-    else:
-        run.forget_moments()
+    return State(numbers=numbers, tensors=load_file(directory / _TENSORS))
 
 
 class States:
@@ -153,24 +106,25 @@ class States:
         """Write the state of the run, unless it is written, and delete the oldest one. Without a
         new state the front keeps the requests, so a full disk is a warning here.
         """
-        if (kept := self._kept()) and kept[0][0] == run.seq_id:
+        if (kept := self._kept()) and kept[0][0] == run.numbers.seq_id:
             return
         try:
-            write_state(self._directory / f"{_PREFIX}{run.seq_id}", run, self._base_sha256)
+            with written(self._directory / f"{_PREFIX}{run.numbers.seq_id}") as partial:
+                write_state(partial, run)
         except DataError as error:
             _log.warning("%s: %s", run.run_id, error)
             return
         for _, path in self._kept()[_KEPT:]:
             shutil.rmtree(path)
 
-    def newest(self) -> tuple[Path, Saved] | None:
+    def newest(self) -> State | None:
         """Return the newest state that is whole; None if there is none. Raises DataError if all are
         damaged: the requests that they cover are gone.
         """
         problems = []
         for _, path in self._kept():
             try:
-                found = path, read_numbers(path, self._base_sha256)
+                found = read_state(path, self._base_sha256)
             except DataError as error:
                 problems.append((path, str(error)))
                 continue

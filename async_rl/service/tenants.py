@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from async_rl.config.base import replace
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
+from async_rl.core.checksums import checksum
 from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
 from async_rl.learner.loading import load_policy, recompute_activations
 from async_rl.learner.models import Policy
-from async_rl.learner.optimizer import MOMENTS, Moments
-from async_rl.service.forms import Adam
-from async_rl.weights.adapters import Adapter
+from async_rl.learner.optimizer import Moments
+from async_rl.service.forms import Adam, LoraConfig
+from async_rl.weights.adapters import Adapter, write_peft
 from async_rl.weights.lora import (
     adapter_weights,
     add_adapter,
@@ -37,11 +39,26 @@ from async_rl.weights.lora import (
 )
 
 
-class AdapterShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The layers of a run's adapter, and its rank."""
+class Numbers(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a run has besides tensors.
 
-    rank: int
-    targets: list[str]
+    lora: as it was created; base_sha256: of the files of the base model; seq_id: of the newest
+    request that changed it; answer: to that request; version: changes of its weights.
+    """
+
+    lora: LoraConfig
+    base_sha256: str
+    seq_id: int = -1
+    version: int = 0
+    answer: bytes = b""
+
+
+@frozen
+class State:
+    """A training run as it was once. tensors: as `Tenant.tensors`."""
+
+    numbers: Numbers
+    tensors: Mapping[str, Tensor]
 
 
 def load_base(config: RunConfig, path: Path, device: torch.device) -> Policy:
@@ -57,44 +74,32 @@ def load_base(config: RunConfig, path: Path, device: torch.device) -> Policy:
     return policy.requires_grad_(False)
 
 
-def shape_of(
-    lm: Any, config: LoraAdapter, *, rank: int, attention: bool, mlp: bool
-) -> AdapterShape:
-    """Return the shape of a new adapter. config: the largest that the service serves. Raises
-    DataError for another one.
-    """
-    if not 0 < rank <= config.rank:
-        raise DataError(
-            f"lora_config.rank={rank}: this service trains adapters of rank 1 to {config.rank}"
-            " (model.lora.rank)"
-        )
-    targets = targets_of(lm, attention=attention, mlp=mlp)
-    if config.targets:
-        targets = [name for name in targets if name in config.targets]
-    if not targets:
-        raise DataError("lora_config: set train_attn or train_mlp; nothing else can be trained")
-    return AdapterShape(rank=rank, targets=targets)
-
-
 class Tenant:
     """One training run.
 
-    seq_id: of the newest request that changed it; version: changes of its weights; answer: to the
-    request seq_id; unsaved_s: seconds of work since the newest saved state; loss, num_tokens: sums
-    since the newest step.
+    numbers: saved with its tensors; unsaved_s: seconds of work since the newest saved state; loss,
+    num_tokens: sums since the newest step.
     """
 
-    def __init__(
-        self, policy: Policy, run_id: str, shape: AdapterShape, config: LoraAdapter, *, seed: int
-    ) -> None:
-        """Add an adapter to the base model. config: as for `shape_of`."""
+    def __init__(self, policy: Policy, run_id: str, numbers: Numbers, config: LoraAdapter) -> None:
+        """Add an adapter to the base model. config: the largest that the service serves. Raises
+        DataError for an adapter without layers.
+        """
         self._lm: Any = policy.lm
         self.run_id = run_id
-        self.shape = shape
-        self._scaling = config.alpha / shape.rank
-        device = next(policy.lm.parameters()).device
-        wanted = replace(config, rank=shape.rank, targets=shape.targets)
+        self.numbers = numbers
+        lora = numbers.lora
+        self._scaling = config.alpha / lora.rank
+        targets = targets_of(self._lm, attention=lora.train_attn, mlp=lora.train_mlp)
+        if config.targets:
+            targets = [name for name in targets if name in config.targets]
+        if not targets:
+            raise DataError("lora_config: set train_attn or train_mlp; nothing else can be trained")
+        # Not at random: executed again, it has to be the same.
+        seed = checksum(run_id) if lora.seed is None else lora.seed
+        wanted = replace(config, rank=lora.rank, targets=targets)
         add_adapter(self._lm, wanted, run_id, seed=seed)
+        device = next(self._lm.parameters()).device
         self.weights: dict[str, nn.Parameter] = dict(adapter_weights(self._lm, run_id))
         for parameter in self.weights.values():
             parameter.data = parameter.data.to(device)
@@ -102,9 +107,6 @@ class Tenant:
         self._parameters = list(self.weights.values())
         self._optimizer = torch.optim.AdamW(self._parameters, fused=True)
         self.forget_moments()
-        self.seq_id = -1
-        self.version = 0
-        self.answer = b""
         self.unsaved_s = 0.0
         self.loss = 0.0
         self.num_tokens = 0
@@ -134,43 +136,27 @@ class Tenant:
     def accumulating(self) -> Iterator[None]:
         """Add the gradients of the block to the earlier ones, or nothing if the block raises.
 
-        Raises DataError if they are not finite.
+        Raises DataError if the sum is not finite.
         """
-        earlier = [parameter.grad for parameter in self._parameters]
-        self.forget_gradients()
+        earlier = [None if p.grad is None else p.grad.clone() for p in self._parameters]
         try:
             yield
-            if not math.isfinite(self._gradient_norm()):
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            if not torch.nn.utils.get_total_norm(gradients).isfinite():
                 raise DataError("its gradient is not finite; the request has no effect")
-            for parameter, grad in zip(self._parameters, earlier, strict=True):
-                if grad is not None:
-                    parameter.grad = grad if parameter.grad is None else grad + parameter.grad
         except BaseException:
-            for parameter, grad in zip(self._parameters, earlier, strict=True):
-                parameter.grad = grad
+            for parameter, gradient in zip(self._parameters, earlier, strict=True):
+                parameter.grad = gradient
             raise
 
-    def _gradient_norm(self) -> float:
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients))
-
     def step(self, adam: Adam) -> float:
-        """Step with the accumulated gradients, without any as with zeros, and return their norm.
-
-        Raises DataError before any change.
-        """
-        norm = self._gradient_norm()
-        if not math.isfinite(norm):
-            raise DataError(
-                "the sum of the gradients is not finite; nothing was changed. Scale the losses down"
-            )
+        """Step with the accumulated gradients, without any as with zeros, and return their norm."""
         for parameter in self._parameters:
             # Without a gradient AdamW would skip the parameter, but its moments must decay.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        if adam.grad_clip_norm > 0:
-            total = torch.tensor(norm)
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, adam.grad_clip_norm, total)
+        most = adam.grad_clip_norm or math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, most))
         self._optimizer.param_groups[0].update(
             lr=adam.learning_rate,
             betas=(adam.beta1, adam.beta2),
@@ -179,32 +165,43 @@ class Tenant:
         )
         self._optimizer.step()
         self.forget_gradients()
-        self.version += 1
+        self.numbers.version += 1
         return norm
 
-    def tensors(self, *, with_moments: bool) -> dict[str, Tensor]:
-        """Return the live weights, by their names in PEFT's files, and the moments."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the live weights, by their names in PEFT's files, and what the optimizer knows of
+        them.
+        """
         tensors: dict[str, Tensor] = dict(self.weights)
-        if with_moments:
-            for name, parameter in self.weights.items():
-                state = self._optimizer.state[parameter]
-                tensors |= {f"{name}.{moment}": state[moment] for moment in MOMENTS}
+        for name, parameter in self.weights.items():
+            state = self._optimizer.state[parameter]
+            tensors |= {f"{name}.{key}": value for key, value in state.items()}
         return tensors
 
-    @property
-    def num_steps(self) -> int:
-        """Steps that the moments have seen."""
-        return int(self._optimizer.state[self._parameters[0]]["step"])
+    @torch.no_grad()
+    def restore(self, state: State, *, with_moments: bool) -> None:
+        """Take over the tensors of a state; without moments the optimizer starts anew. Raises
+        DataError before any change if they have other shapes.
+        """
+        own = self.tensors()
+        if {n: x.shape for n, x in own.items()} != {n: x.shape for n, x in state.tensors.items()}:
+            raise DataError(
+                f"the checkpoint has {state.numbers.lora}, and this run {self.numbers.lora}; load"
+                " it as a new run"
+            )
+        for name, tensor in own.items():
+            tensor.copy_(state.tensors[name])
+        if not with_moments:
+            self.forget_moments()
 
-    @num_steps.setter
-    def num_steps(self, steps: int) -> None:
-        for state in self._optimizer.state.values():
-            state["step"].fill_(steps)
-
-    def adapter(self) -> Adapter:
-        """Copy the adapter to main memory."""
-        tensors = {name: x.detach().cpu().contiguous() for name, x in self.weights.items()}
-        return Adapter(tensors=tensors, scaling=self._scaling)
+    def write_adapter(self, directory: Path, base: str) -> None:
+        """Write the adapter as PEFT's files. base: the model's name in them."""
+        adapter = Adapter(
+            tensors={name: x.detach().cpu().contiguous() for name, x in self.weights.items()},
+            scaling=self._scaling,
+        )
+        facts = {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
+        write_peft(directory, adapter.to_bytes(), adapter.scaling, **facts)
 
     def export(self, directory: Path) -> None:
         """Write base and adapter together as a Hugging Face model directory, without tokenizer."""

@@ -19,7 +19,7 @@ import torch
 
 from async_rl.config.learner import CACHE_TOKENS
 from async_rl.config.run import RunConfig
-from async_rl.core.checksums import checksum, sum_of
+from async_rl.core.checksums import sum_of
 from async_rl.core.errors import ConfigError, DataError, Unavailable
 from async_rl.core.types import FloatArray
 from async_rl.protocol.service import (
@@ -29,17 +29,18 @@ from async_rl.protocol.service import (
     Position,
 )
 from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
-from async_rl.service.forms import CreateModel, Load, OptimStep, read
+from async_rl.service.forms import CreateModel, Load, LoraConfig, OptimStep, read
 from async_rl.service.losses import find_loss
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
-from async_rl.service.states import States, read_numbers, read_tensors, write_state, written
-from async_rl.service.tenants import AdapterShape, Tenant, load_base, shape_of
-from async_rl.weights.adapters import write_peft
+from async_rl.service.states import States, read_state, write_state, written
+from async_rl.service.tenants import Numbers, Tenant, load_base
 
 _SAVE_S = 10.0
 """Seconds of work after which the state of a run is saved: a kill repeats about that much."""
 _LEAST_EPS = 1e-30
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
+_WEIGHTS = shutil.ignore_patterns(
+    "*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.index.json"
+)
 
 
 class TrainingRuns:
@@ -84,12 +85,7 @@ class TrainingRuns:
         self._runs: dict[str, Tenant | None] = {}
         self.reports: list[tuple[int, dict[str, float]]] = []
         folders = directory.glob("*.train.*")
-        self._versions = {it.name: States(it, self._base_sha256).version for it in folders}
-
-    @property
-    def num_steps(self) -> int:
-        """The optimizer steps of all runs."""
-        return sum(self._versions.values())
+        self._num_steps = sum(States(it, self._base_sha256).version for it in folders)
 
     def _states(self, run_id: str) -> States:
         return States(self._directory / _folder(run_id), self._base_sha256)
@@ -101,21 +97,18 @@ class TrainingRuns:
         """
         if run_id not in self._runs:
             self._runs[run_id] = None
-            newest = self._states(run_id).newest()
-            if newest is not None:
-                path, numbers = newest
-                run = self._add(run_id, numbers.shape, seed=0)
-                read_tensors(path, run, numbers, with_moments=True)
-                run.seq_id = numbers.seq_id
-                run.version = numbers.version
-                run.answer = numbers.answer
-        known = self._runs[run_id]
-        if known is None:
+            if (newest := self._states(run_id).newest()) is not None:
+                self._add(run_id, newest.numbers).restore(newest, with_moments=True)
+        run = self._runs[run_id]
+        if run is None:
             return Position(seq_id=-1, version=0)
-        return Position(seq_id=known.seq_id, version=known.version)
+        return Position(seq_id=run.numbers.seq_id, version=run.numbers.version)
 
-    def _add(self, run_id: str, shape: AdapterShape, *, seed: int) -> Tenant:
-        run = Tenant(self._policy, run_id, shape, self._adapter, seed=seed)
+    def _new(self, run_id: str, lora: LoraConfig) -> Tenant:
+        return self._add(run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
+
+    def _add(self, run_id: str, numbers: Numbers) -> Tenant:
+        run = Tenant(self._policy, run_id, numbers, self._adapter)
         self._runs[run_id] = run
         return run
 
@@ -126,42 +119,44 @@ class TrainingRuns:
         run_id = request.run_id
         if run_id not in self._runs:
             raise Unavailable(f"{run_id} is not in memory; ask for its position first")
-        started_s = self._clock()
-        is_changing = request.operation in CHANGING
-        run = self._runs[run_id]
-        if run is not None and is_changing and request.seq_id <= run.seq_id:
-            is_newest = request.seq_id == run.seq_id
-            error = "" if is_newest else f"request {request.seq_id} is before {run.seq_id}"
-            return self._executed(run, run.answer if is_newest else b"", error=error)
+        body, tokens, error = b"", 0, ""
         try:
-            body, tokens = self._perform(run, request)
-        except (ConfigError, DataError, torch.OutOfMemoryError) as error:
-            return self._executed(run, b"", error=str(error))
+            body, tokens = self._answer(request)
+        except (ConfigError, DataError, torch.OutOfMemoryError) as refusal:
+            error = str(refusal)
         run = self._runs[run_id]
-        assert run is not None, "every operation needs a run or makes one"
-        if is_changing:
-            run.seq_id = request.seq_id
-            run.answer = body
-        run.unsaved_s += self._clock() - started_s
-        # A checkpoint may be deleted, so its loading cannot be repeated.
-        is_final = request.operation in ("load_weights", "unload_model")
-        if is_final or run.unsaved_s >= _SAVE_S:
-            self._save(run)
-        executed = self._executed(run, body, tokens=tokens)
+        if run is None:
+            return Executed(body=body, version=0, error=error)
         if request.operation == "unload_model":
             self.release(run_id)
-        return executed
-
-    def _executed(
-        self, run: Tenant | None, body: bytes, *, tokens: int = 0, error: str = ""
-    ) -> Executed:
         return Executed(
             body=body,
-            version=run.version if run else 0,
-            saved_seq_id=self._states(run.run_id).covered if run else -1,
+            version=run.numbers.version,
+            saved_seq_id=self._states(run_id).covered,
             tokens=tokens,
             error=error,
         )
+
+    def _answer(self, request: Execute) -> tuple[bytes, int]:
+        """Return the body of the answer and the number of tokens computed."""
+        run = self._runs[request.run_id]
+        is_changing = request.operation in CHANGING
+        if run is not None and is_changing and request.seq_id <= run.numbers.seq_id:
+            if request.seq_id < run.numbers.seq_id:
+                raise DataError(f"request {request.seq_id} is before {run.numbers.seq_id}")
+            return run.numbers.answer, 0
+        started_s = self._clock()
+        body, tokens = self._perform(run, request)
+        run = self._runs[request.run_id]
+        assert run is not None, "every operation needs a run or makes one"
+        if is_changing:
+            run.numbers.seq_id = request.seq_id
+            run.numbers.answer = body
+        run.unsaved_s += self._clock() - started_s
+        # A checkpoint may be deleted, so its loading cannot be repeated.
+        if request.operation == "load_weights" or run.unsaved_s >= _SAVE_S:
+            self._save(run)
+        return body, tokens
 
     def _save(self, run: Tenant) -> None:
         """Save the state, unless gradients wait for their step."""
@@ -182,62 +177,50 @@ class TrainingRuns:
             self.release(run_id)
 
     def _perform(self, run: Tenant | None, request: Execute) -> tuple[bytes, int]:
-        """Return the body of the answer and the number of tokens computed."""
         path = Path(request.path)
         match request.operation:
             case "create_model":
-                self._create(request.run_id, request.body)
-                return b"", 0
+                self._create(run, request)
             case "load_weights":
                 self._load(run, request.run_id, path, read(request.body, Load))
-                return b"", 0
-        if run is None:
-            raise DataError(f"{request.run_id} does not exist: its create_model was refused")
-        match request.operation:
+            case _ if run is None:
+                raise DataError(f"{request.run_id} does not exist: its create_model was refused")
             case "forward" | "forward_backward":
                 return self._forward(run, request)
             case "optim_step":
                 return self._step(run, request.body), 0
-            case "save_weights":
-                write_state(path, run, self._base_sha256)
-            case "save_weights_for_sampler":
-                with written(path) as partial:
-                    self._write_adapter(run, partial)
-            case "save_weights_external":
-                with written(path) as partial:
-                    run.export(partial)
-                    self._copy_tokenizer(partial)
             case "unload_model":
                 run.forget_gradients()
+            case "save_weights":
+                with written(path) as partial:
+                    write_state(partial, run)
+            case "save_weights_for_sampler":
+                with written(path) as partial:
+                    run.write_adapter(partial, str(self._model_path))
+            case "save_weights_external":
+                with written(path) as partial:
+                    # Tokenizer and licence; the configuration is then written anew.
+                    shutil.copytree(self._model_path, partial, ignore=_WEIGHTS, dirs_exist_ok=True)
+                    run.export(partial)
         return b"", 0
 
-    def _create(self, run_id: str, body: bytes) -> None:
-        wanted = read(body, CreateModel).lora_config
-        if self._runs[run_id] is not None:
-            raise DataError(f"{run_id} exists already")
-        if wanted is None:
-            raise DataError("create_model has no lora_config; give it a rank")
-        shape = shape_of(
-            self._policy.lm,
-            self._adapter,
-            rank=wanted.rank,
-            attention=wanted.train_attn,
-            mlp=wanted.train_mlp,
-        )
-        # Not at random: executed again, it has to be the same.
-        self._add(run_id, shape, seed=checksum(run_id) if wanted.seed is None else wanted.seed)
+    def _create(self, run: Tenant | None, request: Execute) -> None:
+        if run is not None:
+            raise DataError(f"{request.run_id} exists already")
+        lora = read(request.body, CreateModel).lora_config
+        assert lora is not None, "the front refuses it"
+        self._new(request.run_id, lora)
 
     def _load(self, run: Tenant | None, run_id: str, path: Path, wanted: Load) -> None:
         if not path.is_dir():
             raise DataError(f"there is no checkpoint {wanted.path}")
-        numbers = read_numbers(path, self._base_sha256)
+        state = read_state(path, self._base_sha256)
         if run is not None and run.has_gradients:
             raise DataError("gradients wait for their optim_step; load before forward_backward")
-        is_new = run is None
-        if run is None:
-            run = self._add(run_id, numbers.shape, seed=0)
-        read_tensors(path, run, numbers, with_moments=wanted.optimizer)
-        run.version += not is_new
+        version = 0 if run is None else run.numbers.version + 1
+        run = run or self._new(run_id, state.numbers.lora)
+        run.restore(state, with_moments=wanted.optimizer)
+        run.numbers.version = version
 
     def _forward(self, run: Tenant, request: Execute) -> tuple[bytes, int]:
         """forward_backward and forward."""
@@ -267,34 +250,17 @@ class TrainingRuns:
         if adam.eps < _LEAST_EPS:
             raise DataError(f"adam_params.eps={adam.eps:g}: 0 / 0 for a gradient of 0; use 1e-12")
         norm = run.step(adam)
-        self._versions[_folder(run.run_id)] = run.version
+        self._num_steps += 1
         scalars = {
             "loss/policy": run.loss / max(run.num_tokens, 1),
             "policy/grad_norm": norm,
             "policy/lr": adam.learning_rate,
             "tokens/trained": float(run.num_tokens),
         }
-        self.reports.append((self.num_steps, scalars))
+        self.reports.append((self._num_steps, scalars))
         run.num_tokens = 0
         run.loss = 0.0
         return msgspec.json.encode({"type": "optim_step", "metrics": {"grad_norm": norm}})
-
-    def _write_adapter(self, run: Tenant, directory: Path) -> None:
-        adapter = run.adapter()
-        write_peft(
-            directory,
-            adapter.to_bytes(),
-            adapter.scaling,
-            task_type="CAUSAL_LM",
-            base_model_name_or_path=str(self._model_path),
-        )
-
-    def _copy_tokenizer(self, directory: Path) -> None:
-        """Copy what the base model's directory has besides weights."""
-        for file in self._model_path.iterdir():
-            is_weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
-            if file.is_file() and not is_weights and not (directory / file.name).exists():
-                shutil.copyfile(file, directory / file.name)
 
 
 def _folder(run_id: str) -> str:

@@ -158,7 +158,7 @@ def weights(runs: TrainingRuns, run_id: str = RUN) -> dict[str, torch.Tensor]:
     """Copies of weights and moments."""
     run = runs._runs[run_id]
     assert run is not None
-    return {name: x.detach().clone() for name, x in run.tensors(with_moments=True).items()}
+    return {name: x.detach().clone() for name, x in run.tensors().items()}
 
 
 def gradients(runs: TrainingRuns, run_id: str = RUN) -> dict[str, torch.Tensor]:
