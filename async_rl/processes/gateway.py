@@ -26,7 +26,6 @@ from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.runtime.context import ProcessContext, load_control
-from async_rl.service.front import serve
 from async_rl.sessions.offers import Offers, key_from
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.server import KEEP_ALIVE_S, build_app, spare_heap
@@ -38,6 +37,9 @@ async def run(context: ProcessContext) -> None:
     """Serve sessions and make groups until a stop."""
     config = context.config
     if config.agent.is_service:
+        # Only a service's gateway needs it; it imports torch, which takes 260 MB.
+        from async_rl.service.front import serve
+
         await serve(context)
         return
     # A gateway has no model, and transformers would load torch, which takes 260 MB.
