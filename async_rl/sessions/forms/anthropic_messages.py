@@ -7,19 +7,18 @@ from typing import Annotated, Any
 
 import msgspec
 
-from async_rl.sessions.errors import Json, Refused
+from async_rl.sessions.errors import Json
 from async_rl.sessions.forms.form import (
     Count,
     Event,
     Exchange,
+    History,
     Request,
-    arguments_of,
+    function_of,
     new_id,
     read_request,
-    text_of,
 )
 from async_rl.sessions.session import Answer, Session
-from async_rl.sessions.tools import tool_call
 
 # The words of this API for what sessions call otherwise.
 _CHOICES = {"any": "required"}
@@ -41,27 +40,16 @@ class MessagesRequest(Request, kw_only=True):
 def messages(body: bytes, session: Session) -> Exchange:
     """Read a request of messages."""
     request = read_request(body, MessagesRequest)
-    converted: list[Json] = []
+    history = History()
     # This API has the system's text next to the messages.
     if request.system:
-        converted.append({"role": "system", "content": text_of(request.system)})
+        history.add("system", request.system)
     for message in request.messages:
-        converted += _chat_messages(message)
-    functions = [
-        {
-            "type": "function",
-            "function": {
-                "name": str(tool.get("name")),
-                "description": str(tool.get("description", "")),
-                "parameters": tool.get("input_schema", {}),
-            },
-        }
-        for tool in request.tools or []
-    ]
+        _read(message, history)
     choice = (request.tool_choice or {"type": "auto"}).get("type")
     call = session.chat_call(
-        converted,
-        functions,
+        history.messages,
+        [function_of(tool, tool.get("input_schema")) for tool in request.tools or []],
         request.tool_choice if choice == "tool" else _CHOICES.get(str(choice), choice),
         max_tokens=request.max_tokens,
         stops=tuple(filter(None, request.stop_sequences or [])),
@@ -70,37 +58,23 @@ def messages(body: bytes, session: Session) -> Exchange:
     return _MessagesExchange(request, [call], id=new_id("msg_"), type="message", role="assistant")
 
 
-def _chat_messages(message: Json) -> list[Json]:
-    """Return the messages of a chat template for one message with blocks. Raises Refused."""
-    role = message.get("role")
-    content = message.get("content")
-    if role not in ("user", "assistant"):
-        raise Refused(f"a message has the role {role!r}; use user or assistant")
+def _read(message: Json, history: History) -> None:
+    """Add a message, which may have results of tools, text and calls, each in blocks."""
+    role, content = message.get("role"), message.get("content")
     if not isinstance(content, list):
-        return [{"role": role, "content": text_of(content)}]
-    # One message may have results of tools, text and calls, each in blocks.
-    results = []
-    texts = []
-    calls = []
+        history.add(role, content)
+        return
+    texts: list[Json] = []
+    blocks: dict[Any, list[Json]] = {"tool_result": [], "tool_use": []}
     for block in content:
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "tool_result":
-            result = {"role": "tool", "content": text_of(block.get("content"))}
-            if block.get("tool_use_id"):
-                result["tool_call_id"] = str(block["tool_use_id"])
-            results.append(result)
-        elif kind == "tool_use":
-            arguments = arguments_of(block["input"])
-            calls.append(tool_call(str(block.get("id")), str(block.get("name")), arguments))
-        else:
-            texts.append(block)
+        blocks.get(block.get("type"), texts).append(block)
     # Templates expect the results of tools before the user's next text.
-    converted: list[Json] = results
+    for result in blocks["tool_result"]:
+        history.add("tool", result.get("content"), result.get("tool_use_id"))
     if texts or role == "assistant":
-        converted = [*results, {"role": role, "content": text_of(texts)}]
-    if calls:
-        converted[-1]["tool_calls"] = calls
-    return converted
+        history.add(role, texts)
+    for use in blocks["tool_use"]:
+        history.add_call(use.get("id"), use.get("name"), use["input"])
 
 
 class _MessagesExchange(Exchange):

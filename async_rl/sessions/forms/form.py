@@ -19,11 +19,16 @@ from async_rl.core.errors import AsyncRLError
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused, error_of, refusal_of
 from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.tools import tool_call
 
 R = TypeVar("R", bound="Request")
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Event = tuple[str, Any]
 """The name of an event of a stream (empty if its API names none) and its JSON value."""
+# The newest and the oldest names of roles that chat templates know.
+_ROLES = {"developer": "system", "function": "tool"}
+_TEXTS = ("text", "input_text", "output_text")
+"""The types of parts that are text."""
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -106,7 +111,46 @@ def refuse(request: Request, *names: str) -> None:
         refuse_unless(not getattr(request, name), name)
 
 
-def text_of(content: Any, kinds: tuple[str, ...] = ("text",)) -> str:
+class History:
+    """The messages of a request in the form of the chat templates.
+
+    They have only the fields that templates read: a client may add others to a message that it
+    repeats.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+
+    def add(self, role: Any, content: Any, call_id: Any = None) -> None:
+        """Add a message. call_id: of the call whose result it is. Raises Refused."""
+        role = _ROLES.get(str(role), role)
+        if role not in ("system", "user", "assistant", "tool"):
+            raise Refused(f"a message has the role {role!r}; use system, user, assistant or tool")
+        message = {"role": role, "content": _text_of(content)}
+        if role == "tool" and call_id:
+            message["tool_call_id"] = str(call_id)
+        self.messages.append(message)
+
+    def add_call(self, call_id: Any, name: Any, arguments: Any) -> None:
+        """Add a tool call to the last message. arguments: an object, or its JSON text."""
+        # An answer that only calls tools may have no message before them.
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.add("assistant", None)
+        call = tool_call(str(call_id or ""), str(name), _arguments_of(arguments))
+        self.messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def function_of(tool: Json, parameters: Any) -> Json:
+    """Return a tool in the form of the chat templates. parameters: its JSON schema."""
+    fields = {
+        "name": tool["name"],
+        "description": tool.get("description"),
+        "parameters": parameters,
+    }
+    return {"type": "function", "function": {key: fields[key] for key in fields if fields[key]}}
+
+
+def _text_of(content: Any) -> str:
     """Return the text of a message, which is a string or a list of parts. Raises Refused."""
     if content is None:
         return ""
@@ -114,26 +158,19 @@ def text_of(content: Any, kinds: tuple[str, ...] = ("text",)) -> str:
         return content
     if not isinstance(content, list):
         raise Refused(f"content is a {type(content).__name__}; send text")
-    texts = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if not isinstance(part, dict) or kind not in kinds:
-            raise Refused(f"a part of type {kind!r} is not supported; send text")
-        texts.append(str(part.get("text", "")))
-    return "".join(texts)
+        refuse_unless(part.get("type") in _TEXTS, f"a part of type {part.get('type')!r}")
+    return "".join(str(part.get("text", "")) for part in content)
 
 
-def arguments_of(text: Any) -> Json:
+def _arguments_of(value: Any) -> Json:
     """Return the arguments of a tool call, which are an object, or JSON text of an object."""
-    value = text
-    if isinstance(text, str):
-        try:
-            value = msgspec.json.decode(text or "{}")
-        except msgspec.DecodeError as error:
-            raise Refused(f"the arguments of a tool call are not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise Refused("the arguments of a tool call are not a JSON object")
-    return value
+    try:
+        if isinstance(value, str):
+            value = msgspec.json.decode(value or "{}")
+        return msgspec.convert(value, Json)
+    except msgspec.MsgspecError as error:
+        raise Refused(f"the arguments of a tool call are no JSON object: {error}") from error
 
 
 def json_of(call: Any) -> str:

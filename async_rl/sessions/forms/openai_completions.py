@@ -20,20 +20,16 @@ from async_rl.sessions.forms.form import (
     Count,
     Event,
     Exchange,
+    History,
     Request,
-    arguments_of,
     json_of,
     new_id,
     read_request,
     refuse,
     refuse_unless,
-    text_of,
 )
 from async_rl.sessions.session import Answer, Call, Session
 from async_rl.sessions.tools import calls_of, tool_call
-
-# The newest and the oldest names of roles that chat templates know.
-_ROLES = {"developer": "system", "function": "tool"}
 
 
 class _CompletionRequest(Request, kw_only=True):
@@ -82,8 +78,14 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
     refuse(request, "top_logprobs", "logit_bias")
     form = (request.response_format or {"type": "text"}).get("type")
     refuse_unless(form == "text", f"response_format={form}")
-    call = session.chat_call(
-        [message_of(message) for message in request.messages],
+    history = History()
+    for message in request.messages:
+        history.add(message.get("role"), message.get("content"), message.get("tool_call_id"))
+        for call in calls_of(message):
+            function = call["function"]
+            history.add_call(call.get("id"), function["name"], function.get("arguments"))
+    asked = session.chat_call(
+        history.messages,
         request.tools or [],
         request.tool_choice,
         max_tokens=request.max_completion_tokens or request.max_tokens,
@@ -93,7 +95,7 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
     return _ChatExchange(
         # Each answer is a call; the calls read one prefill through the engine's prefix cache.
         request,
-        [call] * (request.n or 1),
+        [asked] * (request.n or 1),
         session.chat,
         "chatcmpl-",
         "chat.completion.chunk",
@@ -132,29 +134,6 @@ def completions(body: bytes, session: Session) -> Exchange:
     if not calls:
         raise Refused("the request has no prompt; send at least one")
     return _TextExchange(request, calls, session.chat, "cmpl-", "text_completion")
-
-
-def message_of(message: Json) -> Json:
-    """Return a message of a request in the form of the chat templates. Raises Refused."""
-    role = message.get("role")
-    role = _ROLES.get(str(role), role)
-    if role not in ("system", "user", "assistant", "tool"):
-        raise Refused(f"a message has the role {role!r}; use system, user, assistant or tool")
-    # Only fields that templates read: a client may add others to a message that it repeats.
-    result: Json = {"role": role, "content": text_of(message.get("content"))}
-    if role == "tool" and message.get("tool_call_id"):
-        result["tool_call_id"] = str(message["tool_call_id"])
-    calls = [
-        tool_call(
-            str(call.get("id", "")),
-            str(call["function"]["name"]),
-            arguments_of(call["function"].get("arguments")),
-        )
-        for call in calls_of(message)
-    ]
-    if calls:
-        result["tool_calls"] = calls
-    return result
 
 
 def _token_ids(prompt: list[int]) -> IntArray:

@@ -15,18 +15,16 @@ from async_rl.sessions.forms.form import (
     Count,
     Event,
     Exchange,
+    History,
     Request,
+    function_of,
     json_of,
     new_id,
     read_request,
     refuse,
     refuse_unless,
-    text_of,
 )
-from async_rl.sessions.forms.openai_completions import message_of
 from async_rl.sessions.session import Answer, Call, Session
-
-_TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class ResponsesRequest(Request, kw_only=True):
@@ -82,38 +80,28 @@ def _earlier(name: str | None, session: Session) -> Sequence[Any]:
 
 
 def _function(tool: Json) -> Json:
-    """Return a tool in the form of the chat templates. Raises Refused."""
     kind = tool.get("type")
     refuse_unless(kind == "function", f"a tool of type {kind!r}")
-    fields = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)}
-    return {"type": "function", "function": fields}
+    return function_of(tool, tool.get("parameters"))
 
 
 def _messages(given: str | list[Json]) -> list[Json]:
     """Return the messages of a chat template for the items of the input. Raises Refused."""
+    history = History()
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    converted: list[Json] = []
+        history.add("user", given)
+        return history.messages
     for item in given:
         kind = item.get("type", "message")
         if kind == "message":
-            content = text_of(item.get("content"), _TEXT_PARTS)
-            converted.append(message_of({"role": item.get("role"), "content": content}))
+            history.add(item.get("role"), item.get("content"))
         elif kind == "function_call":
-            # The calls of an answer are separate items after its text.
-            if not converted or converted[-1]["role"] != "assistant":
-                converted.append({"role": "assistant", "content": ""})
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id", ""), "function": function}
-            read_call = message_of({"role": "assistant", "tool_calls": [call]})["tool_calls"]
-            converted[-1].setdefault("tool_calls", []).extend(read_call)
+            history.add_call(item.get("call_id"), item.get("name"), item.get("arguments"))
         elif kind == "function_call_output":
-            output = text_of(item.get("output"), _TEXT_PARTS)
-            name = str(item.get("call_id", ""))
-            converted.append({"role": "tool", "content": output, "tool_call_id": name})
+            history.add("tool", item.get("output"), item.get("call_id"))
         else:
             refuse_unless(kind == "reasoning", f"an item of type {kind!r}")
-    return converted
+    return history.messages
 
 
 class _ResponsesExchange(Exchange):
