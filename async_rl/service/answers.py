@@ -7,23 +7,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
 from async_rl.protocol.service import CHANGING
 from async_rl.service.store import Request, Run, Store
 from async_rl.sessions.errors import Refused
 
 
-class Answers:
-    """The requests in the store, and the clients that wait for their answers. poll_s: for how long
-    a client waits before it has to ask again.
+class Answers(Store):
+    """The store, and the clients that wait for answers in it. poll_s: for how long a client waits
+    before it has to ask again.
     """
 
     def __init__(
-        self, store: Store, *, now: Callable[[], float], new_id: Callable[[], str], poll_s: float
+        self, directory: Path, *, now: Callable[[], float], new_id: Callable[[], str], poll_s: float
     ) -> None:
-        self.store = store
+        super().__init__(directory)
         self.now = now
-        self._new_id = new_id
+        self.new_id = new_id
         self._poll_s = poll_s
         self._events: dict[str, asyncio.Event] = {}
 
@@ -34,14 +35,14 @@ class Answers:
         Refused if its number has another body.
         """
         digest = hashlib.sha256(f"{kind} ".encode() + body).hexdigest()
-        known = self.store.one(Request, "owner=? AND seq_id=?", owner, seq_id)
+        known = self.one(Request, "owner=? AND seq_id=?", owner, seq_id)
         if known is not None:
             if known.digest != digest:
                 reason = f"number {seq_id} of {owner} is another request ({known.kind})"
                 raise Refused(reason, status=409)
             return known, True
         request = Request(
-            request_id=self._new_id(),
+            request_id=self.new_id(),
             owner=owner,
             seq_id=seq_id,
             kind=kind,
@@ -49,15 +50,15 @@ class Answers:
             body=body,
             accepted_s=self.now(),
         )
-        with self.store.transaction():
+        with self.transaction():
             if new is not None:
-                self.store.add(new)
-            self.store.add(request)
+                self.add(new)
+            self.add(request)
         return request, False
 
     async def wait(self, request_id: str) -> Request | None:
         """Return a request with its answer, None if there is none in time. Raises Refused."""
-        request = self.store.known(Request, request_id)
+        request = self.known(Request, request_id)
         if request.answered_s is None:
             event = self._events.setdefault(request_id, asyncio.Event())
             try:
@@ -65,12 +66,12 @@ class Answers:
                     await event.wait()
             except TimeoutError:
                 return None
-            request = self.store.known(Request, request_id)
+            request = self.known(Request, request_id)
         if request.answer is None and not request.error:
             raise Refused(f"the answer to {request_id} was delivered, and is deleted", status=410)
         if request.delivered_s is None:
             statement = "UPDATE requests SET delivered_s=? WHERE request_id=?"
-            self.store.change(statement, self.now(), request_id)
+            self.change(statement, self.now(), request_id)
         return request
 
     def finish(
@@ -84,7 +85,7 @@ class Answers:
     ) -> None:
         """Store the answer or the error of a request, and wake its client."""
         is_needed = request.kind in CHANGING or request.kind == "sample"
-        self.store.change(
+        self.change(
             "UPDATE requests SET answer=?, error=?, directory=?, outcome=?, answered_s=?, body=?"
             " WHERE request_id=?",
             answer,

@@ -17,7 +17,6 @@ from async_rl.service.deviations import DEVIATIONS, WARNING, refuse
 from async_rl.service.proto import numbers_of
 from async_rl.service.sampling import sequences
 from async_rl.service.store import Run, Sampler, Session
-from async_rl.service.work import checkpoint_at
 from async_rl.sessions.errors import Refused
 
 Json = dict[str, Any]
@@ -49,8 +48,9 @@ class Api:
         """Open a session; what this server does in another way is its warning."""
         form = call.read(forms.NewSession)
         session = Session(
-            session_id=self._desk.new_id()[:16],
-            created_s=self._desk.now(),
+            session_id=self._store.new_id()[:16],
+            created_s=self._store.now(),
+            seen_s=self._store.now(),
             display_name=form.display_name,
             user_metadata=forms.words(form.user_metadata),
         )
@@ -99,7 +99,7 @@ class Api:
         self._check_base(form.base_model)
         if form.optimizer_config is not None:
             refuse(form.optimizer_config.type)
-        saved = checkpoint_at(self._store, form.path, "weights")
+        saved = self._store.checkpoint(form.path, "weights")
         run = msgspec.structs.replace(
             self._store.known(Run, saved.run_id),
             run_id=f"{form.session_id}:train:{form.model_seq_id}",
@@ -156,7 +156,7 @@ class Api:
             model_path=form.model_path,
         )
         if form.model_path is not None:
-            saved = checkpoint_at(self._store, form.model_path, "sampler_weights")
+            saved = self._store.checkpoint(form.model_path, "sampler_weights")
             made = {"run_id": saved.run_id, "adapter": saved.directory, "version": saved.version}
             sampler = msgspec.structs.replace(sampler, **made)
         known = self._store.one(Sampler, "sampler_id=?", sampler.sampler_id)
@@ -209,7 +209,7 @@ class Api:
         share.
         """
         root = Path(
-            checkpoint_at(self._store, _PATH.format_map(call.path), "external_weights").directory
+            self._store.checkpoint(_PATH.format_map(call.path), "external_weights").directory
         )
         files = [file for file in root.rglob("*") if file.is_file()]
         urls = {str(file.relative_to(root)): file.as_uri() for file in files}
@@ -223,10 +223,10 @@ class Api:
     def set_ttl(self, call: Call) -> Json:
         """Let a checkpoint expire, or not."""
         seconds = call.read(forms.Ttl).ttl_seconds
-        self._change(call, "expires_s", None if seconds is None else self._desk.now() + seconds)
+        self._change(call, "expires_s", None if seconds is None else self._store.now() + seconds)
         return {}
 
     def _change(self, call: Call, column: str, value: float | None) -> None:
-        found = checkpoint_at(self._store, _PATH.format_map(call.path))
+        found = self._store.checkpoint(_PATH.format_map(call.path))
         statement = f"UPDATE checkpoints SET {column}=? WHERE directory=?"
         self._store.change(statement, value, found.directory)

@@ -24,7 +24,7 @@ from async_rl.service import forms
 from async_rl.service.api import Api, Call
 from async_rl.service.desk import Desk
 from async_rl.service.lists import GET_INFO, QUERIES, WEIGHTS_INFO
-from async_rl.service.work import SAVES
+from async_rl.service.order import SAVES
 from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.wire.http import body_of, json_response, while_connected
 
@@ -40,7 +40,7 @@ _CONFIG = {
 
 async def _retrieve(desk: Desk, call: Call) -> Response:
     request_id = call.read(forms.Named).request_id
-    found = await desk.answers.wait(request_id)
+    found = await desk.store.wait(request_id)
     if found is None:
         again = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
         return json_response(again)

@@ -22,7 +22,7 @@ from async_rl.service.answers import Answers
 from async_rl.service.backend import Backend, Model
 from async_rl.service.order import Order
 from async_rl.service.sampling import encoded, load, sample_of
-from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session, Store
+from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session
 from async_rl.sessions.errors import Refused
 
 _log = logging.getLogger(__name__)
@@ -55,14 +55,11 @@ class Desk:
         poll_s: float = 30.0,
     ) -> None:
         self.model = model
-        self.store = Store(directory)
-        self.now = now
-        self.new_id = new_id
-        self.answers = Answers(self.store, now=now, new_id=new_id, poll_s=poll_s)
-        self._order = Order(self.answers, backend, model=model, directory=directory)
+        self.store = Answers(directory, now=now, new_id=new_id, poll_s=poll_s)
+        # While no front was there, no client could give a sign.
+        self.store.change("UPDATE sessions SET seen_s=?", now())
+        self._order = Order(self.store, backend, directory)
         self._backend = backend
-        self._opened_s = now()
-        self._seen_s: dict[str, float] = {}
         self._drawing: dict[str, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -85,13 +82,13 @@ class Desk:
         ended = self.store.known(Session, session_id).ended
         if ended:
             raise Refused(f"the session {session_id} is finished ({ended})", status=410)
-        self._seen_s[session_id] = self.now()
+        seen = "UPDATE sessions SET seen_s=? WHERE session_id=?"
+        self.store.change(seen, self.store.now(), session_id)
 
     def finish(self, session_id: str, reason: str) -> None:
         """Finish a session. The first reason stays."""
-        statement = "UPDATE sessions SET ended=? WHERE session_id=? AND ended=''"
+        statement = "UPDATE sessions SET ended=?, seen_s=0 WHERE session_id=? AND ended=''"
         self.store.change(statement, reason, session_id)
-        self._seen_s[session_id] = 0.0
 
     def submit(
         self, run: Run, seq_id: int, kind: Operation, body: bytes, *, is_new: bool = False
@@ -105,7 +102,7 @@ class Desk:
         if not (0 if is_new else 1) <= seq_id <= self._order.next_seq(run.run_id) + _FURTHEST:
             raise Refused(f"seq_id={seq_id} is no number of a request of {run.run_id}")
         new = run if is_new else None
-        request, is_known = self.answers.put(run.run_id, seq_id, kind, body, new=new)
+        request, is_known = self.store.put(run.run_id, seq_id, kind, body, new=new)
         if not is_known:
             self._order.put(run.run_id, seq_id)
         return request.request_id
@@ -116,7 +113,7 @@ class Desk:
         sample_of(form, sampler, self.model)
         if len(self._drawing) >= _MOST_SAMPLES:
             raise Refused(f"{_MOST_SAMPLES} samples wait; try again later", status=429)
-        request, is_known = self.answers.put(sampler.sampler_id, form.seq_id, "sample", body)
+        request, is_known = self.store.put(sampler.sampler_id, form.seq_id, "sample", body)
         if not is_known:
             self._start(request)
         return request.request_id
@@ -127,7 +124,7 @@ class Desk:
         if (drawing := self._drawing.pop(request_id, None)) is not None:
             drawing.cancel()
         if request.answered_s is None and request.kind == "sample":
-            self.answers.finish(request, error="cancelled by the client")
+            self.store.finish(request, error="cancelled by the client")
 
     def _start(self, request: Request) -> None:
         if self._tasks is not None:
@@ -141,9 +138,9 @@ class Desk:
             sample = sample_of(form, sampler, self.model, request_id=request.request_id)
             answer = encoded(await self._backend.sample(sample), form)
         except DataError as error:
-            self.answers.finish(request, error=str(error))
+            self.store.finish(request, error=str(error))
         else:
-            self.answers.finish(request, answer)
+            self.store.finish(request, answer)
         del self._drawing[request.request_id]
 
     async def _sweeps(self) -> None:
@@ -153,13 +150,14 @@ class Desk:
 
     async def sweep(self) -> None:
         """Delete what nobody needs any more, and free the memory of silent clients' runs."""
-        now, change = self.now(), self.store.change
-        for session in self.store.all(Session, "ended=''"):
-            if now - self._seen_s.get(session.session_id, self._opened_s) > _DAY_S:
-                self.finish(session.session_id, "no heartbeat for a day")
-        for run in self.store.all(Run, "NOT is_unloaded"):
-            if now - self._seen_s.get(run.session_id, self._opened_s) > _SILENT_S:
-                self._order.release(run.run_id)
+        now, change = self.store.now(), self.store.change
+        change(
+            "UPDATE sessions SET ended='no heartbeat for a day' WHERE ended='' AND seen_s<?",
+            now - _DAY_S,
+        )
+        silent = "session_id IN (SELECT session_id FROM sessions WHERE seen_s<?)"
+        for run in self.store.all(Run, f"NOT is_unloaded AND {silent}", now - _SILENT_S):
+            self._order.release(run.run_id)
         change(
             "UPDATE requests SET answer=NULL WHERE answer IS NOT NULL AND kind!='sample' AND"
             " (answered_s<? OR delivered_s<?)",

@@ -10,29 +10,52 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
 from async_rl.core.checksums import checksum
 from async_rl.core.errors import DataError, Unavailable
+from async_rl.core.frozen import frozen
+from async_rl.core.types import IntArray
 from async_rl.protocol.service import CHANGING, Execute, Executed, Operation
+from async_rl.service import forms
 from async_rl.service.answers import Answers
-from async_rl.service.backend import Backend, Model
+from async_rl.service.backend import Backend
+from async_rl.service.deviations import refuse
 from async_rl.service.proto import parse_forward_backward
-from async_rl.service.provenance import with_ages
-from async_rl.service.sampling import load
-from async_rl.service.store import Request, Run
-from async_rl.service.work import Plan, keep, plan_of, plan_of_batch
+from async_rl.service.provenance import check, with_ages
+from async_rl.service.sampling import folder_of, load, sequences
+from async_rl.service.store import Checkpoint, Request, Run, Sampler
 from async_rl.sessions.errors import Refused
 
 _log = logging.getLogger(__name__)
+SAVES: Mapping[str, str] = {
+    "save_weights": "weights",
+    "save_weights_for_sampler": "sampler_weights",
+    "save_weights_external": "external_weights",
+}
+"""The kind of checkpoint that an operation makes, as paths have it."""
+
+
+@frozen
+class Plan:
+    """directory: from where the learner loads, or to where it saves.  answer: if the learner's own
+    is not the client's.  saved, sampler: the rows of what is made.  versions: int32 arrays, of the
+    trained tokens that weights of this run have drawn.
+    """
+
+    directory: str = ""
+    answer: dict[str, Any] | None = None
+    saved: Checkpoint | None = None
+    sampler: Sampler | None = None
+    versions: Sequence[IntArray] = ()
 
 
 class _Line:
-    """The requests of a run. next_seq: of the next one to execute; work: tokens so far; saved_seq:
-    the newest one whose body is deleted.
+    """The requests of a run. next_seq: of the next one to execute; work: tokens so far.
 
     is_known: the learner has executed all before next_seq; is_held: its memory may have the run.
     """
@@ -41,7 +64,6 @@ class _Line:
         self.next_seq = 0
         self.waiting: set[int] = set()
         self.work = 0
-        self.saved_seq = -1
         self.is_known = False
         self.is_held = True
 
@@ -54,18 +76,14 @@ class _Line:
 class Order:
     """Executes the requests of training runs. directory: of the service."""
 
-    def __init__(
-        self, answers: Answers, backend: Backend, *, model: Model, directory: Path
-    ) -> None:
-        self._answers = answers
-        self._store = answers.store
+    def __init__(self, store: Answers, backend: Backend, directory: Path) -> None:
+        self._store = store
         self._backend = backend
-        self._model = model
         self._directory = directory
         self._lines: dict[str, _Line] = {}
         self._leaving: set[str] = set()
         self._has_work = asyncio.Event()
-        for run in self._store.all(Run, "TRUE"):
+        for run in store.all(Run, "TRUE"):
             line = self._lines[run.run_id] = _Line()
             query = "SELECT 1 + max(seq_id) FROM requests WHERE owner=? AND answered_s IS NOT NULL"
             line.next_seq = int(self._store.number(query, run.run_id))
@@ -116,13 +134,12 @@ class Order:
     async def _advance(self, run_id: str, line: _Line) -> None:
         """Execute the next request of a run, after those that the learner has lost."""
         line.is_held = True
-        run = self._store.known(Run, run_id)
         request = self._store.one(Request, "owner=? AND seq_id=?", run_id, line.next_seq)
         assert request is not None
         try:
             if not line.is_known:
                 await self._repeat(run_id, line)
-            plan = await self._plan(run, request)
+            plan = await self._plan(request)
             executed = await self._execute(request, plan.directory)
             line.work += executed.tokens
             if executed.error:
@@ -131,39 +148,112 @@ class Order:
                 newest = msgspec.structs.replace(plan.sampler, version=executed.version)
                 await load(self._backend, newest)
         except (DataError, Refused) as error:
-            self._answers.finish(request, error=str(error))
+            self._store.finish(request, error=str(error))
         else:
             self._complete(request, plan, executed)
-            if executed.saved_seq_id > line.saved_seq:
-                self._store.change(
-                    "UPDATE requests SET body=NULL WHERE owner=? AND seq_id>? AND seq_id<=?",
-                    run_id,
-                    line.saved_seq,
-                    executed.saved_seq_id,
-                )
-                line.saved_seq = executed.saved_seq_id
         line.waiting.remove(request.seq_id)
         line.next_seq += 1
 
-    async def _plan(self, run: Run, request: Request) -> Plan:
-        if request.kind in ("forward", "forward_backward"):
-            parsed = await asyncio.to_thread(parse_forward_backward, request.body or b"")
-            return plan_of_batch(self._store, self._model, run.run_id, parsed)
-        return plan_of(self._store, self._directory, run, request, self._answers.now())
+    async def _plan(self, request: Request) -> Plan:
+        """Return the plan of a request. Raises DataError, Refused for a batch or a path that cannot
+        be used.
+        """
+        body, kind = request.body or b"", request.kind
+        if kind in SAVES:
+            return self._plan_of_save(request, forms.read(body, forms.Save))
+        if kind in ("forward", "forward_backward"):
+            parsed = await asyncio.to_thread(parse_forward_backward, body)
+            refuse(parsed.loss_fn)
+            drawn = check(parsed.data, sequences(self._store))
+            return Plan(versions=[it.versions for it in drawn if it.run_id == request.owner])
+        if kind == "optim_step":
+            return Plan()
+        answer = {"model_id": request.owner, "type": kind}
+        if kind != "load_weights":
+            return Plan(answer=answer)
+        path = forms.read(body, forms.Load).path
+        found = self._store.checkpoint(path, "weights")
+        return Plan(directory=found.directory, answer={**answer, "path": path})
+
+    def _plan_of_save(self, request: Request, form: forms.Save) -> Plan:
+        if form.age_encryption_recipients:
+            refuse("age_encryption_recipients")
+        store, now_s, run_id = self._store, self._store.now(), request.owner
+        kind = SAVES[request.kind]
+        number = form.sampling_session_seq_id
+        name = form.path or ""
+        if not name and (number is None or kind != "sampler_weights"):
+            name = f"{request.seq_id:06d}"
+        path = f"tinker://{run_id}/{kind}/{name}"
+        folder = self._directory / "runs" / folder_of(run_id) / kind
+        directory = str(folder / (name or f"~{number}"))
+        if name and not form.overwrite and store.one(Checkpoint, "path=? AND NOT is_gone", path):
+            raise DataError(f"{path} exists; choose another name, or overwrite it")
+        # A load of the old one may be repeated, so its directory stays.
+        if store.one(Checkpoint, "directory=?", directory):
+            directory = str(folder / f"{name}~{request.seq_id}")
+        saved = Checkpoint(
+            directory=directory,
+            path=path,
+            run_id=run_id,
+            kind=kind,
+            name=name,
+            version=0,
+            created_s=now_s,
+            size_bytes=0,
+            user_metadata=forms.words(form.user_metadata),
+            expires_s=now_s + form.ttl_seconds if form.ttl_seconds else None,
+        )
+        answer = {"path": path, "type": request.kind}
+        if name:
+            return Plan(directory=directory, answer=answer, saved=saved)
+        session_id = store.known(Run, run_id).session_id
+        sampler = Sampler(
+            sampler_id=f"{session_id}:sample:{number}",
+            session_id=session_id,
+            run_id=run_id,
+            adapter=directory,
+            is_inflight=form.kind == "inflight",
+        )
+        if store.one(Sampler, "sampler_id=?", sampler.sampler_id):
+            raise DataError(f"the sampling session {sampler.sampler_id} exists")
+        answer = {"sampling_session_id": sampler.sampler_id, "type": request.kind}
+        return Plan(directory=directory, answer=answer, saved=saved, sampler=sampler)
 
     def _complete(self, request: Request, plan: Plan, executed: Executed) -> None:
+        """Store the answer, and what the request has made."""
+        store, sampler, run_id = self._store, plan.sampler, request.owner
         answer = with_ages(executed.body, plan.versions, executed.version)
         if plan.answer is not None:
             answer = msgspec.json.encode(plan.answer)
-        with self._store.transaction():
-            keep(self._store, plan, executed)
+        with store.transaction():
+            if plan.saved is not None:
+                # Samplers in flight have the newer weights now.
+                store.change(
+                    "UPDATE checkpoints SET is_gone=1 WHERE path=? AND name!='' OR ? AND directory"
+                    " IN (SELECT adapter FROM samplers WHERE run_id=? AND is_inflight)",
+                    plan.saved.path,
+                    sampler is not None and sampler.is_inflight,
+                    run_id,
+                )
+                files = Path(plan.directory).rglob("*")
+                size = sum(file.stat().st_size for file in files if file.is_file())
+                made = msgspec.structs.replace(plan.saved, version=executed.version)
+                store.add(msgspec.structs.replace(made, size_bytes=size))
+            if sampler is not None:
+                store.add(msgspec.structs.replace(sampler, version=executed.version))
             if request.kind == "unload_model":
-                self._store.change("UPDATE runs SET is_unloaded=1 WHERE run_id=?", request.owner)
-            self._answers.finish(
+                store.change("UPDATE runs SET is_unloaded=1 WHERE run_id=?", run_id)
+            store.finish(
                 request,
                 answer,
-                directory=plan.directory if plan.saved is None else "",
+                directory="" if plan.saved else plan.directory,
                 outcome=checksum(executed.body),
+            )
+            store.change(
+                "UPDATE requests SET body=NULL WHERE owner=? AND seq_id<=? AND body IS NOT NULL",
+                run_id,
+                executed.saved_seq_id,
             )
 
     async def _repeat(self, run_id: str, line: _Line) -> None:

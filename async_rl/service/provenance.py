@@ -15,22 +15,14 @@ from async_rl.service.sampling import Drawn
 Find = Callable[[str], Drawn]
 
 
-def check(data: Sequence[Datum], vocab_size: int, find: Find) -> list[Drawn]:
-    """Return the sampled parts of the targets. Raises DataError at the first token that is not in
-    the vocabulary, or is not the token of the sequence that its span names, or whose log-prob is
-    not the sampled one.
+def check(data: Sequence[Datum], find: Find) -> list[Drawn]:
+    """Return the sampled parts of the targets. Raises DataError at the first token that is not the
+    token of the sequence that its span names, or whose log-prob is not the sampled one. The learner
+    checks the rest.
     """
     drawn: list[Drawn] = []
     for index, datum in enumerate(data):
         targets = datum.inputs.get("target_tokens", datum.tokens)
-        for name, tokens in (("model_input", datum.tokens), ("target_tokens", targets)):
-            wrong = np.argwhere((tokens < 0) | (tokens >= vocab_size))
-            if len(wrong):
-                token = tokens[tuple(wrong[0])]
-                raise DataError(
-                    f"datum {index}: token {token} of {name} is not in the vocabulary of"
-                    f" {vocab_size}"
-                )
         _compare(f"datum {index}: model_input", datum.tokens, datum.input_spans, find, None)
         logprobs = datum.inputs.get("logprobs")
         name = f"datum {index}: target_tokens"

@@ -27,14 +27,15 @@ R = TypeVar("R", bound=Value)
 
 
 class Session(Value):
-    """A client's session. display_name and user_metadata (JSON) are the client's words; ended: why
-    it was finished, empty while it is not.
+    """A client's session. display_name and user_metadata (JSON) are the client's words; seen_s: of
+    its newest request; ended: why it was finished, empty while it is not.
     """
 
     session_id: str
     created_s: float
     display_name: str | None
     user_metadata: str
+    seen_s: float = 0.0
     ended: str = ""
 
 
@@ -114,6 +115,7 @@ _TABLES = (Session, Run, Sampler, Checkpoint, Request)
 _INDEXES = """
 CREATE UNIQUE INDEX IF NOT EXISTS numbered ON requests (owner, seq_id);
 CREATE INDEX IF NOT EXISTS answered ON requests (answered_s);
+CREATE INDEX IF NOT EXISTS kept ON requests (owner, seq_id) WHERE body IS NOT NULL;
 CREATE INDEX IF NOT EXISTS named ON checkpoints (path);
 CREATE INDEX IF NOT EXISTS used ON samplers (adapter);
 CREATE INDEX IF NOT EXISTS loaded ON requests (directory) WHERE directory != '';
@@ -171,6 +173,18 @@ class Store:
         found = self.one(kind, f"{kind.__struct_fields__[0]}=?", key)
         if found is None:
             raise Refused(f"no {kind.__name__.lower()} {key!r} is known here", status=404)
+        return found
+
+    def checkpoint(self, path: str, kind: str = "") -> Checkpoint:
+        """Return the checkpoint of a path. Raises Refused if there is none, or it has another
+        kind.
+        """
+        found = self.one(Checkpoint, "path=? AND name!='' AND NOT is_gone", path)
+        if found is None:
+            reason = "was never saved here, was deleted or has expired"
+            raise Refused(f"the checkpoint {path!r} {reason}", status=404)
+        if kind not in ("", found.kind):
+            raise Refused(f"{path} has {found.kind}; this needs {kind}")
         return found
 
     def text(self, query: str, values: Mapping[str, Any]) -> str | None:

@@ -25,6 +25,7 @@ from async_rl.protocol.service import (
     Sampled,
     SampledSequence,
 )
+from async_rl.service import forms
 from async_rl.service.app import build_app
 from async_rl.service.backend import Model
 from async_rl.service.desk import Desk
@@ -123,6 +124,10 @@ class Played:
             rows = [-np.full(len(datum.tokens), seed / 65536, np.float32) for datum in parsed.data]
             body = forward_backward_output(rows, {"loss:sum": float(seed)})
         if kind == "optim_step":
+            try:
+                forms.read(request.body, forms.OptimStep)
+            except DataError as error:
+                return _refused(str(error), state)
             state.version += 1
             body = json.dumps({"metrics": {"chain": int(state.chain[:6] or "0", 16)}}).encode()
         if request.path and kind != "load_weights":

@@ -64,12 +64,12 @@ async def test_a_refused_request_takes_its_number_and_changes_nothing(tmp_path: 
     async with front(tmp_path, played) as api:
         run = await api.create()
         wrong = await api.post("optim_step", model_id=run, seq_id=1, adam_params={"beta1": 2})
-        beyond = await api.batch(run, 2, [1, 100])
+        unpublished = await api.batch(run, 2, [1, 2], loss="stable_reinforce")
         unknown = await api.batch(run, 3, [1, 2], loss="grpo")
         right = await api.batch(run, 4, [1, 2])
         for request_id, text in (
             (wrong, "beta1"),
-            (beyond, "token 100"),
+            (unpublished, "its formula is not published"),
             (unknown, "unknown loss 'grpo'"),
         ):
             answer = await api.result(request_id)
