@@ -10,7 +10,6 @@ import msgspec
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
-from async_rl.protocol.service import Operation
 from async_rl.service import forms
 from async_rl.service.desk import Desk
 from async_rl.service.deviations import DEVIATIONS, WARNING, refuse
@@ -109,7 +108,7 @@ class Api:
         )
         return self._create(run, "load_weights", call)
 
-    def _create(self, run: Run, kind: Operation, call: Call) -> Json:
+    def _create(self, run: Run, kind: str, call: Call) -> Json:
         request_id = self._desk.submit(run, 0, kind, call.body, is_new=True)
         return {"request_id": request_id, "model_id": run.run_id}
 
@@ -124,12 +123,12 @@ class Api:
         run_id, seq_id, is_forward, same = numbers_of(call.body)
         return self._submit(run_id, seq_id, "forward" if is_forward else "forward_backward", same)
 
-    def numbered(self, kind: Operation, call: Call) -> Json:
+    def numbered(self, kind: str, call: Call) -> Json:
         """Accept a request of a training run in JSON."""
         form = call.read(forms.Numbered)
         return self._submit(form.model_id, form.seq_id, kind, call.body)
 
-    def _submit(self, run_id: str, seq_id: int, kind: Operation, body: bytes) -> Json:
+    def _submit(self, run_id: str, seq_id: int, kind: str, body: bytes) -> Json:
         request_id = self._desk.submit(self._store.known(Run, run_id), seq_id, kind, body)
         return {"request_id": request_id, "model_id": run_id}
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from async_rl.core.errors import DataError
-from async_rl.protocol.service import Operation
 from async_rl.service import forms
 from async_rl.service.answers import Answers
 from async_rl.service.backend import Backend, Model
@@ -90,9 +89,7 @@ class Desk:
         statement = "UPDATE sessions SET ended=?, seen_s=0 WHERE session_id=? AND ended=''"
         self.store.change(statement, reason, session_id)
 
-    def submit(
-        self, run: Run, seq_id: int, kind: Operation, body: bytes, *, is_new: bool = False
-    ) -> str:
+    def submit(self, run: Run, seq_id: int, kind: str, body: bytes, *, is_new: bool = False) -> str:
         """Accept a request of a training run, and return its id. Raises Refused, also for a number
         that another request has.
         """
