@@ -8,7 +8,6 @@ Invariants
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import Tensor
 from async_rl.batching.packing import Pass, RowInProgress
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import FloatArray
 from async_rl.learner.models import Policy
 from async_rl.service.losses import HIGH, LOW, Loss
 from async_rl.service.proto import Datum
@@ -28,6 +26,7 @@ from async_rl.service.proto import Datum
 TARGETS = "target_tokens"
 _LEAST_SHARED = 8
 """Tokens: below it a segment of its own costs more than it saves."""
+_MOST = float(np.finfo(np.float32).max)
 AnyArray = npt.NDArray[Any]
 
 
@@ -68,19 +67,20 @@ def _checked(
     size = len(datum.tokens)
     if not 0 < size <= limits.most_tokens:
         raise DataError(f"{name} has {size} tokens; 1 to {limits.most_tokens} can be trained")
-    needed = (TARGETS, *loss.inputs)
-    if missing := [field for field in needed if field not in datum.inputs]:
-        raise DataError(f"{name} has no {missing[0]}; its loss needs {', '.join(needed)}")
-    if unknown := sorted(datum.inputs.keys() - {*needed, *config}):
-        raise DataError(f"{name}: its loss has no input {unknown[0]}, but {', '.join(needed)}")
+    needed = {TARGETS, *loss.inputs}
+    if odd := needed ^ (datum.inputs.keys() - config.keys()):
+        raise DataError(
+            f"{name} lacks, or should not have, {min(odd)}; its loss needs"
+            f" {', '.join(sorted(needed))}"
+        )
     targets = datum.inputs[TARGETS]
     shape = targets.shape
-    if shape != (size,) and not (
-        loss.has_alternatives and len(shape) == 2 and shape[0] == size and shape[1]
-    ):
+    if shape[:1] != (size,) or len(shape) > 1 + loss.has_alternatives or 0 in shape:
         raise DataError(f"{name}: {TARGETS} has the shape {shape}, its tokens ({size},)")
     if targets.dtype.kind != "i":
         raise DataError(f"{name}: {TARGETS} has the type {targets.dtype}; send int64")
+    for field, ids in (("tokens", datum.tokens), (TARGETS, targets)):
+        _check_range(f"{name}: {field}", ids, 0, limits.vocab_size - 1)
     inputs: dict[str, AnyArray] = {}
     for field in (*loss.inputs, *config):
         values = datum.inputs.get(field)
@@ -88,14 +88,10 @@ def _checked(
             values = np.full(shape, config[field])
         if values.shape != shape:
             raise DataError(f"{name}: {field} has the shape {values.shape}, {TARGETS} {shape}")
+        # The lower threshold is before the upper one, which is not below it.
+        least = {LOW: 0.0, HIGH: inputs.get(LOW)}.get(field, -_MOST)
+        _check_range(f"{name}: {field}", values, least, _MOST)
         inputs[field] = values.astype(np.float32)
-        _refuse(~np.isfinite(values), f"{name}: {field}", values, "is not finite")
-    for field, ids in (("tokens", datum.tokens), (TARGETS, targets)):
-        outside = (ids < 0) | (ids >= limits.vocab_size)
-        _refuse(outside, f"{name}: {field}", ids, f"is no token of 0..{limits.vocab_size - 1}")
-    if LOW in inputs:
-        low = inputs[LOW]
-        _refuse((low < 0) | (low > inputs[HIGH]), f"{name}: {LOW}", low, f"is not in 0..{HIGH}")
     mask = inputs.get("sequence_ratio_mask")
     if mask is not None and not mask.any():
         raise DataError(f"{name}: sequence_ratio_mask marks no token")
@@ -107,24 +103,27 @@ def _checked(
     )
 
 
-def _refuse(is_bad: npt.NDArray[np.bool_], name: str, values: AnyArray, problem: str) -> None:
-    if is_bad.any():
-        first = np.argwhere(is_bad)[0]
-        where = ", ".join(map(str, first))
-        raise DataError(f"{name}[{where}]={values[tuple(first)]} {problem}")
+def _check_range(name: str, values: AnyArray, low: Any, high: float) -> None:
+    """Refuse a value that is not in low..high, as NaN never is."""
+    outside = np.argwhere(~((values >= low) & (values <= high)))
+    if len(outside):
+        first = tuple(outside[0].tolist())
+        least = np.broadcast_to(low, values.shape)[first]
+        raise DataError(
+            f"{name}[{', '.join(map(str, first))}]={values[first]} is not in {least}..{high}"
+        )
 
 
 @frozen
 class Row:
     """Examples packed into one row, with R positions.
 
-    packed: predicts the U different pairs of a position and its targets, int64 [U] or [U, K];
-    pair: int64 [R], that of each position; inputs: float32 [R] or [R, K].
+    packed: predicts the U different pairs of a position and its targets, int64 [U] or [U, K], which
+    are its target_ids; pair: int64 [R], that of each position; inputs: float32 [R] or [R, K].
     """
 
     examples: Sequence[Example]
     packed: Pass
-    targets: Tensor
     pair: Tensor
     inputs: Mapping[str, Tensor]
 
@@ -137,9 +136,9 @@ class Row:
 class _Family:
     """Examples that begin alike: `shared` tokens are stored once, as the prompt of the rest."""
 
-    def __init__(self, first: Example) -> None:
-        self.members = [first]
-        self.shared = len(first.tokens)
+    def __init__(self, *members: Example) -> None:
+        self.members = members
+        self.shared = len(members[0].tokens)
 
     @property
     def cost_tokens(self) -> int:
@@ -148,16 +147,14 @@ class _Family:
 
     def add(self, example: Example, budget_tokens: int) -> bool:
         """Add an example if that saves tokens within the budget; return whether it does."""
-        own = self.members[0].tokens[: self.shared]
         size = min(self.shared, len(example.tokens))
-        differs = np.flatnonzero(own[:size] != example.tokens[:size])
-        shared = int(differs[0]) if len(differs) else size
-        growth = len(example.tokens) - shared + (self.shared - shared) * (len(self.members) - 1)
-        is_worth = shared >= _LEAST_SHARED and growth < len(example.tokens)
-        if not is_worth or self.cost_tokens + growth > budget_tokens:
+        differs = self.members[0].tokens[:size] != example.tokens[:size]
+        grown = _Family(*self.members, example)
+        grown.shared = int(differs.argmax()) if differs.any() else size
+        apart = self.cost_tokens + len(example.tokens)
+        if grown.shared < _LEAST_SHARED or not grown.cost_tokens < min(apart, budget_tokens + 1):
             return False
-        self.members.append(example)
-        self.shared = shared
+        self.members, self.shared = grown.members, grown.shared
         return True
 
 
@@ -177,17 +174,14 @@ def pack_rows(examples: Sequence[Example], limits: Limits, device: torch.device)
         for family in of_shape:
             room = limits.budget_tokens - family.cost_tokens
             fits = (row for row in rows if sum(it.cost_tokens for it in row) <= room)
-            row = next(fits, None)
-            if row is None:
-                rows.append(row := [])
+            row = next(fits, [])
+            if not row:
+                rows.append(row)
             row.append(family)
         yield from (_row(row, device) for row in rows)
 
 
 def _row(families: Sequence[_Family], device: torch.device) -> Row:
-    def joined(arrays: Sequence[AnyArray]) -> AnyArray:
-        return np.concatenate(arrays)
-
     row = RowInProgress()
     positions: list[AnyArray] = []
     for family in families:
@@ -197,26 +191,26 @@ def _row(families: Sequence[_Family], device: torch.device) -> Row:
         for member in family.members:
             rest = member.tokens[shared:]
             own = np.arange(row.size, row.size + len(rest))
-            positions.append(joined([np.arange(start, start + shared), own]))
+            positions.append(np.concatenate([np.arange(start, start + shared), own]))
             if len(rest):
                 row.segments.append((row.size, len(rest), start, shared))
                 row.add_tokens(rest)
     examples = [member for family in families for member in family.members]
-    targets = joined([example.targets for example in examples])
-    pairs = np.column_stack([joined(positions), targets])
+    targets = np.concatenate([example.targets for example in examples])
+    pairs = np.column_stack([np.concatenate(positions), targets])
     # Shared tokens mostly have equal targets, whose logits are then computed once.
     unique, pair = np.unique(pairs, axis=0, return_inverse=True)
     row.predict.append(unique[:, 0])
-    chosen = unique[:, 1:].reshape(len(unique), *targets.shape[1:])
-    if chosen.ndim == 1:
-        row.targets.append(chosen)
-    inputs = {field: joined([e.inputs[field] for e in examples]) for field in examples[0].inputs}
+    row.targets.append(unique[:, 1:].reshape(len(unique), *targets.shape[1:]))
+    inputs = {
+        field: torch.from_numpy(np.concatenate([e.inputs[field] for e in examples])).to(device)
+        for field in examples[0].inputs
+    }
     return Row(
         examples=examples,
         packed=row.finish([], device),
-        targets=torch.from_numpy(chosen).to(device),
         pair=torch.from_numpy(pair.reshape(-1)).to(device),
-        inputs={field: torch.from_numpy(values).to(device) for field, values in inputs.items()},
+        inputs=inputs,
     )
 
 
@@ -224,27 +218,24 @@ def run_row(policy: Policy, row: Row, loss: Loss, chunk_tokens: int) -> tuple[Te
     """Return the log-probs of the targets, float32 [R] or [R, K] without gradient, and the sum of
     their losses, float64 []. Raises DataError if it is not finite.
     """
-    if row.targets.ndim == 1:
+    targets = row.packed.target_ids
+    if targets.ndim == 1:
         of_pairs = policy(row.packed, temperature=1.0, chunk_tokens=chunk_tokens).logprobs
     else:
-        of_pairs = policy.chosen_logprobs(row.packed, row.targets, chunk_tokens=chunk_tokens)
+        of_pairs = policy.chosen_logprobs(row.packed, targets, chunk_tokens=chunk_tokens)
     logprobs = of_pairs.index_select(0, row.pair)
     by_token = loss.compute(logprobs, row.inputs, row.lengths)
-    total = by_token.double().sum()
-    if not math.isfinite(total.detach()):
-        is_bad = ~by_token.detach().isfinite().cpu()
-        parts = zip(row.examples, torch.split(is_bad, row.lengths), strict=True)
-        where = [(e.index, int(bad.nonzero()[0, 0])) for e, bad in parts if bad.any()]
-        index, position = where[0] if where else (row.examples[0].index, 0)
-        raise DataError(
-            f"datum {index}: the loss at position {position} is not finite; look at its log-probs"
-            " and advantages. The request has no effect"
-        )
-    return logprobs.detach(), total
+    for index, is_bad in by_example(row, ~by_token.isfinite()):
+        if is_bad.any():
+            raise DataError(
+                f"datum {index}: the loss at position {np.argwhere(is_bad)[0, 0]} is not finite;"
+                " look at its log-probs and advantages. The request has no effect"
+            )
+    return logprobs.detach(), by_token.double().sum()
 
 
-def by_example(row: Row, logprobs: Tensor) -> Iterator[tuple[int, FloatArray]]:
-    """Yield the index of each example of a row, and its log-probs."""
-    parts = torch.split(logprobs.cpu(), row.lengths)
+def by_example(row: Row, values: Tensor) -> Iterator[tuple[int, AnyArray]]:
+    """Yield the index of each example of a row, and its values, as log-probs."""
+    parts = torch.split(values.cpu(), row.lengths)
     for example, part in zip(row.examples, parts, strict=True):
         yield example.index, part.numpy()

@@ -26,15 +26,15 @@ HIGH = "clip_high_threshold"
 class Loss:
     """One loss.
 
-    inputs: what a datum must have besides target_tokens; defaults: the configuration, where None
-    has to be given; compute: (log-probs [R], inputs [R], lengths of the datums in them)
+    inputs: what a datum must have besides target_tokens; defaults: the configuration, where NaN
+    has to be replaced; compute: (log-probs [R], inputs [R], lengths of the datums in them)
     -> loss [R]. A threshold of the configuration may also be an input: then each token has its own.
     has_alternatives: the targets may have K columns, and so everything else [R, K].
     """
 
     inputs: Sequence[str]
     compute: Callable[[Tensor, Inputs, Sequence[int]], Tensor]
-    defaults: Mapping[str, float | None]
+    defaults: Mapping[str, float]
     has_alternatives: bool = False
 
 
@@ -87,7 +87,7 @@ LOSSES: Mapping[str, Loss] = {
     "ppo": Loss(inputs=_SAMPLED, compute=_ppo, defaults={LOW: 0.8, HIGH: 1.2}),
     "cispo": Loss(inputs=_SAMPLED, compute=_cispo, defaults={LOW: 0.0, HIGH: 4.0}),
     # The API has no published default of beta.
-    "dro": Loss(inputs=_SAMPLED, compute=_dro, defaults={"beta": None}),
+    "dro": Loss(inputs=_SAMPLED, compute=_dro, defaults={"beta": math.nan}),
     # The API's own defaults are not published; these are those of arXiv 2507.18071 sec. 5.1.
     "gspo": Loss(
         inputs=(*_SAMPLED, "sequence_ratio_mask"),
@@ -107,19 +107,15 @@ def find_loss(name: str, config: Mapping[str, float | str]) -> tuple[Loss, dict[
             f"loss_fn={name} is not computed here; use one of {', '.join(LOSSES)}, or"
             " forward_backward_custom"
         )
-    for key, value in config.items():
+    values: dict[str, float] = {}
+    for key, value in {**loss.defaults, **config}.items():
         if key not in loss.defaults:
             known = ", ".join(loss.defaults) or "none"
             raise DataError(f"loss_fn_config of {name} has no key {key}; its keys: {known}")
-        if isinstance(value, str) or not math.isfinite(value) or value < 0:
-            raise DataError(f"loss_fn_config: {key}={value} is not a finite number from 0")
-    values: dict[str, float] = {}
-    for key, default in loss.defaults.items():
-        given: float | str | None = config.get(key)
-        number = default if given is None else given
-        if number is None:
-            raise DataError(f"loss_fn={name} needs loss_fn_config={{{key!r}: a number}}")
-        values[key] = float(number)
-    if LOW in values and values[LOW] > values[HIGH]:
-        raise DataError(f"loss_fn_config: {LOW}={values[LOW]} is above {HIGH}={values[HIGH]}")
+        if isinstance(value, str) or not 0 <= value < math.inf:
+            raise DataError(
+                f"loss_fn={name} needs a finite number from 0 as its {key}, not {value}:"
+                f" loss_fn_config={{{key!r}: a number}}"
+            )
+        values[key] = value
     return loss, values

@@ -263,22 +263,25 @@ NAN = np.full(6, np.nan, np.float32)
     [
         (
             {"tokens": np.array([1, 2, 3, 50, 4, 5])},
-            r"datum 1: tokens\[3\]=50 is no token of 0..49",
+            r"datum 1: tokens\[3\]=50 is not in 0..49",
         ),
-        ({"target_tokens": np.array([1, -1, 3, 5, 4, 5])}, r"target_tokens\[1\]=-1 is no token"),
+        (
+            {"target_tokens": np.array([1, -1, 3, 5, 4, 5])},
+            r"target_tokens\[1\]=-1 is not in 0..49",
+        ),
         ({"target_tokens": np.zeros(5, np.int64)}, r"target_tokens has the shape \(5,\), its tok"),
         ({"target_tokens": np.zeros((6, 2), np.int64)}, r"target_tokens has the shape \(6, 2\)"),
         ({"target_tokens": np.zeros(6, np.float32)}, "target_tokens has the type float32"),
         ({"advantages": np.zeros(7, np.float32)}, r"advantages has the shape \(7,\)"),
-        ({"advantages": NAN}, r"datum 1: advantages\[0\]=nan is not finite"),
-        ({"logprobs": INF}, r"logprobs\[0\]=inf is not finite"),
+        ({"advantages": NAN}, r"datum 1: advantages\[0\]=nan is not in -3.4"),
+        ({"logprobs": INF}, r"logprobs\[0\]=inf is not in -3.4"),
         ({"tokens": np.empty(0, np.int64)}, "datum 1 has 0 tokens; 1 to 40 can be trained"),
         ({"tokens": np.zeros(41, np.int64)}, "datum 1 has 41 tokens"),
-        ({"weights": INF}, "datum 1: its loss has no input weights, but target_tokens, logprobs"),
-        ({"clip_low_threshold": NAN}, r"clip_low_threshold\[0\]=nan is not finite"),
+        ({"weights": INF}, "datum 1 lacks, or should not have, weights; its loss needs adv"),
+        ({"clip_low_threshold": NAN}, r"clip_low_threshold\[0\]=nan is not in 0.0"),
         (
             {"clip_low_threshold": np.full(6, 3.0, np.float32)},
-            r"clip_low_threshold\[0\]=3.0 is not",
+            r"clip_high_threshold\[0\]=1.2 is not in 3.0",
         ),
         ({"logprobs": np.full(6, -200, np.float32)}, "datum 1: the loss at position 0 is not fin"),
     ],
@@ -300,7 +303,7 @@ def test_a_bad_datum_is_named_and_changes_nothing(
 def test_a_missing_input_and_a_lost_mask_are_named(shared: TrainingRuns) -> None:
     without = {k: v for k, v in GOOD.items() if k != "advantages"}
     executed = ask(shared, 1, "forward", data_request([without], "ppo"))
-    assert "datum 0 has no advantages; its loss needs target_tokens" in executed.error
+    assert "datum 0 lacks, or should not have, advantages; its loss needs adv" in executed.error
     masked = GOOD | {"sequence_ratio_mask": np.zeros(6, np.float32)}
     executed = ask(shared, 1, "forward", data_request([masked], "gspo"))
     assert executed.error == "datum 0: sequence_ratio_mask marks no token"
