@@ -38,6 +38,7 @@ from async_rl.monitoring.event_file import EventFile
 from async_rl.protocol.membership import ReportMetrics
 
 _LEARNER_PART = "reward/mean"
+_SERVICE_PART = "policy/lr"
 _EVALUATION_PART = "eval/pass_at_1"
 _EVENTS = "run/"
 _HOLD_S = 600.0
@@ -257,7 +258,8 @@ class Recorder:
     def _awaited(self, step: int) -> set[str]:
         awaited = set()
         if step > 0:
-            awaited.add(_LEARNER_PART)
+            # The programs of a service have the rewards.
+            awaited.add(_SERVICE_PART if self._config.agent.is_service else _LEARNER_PART)
         if is_evaluated(self._config, step):
             awaited.add(_EVALUATION_PART)
         return awaited

@@ -15,6 +15,7 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.util import tensor_util
 
+from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core import jsonl
@@ -160,6 +161,15 @@ def test_without_evaluation_the_first_row_is_step_one(tmp_path: Path, config: Ru
     recorder = Recorder(tmp_path, plain)
     recorder.record(1, "learner-0", {"reward/mean": 0.3})
     assert [r["step"] for r in rows(tmp_path)] == [1]
+    recorder.close()
+
+
+def test_a_step_of_a_service_is_complete_without_a_reward(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, compose("serve"))
+    recorder.record(1, "supervisor", {"throughput/steps_per_s": 1.5})
+    assert rows(tmp_path) == []
+    recorder.record(1, "learner-0", {"policy/lr": 0.1, "loss/policy": 2.0})
+    assert [row["loss/policy"] for row in rows(tmp_path)] == [2.0]
     recorder.close()
 
 
