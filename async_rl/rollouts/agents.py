@@ -11,8 +11,8 @@ reward; the attempt is then given up and counted, and nothing of it is trained.
 
 from __future__ import annotations
 
+import collections
 import functools
-import math
 from typing import Any
 
 import msgspec
@@ -26,9 +26,11 @@ from async_rl.rollouts.conversation import Write, Written
 from async_rl.rollouts.environments import Environments
 from async_rl.rollouts.journal import Journal
 from async_rl.sessions.chat import Chat, Reader
+from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.form import read
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.record import Record
+from async_rl.sessions.rewards import reward_of
 from async_rl.sessions.session import Session
 from async_rl.sessions.usage import Usage
 
@@ -172,19 +174,16 @@ def score_of(returned: Any, posted: list[dict[str, float]]) -> Score | None:
     rewards = list(posted)
     # An empty dict has no reward in it.
     if returned not in (None, {}):
-        rewards.append(returned if isinstance(returned, dict) else {"reward": returned})
+        try:
+            rewards.append(reward_of(returned))
+        except Refused as error:
+            raise AgentError(str(error)) from error
     if not rewards:
         return None
-    parts: dict[str, float] = {}
+    parts: dict[str, float] = collections.defaultdict(float)
     for reward in rewards:
         for name, value in reward.items():
-            if type(value) not in (int, float, bool) or not math.isfinite(value):
-                raise AgentError(
-                    f"the reward {reward} of the environment is neither a finite number nor a dict"
-                    " of finite numbers; return one, or nothing if the verifiers score the last"
-                    " answer"
-                )
-            parts[name] = parts.get(name, 0.0) + float(value)
+            parts[name] += value
     total = sum(parts.values())
     # `reward` is the name of a plain number, which is in the total only.
     named = {name: value for name, value in parts.items() if name != "reward"}

@@ -104,12 +104,14 @@ class Record:
                 best, longest = number, len(path)
         return self.context(best, token_ids[longest:])
 
-    def repeated(self, history: History) -> int | None:
-        """Return the newest turn with exactly this request that no other turn continues."""
+    def repeated(self, history: History) -> int:
+        """Return the newest turn with exactly this request that no other turn continues; -1 without
+        any.
+        """
         parents = {turn.context.parent for turn in self.turns.values()}
         parents |= {call.context.parent for call in self._open.values()}
         same = [n for n, turn in self.turns.items() if turn.history == history and n not in parents]
-        return max(same, default=None)
+        return max(same, default=-1)
 
     def context(
         self, parent: int | None, read: Sequence[int] | IntArray, *, num_kept: int | None = None

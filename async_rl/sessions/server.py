@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -32,6 +31,7 @@ from async_rl.sessions.forms.openai_completions import chat_completions, complet
 from async_rl.sessions.forms.openai_responses import responses
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
+from async_rl.sessions.rewards import reward_of
 from async_rl.sessions.session import Answer, Call, Session
 from async_rl.wire.http import body_of, json_response, while_connected
 
@@ -129,7 +129,7 @@ class _Endpoint:
     async def reward(self, request: Request) -> Response:
         session = self._sessions.of(request)
         session.require_open()
-        session.rewards.append(_reward_of(await _body(request)))
+        session.rewards.append(reward_of(read(await _body(request), Any)))
         return json_response({"object": "reward", "num_rewards": len(session.rewards)})
 
     async def answer(self, request: Request) -> Response:
@@ -150,7 +150,7 @@ class _Endpoint:
             return StreamingResponse(lines_of(first, events), media_type="text/event-stream")
         known = None
         if len(exchange.calls) == 1 and _is_sent_again(request):
-            known = await session.repeat(exchange.calls[0])
+            known = session.repeated(exchange.calls[0])
         if known is not None:
             return json_response(exchange.reply([known]))
         answers = await while_connected(request, _all(session, exchange.calls))
@@ -197,11 +197,3 @@ async def _all(session: Session, calls: Sequence[Call]) -> list[Answer]:
 def _is_sent_again(request: Request) -> bool:
     """Return whether the client's package says that it got no answer to this request."""
     return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-
-
-def _reward_of(body: bytes) -> dict[str, float]:
-    value = read(body, float | dict[str, float])
-    parts = value if isinstance(value, dict) else {"reward": value}
-    if not parts or not all(math.isfinite(part) for part in parts.values()):
-        raise Refused(f"a reward is a finite number or an object of them, not {value}")
-    return parts

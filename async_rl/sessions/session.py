@@ -116,6 +116,7 @@ class Session:
     closed: str = ""
     last_text: str = ""
     _writing: dict[int, _Writing] = field(default_factory=dict)
+    _answers: dict[int, Answer] = field(default_factory=dict)
 
     async def run_tool(self, body: bytes) -> Any:
         """Run the program of a request. Raises Refused."""
@@ -162,17 +163,12 @@ class Session:
             tools=tools,
         )
 
-    async def repeat(self, call: Call) -> Answer | None:
+    def repeated(self, call: Call) -> Answer | None:
         """Return the recorded answer to a request that the client sends again because the first
         answer did not reach it; None if there is none.
         """
-        number = self.record.repeated(call.history) if call.history else None
-        if number is None:
-            return None
-        written = self.record.turns[number].answer
-        text = self._text(written.token_ids, call.stops)[0]
-        message = await self._message(call, written, text)
-        return self._answer(call, number, written, text, message)
+        number = self.record.repeated(call.history) if call.history else -1
+        return self._answers.get(number)
 
     async def answer(
         self, call: Call, on_text: Callable[[str], None] = lambda text: None
@@ -206,7 +202,20 @@ class Session:
         written = now.written
         self.is_truncated = written.is_truncated and len(written.token_ids) >= room
         on_text(rest)
-        return self._answer(call, number, written, text, message)
+        why = "stop"
+        if "tool_calls" in message:
+            why = "tool_calls"
+        elif self._is_cut(call, written):
+            why = "length"
+        self._answers[number] = Answer(
+            number=number,
+            text=call.start + text,
+            message=message,
+            written=written,
+            why=why,
+            num_prompt_tokens=len(call.context.token_ids),
+        )
+        return self._answers[number]
 
     def _settle(self, number: int) -> None:
         """End an answer, once: return the reserved room, and keep the text that the agent has read,
@@ -268,23 +277,6 @@ class Session:
             # with the stop text of the answer, if the agent repeats that too.
             for shown in (text, self.chat.decode(written.token_ids)):
                 self.record.texts[call.prompt + shown] = (number, shown)
-
-    def _answer(
-        self, call: Call, number: int, written: Completion, text: str, message: Json
-    ) -> Answer:
-        why = "stop"
-        if "tool_calls" in message:
-            why = "tool_calls"
-        elif self._is_cut(call, written):
-            why = "length"
-        return Answer(
-            number=number,
-            text=call.start + text,
-            message=message,
-            written=written,
-            why=why,
-            num_prompt_tokens=len(call.context.token_ids),
-        )
 
     def _is_cut(self, call: Call, written: Completion) -> bool:
         """Return whether the limit stopped the answer, instead of an end token or a stop text."""

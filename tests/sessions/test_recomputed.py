@@ -171,7 +171,7 @@ class Steps:
                 continue
             elif kind == "retry":
                 asked = call([])
-                answers = [await session.repeat(asked) or await session.answer(asked)]
+                answers = [session.repeated(asked) or await session.answer(asked)]
             else:
                 how = {
                     "tools": {"tools": TOOLS, "choice": "required"},

@@ -207,7 +207,7 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
             session.record.cancel(number)
             cancelled += 1
             continue
-        if kind == "retry" and (known := asyncio.run(session.repeat(call))):
+        if kind == "retry" and (known := session.repeated(call)):
             message = known.message
         else:
             message = asyncio.run(session.answer(call)).message
