@@ -25,6 +25,13 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     api_key: str
 
 
+def free_port(port: int) -> int:
+    """Return a port that can be bound. port: 0 = any. Raises ConfigError if it is in use."""
+    with listen(LOOPBACK, port) as listener:
+        found: int = listener.getsockname()[1]
+        return found
+
+
 def address_of(run_dir: Path, port: int = 0) -> Address:
     """Return the address of the service; the first call decides it. port: 0 = a free one. Raises
     ConfigError if the port is in use.
@@ -32,10 +39,8 @@ def address_of(run_dir: Path, port: int = 0) -> Address:
     file = run_dir / FOLDER / _FILE
     if file.exists():
         return msgspec.json.decode(file.read_bytes(), type=Address)
-    with listen(LOOPBACK, port) as listener:
-        port = listener.getsockname()[1]
     # The client refuses a key that begins with anything else.
-    address = Address(port=port, api_key=f"tml-{secrets.token_urlsafe(24)}")
+    address = Address(port=free_port(port), api_key=f"tml-{secrets.token_urlsafe(24)}")
     file.parent.mkdir(mode=0o700, exist_ok=True)
     write_private(file, msgspec.json.encode(address))
     return address

@@ -10,7 +10,7 @@ from async_rl.core.machine import this_machine
 from async_rl.launchers.api import starting
 from async_rl.launchers.commands.options import Port, split_conf
 from async_rl.runs.control import owning
-from async_rl.service.address import address_of
+from async_rl.service.address import address_of, free_port
 from async_rl.wire.addresses import LOOPBACK
 
 _CONF = "serve"
@@ -45,6 +45,7 @@ def serve(
         path = compose_unchecked(conf).model.path
         overrides.insert(0, f"model.path={'null' if path is None else path}")
     config, _ = starting.checked_config(_CONF, overrides, this_machine())
+    port = free_port(port)
     run_dir = starting.make_run_dir(config)
     address = address_of(run_dir, port)
     typer.echo(

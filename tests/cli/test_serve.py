@@ -60,11 +60,15 @@ def test_a_model_or_the_model_of_a_configuration_is_served(
     assert (answer.code, "nothing" in answer.err) == (2, True)
 
 
-def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_refused_before_anything_is_made(
+    async_rl: Callable[..., Any], served: list[tuple[RunConfig, Path]], tmp_path: Path
+) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be bound"):
-            address_of(tmp_path, port)
+        answer = async_rl("serve", f"output_dir={tmp_path}/runs", "--port", str(port))
+    assert (answer.code, f"127.0.0.1:{port} cannot be bound" in answer.err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+    assert served == []
 
 
 @pytest.mark.parametrize(
