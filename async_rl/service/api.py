@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from async_rl.service.desk import Desk
 from async_rl.service.deviations import DEVIATIONS, WARNING, refuse
 from async_rl.service.proto import numbers_of
 from async_rl.service.sampling import sequences
-from async_rl.service.store import Run, Sampler, Session
+from async_rl.service.store import Checkpoint, Run, Sampler, Session
 from async_rl.sessions.errors import Refused
 
 Json = dict[str, Any]
@@ -62,12 +63,11 @@ class Api:
         self._desk.session(call.read(forms.Named).session_id)
         return {"type": "session_heartbeat"}
 
-    def finish(self, call: Call) -> Json:
+    def finish(self, call: Call) -> None:
         """End a session."""
         reason = call.read(forms.Finish).reason.type
         self._store.known(Session, call.path["session_id"])
         self._desk.finish(call.path["session_id"], reason)
-        return {}
 
     def create_model(self, call: Call) -> Json:
         """Accept a new training run. Raises DataError, Refused for what cannot be trained."""
@@ -84,7 +84,6 @@ class Api:
         run = Run(
             run_id=f"{form.session_id}:train:{form.model_seq_id}",
             session_id=form.session_id,
-            rank=form.lora_config.rank,
             lora=msgspec.json.encode(form.lora_config).decode(),
             user_metadata=forms.words(form.user_metadata),
         )
@@ -116,7 +115,7 @@ class Api:
         # A program names a model of the hub, the service perhaps the directory with its copy.
         served = self._desk.model.name
         if name is not None and PurePath(name).name != PurePath(served).name:
-            raise Refused(f"base_model={name!r} is not served; use {self._desk.model.name!r}")
+            raise Refused(f"base_model={name!r} is not served; use {served!r}")
 
     def forward_backward(self, call: Call) -> Json:
         """Accept a batch."""
@@ -140,9 +139,7 @@ class Api:
             "SELECT coalesce(max(seq_id) FILTER (WHERE kind='unload_model'), 1 + max(seq_id)) FROM"
             " requests WHERE owner=?"
         )
-        return self._submit(
-            run_id, int(self._store.number(query, run_id)), "unload_model", call.body
-        )
+        return self._submit(run_id, self._store.value(query, [run_id]), "unload_model", call.body)
 
     def create_sampler(self, call: Call) -> Json:
         """Open a sampling session of the base model or of a checkpoint."""
@@ -166,20 +163,6 @@ class Api:
         head = {"type": "create_sampling_session"}
         return {**head, "sampling_session_id": sampler.sampler_id}
 
-    def sample(self, call: Call) -> Json:
-        """Accept a request for samples."""
-        form = call.read(forms.AskSample)
-        request_id = self._desk.sample(
-            form, self._store.known(Sampler, form.sampling_session_id), call.body
-        )
-        ids = [f"{request_id}.{index}" for index in range(form.num_samples)]
-        return {"request_id": request_id, "sample_sequence_ids": ids}
-
-    def cancel(self, call: Call) -> Json:
-        """Stop a request for samples."""
-        self._desk.cancel(call.read(forms.Named).request_id)
-        return {}
-
     def sequence(self, call: Call) -> Json:
         """Return a sampled sequence with the version of each token."""
         drawn = sequences(self._store)(call.path["sequence_id"])
@@ -188,18 +171,14 @@ class Api:
 
     def shown(self, query: str, call: Call) -> msgspec.Raw:
         """Return what a query of lists.py makes."""
-        try:
-            page = msgspec.convert(call.query, forms.Page, strict=False)
-        except msgspec.ValidationError as error:
-            raise DataError(f"bad query: {error}") from error
+        page = msgspec.convert(call.query, forms.Page, strict=False)
         # GET has no body.
         named = msgspec.structs.asdict(forms.read(call.body or b"{}", forms.Named))
-        names: dict[str, Any] = {**named, **call.path}
-        model = self._desk.model
-        base = {"model": model.name, "tokenizer": model.tokenizer}
-        text = self._store.text(query, {**names, **base, **msgspec.structs.asdict(page)})
+        names = {**named, **call.path}
+        model = dataclasses.asdict(self._desk.model)
+        text = self._store.value(query, {**names, **model, **msgspec.structs.asdict(page)})
         if text is None:
-            given = ", ".join(name for name in names.values() if name)
+            given = ", ".join(filter(None, names.values()))
             raise Refused(f"{given!r} is not known here", status=404)
         return msgspec.Raw(text.encode())
 
@@ -207,25 +186,22 @@ class Api:
         """Return where the files of exported weights are: on the disk that client and service
         share.
         """
-        root = Path(
-            self._store.checkpoint(_PATH.format_map(call.path), "external_weights").directory
-        )
+        root = Path(self._saved(call, "external_weights").directory)
         files = [file for file in root.rglob("*") if file.is_file()]
         urls = {str(file.relative_to(root)): file.as_uri() for file in files}
         return {"urls": urls, "expires": "9999-01-01T00:00:00Z"}
 
-    def delete(self, call: Call) -> Json:
+    def delete(self, call: Call) -> None:
         """Delete a checkpoint."""
-        self._change(call, "is_gone", True)
-        return {}
+        statement = "UPDATE checkpoints SET is_gone=1 WHERE directory=?"
+        self._store.change(statement, self._saved(call).directory)
 
-    def set_ttl(self, call: Call) -> Json:
+    def set_ttl(self, call: Call) -> None:
         """Let a checkpoint expire, or not."""
+        # No time and any number are NULL.
+        statement = "UPDATE checkpoints SET expires_s=?+? WHERE directory=?"
         seconds = call.read(forms.Ttl).ttl_seconds
-        self._change(call, "expires_s", None if seconds is None else self._store.now() + seconds)
-        return {}
+        self._store.change(statement, self._store.now(), seconds, self._saved(call).directory)
 
-    def _change(self, call: Call, column: str, value: float | None) -> None:
-        found = self._store.checkpoint(_PATH.format_map(call.path))
-        statement = f"UPDATE checkpoints SET {column}=? WHERE directory=?"
-        self._store.change(statement, value, found.directory)
+    def _saved(self, call: Call, kind: str = "") -> Checkpoint:
+        return self._store.checkpoint(_PATH.format_map(call.path), kind)

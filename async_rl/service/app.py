@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -57,33 +57,36 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
     saved = "training_runs/{run_id}/checkpoints/{kind}/{name}"
     served = {"max_context_length": model.context_tokens, "trainable": True, "sampleable": True}
     models = {"supported_models": [{"model_name": model.name, **served}]}
-    handlers: dict[tuple[str, str], Callable[[Call], Any]] = {
-        ("GET", "healthz"): lambda _: {"status": "ok"},
-        ("POST", "client/config"): lambda _: _CONFIG,
-        ("POST", "client/dynamic_config"): lambda _: {"sample_cancel_enabled": True},
-        ("POST", "telemetry"): lambda _: {"status": "accepted"},
-        ("GET", "get_server_capabilities"): lambda _: models,
-        ("POST", "create_session"): api.create_session,
-        ("POST", "session_heartbeat"): api.heartbeat,
-        ("POST", "sessions/{session_id}/finish"): api.finish,
-        ("POST", "create_model"): api.create_model,
-        ("POST", "get_info"): partial(api.shown, GET_INFO),
-        ("POST", "unload_model"): api.unload,
-        ("POST", "forward_backward"): api.forward_backward,
-        ("POST", "load_weights"): api.load_weights,
-        ("POST", "create_sampling_session"): api.create_sampler,
-        ("POST", "asample"): api.sample,
-        ("POST", "retrieve_future"): partial(_retrieve, desk),
-        ("POST", "cancel_future"): api.cancel,
-        ("POST", "weights_info"): partial(api.shown, WEIGHTS_INFO),
-        ("GET", "samples/{sequence_id}"): api.sequence,
-        ("GET", f"{saved}/external_weights_urls"): api.urls,
-        ("DELETE", saved): api.delete,
-        ("PUT", f"{saved}/ttl"): api.set_ttl,
-        **{("GET", path): partial(api.shown, query) for path, query in QUERIES.items()},
+    handlers: dict[str, dict[str, Callable[[Call], Any]]] = {
+        "GET": {
+            "healthz": lambda _: {"status": "ok"},
+            "get_server_capabilities": lambda _: models,
+            "samples/{sequence_id}": api.sequence,
+            f"{saved}/external_weights_urls": api.urls,
+            **{path: partial(api.shown, query) for path, query in QUERIES.items()},
+        },
+        "POST": {
+            "client/config": lambda _: _CONFIG,
+            "client/dynamic_config": lambda _: {"sample_cancel_enabled": True},
+            "telemetry": lambda _: {"status": "accepted"},
+            "create_session": api.create_session,
+            "session_heartbeat": api.heartbeat,
+            "sessions/{session_id}/finish": api.finish,
+            "create_model": api.create_model,
+            "get_info": partial(api.shown, GET_INFO),
+            "unload_model": api.unload,
+            "forward_backward": api.forward_backward,
+            "load_weights": api.load_weights,
+            "create_sampling_session": api.create_sampler,
+            "asample": lambda call: desk.sample(call.body),
+            "retrieve_future": partial(_retrieve, desk),
+            "cancel_future": lambda call: desk.cancel(call.body),
+            "weights_info": partial(api.shown, WEIGHTS_INFO),
+            **{kind: partial(api.numbered, kind) for kind in ("optim_step", *SAVES)},
+        },
+        "DELETE": {saved: api.delete},
+        "PUT": {f"{saved}/ttl": api.set_ttl},
     }
-    for kind in ("optim_step", *SAVES):
-        handlers["POST", kind] = partial(api.numbered, kind)
 
     async def handle(handler: Callable[[Call], Any], request: HttpRequest) -> Response:
         given = request.headers.get("x-api-key", "").encode()
@@ -98,12 +101,13 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
         answer = handler(call)
         if isinstance(answer, Awaitable):
             return await while_connected(request, answer)
-        return json_response(answer)
+        return json_response({} if answer is None else answer)
 
     return Starlette(
         routes=[
             Route(f"/api/v1/{path}", partial(handle, handler), methods=[method])
-            for (method, path), handler in handlers.items()
+            for method, paths in handlers.items()
+            for path, handler in paths.items()
         ],
         exception_handlers=_HANDLERS,
     )
@@ -111,20 +115,18 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
 
 async def _refuse(request: HttpRequest, error: Exception) -> Response:
     status = error.status if isinstance(error, Refused) else 400
-    headers = {"Retry-After": "1"} if status == 429 else {}
-    response = json_response({"detail": str(error)}, status)
-    response.headers.update(headers)
+    if isinstance(error, HTTPException):
+        status = error.status_code
+    detail = f"{request.method} {request.url.path}: {error}"
+    response = json_response({"detail": detail}, status)
+    if status == 429:
+        response.headers["Retry-After"] = "1"
     return response
 
 
-async def _no_route(request: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    detail = f"{request.method} {request.url.path}: {error.detail}"
-    return json_response({"detail": detail}, error.status_code)
-
-
 _HANDLERS: Mapping[Any, ExceptionHandler] = {
+    **HANDLERS,
     AsyncRLError: _refuse,
-    HTTPException: _no_route,
-    ClientDisconnect: HANDLERS[ClientDisconnect],
+    HTTPException: _refuse,
+    msgspec.ValidationError: _refuse,
 }

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from async_rl.core.errors import DataError
 from async_rl.service import forms
@@ -104,8 +105,10 @@ class Desk:
             self._order.put(run.run_id, seq_id)
         return request.request_id
 
-    def sample(self, form: forms.AskSample, sampler: Sampler, body: bytes) -> str:
-        """Accept a request for samples, and return its id. Raises Refused, DataError."""
+    def sample(self, body: bytes) -> dict[str, Any]:
+        """Accept a request for samples. Raises Refused, DataError."""
+        form = forms.read(body, forms.AskSample)
+        sampler = self.store.known(Sampler, form.sampling_session_id)
         self.session(sampler.session_id)
         sample_of(form, sampler, self.model)
         if len(self._drawing) >= _MOST_SAMPLES:
@@ -113,10 +116,12 @@ class Desk:
         request, is_known = self.store.put(sampler.sampler_id, form.seq_id, "sample", body)
         if not is_known:
             self._start(request)
-        return request.request_id
+        ids = [f"{request.request_id}.{index}" for index in range(form.num_samples)]
+        return {"request_id": request.request_id, "sample_sequence_ids": ids}
 
-    def cancel(self, request_id: str) -> None:
-        """Stop a request for samples. Raises Refused."""
+    def cancel(self, body: bytes) -> None:
+        """Stop a request for samples. Raises Refused, DataError."""
+        request_id = forms.read(body, forms.Named).request_id
         request = self.store.known(Request, request_id)
         if (drawing := self._drawing.pop(request_id, None)) is not None:
             drawing.cancel()

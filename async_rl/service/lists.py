@@ -1,7 +1,7 @@
 """What the service has, in the forms of the API: queries of the store that make JSON.
 
-:name is a part of the path or a field of the body; :limit and :offset are of the query; :model and
-:tokenizer are of the base model.
+:run_id and its like are parts of the path or fields of the body; :limit and :offset are of the
+query; :name and :tokenizer are of the base model.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _NEWEST = (
     " ORDER BY rowid DESC LIMIT 1)"
 )
 _REQUESTED = "(SELECT max(accepted_s) FROM requests WHERE owner=run_id)"
+_RANK = "json_extract(lora, '$.rank')"
 _RUN = f"""json_object(
-    'training_run_id', run_id, 'base_model', :model, 'model_owner', 'local',
-    'is_lora', json('true'), 'lora_rank', rank, 'last_request_time', {_TIME.format(_REQUESTED)},
+    'training_run_id', run_id, 'base_model', :name, 'model_owner', 'local',
+    'is_lora', json('true'), 'lora_rank', {_RANK}, 'last_request_time', {_TIME.format(_REQUESTED)},
     'last_checkpoint', {_NEWEST.format("weights")},
     'last_sampler_checkpoint', {_NEWEST.format("sampler_weights")},
     'user_metadata', json(user_metadata))"""
@@ -51,17 +52,17 @@ QUERIES: Mapping[str, str] = {
     f" (SELECT json_group_array(json(shown)) FROM (SELECT {_CHECKPOINT} AS shown {_LISTED} AND"
     " run_id=:run_id ORDER BY rowid DESC))) FROM runs WHERE run_id=:run_id",
     "checkpoints": _page("checkpoints", _CHECKPOINT, _LISTED),
-    "samplers/{sampler_id}": "SELECT json_object('sampler_id', sampler_id, 'base_model', :model,"
+    "samplers/{sampler_id}": "SELECT json_object('sampler_id', sampler_id, 'base_model', :name,"
     " 'model_path', model_path) FROM samplers WHERE sampler_id=:sampler_id",
 }
 """By the path of GET."""
 GET_INFO = (
     "SELECT json_object('type', 'get_info', 'model_id', run_id, 'is_lora', json('true'),"
-    " 'lora_rank', rank, 'model_data', json_object('model_name', :model, 'tokenizer_id',"
+    f" 'lora_rank', {_RANK}, 'model_data', json_object('model_name', :name, 'tokenizer_id',"
     " :tokenizer)) FROM runs WHERE run_id=:model_id"
 )
 WEIGHTS_INFO = (
-    "SELECT json_patch(lora, json_object('base_model', :model, 'is_lora', json('true'),"
-    " 'lora_rank', rank)) FROM runs WHERE run_id IN (SELECT run_id FROM checkpoints WHERE"
+    "SELECT json_patch(lora, json_object('base_model', :name, 'is_lora', json('true'),"
+    f" 'lora_rank', {_RANK})) FROM runs WHERE run_id IN (SELECT run_id FROM checkpoints WHERE"
     " path=:tinker_path AND NOT is_gone AND name!='')"
 )

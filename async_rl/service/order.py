@@ -86,7 +86,7 @@ class Order:
         for run in store.all(Run, "TRUE"):
             line = self._lines[run.run_id] = _Line()
             query = "SELECT 1 + max(seq_id) FROM requests WHERE owner=? AND answered_s IS NOT NULL"
-            line.next_seq = int(self._store.number(query, run.run_id))
+            line.next_seq = store.value(query, [run.run_id]) or 0
         for request in self._store.all(Request, "answered_s IS NULL AND kind!='sample'"):
             self._lines[request.owner].waiting.add(request.seq_id)
 

@@ -11,13 +11,13 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from async_rl.buffer.store.connection import connect, select
+from async_rl.buffer.store.connection import Values, connect, select
 from async_rl.core.frozen import Value
 from async_rl.sessions.errors import Refused
 
@@ -47,7 +47,6 @@ class Run(Value):
 
     run_id: str
     session_id: str
-    rank: int
     lora: str
     user_metadata: str
     is_unloaded: bool = False
@@ -187,14 +186,10 @@ class Store:
             raise Refused(f"{path} has {found.kind}; this needs {kind}")
         return found
 
-    def text(self, query: str, values: Mapping[str, Any]) -> str | None:
-        """Return the text that a query has as its only result, if any."""
+    def value(self, query: str, values: Values) -> Any:
+        """Return what a query has as its only result, None if it has none."""
         found = self._connection.execute(query, values).fetchone()
-        return found and str(found[0])
-
-    def number(self, query: str, *values: Any) -> float:
-        """Return the number that a query has as its only result; 0 for NULL."""
-        return self._connection.execute(query, values).fetchone()[0] or 0
+        return found and found[0]
 
 
 def _table(kind: type[Value]) -> str:

@@ -116,6 +116,9 @@ class Played:
             parsed = parse_forward_backward(request.body)
             if parsed.loss_fn not in ("cross_entropy", "importance_sampling", "ppo"):
                 return _refused(f"unknown loss {parsed.loss_fn!r}", state)
+            ids = np.concatenate([datum.tokens for datum in parsed.data])
+            if (ids >= MODEL.vocab_size).any():
+                return _refused(f"token {ids.max()} is not in the vocabulary", state)
             values = [value for datum in parsed.data for value in datum.inputs.values()]
             if not all(np.isfinite(value).all() for value in values):
                 return _refused("an input is not finite", state)
