@@ -14,7 +14,7 @@ from async_rl.core.frozen import frozen
 from async_rl.service import forms
 from async_rl.service.desk import Desk
 from async_rl.service.deviations import DEVIATIONS, WARNING, refuse
-from async_rl.service.proto import numbers_of
+from async_rl.service.proto import decode
 from async_rl.service.sampling import sequences
 from async_rl.service.store import Checkpoint, Run, Sampler, Session
 from async_rl.sessions.errors import Refused
@@ -119,8 +119,11 @@ class Api:
 
     def forward_backward(self, call: Call) -> Json:
         """Accept a batch."""
-        run_id, seq_id, is_forward, same = numbers_of(call.body)
-        return self._submit(run_id, seq_id, "forward" if is_forward else "forward_backward", same)
+        request = decode(call.body)
+        kind = "forward" if request.forward_only else "forward_backward"
+        # Equal requests have one form of the body.
+        same = bytes(request.SerializeToString(deterministic=True))
+        return self._submit(request.model_id, request.seq_id, kind, same)
 
     def numbered(self, kind: str, call: Call) -> Json:
         """Accept a request of a training run in JSON."""

@@ -20,37 +20,36 @@ from async_rl.core.types import FloatArray, IntArray
 
 AnyArray = npt.NDArray[Any]
 
-# `number type name`; `*` repeated, `?` with presence, `map` from text, `a|b` of one choice.
+# `number type name`; `*` repeated, `@` a map from text. What the API has as a choice are fields of
+# which one is there.
 _MESSAGES = {
-    "SampleResponse": "1 SampledSequence* sequences, 2 bytes? prompt_logprobs,"
-    " 3 TopkLogprobs topk_prompt_logprobs, 4 int32 prompt_cache_hit_tokens,"
-    " 5 Tensor target_prompt_logprobs, 6 PromptAltTokens prompt_alt_tokens",
-    "PromptAltTokens": "1 Tensor tokens, 2 Tensor logprobs",
+    "SampleResponse": "1 SampledSequence* sequences, 2 bytes prompt_logprobs,"
+    " 3 TopkLogprobs topk_prompt_logprobs",
     # 1000: an extension of this project, which clients of others pass over.
-    "SampledSequence": "1 int32 stop_reason, 2 bytes tokens, 3 bytes? logprobs,"
-    " 4 TopkLogprobs topk_sampled_logprobs, 1000 bytes? versions",
+    "SampledSequence": "1 int32 stop_reason, 2 bytes tokens, 3 bytes logprobs,"
+    " 4 TopkLogprobs topk_sampled_logprobs, 1000 bytes versions",
     "TopkLogprobs": "1 bytes token_ids, 2 bytes logprobs, 3 uint32 k, 4 uint32 length",
     "SparseCsr": "1 bytes values, 2 bytes crow_indices, 3 bytes col_indices",
-    "Tensor": "1 bytes| dense, 2 SparseCsr| sparse_csr, 3 int32 dtype, 4 int64* shape",
+    "Tensor": "1 bytes dense, 2 SparseCsr sparse_csr, 3 int32 dtype, 4 int64* shape",
     "BatchedTensor": "1 bytes data, 2 bytes offsets, 3 int32 dtype, 4 int64* trailing_shape",
     "ArrayRecord": "1 string type_tag, 2 BatchedTensor@ fields, 3 int64 num_datums",
     "ForwardBackwardOutput": "1 string loss_fn_output_type, 2 ArrayRecord* loss_fn_outputs,"
     " 3 double@ metrics",
     "ForwardBackwardRequest": "1 string model_id, 2 int32 seq_id, 3 Datum* data, 4 string loss_fn,"
     " 5 double@ loss_fn_config, 6 bool forward_only, 7 LossConfigValue@ loss_fn_config_v2",
-    "LossConfigValue": "1 double| number, 2 string| text",
+    "LossConfigValue": "1 double number, 2 string text",
     "Datum": "1 Chunk* model_input, 2 Tensor@ loss_fn_inputs, 3 ProvenanceSpan* model_input_spans,"
     " 4 ProvenanceSpan* loss_fn_input_spans",
-    "ProvenanceSpan": "1 Span| prompt_tokens, 2 Span| sampled_tokens",
+    "ProvenanceSpan": "1 Span prompt_tokens, 2 Span sampled_tokens",
     "Span": "1 string sequence_id, 2 int64 offset, 3 int64 length",
     # Images and sounds are recognized and refused.
-    "Chunk": "1 Text| encoded_text, 2 Other| image, 3 Other| dmel",
+    "Chunk": "1 Text encoded_text, 2 Other image, 3 Other dmel",
     "Text": "1 bytes tokens",
     "Other": "",
 }
 _MOST_CELLS = 2**26
 """Of a sparse matrix: a few bytes may describe one that fits into no memory."""
-_FIELD = re.compile(r"(\d+) (\w+)([*?|@]?) (\w+)")
+_FIELD = re.compile(r"(\d+) (\w+)([*@]?) (\w+)")
 _Proto = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
     "double": _Proto.TYPE_DOUBLE,
@@ -61,16 +60,17 @@ _SCALARS = {
     "string": _Proto.TYPE_STRING,
     "bytes": _Proto.TYPE_BYTES,
 }
-_DTYPES: Mapping[int, np.dtype[Any]] = {
-    1: np.dtype("<f4"),
-    2: np.dtype("<i8"),
-    3: np.dtype("<i4"),
-}
+_FLOAT32, _INT64, _INT32 = np.dtype("<f4"), np.dtype("<i8"), np.dtype("<i4")
+_DTYPES: Mapping[int, np.dtype[Any]] = {1: _FLOAT32, 2: _INT64, 3: _INT32}
 
 
 def _classes() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(
-        name="async_rl/service", package="tinker", syntax="proto3"
+        name="async_rl/service",
+        package="tinker",
+        # Every field knows whether it is there.
+        syntax="editions",
+        edition=descriptor_pb2.EDITION_2023,
     )
     for name, text in _MESSAGES.items():
         made = file.message_type.add(name=name)
@@ -93,15 +93,6 @@ def _add_field(made: Any, number: int, kind: str, mark: str, name: str) -> None:
     field.label = _Proto.LABEL_REPEATED if mark in ("*", "@") else _Proto.LABEL_OPTIONAL
     if kind not in _SCALARS:
         field.type_name = f".tinker.{kind}"
-    if mark == "|":
-        if not made.oneof_decl:
-            made.oneof_decl.add(name="choice")
-        field.oneof_index = 0
-    if mark == "?":
-        # proto3 marks presence by a choice of one field.
-        field.proto3_optional = True
-        field.oneof_index = len(made.oneof_decl)
-        made.oneof_decl.add(name=f"_{name}")
 
 
 _CLASSES = _classes()
@@ -110,16 +101,10 @@ ForwardBackwardOutput: Any = _CLASSES["ForwardBackwardOutput"]
 ForwardBackwardRequest: Any = _CLASSES["ForwardBackwardRequest"]
 
 
-@frozen
-class Span:
-    """Consecutive tokens of a datum: `length` tokens from `offset` of a sampled sequence, or of the
-    prompt that it was sampled from.
-    """
-
-    sequence_id: str
-    offset: int
-    length: int
-    is_sampled: bool
+Spans = Sequence[tuple[Any, bool]]
+"""Messages of consecutive tokens: `length` from `offset` of the sampled sequence `sequence_id`, or
+of its prompt; and whether they are sampled.
+"""
 
 
 @frozen
@@ -132,111 +117,90 @@ class Datum:
 
     tokens: IntArray
     inputs: Mapping[str, AnyArray]
-    input_spans: Sequence[Span]
-    target_spans: Sequence[Span]
+    input_spans: Spans
+    target_spans: Spans
 
 
 @frozen
 class ForwardBackward:
     """A request of forward_backward or forward."""
 
-    model_id: str
-    seq_id: int
     data: Sequence[Datum]
     loss_fn: str
     config: Mapping[str, float | str]
-    forward_only: bool
+
+
+def decode(body: bytes) -> Any:
+    """Return the message of a request. Raises DataError if it is none."""
+    request = ForwardBackwardRequest()
+    try:
+        request.ParseFromString(body)
+    except message.DecodeError as error:
+        raise DataError(f"the body is no ForwardBackwardRequest: {error}") from error
+    return request
 
 
 def parse_forward_backward(body: bytes) -> ForwardBackward:
-    """Decode a request. Raises DataError if it is none."""
-    request = ForwardBackwardRequest()
-    try:
-        request.ParseFromString(body)
-    except message.DecodeError as error:
-        raise DataError(f"the body is no ForwardBackwardRequest: {error}") from error
+    """Return what a request has. Raises DataError if it is none."""
+    request = decode(body)
     config: dict[str, float | str] = dict(request.loss_fn_config)
     for name, value in request.loss_fn_config_v2.items():
-        config[name] = value.text if value.WhichOneof("choice") == "text" else value.number
+        config[name] = value.text if value.HasField("text") else value.number
     return ForwardBackward(
-        model_id=request.model_id,
-        seq_id=request.seq_id,
         data=[_datum(index, datum) for index, datum in enumerate(request.data)],
         loss_fn=request.loss_fn,
         config=config,
-        forward_only=request.forward_only,
     )
-
-
-def numbers_of(body: bytes) -> tuple[str, int, bool, bytes]:
-    """Return the run, the number of the request in it, whether it is forward_only, and the body in
-    the one form that equal requests have. Raises DataError if it is no ForwardBackwardRequest.
-    """
-    request = ForwardBackwardRequest()
-    try:
-        request.ParseFromString(body)
-    except message.DecodeError as error:
-        raise DataError(f"the body is no ForwardBackwardRequest: {error}") from error
-    same = request.SerializeToString(deterministic=True)
-    return request.model_id, request.seq_id, request.forward_only, bytes(same)
 
 
 def _datum(index: int, datum: Any) -> Datum:
-    parts = []
+    name = f"datum {index}"
+    parts = [np.empty(0, np.int32)]
     for chunk in datum.model_input:
-        kind = chunk.WhichOneof("choice")
-        if kind != "encoded_text":
-            raise DataError(
-                f"datum {index} has a chunk of {kind or 'nothing'}; only tokens can be trained"
-            )
-        parts.append(_array(chunk.encoded_text.tokens, _DTYPES[3], f"datum {index}: tokens"))
+        if not chunk.HasField("encoded_text"):
+            raise DataError(f"{name} has a chunk that is no text; only tokens can be trained")
+        parts.append(_array(chunk.encoded_text.tokens, _INT32, f"{name}: tokens"))
+    inputs = datum.loss_fn_inputs
     return Datum(
-        tokens=np.concatenate(parts) if parts else np.empty(0, np.int32),
-        inputs={
-            name: tensor_of(tensor, f"datum {index}: {name}")
-            for name, tensor in datum.loss_fn_inputs.items()
-        },
-        input_spans=[_span(span) for span in datum.model_input_spans],
-        target_spans=[_span(span) for span in datum.loss_fn_input_spans],
+        tokens=np.concatenate(parts),
+        inputs={field: _tensor(inputs[field], f"{name}: {field}") for field in inputs},
+        input_spans=_spans(datum.model_input_spans),
+        target_spans=_spans(datum.loss_fn_input_spans),
     )
 
 
-def _span(span: Any) -> Span:
-    is_sampled = span.WhichOneof("choice") == "sampled_tokens"
-    found = span.sampled_tokens if is_sampled else span.prompt_tokens
-    return Span(
-        sequence_id=found.sequence_id,
-        offset=found.offset,
-        length=found.length,
-        is_sampled=is_sampled,
-    )
+def _spans(spans: Any) -> Spans:
+    sampled = "sampled_tokens"
+    return [
+        (it.sampled_tokens, True) if it.HasField(sampled) else (it.prompt_tokens, False)
+        for it in spans
+    ]
 
 
-def tensor_of(tensor: Any, name: str) -> AnyArray:
+def _tensor(tensor: Any, name: str) -> AnyArray:
     """Return a Tensor as an array, a sparse one with zeros. Raises DataError if bytes, type and
     shape do not agree. name: for the error.
     """
     dtype = _DTYPES.get(tensor.dtype)
-    if dtype is None:
-        raise DataError(f"{name} has dtype {tensor.dtype}; send float32 or int64")
     shape = tuple(tensor.shape)
-    if min(shape, default=0) < 0:
-        raise DataError(f"{name} has the shape {shape}")
-    if tensor.WhichOneof("choice") == "sparse_csr":
+    if dtype is None or min(shape, default=0) < 0:
+        raise DataError(
+            f"{name} has the dtype {tensor.dtype} and the shape {shape}; send float32 or int64"
+        )
+    if tensor.HasField("sparse_csr"):
         return _dense(tensor.sparse_csr, dtype, shape, name)
     array = _array(tensor.dense, dtype, name)
-    # A vector may come without a shape.
-    if not shape:
-        return array
-    if array.size != np.prod(shape):
-        raise DataError(f"{name} has {array.size} values, and the shape {shape}")
-    return array.reshape(shape)
+    try:
+        # A vector may come without a shape.
+        return array.reshape(shape or -1)
+    except ValueError as error:
+        raise DataError(f"{name} has {array.size} values, and the shape {shape}") from error
 
 
 def _dense(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> AnyArray:
     values = _array(sparse.values, dtype, name)
-    crow = _array(sparse.crow_indices, _DTYPES[2], name)
-    col = _array(sparse.col_indices, _DTYPES[2], name)
+    crow = _array(sparse.crow_indices, _INT64, name)
+    col = _array(sparse.col_indices, _INT64, name)
     is_valid = (
         len(shape) == 2
         and len(crow) == shape[0] + 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from async_rl.core.errors import DataError
 from async_rl.core.types import IntArray
-from async_rl.service.proto import AnyArray, Datum, ForwardBackwardOutput, Span
+from async_rl.service.proto import AnyArray, Datum, ForwardBackwardOutput, Spans
 from async_rl.service.sampling import Drawn
 
 Find = Callable[[str], Drawn]
@@ -31,16 +32,16 @@ def check(data: Sequence[Datum], find: Find) -> list[Drawn]:
 
 
 def _compare(
-    name: str, tokens: AnyArray, spans: Sequence[Span], find: Find, logprobs: AnyArray | None
+    name: str, tokens: AnyArray, spans: Spans, find: Find, logprobs: AnyArray | None
 ) -> list[Drawn]:
     parts: list[Drawn] = []
-    covered = sum(span.length for span in spans)
+    covered = sum(span.length for span, _ in spans)
     if spans and (tokens.ndim != 1 or covered != len(tokens)):
         raise DataError(f"{name} has the shape {tokens.shape}, and spans of {covered} tokens")
     start = 0
-    for span in spans:
+    for span, is_sampled in spans:
         drawn = find(span.sequence_id)
-        source = drawn.tokens if span.is_sampled else drawn.prompt
+        source = drawn.tokens if is_sampled else drawn.prompt
         if min(span.offset, span.length) < 0 or span.offset + span.length > len(source):
             raise DataError(
                 f"{name}: {span.sequence_id} has {len(source)} tokens, not {span.length} from"
@@ -49,7 +50,7 @@ def _compare(
         there = slice(span.offset, span.offset + span.length)
         here = slice(start, start + span.length)
         _equal(name, start, tokens[here], source[there], span)
-        if span.is_sampled:
+        if is_sampled:
             parts.append(dataclasses.replace(drawn, versions=drawn.versions[there]))
             if logprobs is not None and logprobs.shape == tokens.shape:
                 _equal(f"{name}: logprobs", start, logprobs[here], drawn.logprobs[there], span)
@@ -57,7 +58,7 @@ def _compare(
     return parts
 
 
-def _equal(name: str, start: int, claimed: AnyArray, source: AnyArray, span: Span) -> None:
+def _equal(name: str, start: int, claimed: AnyArray, source: AnyArray, span: Any) -> None:
     wrong = np.flatnonzero(claimed != source)
     if len(wrong):
         at = int(wrong[0])
