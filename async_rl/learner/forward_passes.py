@@ -1,13 +1,11 @@
 """Forward passes of the models over a batch, and the plan that divides a batch into passes.
 
-Invariant: nothing is computed twice. The first update has the same weights as the passes before it,
-so their outputs are kept with their graphs if memory allows. If no target depends on the policy's
-log-probs, the training passes of the first update are the passes that record them.
+If no target depends on the policy's log-probs, the training passes of the only update record them;
+otherwise passes without a graph record them first.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 
 from async_rl.batching.batch import Batch, Sizes, sizes_of
-from async_rl.batching.packing import Pass, cost_tokens, minibatches, pack, passes, share_out
+from async_rl.batching.packing import Pass, minibatches, pack, passes, share_out
 from async_rl.config.algorithm import AlgorithmConfig, LossKl
 from async_rl.config.learner import CACHE_TOKENS
 from async_rl.config.policy_losses import PluginCorrection
@@ -38,19 +36,6 @@ class Minibatch:
     passes: list[Pass]
     zero_gradient: frozenset[Pass]
     sequences: list[int]
-
-
-@frozen
-class KeptOutputs:
-    """Outputs with their graphs, which the first update uses instead of running the models again.
-
-    records_policy: the policy did not run before the targets; the training passes record its
-    log-probs as the proximal ones.
-    """
-
-    records_policy: bool
-    policy: dict[Pass, PolicyOutput] = dataclasses.field(default_factory=dict)
-    critic: dict[Pass, Tensor] = dataclasses.field(default_factory=dict)
 
 
 class ForwardPasses:
@@ -140,42 +125,21 @@ class ForwardPasses:
             for members in passes(batch, shares, budget_tokens=budget_tokens)[ranks.part]
         ]
 
-    def run(
-        self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool, trains_policy: bool
-    ) -> tuple[BatchOutputs, KeptOutputs]:
-        """Run the models over the rank's sequences, and keep the outputs that the first update can
-        use.
+    @torch.no_grad()
+    def run(self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool) -> BatchOutputs:
+        """Run the models over the rank's sequences before the update.
 
-        with_policy: run the policy too; trains_policy: the first update needs its graphs.
+        with_policy: run the policy too; otherwise the training passes record its log-probs.
         """
-        kept_rows = self._reusable(batch, plan[0])
         outputs = self.empty_outputs(batch)
-        kept = KeptOutputs(records_policy=not with_policy)
         critic = self._models.critic
-        # First: the hooks of FSDP expect no other forward pass before the backward pass of a kept
-        # graph.
-        with torch.no_grad():
-            for row in self._without_graph(batch, plan[1:] if kept_rows else plan):
-                self._record_reference(outputs, row)
-                if with_policy:
-                    record_policy(outputs, row, self.run_policy(row))
-                if critic is not None:
-                    _record_values(outputs, row, critic(row))
-        for row in kept_rows:
-            # First: it may be the policy's own module without an adapter.
+        for row in self._without_graph(batch, plan):
             self._record_reference(outputs, row)
             if with_policy:
-                needs_graph = trains_policy and row not in plan[0].zero_gradient
-                with torch.set_grad_enabled(needs_graph):
-                    output = self.run_policy(row)
-                record_policy(outputs, row, output)
-                if trains_policy:
-                    kept.policy[row] = output
+                record_policy(outputs, row, self.run_policy(row))
             if critic is not None:
-                values: Values = critic(row)
-                _record_values(outputs, row, values)
-                kept.critic[row] = values.at_tokens
-        return outputs, kept
+                _record_values(outputs, row, critic(row))
+        return outputs
 
     def _without_graph(self, batch: Batch, plan: Sequence[Minibatch]) -> list[Pass]:
         """The passes over these minibatches that need no graph: they may have more tokens than
@@ -200,7 +164,6 @@ class ForwardPasses:
         )
         return output
 
-    @torch.no_grad()
     def _record_reference(self, outputs: BatchOutputs, row: Pass) -> None:
         reference = self._models.reference
         if reference is None or outputs.ref_logprobs is None:
@@ -209,21 +172,6 @@ class ForwardPasses:
             row, temperature=self._temperature, chunk_tokens=self._chunk_tokens
         )
         outputs.ref_logprobs[row.token_index] = output.logprobs
-
-    def _reusable(self, batch: Batch, first: Minibatch) -> list[Pass]:
-        """The passes whose graphs can wait for the update: all of the first minibatch if they fit
-        into the budget together, otherwise none.
-
-        The hooks of FSDP expect each backward pass before the next forward pass, so a sharded model
-        keeps at most one pass.
-        """
-        budget = self._learner.budget_tokens * self._ranks.world_size
-        # All graphs of the minibatch are alive together until its update.
-        if cost_tokens(batch, first.sequences) > budget:
-            return []
-        if self._ranks.is_sharded and len(first.passes) > 1:
-            return []
-        return first.passes
 
     def empty_outputs(self, batch: Batch) -> BatchOutputs:
         """Return zeros for every output of the models there are."""

@@ -19,7 +19,6 @@ from async_rl.algorithms.parts import ALONE, Across, Parts
 from async_rl.batching.batch import Batch
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import SampleHead, means_by_name
-from async_rl.learner.forward_passes import KeptOutputs
 from async_rl.learner.objective import BatchOutputs, Targets
 from async_rl.learner.objective_state import ValueUnits
 from async_rl.learner.pass_loss import PolicySums
@@ -60,7 +59,6 @@ class Step:
     targets: Targets
     value_targets: Tensor | None
     corrected: BehaviorWeights | None
-    kept: KeptOutputs
     trains_policy: bool
     kl_coef: float
     units: ValueUnits

@@ -93,11 +93,8 @@ class Updater:
         waits = needs_policy_before(self._algorithm, self._models)
         # With one update the training pass itself records the proximal log-probs.
         records_policy = trains_policy and len(updates) == 1 and not waits
-        before, kept = self._forward.run(
-            batch,
-            updates[: self._config.learner.minibatches],
-            with_policy=not records_policy,
-            trains_policy=trains_policy,
+        before = self._forward.run(
+            batch, updates[: self._config.learner.minibatches], with_policy=not records_policy
         )
         forwarded_s = time.perf_counter()
         # As they are before this step: the metrics report the numbers that the step used.
@@ -115,7 +112,6 @@ class Updater:
             targets=targets,
             value_targets=value_targets,
             corrected=None if records_policy else self._corrected(batch, mask, before),
-            kept=kept,
             trains_policy=trains_policy,
             kl_coef=kl_coef,
             units=units,
@@ -194,9 +190,8 @@ class Updater:
             has_gradient = row not in minibatch.zero_gradient  # without: only for its metrics
             losses = []
             with torch.set_grad_enabled(has_gradient):
-                # Taken out: a graph is used once, and its memory is free after the backward pass.
-                output = step.kept.policy.pop(row, None) or self._forward.run_policy(row)
-                if step.kept.records_policy:
+                output = self._forward.run_policy(row)
+                if step.corrected is None:
                     record_policy(step.before, row, output)
                 if step.trains_policy:
                     loss, counted = policy_pass_loss(
@@ -233,10 +228,7 @@ class Updater:
         """Run one optimizer step of a critic that has its own backbone."""
         value_sum = torch.zeros((), device=self._ranks.device)
         for row in minibatch.passes:
-            values = step.kept.critic.pop(row, None)
-            if values is None:
-                values = critic(row).at_tokens
-            loss = self._value_loss(step, row, values, weights)
+            loss = self._value_loss(step, row, critic(row).at_tokens, weights)
             self._backward(self._value_coef * loss)
             value_sum += loss.detach()
         self._apply_critic(step.totals, value_sum)

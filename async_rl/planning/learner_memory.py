@@ -159,11 +159,7 @@ def _num_copies(config: RunConfig) -> int:
 def graph_tokens(config: RunConfig) -> int:
     """Return the number of tokens that have their activations in memory together."""
     most = min(config.learner.budget_tokens, minibatch_tokens(config))
-    algorithm = config.algorithm
-    # Graphs of passes before the update wait for it (ForwardPasses.run).
-    waits = algorithm.critic is not None or algorithm.kl.kind == "reward"
-    updates = config.learner.minibatches * config.learner.epochs
-    if is_sharded(config) or waits or updates > 1:
+    if is_sharded(config):
         return most
     return min(most, max(CACHE_TOKENS, longest_sequence(config)))
 
@@ -201,9 +197,6 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
         kept = tokens * shape.hidden_size * size * shape.num_layers
     else:
         layer = 0.0
-    if has_own_critic(config):
-        # A batch of one pass keeps the critic's graph while the policy is updated.
-        kept *= 2
     # The last norm, and the hidden states of the response tokens and their gradient.
     last = tokens * shape.hidden_size * (FLOAT32_BYTES + 5 * size)
     head = shape.vocab_size * shape.hidden_size

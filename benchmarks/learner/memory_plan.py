@@ -141,8 +141,6 @@ def _update(
             if learner.critic is not None:
                 learner.critic(wide)
     tracker.reset_mod_stats()
-    # The first update uses the graph of a batch that fits one pass; other batches have several.
-    values = [] if learner.critic is None else [learner.critic(row).at_tokens]
     for _ in range(2):
         # The tracker expects one run of each module; its peak remains.
         tracker.reset_mod_stats()
@@ -151,9 +149,9 @@ def _update(
         del output
     trained["policy"][1].apply(0.0)
     if learner.critic is not None:
-        values.pop().sum().backward()
-        tracker.reset_mod_stats()
-        learner.critic(row).at_tokens.sum().backward()
+        for _ in range(2):
+            tracker.reset_mod_stats()
+            learner.critic(row).at_tokens.sum().backward()
         trained["critic"][1].apply(0.0)
 
 

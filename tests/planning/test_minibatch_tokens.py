@@ -55,12 +55,13 @@ def test_a_batch_below_the_budget_is_planned_with_its_own_tokens() -> None:
     shape = shape_from_hf(SMOLLM2_135M)
 
     def learner_mb(*settings: str) -> int:
-        sizes = ["hardware=cpu", "learner.minibatches=1", "learner.epochs=2", *settings]
+        # In float32 a pass on a CPU has few tokens, whatever the budget.
+        sizes = ["hardware=cpu", "learner.minibatches=1", "model.dtype=bfloat16", *settings]
         return memory_mb(compose("real", sizes), "learner", shape)
 
     small = learner_mb()
     assert learner_mb("learner.budget_tokens=16384") == small
-    assert learner_mb("buffer.groups_per_step=16") > 1.3 * small
+    assert learner_mb("buffer.groups_per_step=16") > 1.2 * small
     assert learner_mb("learner.minibatches=2") < small
     # Of agents a sample may have several segments.
     of_agents = ["rollout.fn=external"]
