@@ -18,6 +18,7 @@ from async_rl.monitoring.status import duration, short_path
 from async_rl.protocol.membership import Member, PoolCount
 from async_rl.runs.control import ask_status, living_pid
 from async_rl.runs.metrics import Curves, newest_row
+from async_rl.service.address import FOLDER as SERVICE_FOLDER
 from async_rl.training import checkpoints
 
 JOB_FILE = "job.sh"
@@ -234,6 +235,10 @@ def result_lines(run_dir: Path) -> Iterator[str]:
         means = f"(means of the first and the last {number} steps)"
         yield f"reward          {first:.3f} to {last:.3f} {means}"
     yield f"time            {duration(result.duration_s)}"
+    # A service keeps its states by training run.
+    if (run_dir / SERVICE_FOLDER).exists():
+        yield f"continue        async-rl resume {run_dir.name}"
+        return
     # Only a saved step can be resumed, evaluated or exported, so only these are named.
     saved = checkpoints.versions(run_dir)
     best = result.best(saved)

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console as RichConsole
 from unread_output import run_unread
 
+from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.monitoring.console import Console, progress_line, who_waits
@@ -170,6 +171,21 @@ def test_a_run_without_a_checkpoint_says_so(config: RunConfig, tmp_path: Path) -
     lines = list(result_lines(tmp_path))
     assert "checkpoints     none: the run stopped before its first checkpoint" in lines
     assert not any("resume" in line for line in lines)
+
+
+def test_the_end_of_a_service_names_the_command_that_continues_it(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time_s": 2, "policy/lr": 0.5}\n')
+    (tmp_path / "service").mkdir()
+    lines = list(result_lines(tmp_path))
+    assert lines == ["time            2 s", f"continue        async-rl resume {tmp_path.name}"]
+
+
+def test_a_service_has_no_last_step_that_is_waited_for(tmp_path: Path) -> None:
+    screen = Screen(compose("serve"), tmp_path, is_terminal=False)
+    for step in range(9):
+        screen.console.progress(step, {}, [])
+        screen.now += 6
+    assert not any("left" in line for line in screen.lines)
 
 
 def test_the_line_says_how_long_the_run_still_takes(config: RunConfig, tmp_path: Path) -> None:
