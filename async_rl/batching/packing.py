@@ -16,7 +16,6 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 
 from async_rl.batching.batch import Batch, Sizes
+from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 
 Bundle = list[int]
@@ -141,7 +141,7 @@ def _fill(batch: Sizes, bundles: Sequence[Bundle], budget_tokens: int) -> list[l
 Indices = npt.NDArray[np.int64]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@frozen
 class Pass:
     """One forward pass: a packed row of T tokens with S sequences and R' response tokens.
 
@@ -154,7 +154,6 @@ class Pass:
     sequences: int64 [S], indices in the batch's B
     segments: int64 [N, 4] on the host, in row order: start, length, and start and length of the
     prompt that the segment shares; the prompt's length is 0 if it shares none
-    Passes are compared by identity, because they are keys of kept outputs.
     """
 
     input_ids: Tensor

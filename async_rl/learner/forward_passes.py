@@ -29,12 +29,12 @@ from async_rl.learner.sharding import Ranks
 class Minibatch:
     """The passes of this rank for one optimizer step, and the sequences of all ranks.
 
-    zero_gradient: the passes, first in the list, whose loss has a gradient of exactly 0. They run
+    num_silent: the passes, first in the list, whose loss has a gradient of exactly 0. They run
     without a graph, for their metrics.
     """
 
     passes: list[Pass]
-    zero_gradient: frozenset[Pass]
+    num_silent: int
     sequences: list[int]
 
 
@@ -105,9 +105,7 @@ class ForwardPasses:
             # Packed apart: one sequence with a gradient would make its whole row need a graph.
             zero = self._passes(batch, [s for s in sequences if not is_trained[s]], budget)
             trained = self._passes(batch, [s for s in sequences if is_trained[s]], budget)
-            plan.append(
-                Minibatch(passes=zero + trained, zero_gradient=frozenset(zero), sequences=sequences)
-            )
+            plan.append(Minibatch(passes=zero + trained, num_silent=len(zero), sequences=sequences))
         return plan
 
     def _passes(self, batch: Batch, sequences: list[int], budget_tokens: int) -> list[Pass]:

@@ -24,7 +24,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import WHOLE_ROWS, Context, use_segments
 from async_rl.learner.compiling import compile_blocks
-from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy
+from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy, value_head
 from async_rl.learner.pretrained import PretrainedWeights
 from async_rl.learner.sharding import Ranks
 from async_rl.weights.lora import add_adapter
@@ -45,9 +45,9 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     critic = config.algorithm.critic
     reference = config.algorithm.reference
     has_own_backbone = critic is not None and critic.kind == "own"
-    policy, weights = _open_policy(
-        config, path, ranks, has_value_head=critic is not None and not has_own_backbone
-    )
+    policy, weights = _open_policy(config, path, ranks)
+    if critic is not None and not has_own_backbone:
+        policy.value_head = value_head(policy.lm)
     blocks = _blocks(config.learner.shard_units, policy)
 
     def sharded(model: AnyModel, part: nn.Module, prefix: str, dtype: torch.dtype) -> AnyModel:
@@ -91,7 +91,7 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
 
 
 def _open_policy(
-    config: RunConfig, path: Path, ranks: Ranks, *, has_value_head: bool
+    config: RunConfig, path: Path, ranks: Ranks
 ) -> tuple[Policy, PretrainedWeights | None]:
     """Load the policy whole, or open its weights and return it without values."""
     weights = None
@@ -101,14 +101,13 @@ def _open_policy(
         policy = load_policy(
             path,
             trust_remote_code=config.model.trust_remote_code,
-            has_value_head=has_value_head,
             context=ranks.context,
         )
     else:
         if ranks.rank == 0:
             # The other ranks have the same model; their first collective waits for this one.
             _checked(weights.first_layers(), path, context=WHOLE_ROWS)
-        policy = _prepared(weights.empty_model(), has_value_head, context=ranks.context)
+        policy = _prepared(weights.empty_model(), context=ranks.context)
     if config.learner.gradient_checkpointing:
         recompute_activations(policy.lm)
     return policy, weights
@@ -134,14 +133,12 @@ def load_policy(
     path: Path,
     *,
     trust_remote_code: bool,
-    has_value_head: bool = False,
     context: Context = WHOLE_ROWS,
 ) -> Policy:
     """Load a causal language model in float32.
 
-    has_value_head: add a critic's head to its backbone; context: the ranks that share its rows.
-    Raises ConfigError if the model cannot be loaded, if its heads cannot be divided, or if it
-    computes different log-probs on packed rows.
+    context: the ranks that share its rows.  Raises ConfigError if the model cannot be loaded, if
+    its heads cannot be divided, or if it computes different log-probs on packed rows.
     """
     # The bars of several ranks would overwrite each other in one log.
     disable_progress_bar()
@@ -154,21 +151,20 @@ def load_policy(
             f"model.path={path} is not a causal language model that transformers can load: {error};"
             " set model.path to a directory with config.json and weights"
         ) from error
-    return _checked(lm, path, has_value_head, context=context)
+    return _checked(lm, path, context=context)
 
 
 @torch.no_grad()
 def _checked(
     lm: PreTrainedModel,
     path: Path,
-    has_value_head: bool = False,
     *,
     context: Context,
 ) -> Policy:
     """Return the policy after the comparison of its packed rows with its plain forward pass."""
     lm.eval()
     expected = _plain_logprobs(lm)
-    policy = _prepared(lm, has_value_head, context=context)
+    policy = _prepared(lm, context=context)
     rows = [np.array(row, dtype=np.int32) for row in _PROBE]
     device = torch.device("cpu")
     batch = collate([rows_as_group(rows, prompt_length=_PROBE_PROMPT)], device=device)
@@ -192,7 +188,7 @@ def _checked(
     return policy
 
 
-def _prepared(lm: PreTrainedModel, has_value_head: bool, *, context: Context) -> Policy:
+def _prepared(lm: PreTrainedModel, *, context: Context) -> Policy:
     heads = lm.config.get_text_config().num_attention_heads
     if heads % context.size:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
@@ -204,7 +200,7 @@ def _prepared(lm: PreTrainedModel, has_value_head: bool, *, context: Context) ->
     # Dropout would make two passes over one row differ.
     lm.eval()
     use_segments(lm)
-    return Policy(lm, has_value_head=has_value_head, context=context)
+    return Policy(lm, context=context)
 
 
 def _plain_logprobs(lm: PreTrainedModel) -> Tensor:

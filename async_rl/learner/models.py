@@ -59,19 +59,18 @@ def chunk_rows(chunk_mb: float, vocab_size: int) -> int:
 
 
 class Policy(nn.Module):
-    """A causal language model on packed rows, optionally with a value head on its backbone."""
+    """A causal language model on packed rows. value_head: on its backbone; None without one."""
 
     def __init__(
         self,
         lm: PreTrainedModel,
         *,
-        has_value_head: bool = False,
         context: Context = WHOLE_ROWS,
     ) -> None:
         super().__init__()
         self.lm = lm
         self.context = context
-        self.value_head = _value_head(lm) if has_value_head else None
+        self.value_head: nn.Linear | None = None
         self._divisor = _logits_divisor(lm)
 
     def forward(
@@ -173,7 +172,7 @@ class Critic(nn.Module):
         super().__init__()
         # The backbone of the policy: both models then have one tokenizer and one start.
         self.backbone = copy.deepcopy(lm.base_model)
-        self.head = _value_head(lm)
+        self.head = value_head(lm)
         self._context = context
 
     def forward(self, row: Pass) -> Values:
@@ -212,8 +211,8 @@ def _logits_divisor(lm: PreTrainedModel) -> float:
     return float(fields.get("logits_scaling", 1.0)) / (scale if isinstance(scale, float) else 1.0)
 
 
-def _value_head(lm: PreTrainedModel) -> nn.Linear:
-    """A linear map from the model's hidden states to values, 0 at first."""
+def value_head(lm: PreTrainedModel) -> nn.Linear:
+    """Return a linear map from the model's hidden states to values, 0 at first."""
     head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
     # Values of 0 leave the first advantages as they are.
     nn.init.zeros_(head.weight)

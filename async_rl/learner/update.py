@@ -186,8 +186,8 @@ class Updater:
         """
         sums = torch.zeros(len(PolicySums._fields), device=self._ranks.device)
         value_sum = sums.new_zeros(())
-        for row in minibatch.passes:
-            has_gradient = row not in minibatch.zero_gradient  # without: only for its metrics
+        for index, row in enumerate(minibatch.passes):
+            has_gradient = index >= minibatch.num_silent  # without: only for its metrics
             losses = []
             with torch.set_grad_enabled(has_gradient):
                 output = self._forward.run_policy(row)

@@ -186,10 +186,8 @@ def _without_values(hf: Mapping[str, Any], num_ranks: int) -> Iterator[None]:
             )
         return copy.train(model.training)
 
-    def unchecked(
-        lm: PreTrainedModel, _: Any, has_value_head: bool = False, *, context: Any
-    ) -> models.Policy:
-        return loading._prepared(lm, has_value_head, context=context)
+    def unchecked(lm: PreTrainedModel, _: Any, *, context: Any) -> models.Policy:
+        return loading._prepared(lm, context=context)
 
     mesh = init_device_mesh("cpu", (num_ranks,))
     with contextlib.ExitStack() as replaced:
